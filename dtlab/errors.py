@@ -1,0 +1,97 @@
+"""Every error that dtlab raises on purpose. All are `DtlabError`, so one `except` catches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class DtlabError(Exception):
+    """The root of the family. Its message is written for the person who caused it."""
+
+
+class ConfigError(DtlabError, ValueError):
+    """An argument makes no sense: ranks=-1, an unknown algorithm, a rank that does not exist."""
+
+
+class ShapeMismatch(DtlabError, ValueError):
+    """What was sent is not what the receiver made room for: another shape, dtype or collective."""
+
+
+class Waiting(NamedTuple):
+    """One row of the table that `Deadlock` and `RunTimeout` print: what a rank was doing."""
+
+    rank: int
+    doing: str  # "send", "recv", "exchange", "compute", "returned", …
+    peer: str = ""  # "0", "anyone", "0 and 2"
+    nbytes: int | None = None
+    line: str = ""  # "ring.py:17 in step"
+
+
+def waiting_table(rows: Sequence[Waiting]) -> str:
+    """The table as text, one line a rank, columns aligned.
+
+    >>> print(waiting_table([Waiting(0, "send", "1", 4, "a.py:3 in f")]))
+    rank  doing  with  bytes  at
+       0  send   1         4  a.py:3 in f
+    """
+    head = ("rank", "doing", "with", "bytes", "at")
+    cells = [head] + [
+        (str(w.rank), w.doing, w.peer, "" if w.nbytes is None else f"{w.nbytes:,}", w.line)
+        for w in rows
+    ]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = []
+    for rank, doing, peer, nbytes, at in cells:
+        lines.append(
+            f"{rank:>{widths[0]}}  {doing:<{widths[1]}}  {peer:<{widths[2]}}  "
+            f"{nbytes:>{widths[3]}}  {at}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+class RunTimeout(DtlabError, TimeoutError):
+    """The run did not end within its limit. `waiting` says what each rank was doing then."""
+
+    def __init__(self, message: str, waiting: Sequence[Waiting] = ()):
+        self.waiting = list(waiting)
+        super().__init__(f"{message}\n{waiting_table(self.waiting)}" if waiting else message)
+
+
+class Deadlock(RunTimeout):
+    """No rank can ever go on: each waits for a message that nobody will send.
+
+    It is the time-out that could be foreseen, hence its parent.
+    """
+
+
+class RankFailed(DtlabError):
+    """A rank raised. `rank` is its number, `traceback_text` its own traceback.
+
+    When the rank's exception was one of dtlab's own (say `ShapeMismatch`), the error raised
+    here is of that class too, so `except ShapeMismatch` works around `run` as it does inside.
+    """
+
+    rank: int = -1
+    traceback_text: str = ""
+
+    @staticmethod
+    def from_rank(rank: int, cause: BaseException | str, traceback_text: str) -> RankFailed:
+        """Build the error for `rank`; `cause` is its exception, or its text if it can't travel."""
+        family = RankFailed
+        if isinstance(cause, DtlabError) and not isinstance(cause, (RankFailed, RunTimeout)):
+            family = type("RankFailed", (RankFailed, type(cause)), {"__module__": __name__})
+        headline = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
+        error = family(f"rank {rank} raised {headline}\n\n{traceback_text.rstrip()}")
+        error.rank, error.traceback_text = rank, traceback_text
+        if isinstance(cause, BaseException):
+            error.__cause__ = cause
+        return error
+
+
+class RankDied(DtlabError):
+    """A rank's process ended without returning: killed by a signal, or it called exit."""
+
+    def __init__(self, message: str, rank: int = -1, exitcode: int | None = None):
+        self.rank, self.exitcode = rank, exitcode
+        super().__init__(message)

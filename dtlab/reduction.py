@@ -1,0 +1,52 @@
+"""The reductions, each an in-place combination of two tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from dtlab.errors import ConfigError, ShapeMismatch
+
+Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "sum": lambda into, x: into.add_(x),
+    "avg": lambda into, x: into.add_(x),  # a sum, divided by the number of ranks at the end
+    "prod": lambda into, x: into.mul_(x),
+    "max": lambda into, x: torch.maximum(into, x, out=into),
+    "min": lambda into, x: torch.minimum(into, x, out=into),
+}
+
+
+def check_op(op: Op, dtype: torch.dtype) -> None:
+    """Raise `ConfigError` unless `op` is known and defined for `dtype`."""
+    if callable(op):
+        return
+    if op not in COMBINE:
+        raise ConfigError(f"unknown op {op!r}; choose one of {', '.join(COMBINE)}, or a function")
+    if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        raise ConfigError(f"op 'avg' of {dtype} would not be whole; use 'sum' or a float dtype")
+    if op in ("max", "min") and dtype.is_complex:
+        raise ConfigError(f"op {op!r} is not defined for {dtype}: complex numbers have no order")
+
+
+def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """into ← into op x, in place; returns `into`. Same shape and dtype, else `ShapeMismatch`."""
+    if into.shape != x.shape or into.dtype != x.dtype:
+        raise ShapeMismatch(
+            f"accumulate_ needs equal shapes and dtypes; got {x.dtype} {tuple(x.shape)} "
+            f"into {into.dtype} {tuple(into.shape)}"
+        )
+    if into.is_meta:  # only time matters: there is nothing to add
+        return into
+    if callable(op):
+        return into.copy_(op(into, x))
+    check_op(op, into.dtype)
+    COMBINE[op](into, x)
+    return into
+
+
+def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
+    """The last step of op "avg": x ← x / count, in place. Other ops: nothing. Returns `x`."""
+    return x.div_(count) if op == "avg" and not x.is_meta else x
