@@ -78,7 +78,7 @@ class RankFailed(DtlabError):
     @staticmethod
     def from_rank(rank: int, cause: BaseException | str, traceback_text: str) -> RankFailed:
         """Build the error for `rank`; `cause` is its exception, or its text if it can't travel."""
-        family = RankFailed
+        family: type[RankFailed] = RankFailed
         if isinstance(cause, DtlabError) and not isinstance(cause, (RankFailed, RunTimeout)):
             family = type("RankFailed", (RankFailed, type(cause)), {"__module__": __name__})
         headline = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Message(NamedTuple):
@@ -58,8 +58,8 @@ class Trace:
     def __init__(
         self,
         ranks: int,
-        messages: Sequence[tuple] = (),
-        spans: Sequence[tuple] = (),
+        messages: Sequence[tuple[Any, ...]] = (),
+        spans: Sequence[tuple[Any, ...]] = (),
         *,
         virtual: bool = False,
         dropped: int = 0,
@@ -113,7 +113,7 @@ class Trace:
 
         One track a rank; times in microseconds; an arrow joins each send to its receive.
         """
-        rows: list[dict] = []
+        rows: list[dict[str, Any]] = []
         for rank in range(self.ranks):
             name = {"name": f"rank {rank}"}
             rows.append({"ph": "M", "name": "process_name", "pid": rank, "args": name})

@@ -1,0 +1,38 @@
+# make lab    sets everything up and opens the course        make test   sets up and proves all of it
+# Both build .venv once; afterwards they start at once.      PYTHON=/path/to/python3.12 chooses one.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab test check notebooks exercises bench constraints
+MAKEFLAGS += --no-print-directory
+export PYTHON
+
+BIN := .venv/bin
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: ## build .venv from constraints.txt; when it is up to date, do nothing
+	@sh scripts/setup.sh
+
+lab: setup ## open the course in JupyterLab (ARGS=--no-browser: only print its address)
+	@$(BIN)/dtlab lab $(ARGS)
+
+test: check ## run every test: code, notebooks, exercises, browser (ARGS='-k ring' chooses)
+	@$(BIN)/python scripts/test.py $(ARGS)
+
+check: setup ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+notebooks: setup ## execute every notebook and write it back, without what differs from run to run
+	@$(BIN)/python scripts/notebooks.py $(ARGS)
+
+exercises: setup ## generate exercises/ from solutions/
+	@$(BIN)/python scripts/exercises.py $(ARGS)
+
+bench: setup ## measure starting ranks and collectives, each beside its peer
+	@$(BIN)/dtlab bench launch
+	@$(BIN)/dtlab bench collectives
+
+constraints: setup ## write constraints.txt from what .venv holds
+	@$(BIN)/python scripts/pins.py > constraints.txt.new && mv constraints.txt.new constraints.txt

@@ -1,0 +1,99 @@
+"""What all tests share: the browser, a folder for artifacts, and who may run beside whom."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The machine may be slow or busy: no example fails for the time it took.
+settings.register_profile(
+    "dtlab", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("dtlab")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under xdist, the cells of one notebook stay together and in order."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked `alone` waits until no worker runs another test, and keeps others out."""
+    with Room(item.config, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+class Room:
+    """A lock between the workers of one pytest run: shared by most tests, exclusive for some.
+
+    Whoever enters passes the door one at a time. Someone who wants to be alone waits inside the
+    door, so nobody overtakes him.
+    """
+
+    def __init__(self, config: pytest.Config, alone: bool):
+        self.path = os.environ.get("DTLAB_TEST_LOCK", os.devnull)
+        self.active = hasattr(config, "workerinput")
+        self.mode = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+
+    def __enter__(self) -> None:
+        if self.active:
+            self.room = open(self.path + ".room", "w")
+            with open(self.path + ".door", "w") as door:
+                fcntl.flock(door, fcntl.LOCK_EX)
+                fcntl.flock(self.room, self.mode)
+
+    def __exit__(self, *exc: object) -> None:
+        if self.active:
+            self.room.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The first process of a run names the locks; its workers inherit the name."""
+    if not hasattr(config, "workerinput"):
+        folder = ROOT / ".pytest_cache"
+        folder.mkdir(exist_ok=True)
+        os.environ["DTLAB_TEST_LOCK"] = str(folder / f"alone-{os.getpid()}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        for end in (".room", ".door"):
+            Path(os.environ["DTLAB_TEST_LOCK"] + end).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chrome or Chromium. Without one the test is skipped, or fails if it must run."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if found := shutil.which(name):
+            return found
+    if os.environ.get("DTLAB_REQUIRE_BROWSER") == "1":
+        pytest.fail("DTLAB_REQUIRE_BROWSER=1, and there is no chromium: apt install chromium")
+    pytest.skip("no chromium: apt install chromium")
+
+
+@pytest.fixture(scope="session")
+def artifacts() -> Path:
+    """A folder for what people may want to look at after the tests: screenshots, traces."""
+    folder = ROOT / "artifacts"
+    folder.mkdir(exist_ok=True)
+    return folder
