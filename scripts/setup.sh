@@ -4,7 +4,7 @@
 cd "$(dirname "$0")/.." || exit 1
 
 new_enough() {
-    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+    "$1" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
 if [ -n "$PYTHON" ]; then
@@ -19,7 +19,7 @@ fi
 
 for candidate in $candidates; do
     if new_enough "$candidate"; then
-        exec "$candidate" scripts/setup.py
+        exec "$candidate" -I -S scripts/setup.py
     fi
 done
 
