@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -168,7 +169,7 @@ class Comm(ABC):
         """Raise `ConfigError` unless `peer` is another rank of this communicator."""
         if peer is None and verb == "receive from":
             return
-        if not isinstance(peer, int) or isinstance(peer, bool):
+        if not isinstance(peer, Integral) or isinstance(peer, bool):
             raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer!r}; a rank is an int")
         if not 0 <= peer < self.size:
             last = self.size - 1

@@ -1,0 +1,83 @@
+"""dtlab: distributed training, written once; run on processes, on a simulated cluster, on GPUs.
+
+>>> import dtlab
+>>> network = dtlab.topology.uniform(ranks=4, latency_s=5e-6, bandwidth_Bps=10e9)
+>>> result = dtlab.simulate(lambda comm: comm.rank ** 2, network=network)
+>>> result.values
+[0, 1, 4, 9]
+
+`dtlab.run(...)` does the same on real processes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dtlab import collectives, cost, topology
+from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.errors import (
+    ConfigError,
+    Deadlock,
+    DtlabError,
+    RankDied,
+    RankFailed,
+    RunTimeout,
+    ShapeMismatch,
+)
+from dtlab.result import Result
+from dtlab.simulator import simulate
+from dtlab.trace import Event, Message, Span, Trace
+
+if TYPE_CHECKING:
+    from dtlab.grading import check
+    from dtlab.processes import Session, run
+    from dtlab.processes.magic import load_ipython_extension
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Comm",
+    "ConfigError",
+    "Deadlock",
+    "DtlabError",
+    "Event",
+    "Message",
+    "RankDied",
+    "RankFailed",
+    "Recv",
+    "Result",
+    "RunTimeout",
+    "Send",
+    "Session",
+    "ShapeMismatch",
+    "Span",
+    "Trace",
+    "Work",
+    "check",
+    "collectives",
+    "cost",
+    "load_ipython_extension",
+    "run",
+    "simulate",
+    "topology",
+]
+
+# Loaded when first used, so that `import dtlab` stays quick.
+_LATER = {
+    "run": "dtlab.processes",
+    "Session": "dtlab.processes",
+    "check": "dtlab.grading",
+    "load_ipython_extension": "dtlab.processes.magic",
+}
+_ROOMS = ("grading", "plots", "processes", "widgets")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        value = getattr(import_module(_LATER[name]), name)
+        globals()[name] = value
+        return value
+    if name in _ROOMS:
+        return import_module(f"dtlab.{name}")
+    raise AttributeError(f"module 'dtlab' has no attribute {name!r}")

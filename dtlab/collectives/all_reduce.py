@@ -1,0 +1,83 @@
+"""All-reduce: everyone gets the sum of what all ranks hold. The heart of data parallelism."""
+
+from __future__ import annotations
+
+import torch
+
+from dtlab.collectives.broadcast import binomial as binomial_broadcast
+from dtlab.collectives.broadcast import flat as flat_broadcast
+from dtlab.collectives.reduce import binomial as binomial_reduce
+from dtlab.collectives.reduce import flat as flat_reduce
+from dtlab.collectives.registry import (
+    algorithm,
+    check_tensor,
+    choose,
+    flattened,
+    signature,
+    write_back,
+)
+from dtlab.comm import Comm
+from dtlab.reduction import Op, check_op, finish_average_
+
+
+def all_reduce(
+    comm: Comm, x: torch.Tensor, op: Op = "sum", algorithm: str = "ring"
+) -> torch.Tensor:
+    """In place. Before: rank r holds x_r. After: every rank holds x_0 op x_1 op … Returns `x`.
+
+    `x` has the same shape and dtype everywhere, else `ShapeMismatch`; `op` as in
+    `Comm.accumulate_`. All ranks end with the same bits. Chapter: 05.
+    """
+    run = choose("all_reduce", algorithm)
+    check_tensor(comm, x, "all_reduce")
+    check_op(op, x.dtype)
+    vector = flattened(x)
+    with comm.labelled(signature("all_reduce", x, algorithm=algorithm, op=op)):
+        run(comm, vector, op)
+    finish_average_(vector, op, comm.size)
+    return write_back(x, vector)
+
+
+@algorithm("all_reduce", "flat")
+def flat(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: reduce to rank 0, which then broadcasts, both one rank at a time.
+
+    Cost: 2(p−1)(α + nβ) + (p−1)nγ. Rank 0 is the hot spot.
+    """
+    flat_reduce(comm, x, 0, op)
+    return flat_broadcast(comm, x, 0)
+
+
+@algorithm("all_reduce", "tree")
+def tree(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: reduce to rank 0 up a binomial tree, broadcast down the same tree.
+
+    Cost: 2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ. Few rounds, but every message carries all of x.
+    """
+    binomial_reduce(comm, x, 0, op)
+    return binomial_broadcast(comm, x, 0)
+
+
+@algorithm("all_reduce", "ring")
+def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: p chunks travel round the ring, first to be summed up, then to be handed out.
+
+    Before: rank r holds x_r. Halfway: rank r holds the complete chunk r+1. After: all of it.
+    Memory: one chunk. Cost: 2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ: no rank ever sends more than
+    the least that any algorithm must. Source: Patarasuk & Yuan 2009.
+    """
+    p, me = comm.size, comm.rank
+    right, left = (me + 1) % p, (me - 1) % p
+    chunks = x.tensor_split(p)  # sizes differ by one element at most, the larger ones first
+    inbox = torch.empty_like(chunks[0])
+    room = {chunk.numel(): inbox[: chunk.numel()] for chunk in (chunks[0], chunks[-1])}
+
+    for step in range(p - 1):  # reduce-scatter: each chunk gathers one summand a step
+        mine, arriving = chunks[(me - step) % p], chunks[(me - step - 1) % p]
+        summand = room[arriving.numel()]
+        comm.sendrecv(mine, right, summand, left)
+        comm.accumulate_(arriving, summand, op)
+
+    for step in range(p - 1):  # all-gather: each complete chunk goes once round
+        comm.sendrecv(chunks[(me + 1 - step) % p], right, chunks[(me - step) % p], left)
+    return x

@@ -1,0 +1,29 @@
+"""Closed forms: what each algorithm costs, before anyone runs it.
+
+The machine of the α–β–γ model: a message of n bytes takes α + nβ, reducing n bytes takes nγ, and
+every rank can send and receive at once. `form(...)` gives an algorithm's `Form`; the functions here
+answer single questions about it. One file holds the forms of one collective.
+"""
+
+from dtlab.cost import barrier, broadcast_reduce, all_reduce  # noqa: F401, I001  they register
+from dtlab.cost.model import (
+    Form,
+    bus_factor,
+    form,
+    lower_bound_s,
+    messages,
+    rounds,
+    sent_bytes,
+    time_s,
+)
+
+__all__ = [
+    "Form",
+    "bus_factor",
+    "form",
+    "lower_bound_s",
+    "messages",
+    "rounds",
+    "sent_bytes",
+    "time_s",
+]

@@ -1,0 +1,144 @@
+"""What a closed form is, and the questions one can ask of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dtlab.errors import ConfigError
+
+
+class Form(NamedTuple):
+    """The cost of one call. Its time is rounds·α + path_bytes·β + reduced_bytes·γ."""
+
+    rounds: float  # messages one after the other on the longest path
+    path_bytes: float  # bytes that cross that path
+    reduced_bytes: float  # bytes reduced along it
+    sent_bytes: list[int]  # by rank
+    messages: list[int]  # sent, by rank
+
+
+FormOf = Callable[[int, int, int], Form]  # (ranks, nbytes, itemsize) → Form
+FORMS: dict[tuple[str, str], FormOf] = {}
+
+
+def costs(collective: str, algorithm: str) -> Callable[[FormOf], FormOf]:
+    """Register the decorated function as the closed form of an algorithm."""
+
+    def register(function: FormOf) -> FormOf:
+        FORMS[collective, algorithm] = function
+        return function
+
+    return register
+
+
+def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4) -> Form:
+    """The closed form of one call, for root 0.
+
+    nbytes: the size of the vector that textbooks call n. The whole of it for broadcast, reduce
+    and all-reduce. itemsize: bytes per element, for vectors are cut between elements, not within.
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"ranks must be a whole number, 1 or more, not {ranks!r}")
+    if nbytes < 0:
+        raise ConfigError(f"nbytes must be 0 or more, not {nbytes}")
+    if itemsize < 1:
+        raise ConfigError(f"itemsize must be 1 byte or more, not {itemsize}")
+    if (collective, algorithm) not in FORMS:
+        known = ", ".join(f"{c} {a}" for c, a in sorted(FORMS))
+        raise ConfigError(f"no closed form for {collective!r} {algorithm!r}; there are: {known}")
+    return FORMS[collective, algorithm](ranks, nbytes, itemsize)
+
+
+def time_s(
+    collective: str,
+    algorithm: str,
+    ranks: int,
+    nbytes: int,
+    alpha: float,
+    beta: float,
+    gamma: float = 0.0,
+    itemsize: int = 4,
+) -> float:
+    """Seconds that the algorithm takes, exactly as the simulator will on a uniform network.
+
+    alpha: seconds per message. beta: seconds per byte sent. gamma: seconds per byte reduced.
+    The other arguments as for `form`.
+
+    >>> time_s("all_reduce", "ring", 4, 4000, alpha=1e-6, beta=1e-9)  # 2·3·(1 µs + 1000 B)
+    1.2e-05
+    """
+    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
+        if not value >= 0:
+            raise ConfigError(f"{name} must be 0 or more, not {value}")
+    f = form(collective, algorithm, ranks, nbytes, itemsize)
+    return f.rounds * alpha + f.path_bytes * beta + f.reduced_bytes * gamma
+
+
+def sent_bytes(
+    collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4
+) -> list[int]:
+    """Bytes that each rank sends, by rank, for root 0."""
+    return form(collective, algorithm, ranks, nbytes, itemsize).sent_bytes
+
+
+def messages(
+    collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4
+) -> list[int]:
+    """Messages that each rank sends, by rank, for root 0."""
+    return form(collective, algorithm, ranks, nbytes, itemsize).messages
+
+
+def rounds(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4) -> float:
+    """How many messages follow one another on the longest path: what α multiplies."""
+    return form(collective, algorithm, ranks, nbytes, itemsize).rounds
+
+
+def lower_bound_s(
+    collective: str, ranks: int, nbytes: int, alpha: float, beta: float, gamma: float = 0.0
+) -> float:
+    """No algorithm can take less. Source: Chan, Heimlich, Purkayastha, van de Geijn 2007, table 1.
+
+    Each term is a bound of its own; their sum is what the literature draws.
+    """
+    p, n = ranks, nbytes
+    lg, part = lg_ceil(p), (p - 1) / p
+    bounds = {
+        "broadcast": (lg, n if p > 1 else 0, 0.0),
+        "reduce": (lg, n if p > 1 else 0, part * n),
+        "all_reduce": (lg, 2 * part * n, part * n),
+        "barrier": (lg, 0, 0.0),
+    }
+    if collective not in bounds:
+        raise ConfigError(f"no lower bound for {collective!r}; there are: {', '.join(bounds)}")
+    a, b, c = bounds[collective]
+    return a * alpha + b * beta + c * gamma
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth = bytes/time × this factor: comparable between rank counts.
+
+    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md.
+    """
+    p = ranks
+    factors = {
+        "all_reduce": 2 * (p - 1) / p,
+        "reduce_scatter": (p - 1) / p,
+        "all_gather": (p - 1) / p,
+        "all_to_all": (p - 1) / p,
+    }
+    return factors.get(collective, 1.0)
+
+
+def lg_ceil(p: int) -> int:
+    """⌈log2 p⌉, exactly."""
+    return (p - 1).bit_length()
+
+
+def chunk_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:
+    """Sizes of the pieces when a vector is cut as torch.tensor_split cuts it: big ones first."""
+    if nbytes % itemsize:
+        itemsize = math.gcd(nbytes, itemsize)
+    small, extra = divmod(nbytes // itemsize, parts)
+    return [(small + (part < extra)) * itemsize for part in range(parts)]

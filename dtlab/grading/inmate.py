@@ -1,0 +1,260 @@
+"""Inside the sandbox: one rank, in a process of its own, whose every message passes the referee.
+
+The learner's function runs here and nowhere else. Its communicator is a proxy: what it posts goes
+over a pipe to the referee, which posts it in a simulation and sends back what arrived. So ranks
+share no memory, bytes are counted where the learner's code can't reach, and a rank that hangs or
+exits is one process to end.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+
+from dtlab import errors
+from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.grading.meter import Meter
+from dtlab.grading.wire import Link, dtype_name, encode, tensor_bytes, tensor_from
+from dtlab.tracebacks import learner_line
+
+OUTPUT_CHARS = 2_000  # what is kept of a rank's prints, per call
+
+
+def serve(link: Link) -> None:
+    """Do what the referee asks, one call after the other, until it hangs up."""
+    silence = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(silence, number)
+    signal.signal(signal.SIGUSR1, lambda _signal, frame: _say_where(link, frame))
+    while True:
+        order, blobs = link.recv()
+        os.chdir(order["cwd"])
+        sys.path[:] = order["path"]
+        _play(link, order, blobs)
+
+
+def _play(link: Link, order: dict[str, Any], blobs: list[bytes]) -> None:
+    """Call the learner's function once and report what came of it."""
+    printed = sys.stdout = sys.stderr = Printed()
+    meter = None
+    try:
+        function: Callable[..., Any] = pickle.loads(blobs[0])
+        given: tuple[Any, ...] = pickle.loads(blobs[1])
+        meter = Meter(given) if order["meter"] else None
+        comm = InmateComm(Connection(link, meter), order["rank"], order["size"])
+        inputs = (comm, *given) if order["comm"] else given
+        with meter or nullcontext():
+            value = function(*inputs)
+        out: list[bytes] = []
+        report = {
+            "do": "return",
+            "value": encode(value, out),
+            "after": encode(given, out),
+            "peak": meter.peak_bytes if meter else 0,
+        }
+    except BaseException as error:  # SystemExit too: nothing that a learner raises ends the rank
+        out, report = [], {"do": "raise", **describe_error(error)}
+    report["printed"] = printed.text()
+    link.send(report, *out)
+
+
+def describe_error(error: BaseException) -> dict[str, str]:
+    """The learner's exception, as text: class, message, the learner's line, the traceback."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return {
+        "error": type(error).__name__,
+        "message": _text(error),
+        "at": learner_line(frames[-1]) if frames else "",
+        "traceback": "".join(traceback.format_exception(error))[-4000:],
+    }
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:1000]
+    except Exception:  # a __str__ that raises
+        return ""
+
+
+def _say_where(link: Link, frame: FrameType | None) -> None:
+    """SIGUSR1: the referee has lost patience; tell it the line, then wait for the end."""
+    link.send({"do": "hang", "at": learner_line(frame)})
+
+
+class Printed(io.TextIOBase):
+    """Keeps the beginning of what a rank prints and drops the rest at once."""
+
+    def __init__(self) -> None:
+        self._kept = io.StringIO()
+        self._count = 0
+
+    def write(self, text: str) -> int:
+        if self._count < OUTPUT_CHARS:
+            self._kept.write(text[: OUTPUT_CHARS - self._count])
+        self._count += len(text)
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def text(self) -> str:
+        """What was kept; a last line tells how much was not."""
+        lost = self._count - OUTPUT_CHARS
+        cut = f"\n… {lost:,} more characters" if lost > 0 else ""
+        return self._kept.getvalue() + cut
+
+
+class Connection:
+    """The rank's line to the referee, shared by its communicator and all groups split from it."""
+
+    def __init__(self, link: Link, meter: Meter | None):
+        self._link, self._meter = link, meter
+        self._works = 0
+
+    def tell(self, do: str, *blobs: bytes, **details: Any) -> None:
+        """Say something that needs no answer."""
+        self._link.send({"do": do, **details}, *blobs)
+
+    def ask(self, do: str, **details: Any) -> tuple[dict[str, Any], list[bytes]]:
+        """Say something and wait for the answer; raises the error that the answer names."""
+        self.tell(do, at=learner_line(sys._getframe(1)), **details)
+        answer, blobs = self._link.recv()
+        if "error" in answer:
+            family = getattr(errors, answer["error"], errors.DtlabError)
+            raise family(answer["message"])
+        return answer, blobs
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """What the proxy itself allocates is not the learner's."""
+        return self._meter.paused() if self._meter else nullcontext()
+
+    def number(self) -> int:
+        """A new number for a message under way."""
+        self._works += 1
+        return self._works
+
+
+class InmateWork(Work):
+    """A message under way; waiting for it is asking the referee."""
+
+    def __init__(self, line: Connection, number: int, into: Any = None):
+        self._line, self._number, self._into = line, number, into
+        self._peer: int | None = None
+
+    def wait(self) -> int:
+        if self._peer is None:
+            with self._line.quiet():
+                answer, blobs = self._line.ask("wait", work=self._number)
+                if isinstance(self._into, torch.Tensor):
+                    shape = list(self._into.shape)
+                    arrived = tensor_from(blobs[0], dtype_name(self._into.dtype), shape)
+                    self._into.detach().copy_(arrived)
+                    del arrived, blobs
+                elif self._into is not None:
+                    self._into.append(pickle.loads(blobs[0]))
+                self._peer = int(answer["peer"])
+                self._into = None
+        return self._peer
+
+
+class InmateComm(Comm):
+    """`group` numbers this communicator among those of this rank: 0 is the whole run."""
+
+    def __init__(self, line: Connection, rank: int, size: int, group: int = 0):
+        self.rank, self.size, self.device = rank, size, torch.device("cpu")
+        self._line, self._group = line, group
+
+    def post(self, *ops: Send | Recv) -> list[Work]:
+        works: list[Work] = []
+        with self._line.quiet():
+            check_overlap(self.rank, ops)
+            for op in ops:
+                works.append(self._send(*op) if isinstance(op, Send) else self._recv(*op))
+        return works
+
+    def _send(self, x: Any, dst: int) -> Work:
+        self._check_peer(dst, "send to")
+        work = self._line.number()
+        if isinstance(x, torch.Tensor):
+            kind: Any = [dtype_name(x.dtype), list(x.shape)]
+            data = tensor_bytes(x)
+        else:
+            import cloudpickle
+
+            kind, data = None, cloudpickle.dumps(x)
+        self._line.tell("send", data, group=self._group, label=self.label, work=work, peer=dst,
+                        tensor=kind)
+        return InmateWork(self._line, work)
+
+    def _recv(self, x: Any, src: int | None) -> Work:
+        self._check_peer(src, "receive from")
+        if not isinstance(x, (torch.Tensor, list)):
+            raise errors.ConfigError(
+                f"rank {self.rank}: recv needs a tensor or a list to receive into, "
+                f"not {type(x).__name__}"
+            )
+        kind = [dtype_name(x.dtype), list(x.shape)] if isinstance(x, torch.Tensor) else None
+        work = self._line.number()
+        self._line.tell("recv", group=self._group, label=self.label, work=work, peer=src,
+                        tensor=kind)
+        return InmateWork(self._line, work, x)
+
+    @contextmanager
+    def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
+        with self._line.quiet():
+            self._line.tell("compute", label=label, seconds=float(seconds))
+        yield
+        with self._line.quiet():
+            self._line.tell("computed")
+
+    def now(self) -> float:
+        with self._line.quiet():
+            return float(self._line.ask("now")[0]["now"])
+
+    def _reduced(self, nbytes: int) -> None:
+        with self._line.quiet():
+            self._line.tell("reduced", nbytes=nbytes)
+
+    def _agree(self, value: Any) -> list[Any]:
+        votes, _ = self._line.ask("agree", group=self._group, value=value)
+        return [tuple(vote) if isinstance(vote, list) else vote for vote in votes["votes"]]
+
+    def _subgroup(self, ranks: Sequence[int], context: int) -> Comm:
+        group, _ = self._line.ask("subgroup", group=self._group, ranks=list(ranks),
+                                  context=context)
+        return InmateComm(self._line, group["rank"], len(ranks), group["group"])
+
+    def _next_context(self) -> int:
+        return int(self._line.ask("context", group=self._group)[0]["context"])
+
+
+def check_overlap(rank: int, ops: Sequence[Send | Recv]) -> None:
+    """Raise `ConfigError` if a receive would overwrite what is sent in the same breath."""
+    sent = [_span(op.x) for op in ops if isinstance(op, Send) and _is_dense(op.x)]
+    for op in ops:
+        if isinstance(op, Recv) and _is_dense(op.x):
+            first, last = _span(op.x)
+            if any(first < end and begin < last for begin, end in sent):
+                raise errors.ConfigError(
+                    f"rank {rank}: receives into the tensor that it is sending; what arrives may "
+                    f"overwrite what has not left yet, so receive into another tensor"
+                )
+
+
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_contiguous() and x.numel() > 0
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses that a contiguous tensor covers."""
+    return x.data_ptr(), x.data_ptr() + x.nbytes

@@ -1,0 +1,95 @@
+"""How much memory a function takes beyond what it was given."""
+
+from __future__ import annotations
+
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SLACK_BYTES = 16_384  # Python objects any function makes: frames, views, small lists
+
+
+class Meter(TorchDispatchMode):
+    """Measures the peak of live memory allocated while it is entered, on this thread.
+
+    Tensors: every operation reports the storages of its results; those alive at the same time
+    and not among `given` are summed up. Everything else (NumPy arrays, lists, bytes) is seen by
+    `tracemalloc`, and counts where it exceeds `SLACK_BYTES`.
+    """
+
+    def __init__(self, given: Any = ()):
+        super().__init__()
+        self._known = {
+            _address(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)
+        }
+        self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._tensor_peak = 0
+        self._python_peak = 0
+        self._python_start = 0
+        self._paused = False
+
+    def __enter__(self) -> Meter:
+        tracemalloc.start(1)
+        self._python_start = tracemalloc.get_traced_memory()[0]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._note_python()
+        tracemalloc.stop()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._paused:
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                    storage = leaf.untyped_storage()
+                    if storage.data_ptr() not in self._known:
+                        self._live[id(storage)] = weakref.ref(storage)
+            self._tensor_peak = max(self._tensor_peak, self._live_bytes())
+        return result
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was alive at once, in bytes."""
+        python = self._python_peak - self._python_start
+        return self._tensor_peak + (python if python > SLACK_BYTES else 0)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is allocated and freed again inside does not count."""
+        self._note_python()
+        outer, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = outer
+            if tracemalloc.is_tracing():
+                tracemalloc.reset_peak()
+
+    def _note_python(self) -> None:
+        if tracemalloc.is_tracing():
+            self._python_peak = max(self._python_peak, tracemalloc.get_traced_memory()[1])
+
+    def _live_bytes(self) -> int:
+        total = 0
+        for key, reference in list(self._live.items()):
+            storage = reference()
+            if storage is None:
+                del self._live[key]
+            else:
+                total += storage.nbytes()
+        return total
+
+
+def _address(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()

@@ -1,0 +1,163 @@
+"""How the referee talks to the processes that run a learner's code.
+
+Nothing that comes from a learner's process is ever unpickled: a message is a JSON header and raw
+bytes, so the worst that a hostile rank can send is nonsense, which is an error like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+import time
+from typing import Any
+
+import torch
+
+MAX_BYTES = 1 << 28  # of one header or blob: more is a rank gone mad
+_LENGTH = struct.Struct("!Q")
+
+
+class Silence(Exception):
+    """Nothing came within the time limit."""
+
+
+class Hangup(Exception):
+    """The other side is gone, or speaks nonsense."""
+
+
+class Link:
+    """One end of a socket that carries messages: a header (JSON) and blobs (bytes)."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+
+    def send(self, header: dict[str, Any], *blobs: bytes, until_s: float = math.inf) -> None:
+        """Send one message; `Silence` if the peer does not take it until `until_s` (monotonic)."""
+        text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
+        try:
+            self._limit(until_s)
+            self._sock.sendall(b"".join((_LENGTH.pack(len(text)), text, *blobs)))
+        except TimeoutError:
+            raise Silence from None
+        except OSError as error:
+            raise Hangup(str(error)) from None
+
+    def recv(self, until_s: float = math.inf) -> tuple[dict[str, Any], list[bytes]]:
+        """The next message: header and blobs. `Silence` if it isn't there at `until_s`."""
+        try:
+            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, until_s))
+            header = json.loads(self._exactly(length, until_s))
+            return header, [self._exactly(int(n), until_s) for n in header["blobs"]]
+        except TimeoutError:
+            raise Silence from None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Hangup(f"{type(error).__name__}: {error}") from None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+    def fileno(self) -> int:
+        """The socket's number, for `select`."""
+        return self._sock.fileno()
+
+    def _exactly(self, count: int, until_s: float) -> bytes:
+        if not 0 <= count <= MAX_BYTES:
+            raise ValueError(f"a message of {count} bytes")
+        data = bytearray()
+        while len(data) < count:
+            self._limit(until_s)
+            piece = self._sock.recv(min(count - len(data), 1 << 20))
+            if not piece:
+                raise ConnectionResetError("hung up")
+            data += piece
+        return bytes(data)
+
+    def _limit(self, until_s: float) -> None:
+        """Make the next socket call give up at `until_s`."""
+        if until_s == math.inf:
+            self._sock.settimeout(None)
+            return
+        self._sock.settimeout(max(until_s - time.monotonic(), 1e-4))
+
+
+def link_pair() -> tuple[Link, Link]:
+    """Two connected ends."""
+    here, there = socket.socketpair()
+    return Link(here), Link(there)
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def tensor_bytes(x: torch.Tensor) -> bytes:
+    """The elements of `x`, in order. Any dtype, any layout in memory."""
+    flat = x.detach().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+
+
+def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
+    """The tensor that `tensor_bytes` took apart. `ValueError` if the pieces don't fit."""
+    kind = getattr(torch, dtype, None)
+    sizes = [int(n) for n in shape]
+    if not isinstance(kind, torch.dtype) or any(n < 0 for n in sizes):
+        raise ValueError(f"no tensor has dtype {dtype!r} and shape {shape}")
+    if math.prod(sizes) * kind.itemsize != len(data):
+        raise ValueError(f"{len(data)} bytes can't fill a {dtype} tensor of shape {shape}")
+    if not data:
+        return torch.empty(sizes, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=kind).reshape(sizes)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32, int64, …"""
+    return str(dtype).split(".")[-1]
+
+
+class Opaque(str):
+    """What is neither number, text, tensor nor a collection of those: its `repr`."""
+
+
+def encode(value: Any, blobs: list[bytes]) -> Any:
+    """`value` as JSON; tensors go to `blobs`, other objects become their `repr`."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return ["int", str(int(value))]
+    if isinstance(value, float):
+        return ["float", float(value).hex()]
+    if isinstance(value, (tuple, list)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return [kind, [encode(item, blobs) for item in value]]
+    if isinstance(value, dict):
+        pairs = [[encode(k, blobs), encode(v, blobs)] for k, v in value.items()]
+        return ["dict", pairs]
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), blobs)
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_sparse:
+        blobs.append(tensor_bytes(value))
+        return ["tensor", [dtype_name(value.dtype), list(value.shape), len(blobs) - 1]]
+    return ["opaque", repr(value)[:200]]
+
+
+def decode(tree: Any, blobs: list[bytes]) -> Any:
+    """What `encode` made, back again. Builds plain values only, whatever comes in."""
+    if tree is None or isinstance(tree, (bool, str)):
+        return tree
+    kind, content = tree
+    if kind == "int":
+        return int(content)
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "tuple":
+        return tuple(decode(item, blobs) for item in content)
+    if kind == "list":
+        return [decode(item, blobs) for item in content]
+    if kind == "dict":
+        return {decode(k, blobs): decode(v, blobs) for k, v in content}
+    if kind == "tensor":
+        dtype, shape, which = content
+        return tensor_from(blobs[which], dtype, shape)
+    return Opaque(content)

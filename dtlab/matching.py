@@ -1,0 +1,51 @@
+"""Do a send and the receive that meets it fit together? Every communicator asks here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from dtlab.errors import ShapeMismatch
+
+
+class Header(NamedTuple):
+    """What one side of a message says of it."""
+
+    kind: str  # "tensor" | "object"
+    dtype: str = ""  # "float32"
+    shape: tuple[int, ...] = ()
+    nbytes: int = 0
+    label: str = ""  # the collective it is part of, "" if none
+
+    def __str__(self) -> str:
+        if self.kind == "object":
+            return "an object"
+        return f"{self.dtype} {self.shape}"
+
+
+def describe(x: Any, label: str = "") -> Header:
+    """The header of a message that carries, or is received into, `x`."""
+    if isinstance(x, torch.Tensor):
+        return Header("tensor", str(x.dtype).split(".")[-1], tuple(x.shape), x.nbytes, label)
+    return Header("object", label=label)
+
+
+def check_match(sent: Header, src: int, wanted: Header, dst: int) -> None:
+    """Raise `ShapeMismatch` unless what `src` sent is what `dst` has made room for."""
+    if sent.label != wanted.label:
+        raise ShapeMismatch(
+            f"rank {src} is in {sent.label or 'a plain send'}, "
+            f"but rank {dst} is in {wanted.label or 'a plain recv'}; "
+            f"all ranks must make the same calls, in the same order, with equal arguments"
+        )
+    if sent.kind != wanted.kind:
+        verb = "recv_object" if sent.kind == "object" else "recv into a tensor"
+        raise ShapeMismatch(
+            f"rank {src} sent {sent}, but rank {dst} waits to receive {wanted}; use {verb}"
+        )
+    if sent.kind == "tensor" and (sent.dtype, sent.shape) != (wanted.dtype, wanted.shape):
+        raise ShapeMismatch(
+            f"rank {src} sent {sent}, but rank {dst} waits to receive {wanted}; "
+            f"make shape and dtype equal on both sides"
+        )

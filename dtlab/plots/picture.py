@@ -1,0 +1,102 @@
+"""The sheet of paper under every picture: one size of type, one place for the title, an alt text.
+
+Pictures never touch pyplot, so nothing is drawn twice, none stays open, and a widget may render in
+a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from dtlab.plots.palette import QUIET
+
+_STYLE = mpl.rc_params_from_file(
+    str(files("dtlab.plots") / "dtlab.mplstyle"), use_default_template=False
+)
+MARGIN_IN = 0.3  # left and right of the title
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Inside, matplotlib draws in the course's style, whatever style the reader has set."""
+    with mpl.rc_context():
+        mpl.rcParams.update(_STYLE)
+        yield
+
+
+class Picture(Figure):
+    """A matplotlib figure that shows itself in a notebook and carries a text alternative.
+
+    `alt` says in words what the picture shows; it is also the plain-text output beside the image.
+    """
+
+    alt: str = ""
+
+    def png(self, *, quick: bool = False) -> bytes:
+        """The picture as PNG bytes. `quick`: larger file, sooner there (for widgets)."""
+        with styled():
+            canvas = FigureCanvasAgg(self)
+            canvas.draw()
+            page = io.BytesIO()
+            image = Image.fromarray(canvas.buffer_rgba()).convert("RGB")
+            image.save(page, "PNG", compress_level=1 if quick else 9)
+            return page.getvalue()
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        data = {"image/png": self.png(), "text/plain": self.alt}
+        return data, {"image/png": {"alt": self.alt}}
+
+    def __repr__(self) -> str:
+        return self.alt or super().__repr__()
+
+
+def new_picture(width_in: float, height_in: float, dpi: float = 100) -> Picture:
+    """An empty picture of this size. Call it, and draw, inside `styled()`."""
+    figure = Picture(figsize=(width_in, height_in), dpi=dpi)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def place_axes(
+    figure: Picture, *, left: float, right: float, bottom: float, top: float
+) -> Axes:
+    """Axes with these margins, in inches: fixed, so that nothing jumps from frame to frame."""
+    width, height = figure.get_size_inches()
+    size = (width - left - right) / width, (height - bottom - top) / height
+    return figure.add_axes((left / width, bottom / height, *size))
+
+
+def write_title(figure: Picture, title: str, subtitle: str = "") -> None:
+    """The title, bold, top left; under it one quiet line. Long ones shrink to fit the width."""
+    width, height = figure.get_size_inches()
+    for text, size, weight, color, top in (
+        (title, 18, "bold", None, 0.18),
+        (subtitle, 13, "normal", QUIET, 0.56),
+    ):
+        drawn = figure.text(MARGIN_IN / width, 1 - top / height, text, va="top", ha="left",
+                            size=size, weight=weight, **({"color": color} if color else {}))
+        fit_text(drawn, width - 2 * MARGIN_IN)
+
+
+def fit_text(text: Any, width_in: float, smallest: float = 8) -> None:
+    """Shrink `text` until it is no wider than `width_in` inches; no smaller than `smallest`."""
+    # DejaVu Sans: on average 0.6 of the type size a letter, bold 0.7.
+    share = 0.7 if text.get_weight() == "bold" else 0.62
+    letters = max((len(line) for line in text.get_text().split("\n")), default=0)
+    if letters:
+        text.set_fontsize(max(smallest, min(text.get_fontsize(), width_in * 72 / letters / share)))
+
+
+def clock_name(virtual: bool) -> str:
+    """What a title must say of its times: "simulated" or "measured"."""
+    return "simulated" if virtual else "measured"

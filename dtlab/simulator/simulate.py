@@ -1,0 +1,159 @@
+"""`simulate`: run a function on every rank of a simulated cluster, in virtual time."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+import torch
+
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError, RankDied, RankFailed
+from dtlab.output import RankOutput
+from dtlab.result import Result
+from dtlab.simulator import communicator, engine, isolation, strands
+from dtlab.topology import Topology
+from dtlab.trace import Trace
+from dtlab.tracebacks import traceback_text
+
+MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__)
+
+
+def simulate(
+    fn: Callable[..., Any],
+    *args: Any,
+    network: Topology,
+    trace: bool = True,
+    gamma: float = 0.0,
+    strands: str = "greenlet",
+    eager_bytes: float = 0,
+    timeout: float | None = None,
+    echo: bool = True,
+) -> Result:
+    """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
+
+    Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
+    matters. Each rank has its own copies of `args` and of the tensors `fn` closes over, and its
+    own random numbers, as separate processes would. Equal inputs give equal results, bit for bit.
+
+    network: the cluster (`dtlab.topology`); it says how many ranks there are.
+    gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
+    strands: "greenlet" (fast) or "thread" (when ranks communicate inside autograd's backward).
+    eager_bytes: messages up to this size leave without waiting for their receiver, as MPI sends
+        small ones; 0: none does, so that no buffer hides a deadlock.
+    timeout: limit of real seconds, looked at whenever virtual time moves. None: no limit.
+    echo: show what the ranks print, each line labelled with its rank.
+
+    Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, `RankDied` when
+    one calls exit, `RunTimeout`, `ConfigError`.
+    """
+    _check(fn, network, gamma, strands, eager_bytes, timeout)
+    simulation = _Simulation(network, trace, gamma, strands, eager_bytes, echo)
+    return simulation.run(fn, args, timeout)
+
+
+class _Simulation:
+    """One call of `simulate`: the engine, its strands, and what they leave behind."""
+
+    def __init__(self, network: Topology, trace: bool, gamma: float, kind: str, eager_bytes: float,
+                 echo: bool):
+        self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
+        self.kind = kind
+        show = sys.stdout.write if echo else None
+        self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
+        self.values: list[Any] = [None] * network.ranks
+        self.failure: tuple[int, BaseException] | None = None
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], timeout: float | None) -> Result:
+        ranks = range(self.engine.topology.ranks)
+        strand = strands.STRANDS[self.kind]
+        try:
+            with _own_random_numbers(), self._routed_output():
+                self.engine.run([strand(r, self._body(r, fn, args)) for r in ranks], timeout)
+        finally:
+            for output in self.output:
+                output.close()
+        if self.failure is not None:
+            raise self._explained(*self.failure)
+        trace = Trace(len(ranks), self.engine.messages, self.engine.spans, virtual=True)
+        return Result(self.values, self.engine.now, trace, [o.text for o in self.output])
+
+    def _body(self, rank: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], None]:
+        """What the strand of `rank` does, from its first moment to its last."""
+
+        def body() -> None:
+            strand = self.engine.running
+            assert strand is not None
+            everyone = range(self.engine.topology.ranks)
+            comm: Comm = communicator.SimComm(self.engine, strand, everyone)
+            try:
+                self.values[rank] = isolation.private(fn)(comm, *isolation.copied(args))
+            except strands.Stopped:
+                raise
+            except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
+                if self.failure is None:
+                    self.failure = rank, error
+                self.engine.stopping = True
+
+        return body
+
+    @staticmethod
+    def _explained(rank: int, error: BaseException) -> BaseException:
+        """What `simulate` raises when `rank` has raised `error`."""
+        if isinstance(error, KeyboardInterrupt):
+            return error
+        if isinstance(error, SystemExit):
+            return RankDied(f"rank {rank} called exit({error.code!r}) instead of returning", rank,
+                            error.code if isinstance(error.code, int) else 1)
+        return RankFailed.from_rank(rank, error, traceback_text(error, MACHINERY))
+
+    @contextmanager
+    def _routed_output(self) -> Iterator[None]:
+        """Inside, what a rank prints goes to that rank's `RankOutput`."""
+        router = _Router(self)
+        with redirect_stdout(router), redirect_stderr(router):
+            yield
+
+
+class _Router(io.TextIOBase):
+    """Stands in for stdout and stderr: gives each text to the rank that is running."""
+
+    def __init__(self, simulation: _Simulation):
+        self._simulation = simulation
+
+    def write(self, text: str) -> int:
+        strand = self._simulation.engine.running
+        if strand is not None:
+            self._simulation.output[strand.rank].feed(text)
+        return len(text)
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Put torch's generator back afterwards: a simulation must not change its caller's numbers."""
+    before = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+def _check(fn: Any, network: Any, gamma: float, kind: str, eager_bytes: float,
+           timeout: float | None) -> None:
+    """Raise `ConfigError` for arguments that make no sense."""
+    if not callable(fn):
+        raise ConfigError(f"simulate needs a function of a communicator, not {fn!r}")
+    if not isinstance(network, Topology):
+        raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
+                          f"10e9), not {network!r}")
+    if not gamma >= 0:
+        raise ConfigError(f"gamma must be 0 seconds per byte or more, not {gamma}")
+    if kind not in strands.STRANDS:
+        raise ConfigError(f"strands must be one of {', '.join(strands.STRANDS)}, not {kind!r}")
+    if eager_bytes != eager_bytes:
+        raise ConfigError("eager_bytes must be a number of bytes, not nan")
+    if timeout is not None and not timeout > 0:
+        raise ConfigError(f"timeout must be more than 0 seconds, not {timeout}")

@@ -1,0 +1,84 @@
+"""Clusters: which links a message crosses, how long it takes to get there, how fast they are.
+
+A topology is a description that the simulator runs, the plots draw and the planner reads. Links
+are directed and numbered; a message from one rank to another takes a *route*, a list of links.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import networkx as nx
+
+from dtlab.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`ranks` processes joined by links.
+
+    capacity_Bps: bandwidth of each link, bytes per second, one direction.
+    route: (src, dst) → (latency in seconds, numbers of the links crossed).
+    graph: () → a networkx DiGraph of hosts and switches, for drawing; edges carry
+           `latency_s`, `bandwidth_Bps`; rank r is the node r.
+    """
+
+    name: str
+    ranks: int
+    capacity_Bps: tuple[float, ...]
+    route: Callable[[int, int], tuple[float, tuple[int, ...]]]
+    graph: Callable[[], nx.DiGraph]
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.name}: {self.ranks} ranks, {len(self.capacity_Bps)} links>"
+
+
+def uniform(ranks: int, latency_s: float, bandwidth_Bps: float) -> Topology:
+    """Every rank has one full-duplex port into a switch that is never the bottleneck.
+
+    A message of n bytes alone takes latency_s + n/bandwidth_Bps. Messages that leave the same rank
+    share its port, and so do messages that arrive at the same rank. This is the machine of the
+    α–β model: α = latency_s, β = 1/bandwidth_Bps. An infinite bandwidth is allowed.
+
+    >>> uniform(4, 5e-6, 10e9)
+    <Topology uniform(4 ranks, 5 µs, 10 GB/s): 4 ranks, 8 links>
+    """
+    check_ranks(ranks)
+    check_link(latency_s, bandwidth_Bps)
+
+    def route(src: int, dst: int) -> tuple[float, tuple[int, ...]]:
+        return latency_s, (2 * src, 2 * dst + 1)  # src's way out, dst's way in
+
+    def graph() -> nx.DiGraph:
+        # Half of the latency on the way to the switch, half on the way from it.
+        g = nx.DiGraph(name="uniform")
+        g.add_node("switch", kind="switch")
+        for rank in range(ranks):
+            g.add_node(rank, kind="host")
+            for edge in ((rank, "switch"), ("switch", rank)):
+                g.add_edge(*edge, latency_s=latency_s / 2, bandwidth_Bps=bandwidth_Bps)
+        return g
+
+    name = f"uniform({ranks} ranks, {latency_s * 1e6:g} µs, {bandwidth_Bps / 1e9:g} GB/s)"
+    return Topology(name, ranks, (float(bandwidth_Bps),) * (2 * ranks), route, graph)
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise `ConfigError` unless `ranks` is a whole number, 1 or more."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise ConfigError(f"ranks must be a whole number, not {ranks!r}")
+    if ranks < 1:
+        raise ConfigError(f"ranks must be at least 1, not {ranks}")
+
+
+def check_link(latency_s: float, bandwidth_Bps: float) -> None:
+    """Raise `ConfigError` unless latency ≥ 0 (finite) and bandwidth > 0."""
+    for name, value in (("latency_s", latency_s), ("bandwidth_Bps", bandwidth_Bps)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise ConfigError(f"{name} must be a number, not {value!r}")
+    if not 0 <= latency_s < math.inf:
+        raise ConfigError(f"latency_s must be 0 or more, and finite, not {latency_s}")
+    if bandwidth_Bps <= 0:
+        raise ConfigError(f"bandwidth_Bps must be more than 0 bytes per second, not {bandwidth_Bps}")
