@@ -1,4 +1,4 @@
-"""Print constraints.txt: the exact version of everything that .venv holds, dtlab itself left out."""
+"""Print constraints.txt: the exact version of everything in .venv, dtlab itself left out."""
 
 from __future__ import annotations
 

@@ -94,9 +94,10 @@ def run_logged(command: list[str], doing: str) -> None:
         show(f"{doing}, {time.monotonic() - begun:.0f} s: {line.strip()}")
     show("")
     if process.wait() != 0:
+        said = "".join(words)
         with contextlib.suppress(OSError):  # the disk may be full
-            LOG.write_text("".join(words))
-        raise SetupError(explain("".join(words), doing))
+            LOG.write_text(said)
+        raise SetupError(f"{explain(said, doing)} (Log: {LOG})")
 
 
 def show(line: str) -> None:
@@ -116,15 +117,21 @@ def explain(words: str, doing: str) -> str:
     for pattern, sentence in CAUSES:
         if found := re.search(pattern, words):
             return sentence.format(venv=VENV, version=sys.version.split()[0],
-                                   **found.groupdict()) + f" (pip's words: {LOG})"
-    return f"{doing.capitalize()} failed for a reason this script does not know; {LOG} says more."
+                                   **found.groupdict())
+    return f"{doing.capitalize()} failed, for a reason that this script does not know."
 
 
 def install() -> None:
     """Bring .venv to what pyproject.toml and constraints.txt ask for."""
-    make_environment()
-    run_logged([str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input",
-                "--progress-bar", "off", "-c", "constraints.txt", "-e", TARGET], "installing")
+    try:
+        make_environment()
+        run_logged([str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check",
+                    "--no-input", "--progress-bar", "off", "-c", "constraints.txt", "-e", TARGET],
+                   "installing")
+    except SetupError:
+        if UNDER_WAY.exists():
+            shutil.rmtree(VENV, ignore_errors=True)  # half made: give the disk back
+        raise
     if subprocess.run([PYTHON, "-c", "import torch, dtlab"], cwd=VENV,
                       capture_output=True).returncode != 0:
         raise SetupError(f"Everything is installed, but `{PYTHON} -c 'import torch, dtlab'` fails; "

@@ -20,6 +20,12 @@ settings.register_profile(
 settings.load_profile("dtlab")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Registered by hand, because a conftest speaks only for the tests beneath its own folder, and
+    # these rules hold for notebooks/ too.
+    config.pluginmanager.register(Beside(config), "dtlab-beside")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Under xdist, the cells of one notebook stay together and in order."""
     for item in items:
@@ -35,49 +41,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs an NVIDIA GPU")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test marked `alone` waits until no worker runs another test, and keeps others out."""
-    with Room(item.config, alone=item.get_closest_marker("alone") is not None):
-        return (yield)
+class Beside:
+    """Who may run beside whom: a test marked `alone` waits until no worker runs another one.
 
-
-class Room:
-    """A lock between the workers of one pytest run: shared by most tests, exclusive for some.
-
-    Whoever enters passes the door one at a time. Someone who wants to be alone waits inside the
+    A lock between the workers of one run, shared by most tests and exclusive for some. Whoever
+    enters the room passes the door one at a time; someone who wants to be alone waits inside the
     door, so nobody overtakes him.
     """
 
-    def __init__(self, config: pytest.Config, alone: bool):
-        self.path = os.environ.get("DTLAB_TEST_LOCK", os.devnull)
-        self.active = hasattr(config, "workerinput")
-        self.mode = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    def __init__(self, config: pytest.Config):
+        self.is_worker = hasattr(config, "workerinput")
+        if not self.is_worker:  # the first process names the locks; its workers inherit the name
+            folder = ROOT / ".pytest_cache"
+            folder.mkdir(exist_ok=True)
+            os.environ["DTLAB_TEST_LOCK"] = str(folder / f"beside-{os.getpid()}")
+        self.path = os.environ["DTLAB_TEST_LOCK"]
 
-    def __enter__(self) -> None:
-        if self.active:
-            self.room = open(self.path + ".room", "w")
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        if not self.is_worker:
+            return (yield)
+        mode = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+        with open(self.path + ".room", "w") as room:
             with open(self.path + ".door", "w") as door:
                 fcntl.flock(door, fcntl.LOCK_EX)
-                fcntl.flock(self.room, self.mode)
+                fcntl.flock(room, mode)
+            return (yield)
 
-    def __exit__(self, *exc: object) -> None:
-        if self.active:
-            self.room.close()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """The first process of a run names the locks; its workers inherit the name."""
-    if not hasattr(config, "workerinput"):
-        folder = ROOT / ".pytest_cache"
-        folder.mkdir(exist_ok=True)
-        os.environ["DTLAB_TEST_LOCK"] = str(folder / f"alone-{os.getpid()}")
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        for end in (".room", ".door"):
-            Path(os.environ["DTLAB_TEST_LOCK"] + end).unlink(missing_ok=True)
+    def pytest_unconfigure(self) -> None:
+        if not self.is_worker:
+            for end in (".room", ".door"):
+                Path(self.path + end).unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")
