@@ -28,7 +28,7 @@ _ROUNDS = (("", 0.0, "white"), ("//", 0.45, "white"), ("..", 0.4, "black"), ("xx
 
 
 class RankStyle(NamedTuple):
-    """How one rank looks: fill colour, colour of text on it, hatch over it, marker of its points."""
+    """How one rank looks: its fill, the colour of text on it, its hatch, its points' marker."""
 
     color: str
     ink: str
@@ -64,7 +64,8 @@ def line_style(index: int) -> LineStyle:
 def mix(color: str, towards: str, share: float) -> str:
     """`color` with `share` (0 to 1) of the way gone `towards` another colour."""
     ours, theirs = np.array(to_rgb(color)), np.array(to_rgb(towards))
-    return to_hex((1 - share) * ours + share * theirs)
+    red, green, blue = (1 - share) * ours + share * theirs
+    return to_hex((red, green, blue))
 
 
 def ink_on(color: str) -> str:

@@ -13,12 +13,13 @@ from importlib.resources import files
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from dtlab.plots.palette import QUIET
+from dtlab.plots.palette import INK, QUIET
 
 _STYLE = mpl.rc_params_from_file(
     str(files("dtlab.plots") / "dtlab.mplstyle"), use_default_template=False
@@ -46,10 +47,10 @@ class Picture(Figure):
         """The picture as PNG bytes. `quick`: larger file, sooner there (for widgets)."""
         with styled():
             canvas = FigureCanvasAgg(self)
-            canvas.draw()
+            canvas.draw()  # type: ignore[no-untyped-call]
+            pixels = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
             page = io.BytesIO()
-            image = Image.fromarray(canvas.buffer_rgba()).convert("RGB")
-            image.save(page, "PNG", compress_level=1 if quick else 9)
+            Image.fromarray(pixels).save(page, "PNG", compress_level=1 if quick else 9)
             return page.getvalue()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -80,11 +81,11 @@ def write_title(figure: Picture, title: str, subtitle: str = "") -> None:
     """The title, bold, top left; under it one quiet line. Long ones shrink to fit the width."""
     width, height = figure.get_size_inches()
     for text, size, weight, color, top in (
-        (title, 18, "bold", None, 0.18),
+        (title, 18, "bold", INK, 0.18),
         (subtitle, 13, "normal", QUIET, 0.56),
     ):
         drawn = figure.text(MARGIN_IN / width, 1 - top / height, text, va="top", ha="left",
-                            size=size, weight=weight, **({"color": color} if color else {}))
+                            size=size, weight=weight, color=color)
         fit_text(drawn, width - 2 * MARGIN_IN)
 
 
