@@ -33,13 +33,13 @@ def check_op(op: Op, dtype: torch.dtype) -> None:
 
 def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     """into ← into op x, in place; returns `into`. Same shape and dtype, else `ShapeMismatch`."""
+    if into.is_meta:  # only time matters: there is nothing to add
+        return into
     if into.shape != x.shape or into.dtype != x.dtype:
         raise ShapeMismatch(
             f"accumulate_ needs equal shapes and dtypes; got {x.dtype} {tuple(x.shape)} "
             f"into {into.dtype} {tuple(into.shape)}"
         )
-    if into.is_meta:  # only time matters: there is nothing to add
-        return into
     if callable(op):
         return into.copy_(op(into, x))
     check_op(op, into.dtype)

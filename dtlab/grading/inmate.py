@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+import cloudpickle
 import torch
 
 from dtlab import errors
@@ -189,8 +190,6 @@ class InmateComm(Comm):
             kind: Any = [dtype_name(x.dtype), list(x.shape)]
             data = tensor_bytes(x)
         else:
-            import cloudpickle
-
             kind, data = None, cloudpickle.dumps(x)
         self._line.tell("send", data, group=self._group, label=self.label, work=work, peer=dst,
                         tensor=kind)
@@ -212,18 +211,14 @@ class InmateComm(Comm):
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
         with self._line.quiet():
-            self._line.tell("compute", label=label, seconds=float(seconds))
+            self._line.ask("compute", label=label, seconds=float(seconds))
         yield
         with self._line.quiet():
-            self._line.tell("computed")
+            self._line.ask("computed")
 
     def now(self) -> float:
         with self._line.quiet():
             return float(self._line.ask("now")[0]["now"])
-
-    def _reduced(self, nbytes: int) -> None:
-        with self._line.quiet():
-            self._line.tell("reduced", nbytes=nbytes)
 
     def _agree(self, value: Any) -> list[Any]:
         votes, _ = self._line.ask("agree", group=self._group, value=value)

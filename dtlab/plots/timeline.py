@@ -218,7 +218,8 @@ def _draw_arrows(
     few = len(shown) <= 60
     axes.quiver(
         *tail.T, *(head - tail).T, angles="xy", scale_units="xy", scale=1, units="inches",
-        width=0.026 if few else 0.016 if len(shown) <= 150 else 0.012, headwidth=4.5, headlength=6, headaxislength=5.5,
+        width=0.026 if few else 0.016 if len(shown) <= 150 else 0.012,
+        headwidth=4.5, headlength=6, headaxislength=5.5,
         color=[mix(rank_style(m.src).color, "black", 0.25) for m in shown],
         edgecolor=PAPER, linewidth=0.6 if few else 0, alpha=0.95 if few else 0.6, zorder=4,
         minlength=0,

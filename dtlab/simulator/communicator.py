@@ -15,26 +15,6 @@ from dtlab.simulator.engine import Channel, Engine, Side
 from dtlab.simulator.strands import Stopped, Strand
 
 
-class SimWork(Work):
-    """A message under way in the simulator."""
-
-    __slots__ = ("_side",)
-
-    def __init__(self, side: Side):
-        self._side = side
-
-    def wait(self) -> int:
-        side = self._side
-        if not side.done:
-            strand = side.strand
-            side.waited = True
-            strand.doing = side
-            strand.pause()
-            strand.doing = None
-        assert side.peer is not None
-        return side.peer
-
-
 class SimComm(Comm):
     """`ranks[i]` is, in the numbering of the whole run, the i-th member of this communicator."""
 
@@ -55,8 +35,18 @@ class SimComm(Comm):
             raise Stopped
         works: list[Work] = []
         for op in ops:
-            works.append(SimWork(self._send(*op) if op.__class__ is Send else self._recv(*op)))
+            works.append(self._send(*op) if op.__class__ is Send else self._recv(*op))
         return works
+
+    def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
+        # What Comm.sendrecv does, without its intermediate records: rings live in this call.
+        if self._engine.stopping:
+            raise Stopped
+        sent, received = self._send(out, dst), self._recv(into, src)
+        if not sent.done:
+            sent.wait()
+        if not received.done:
+            received.wait()
 
     def _send(self, x: Any, dst: int) -> Side:
         channel = self._to.get(dst) or self._channel_to(dst)
@@ -65,6 +55,7 @@ class SimComm(Comm):
             nbytes = len(x)
         else:
             nbytes = x.nbytes
+            self._strand.real = not x.is_meta
         engine = self._engine
         side = Side("send", x, nbytes, dst, self.label, engine.now, self._strand)
         engine.send(channel, side)
@@ -112,7 +103,6 @@ class SimComm(Comm):
     def _pass_time(self, seconds: float, doing: str) -> None:
         self._strand.doing = doing
         self._engine.sleep(self._strand, seconds)
-        self._strand.doing = None
 
     def _reduced(self, nbytes: int) -> None:
         engine = self._engine
@@ -128,14 +118,13 @@ class SimComm(Comm):
         return self._engine.now
 
     def _agree(self, value: Any) -> list[Any]:
-        key = (self._context, self._meetings)
+        key = (self._context, self._ranks[0], self._meetings)  # groups of a split share a context
         self._meetings += 1
         meeting = self._engine.meetings.setdefault(key, {})
         meeting[self.rank] = (value, self._strand)
         if len(meeting) < self.size:
             self._strand.doing = "split"
             self._strand.pause()
-            self._strand.doing = None
         else:
             for rank, (_, strand) in sorted(meeting.items()):
                 if rank != self.rank:

@@ -13,11 +13,11 @@ import heapq
 import pickle
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from dtlab.comm import Work
 from dtlab.errors import Deadlock, RunTimeout, Waiting
 from dtlab.matching import check_match, describe
 from dtlab.simulator.network import Flow, Network
@@ -26,16 +26,16 @@ from dtlab.topology import Topology
 from dtlab.tracebacks import learner_line
 
 
-class Side:
+class Side(Work):
     """One end of a message: what a rank posted, and whether it is done."""
 
-    __slots__ = ("channel", "done", "label", "nbytes", "order", "peer", "posted_s", "strand",
-                 "verb", "waited", "x")
+    __slots__ = ("done", "label", "nbytes", "order", "peer", "posted_s", "strand", "verb",
+                 "waited", "x")
 
     def __init__(self, verb: str, x: Any, nbytes: int, peer: int | None, label: str,
                  posted_s: float, strand: Strand):
         self.verb = verb  # "send" | "recv"
-        self.x = x
+        self.x = x  # a tensor; for an object: its pickle (send), or the list to append to (recv)
         self.nbytes = nbytes
         self.peer = peer  # in the numbering of the communicator it was posted on; None: anyone
         self.label = label
@@ -43,27 +43,57 @@ class Side:
         self.strand = strand
         self.done = False
         self.waited = False  # its strand is paused until it is done
-        self.order = 0
+
+    def wait(self) -> int:
+        if not self.done:
+            strand = self.strand
+            self.waited = True
+            strand.doing = self
+            strand.pause()
+        return self.peer  # type: ignore[return-value]  # the match has filled it in
 
 
-class Message:
+class Message(Flow):
     """A send and its receive. `recv` is None while an eager message has no receiver yet."""
 
-    __slots__ = ("arrived", "channel", "recv", "send", "start_s")
+    __slots__ = ("channel", "moving", "recv", "send", "start_s")
 
     def __init__(self, send: Side, recv: Side | None, channel: Channel, start_s: float):
-        self.send, self.recv, self.channel, self.start_s = send, recv, channel, start_s
-        self.arrived = False
+        self.links = channel.links
+        self.remaining = send.nbytes
+        self.rate_Bps = 0.0
+        self.end_s = -1.0
+        self.send = send
+        self.recv = recv
+        self.channel = channel
+        self.start_s = start_s
+        self.moving = False
+
+    @property
+    def arrived(self) -> bool:
+        """All of its bytes are at the receiver's."""
+        return self.moving and self.end_s < 0
 
 
 class Mailbox:
-    """Where one rank of one communicator waits for messages from anyone."""
+    """Where one rank of one communicator receives: from one other, or from anyone."""
 
-    __slots__ = ("from_anyone", "sends")
+    __slots__ = ("channels", "from_anyone", "sends")
 
     def __init__(self) -> None:
+        self.channels: list[Channel] = []
         self.from_anyone: deque[Side] = deque()
-        self.sends: OrderedDict[Side, Channel] = OrderedDict()  # not yet received, oldest first
+        # Sends that nobody has received yet, oldest first. Kept from the first receive from
+        # anyone on: most ranks never make one.
+        self.sends: OrderedDict[Side, Channel] | None = None
+
+    def oldest_sends(self) -> OrderedDict[Side, Channel]:
+        """`sends`, set up when first asked for."""
+        if self.sends is None:
+            pending = [(side.order, side, c) for c in self.channels for side in c.sends]
+            pending.sort(key=lambda row: row[0])
+            self.sends = OrderedDict((side, channel) for _, side, channel in pending)
+        return self.sends
 
 
 class Channel:
@@ -76,6 +106,7 @@ class Channel:
         self.peer = peer  # the sender, in the numbering of the communicator
         self.latency_s, self.links = topology.route(src, dst)
         self.mailbox = mailbox
+        mailbox.channels.append(self)
         self.sends: deque[Side] = deque()
         self.recvs: deque[Side] = deque()
 
@@ -99,7 +130,7 @@ class Engine:
         self._network = Network(topology)
         self._ready: deque[Strand] = deque()
         self._times: list[float] = []  # a heap of the instants at which something is due
-        self._due: dict[float, list[tuple[Callable[[Any], None], Any]]] = {}
+        self._due: dict[float, list[Message | Strand]] = {}  # what is due then, oldest first
         self._order = 0
         self._eager: dict[Side, Message] = {}  # sends that moved before their receiver came
 
@@ -128,33 +159,38 @@ class Engine:
         while True:
             while ready:
                 self.running = strand = ready.popleft()
-                generator.set_state(strand.random_state)
+                if strand.real:
+                    generator.set_state(strand.random_state)
                 strand.resume()
-                strand.random_state = generator.get_state()
+                if strand.real:
+                    strand.random_state = generator.get_state()
                 if self.stopping:
                     return
-            for flow in network.settle(self.now):
-                self.at(flow.end_s, self._arrive, flow)
+            for message in network.settle(self.now):
+                self._at(message.end_s, message)
             if limit is not None and time.monotonic() > limit:
                 raise RunTimeout("the simulation did not end within its limit of real time",
                                  self.waiting(strands))
             if not times:
                 break
             self.now = heapq.heappop(times)
-            for act, what in due.pop(self.now):
-                act(what)
+            for what in due.pop(self.now):
+                if what.__class__ is Message:
+                    self._advance(what)
+                else:
+                    ready.append(what)
         if not all(strand.done for strand in strands):
             raise Deadlock("deadlock: every rank that is left waits for another",
                            self.waiting(strands))
 
-    def at(self, when_s: float, act: Callable[[Any], None], what: Any) -> None:
-        """Let `act(what)` happen at virtual time `when_s`."""
+    def _at(self, when_s: float, what: Message | Strand) -> None:
+        """At virtual time `when_s`, advance the message or let the strand go on."""
         bucket = self._due.get(when_s)
         if bucket is None:
-            self._due[when_s] = [(act, what)]
+            self._due[when_s] = [what]
             heapq.heappush(self._times, when_s)
         else:
-            bucket.append((act, what))
+            bucket.append(what)
 
     def wake(self, strand: Strand) -> None:
         """Let a paused strand go on at this instant."""
@@ -162,7 +198,7 @@ class Engine:
 
     def sleep(self, strand: Strand, seconds: float) -> None:
         """Called on `strand`: pause it for virtual `seconds`."""
-        self.at(self.now + seconds, self._ready.append, strand)
+        self._at(self.now + seconds, strand)
         strand.pause()
 
     def waiting(self, strands: list[Strand]) -> list[Waiting]:
@@ -195,16 +231,19 @@ class Engine:
         return self.mailboxes.setdefault((context, dst), Mailbox())
 
     def send(self, channel: Channel, side: Side) -> None:
-        """Post a send: match the receive that waited longest for it, or wait."""
-        anyone = channel.mailbox.from_anyone
-        recvs = channel.recvs
+        """Post a send: match the receive that has waited longest for it, or wait."""
+        mailbox, recvs = channel.mailbox, channel.recvs
+        anyone = mailbox.from_anyone
         if anyone and (not recvs or anyone[0].order < recvs[0].order):
             self._match(side, anyone.popleft(), channel)
         elif recvs:
             self._match(side, recvs.popleft(), channel)
         else:
+            self._order += 1
+            side.order = self._order
             channel.sends.append(side)
-            channel.mailbox.sends[side] = channel
+            if mailbox.sends is not None:
+                mailbox.sends[side] = channel
             if self.eager_bytes and side.nbytes <= self.eager_bytes:
                 self._send_eagerly(side, channel)
 
@@ -212,7 +251,8 @@ class Engine:
         """Post a receive from one rank."""
         if channel.sends:
             send = channel.sends.popleft()
-            del channel.mailbox.sends[send]
+            if channel.mailbox.sends is not None:
+                del channel.mailbox.sends[send]
             self._match(send, side, channel)
         else:
             self._order += 1
@@ -221,8 +261,9 @@ class Engine:
 
     def recv_from_anyone(self, mailbox: Mailbox, side: Side) -> None:
         """Post a receive from anyone: the oldest send wins."""
-        if mailbox.sends:
-            send, channel = mailbox.sends.popitem(last=False)
+        sends = mailbox.oldest_sends()
+        if sends:
+            send, channel = sends.popitem(last=False)
             channel.sends.popleft()
             self._match(send, side, channel)
         else:
@@ -232,23 +273,22 @@ class Engine:
 
     def _match(self, send: Side, recv: Side, channel: Channel) -> None:
         a, b = send.x, recv.x
-        if (
-            a.__class__ is bytes
-            or b.__class__ is list
-            or a.dtype != b.dtype
-            or a.shape != b.shape
-            or send.label != recv.label
-        ):
+        if not (
+            send.nbytes == recv.nbytes
+            and a.dtype == b.dtype
+            and (a.ndim == b.ndim == 1 or a.shape == b.shape)
+            and send.label == recv.label
+        ):  # objects, and everything that doesn't fit
             check_match(describe(a, send.label), channel.src, describe(b, recv.label), channel.dst)
         recv.peer = channel.peer
-        eager = self._eager.pop(send, None) if self._eager else None
-        if eager is None:
-            message = Message(send, recv, channel, self.now)
-            self.at(self.now + channel.latency_s, self._depart, message)
+        if self._eager and send in self._eager:
+            message = self._eager.pop(send)
+            message.recv = recv
+            if message.arrived:
+                self._deliver(message, recv)
         else:
-            eager.recv = recv
-            if eager.arrived:
-                self._deliver(eager)
+            message = Message(send, recv, channel, self.now)
+            self._at(self.now + channel.latency_s, message)
 
     def _send_eagerly(self, send: Side, channel: Channel) -> None:
         """Move a small message before its receiver is there: the sender is free at once."""
@@ -256,27 +296,22 @@ class Engine:
             send.x = send.x.detach().clone()
         send.done = True
         message = self._eager[send] = Message(send, None, channel, self.now)
-        self.at(self.now + channel.latency_s, self._depart, message)
+        self._at(self.now + channel.latency_s, message)
 
-    def _depart(self, message: Message) -> None:
-        """The latency has passed; the bytes begin to flow."""
-        self._network.start(Flow(message, message.channel.links, message.send.nbytes), self.now)
+    def _advance(self, message: Message) -> None:
+        """Its latency has passed: it begins to flow. Or its last byte has come: deliver it."""
+        if not message.moving:
+            message.moving = True
+            self._network.start(message, self.now)
+        elif message.end_s == self.now:  # else its rate has changed since this was planned
+            message.end_s = -1.0
+            self._network.end(message)
+            if message.recv is not None:
+                self._deliver(message, message.recv)
 
-    def _arrive(self, flow: Flow) -> None:
-        """A flow may have arrived (unless its rate has changed since this was planned)."""
-        if flow.end_s != self.now:
-            return
-        flow.end_s = -1.0
-        self._network.end(flow)
-        message: Message = flow.what  # type: ignore[assignment]
-        message.arrived = True
-        if message.recv is not None:
-            self._deliver(message)
-
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: Message, recv: Side) -> None:
         """Put the data in place and let both sides go on."""
-        send, recv, channel = message.send, message.recv, message.channel
-        assert recv is not None
+        send, channel = message.send, message.channel
         if recv.x.__class__ is list:
             recv.x.append(pickle.loads(send.x))
         elif not send.x.is_meta and not recv.x.is_meta:

@@ -16,15 +16,13 @@ from dtlab.topology import Topology
 class Flow:
     """`remaining` bytes on their way across `links` at `rate_Bps`, as of `since_s`."""
 
-    __slots__ = ("end_s", "links", "remaining", "rate_Bps", "since_s", "what")
+    __slots__ = ("end_s", "links", "rate_Bps", "remaining", "since_s")
 
-    def __init__(self, what: object, links: tuple[int, ...], nbytes: int):
-        self.what = what  # the engine's message
-        self.links = links
-        self.remaining: float = nbytes
-        self.rate_Bps = 0.0
-        self.since_s = 0.0
-        self.end_s = -1.0  # when it will have arrived, if no rate changes
+    links: tuple[int, ...]
+    remaining: float
+    rate_Bps: float  # 0: not known yet
+    since_s: float
+    end_s: float  # when it will have arrived, if no rate changes; −1: it isn't moving
 
 
 class Network:

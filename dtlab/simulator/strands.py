@@ -31,6 +31,7 @@ class Strand(ABC):
         self.rank = rank
         self.done = False
         self.doing: object = None  # what it waits for, while it is paused
+        self.real = True  # False while it sends tensors without data: then only time matters
         self.random_state = FRESH_RANDOM_STATE  # torch's, as in a process that has just begun
         self._body = body
 

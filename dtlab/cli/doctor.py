@@ -1,0 +1,181 @@
+"""`dtlab doctor`: is this machine ready for the course, and if not, what helps?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import torch
+import typer
+
+import dtlab
+from dtlab.cli import show
+from dtlab.cli.polite import FAILED, politely
+from dtlab.errors import DtlabError
+from dtlab.plots.units import bytes_text, seconds_text
+
+SIGNS = {"ok": "✓", "note": "–", "fault": "✗"}
+
+
+class Finding(NamedTuple):
+    """What one check found. A note is worth knowing; only a fault must be mended."""
+
+    name: str
+    state: str  # "ok" | "note" | "fault"
+    detail: str
+    remedy: str = ""
+
+
+def python() -> Finding:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info >= (3, 11):
+        return Finding("Python", "ok", found)
+    return Finding("Python", "fault", found, "dtlab needs Python 3.11 or newer: make setup "
+                                             "PYTHON=/path/to/python3.12")
+
+
+def pytorch() -> Finding:
+    version = torch.__version__
+    if tuple(map(int, version.split("+")[0].split(".")[:2])) >= (2, 10):
+        return Finding("PyTorch", "ok", version)
+    return Finding("PyTorch", "fault", version, "dtlab needs torch 2.10 or newer: make setup")
+
+
+def gloo() -> Finding:
+    if torch.distributed.is_available() and torch.distributed.is_gloo_available():
+        return Finding("Gloo", "ok", "built in: ranks can talk on any machine")
+    return Finding("Gloo", "fault", "this torch was built without it",
+                   "install torch from its official packages: make setup")
+
+
+def cuda() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("CUDA", "note", "no GPU; the course needs none")
+    count = torch.cuda.device_count()
+    nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    with_nccl = "with NCCL" if nccl else "without NCCL: ranks on GPUs can't talk"
+    return Finding("CUDA", "ok" if nccl else "note",
+                   f"{count} × {torch.cuda.get_device_name(0)}, {with_nccl}")
+
+
+def cores() -> Finding:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if (usable or 1) >= 2:
+        return Finding("Cores", "ok", f"{usable} usable")
+    return Finding("Cores", "note", "1 usable: all works, measured speed-ups will not show",
+                   "give the container or virtual machine two cores")
+
+
+def memory() -> Finding:
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = (page * os.sysconf(f"SC_{which}_PAGES") for which in ("PHYS", "AVPHYS"))
+    except (ValueError, OSError):  # macOS does not say
+        return Finding("Memory", "note", "this system does not tell")
+    found = f"{bytes_text(total)}, {bytes_text(free)} of it unused"
+    if total >= 3.5e9:
+        return Finding("Memory", "ok", found)
+    return Finding("Memory", "note", found, "4 GB are comfortable: close other programs, "
+                                            "or use fewer ranks")
+
+
+def shared_memory() -> Finding:
+    """Large tensors go to ranks and back through /dev/shm; containers often keep it tiny."""
+    if not os.path.isdir("/dev/shm"):
+        return Finding("Shared memory", "ok", "no fixed limit on this system")
+    free = shutil.disk_usage("/dev/shm").free
+    if free >= 256e6:
+        return Finding("Shared memory", "ok", f"{bytes_text(free)} free")
+    return Finding("Shared memory", "fault", f"{bytes_text(free)} free in /dev/shm",
+                   "256 MB are needed: docker run --shm-size=1g, or remove old files there")
+
+
+def loopback() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(5)
+            with socket.create_connection(server.getsockname(), timeout=5) as client:
+                other, _ = server.accept()
+                with other:
+                    client.sendall(b"ping")
+                    if other.recv(4) != b"ping":
+                        raise OSError("what was sent did not arrive")
+    except OSError as error:
+        return Finding("Loopback", "fault", f"127.0.0.1 does not work: {error}",
+                       "bring the interface up (ip link set lo up) and let the firewall pass it")
+    return Finding("Loopback", "ok", "127.0.0.1 carries messages")
+
+
+def jupyterlab() -> Finding:
+    try:
+        version = importlib.metadata.version("jupyterlab")
+        importlib.metadata.version("ipywidgets")
+    except importlib.metadata.PackageNotFoundError as error:
+        return Finding("JupyterLab", "fault", f"{error.name} is not installed", "make setup")
+    return Finding("JupyterLab", "ok", f"{version}: dtlab lab opens the course")
+
+
+def two_ranks() -> Finding:
+    """A real all-reduce on two processes: if this works, the course works."""
+    begun = time.perf_counter()
+    try:
+        result = dtlab.run(_sum_of_ranks, ranks=2, timeout=60, echo=False)
+    except (DtlabError, OSError, EOFError) as error:
+        return Finding("Two ranks", "fault", str(error).splitlines()[0],
+                       "DTLAB_DEBUG=1 dtlab demo shows more; faults above may be the cause")
+    took = seconds_text(time.perf_counter() - begun)
+    if result.values != [1.0, 1.0]:
+        return Finding("Two ranks", "fault", f"0 + 1 gave {result.values}, not 1 on both",
+                       "reinstall torch: rm -r .venv, then make setup")
+    return Finding("Two ranks", "ok", f"started, summed 0 + 1 and ended in {took}")
+
+
+def _sum_of_ranks(comm: dtlab.Comm) -> float:
+    x = torch.tensor([float(comm.rank)])
+    return dtlab.collectives.all_reduce(comm, x).item()
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    python, pytorch, gloo, cuda, cores, memory, shared_memory, loopback, jupyterlab, two_ranks,
+)
+
+
+def examine() -> list[Finding]:
+    """Every check's finding. A check that breaks is a fault with its own name, not a crash."""
+    findings = []
+    for check in CHECKS:
+        try:
+            findings.append(check())
+        except Exception as error:  # whatever is wrong with this machine, the others still count
+            findings.append(Finding(check.__name__, "fault", f"{type(error).__name__}: {error}",
+                                    "this is unforeseen: please report it, with this line"))
+    return findings
+
+
+@politely
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Look whether this machine is ready for the course; say what helps where it is not.
+
+    Exit code 1 if anything must be mended.
+    """
+    findings = examine()
+    healthy = all(finding.state != "fault" for finding in findings)
+    if as_json:
+        show.json_out({"ok": healthy, "checks": [finding._asdict() for finding in findings]})
+    else:
+        for finding in findings:
+            typer.echo(f"{SIGNS[finding.state]} {finding.name:<14} {finding.detail}")
+            if finding.remedy:
+                typer.echo(f"  {'':<14} → {finding.remedy}")
+        typer.echo("Ready." if healthy else "Not ready: mend what is marked ✗.")
+    if not healthy:
+        raise typer.Exit(FAILED)

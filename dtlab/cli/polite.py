@@ -1,0 +1,55 @@
+"""An error on the command line: one sentence, a meaningful exit code, no traceback."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from dtlab.errors import ConfigError, DtlabError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes; 0 is fine
+DEBUG_VARIABLE = "DTLAB_DEBUG"  # set to 1: tracebacks are shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def politely(command: Callable[P, R]) -> Callable[P, R]:
+    """`command`, with every error turned into its sentence on stderr and its exit code."""
+
+    @functools.wraps(command)
+    def polite(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception as error:
+            if os.environ.get(DEBUG_VARIABLE) == "1":
+                raise
+            typer.echo(f"dtlab: {sentence(error)}", err=True)
+            raise typer.Exit(exit_code(error)) from None
+
+    return polite
+
+
+def sentence(error: Exception) -> str:
+    """What to tell the person. dtlab's own errors are written for them already."""
+    if isinstance(error, DtlabError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ImportError):
+        return f"{error}; `make setup` installs all that dtlab needs"
+    kind = type(error).__name__
+    return f"{kind}: {error} (this is a fault of dtlab itself; --debug shows where)"
+
+
+def exit_code(error: Exception) -> int:
+    """2 if the input was at fault, else 1."""
+    return BAD_INPUT if isinstance(error, (ConfigError, OSError)) else FAILED

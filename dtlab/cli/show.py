@@ -1,0 +1,38 @@
+"""How the commands print: a table for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def console() -> Console:
+    """Standard output. A pipe has no width: there, lines are as long as they need to be."""
+    return Console() if sys.stdout.isatty() else Console(width=160, highlight=False)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = ""
+) -> None:
+    """Print rows under their columns: text to the left, all else to the right."""
+    made = Table(title=title, title_justify="left", caption=note or None, caption_justify="left",
+                 title_style="bold", box=None, pad_edge=False, header_style="bold")
+    listed = [list(row) for row in rows]
+    for number, name in enumerate(columns):
+        is_text = all(isinstance(row[number], str) for row in listed)
+        made.add_column(name, justify="left" if is_text and number == 0 else "right")
+    for row in listed:
+        made.add_row(*(Text(str(cell)) for cell in row))
+    console().print(made)
+
+
+def json_out(value: Any) -> None:
+    """Print `value` as JSON, indented, keys in their order."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

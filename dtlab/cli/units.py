@@ -1,0 +1,66 @@
+"""Sizes, times and bandwidths as people type them: 100MB, 5us, 10GB/s, 25Gb/s.
+
+k, M, G, T are powers of 1000; Ki, Mi, Gi, Ti of 1024. B is bytes and b is bits, so 25Gb/s is
+3.125GB/s: networks are sold in bits, memory in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from dtlab.errors import ConfigError
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+             "Ki": 2.0**10, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "": 1.0}
+_NUMBER = r"\s*([0-9.]+(?:e[-+]?[0-9]+)?|inf)\s*"
+_NAMES = {"B": 1.0, "": 1.0, "b": 1 / 8, "bit": 1 / 8}
+
+
+def bytes_of(text: str) -> int:
+    """A size in bytes.
+
+    >>> bytes_of("64KiB"), bytes_of("64kB"), bytes_of("1.5M")
+    (65536, 64000, 1500000)
+    """
+    found = re.fullmatch(_NUMBER + r"([kKMGT]?i?)(B?)", text)
+    if not found or found[2] not in _PREFIXES or not math.isfinite(_number(found[1])):
+        raise ConfigError(f"{text!r} is not a size; write bytes like 4096, 100MB or 64KiB")
+    size = _number(found[1]) * _PREFIXES[found[2]]
+    if size != int(size):
+        raise ConfigError(f"{text!r} is {size:g} bytes; a size is a whole number of them")
+    return int(size)
+
+
+def seconds_of(text: str) -> float:
+    """A time in seconds.
+
+    >>> seconds_of("5us"), seconds_of("0.25")
+    (5e-06, 0.25)
+    """
+    found = re.fullmatch(_NUMBER + r"([munµμ]?s?)", text)
+    if not found or found[2] not in _TIMES:
+        raise ConfigError(f"{text!r} is not a time; write it like 5us, 0.3ms or 2s")
+    return _number(found[1]) * _TIMES[found[2]]
+
+
+def bandwidth_of(text: str) -> float:
+    """A bandwidth in bytes per second; "inf" for a link that is never the bottleneck.
+
+    >>> bandwidth_of("10GB/s"), bandwidth_of("25Gb/s"), bandwidth_of("100Gbit/s")
+    (10000000000.0, 3125000000.0, 12500000000.0)
+    """
+    found = re.fullmatch(_NUMBER + r"([kKMGT]?i?)(B|bit|b|)(?:/s|ps)?", text)
+    if not found or found[2] not in _PREFIXES:
+        raise ConfigError(
+            f"{text!r} is not a bandwidth; write it like 10GB/s (bytes) or 100Gb/s (bits)"
+        )
+    return _number(found[1]) * _PREFIXES[found[2]] * _NAMES[found[3]]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # 1.2.3
+        return math.nan

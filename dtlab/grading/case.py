@@ -1,0 +1,71 @@
+"""What the referee tries, and what comes of it: plain data, no behaviour."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dtlab.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One call of the learner's function on every rank.
+
+    `args[r]` is what rank r is given, after its communicator. Messages cross a uniform network;
+    with one second a message and no limit of bandwidth, the elapsed time counts the rounds.
+    """
+
+    tried: str  # for the table: "4 ranks, 10 × float32"
+    args: list[tuple[Any, ...]]
+    latency_s: float = 1.0
+    bandwidth_Bps: float = math.inf
+    comm: bool = True  # False: the function takes no communicator
+    meter: bool = False  # measure the memory it takes
+    gloo: bool = False  # on real processes over Gloo rather than in the simulator
+    facts: dict[str, Any] = field(default_factory=dict)  # for whoever judges: n, dtype, …
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return len(self.args)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a call gave no result. `kind`: raised, deadlock, hung, died, chatter."""
+
+    kind: str
+    rank: int = -1
+    error: str = ""  # the class of the exception
+    message: str = ""
+    at: str = ""  # the learner's line
+    details: str = ""  # a traceback, or the table of who waits for whom
+
+
+@dataclass
+class Outcome:
+    """What came of a case. If `failure` is set, the rest means nothing."""
+
+    values: list[Any] = field(default_factory=list)  # returned, by rank
+    after: list[tuple[Any, ...]] = field(default_factory=list)  # the arguments afterwards, by rank
+    elapsed_s: float = 0.0
+    trace: Trace = field(default_factory=lambda: Trace(0))
+    peak_bytes: list[int] = field(default_factory=list)  # by rank
+    printed: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+
+
+def describe_case(ranks: int, n: int | None = None, dtype: torch.dtype | None = None) -> str:
+    """How a case stands in the table.
+
+    >>> describe_case(4, 10, torch.float32)
+    '4 ranks, 10 × float32'
+    """
+    text = f"{ranks} rank" + "s" * (ranks != 1)
+    if n is not None:
+        text += f", {n} × {str(dtype).split('.')[-1]}"
+    return text

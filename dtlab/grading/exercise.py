@@ -1,0 +1,173 @@
+"""What an exercise is, and how its checks become the rows of a report.
+
+An exercise is one file in `dtlab/grading/exercises/` that defines `EXERCISE`; nothing else has to
+know of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from dtlab.errors import ConfigError
+from dtlab.grading.case import Case, Failure, Outcome
+from dtlab.grading.report import Row
+
+
+class Verdict(NamedTuple):
+    """What a check says of one case. `clue` is a hint, if the failure betrays its cause."""
+
+    passed: bool
+    came: str
+    expected: str
+    nbytes: str = ""  # "used / allowed"
+    rounds: str = ""
+    clue: str = ""
+
+
+class Trial(NamedTuple):
+    """A case, what came of it, and the verdict."""
+
+    case: Case
+    outcome: Outcome
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the report: all its cases must pass to earn its points."""
+
+    name: str
+    points: float
+    tried: str  # the cases in one phrase, shown when all pass
+    cases: Sequence[Case]
+    judge: Callable[[Case, Outcome], Verdict]
+    hint: str = ""  # if no case has a clue
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """`build(seed)` makes the checks: the notebook's check uses seed 0, the hidden tests another,
+    so that an answer fitted to the shown cases earns nothing."""
+
+    id: str
+    title: str
+    chapter: str
+    function: str  # the name that the learner defines
+    points: float
+    build: Callable[[int], list[Check]]
+
+
+# ---- the registry ------------------------------------------------------------------------------
+
+
+@cache
+def exercises() -> Mapping[str, Exercise]:
+    """All exercises by id, in the order of the chapters."""
+    from dtlab.grading import exercises as package
+
+    found: list[Exercise] = []
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):
+            loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+            found.append(loaded.EXERCISE)
+    return {each.id: each for each in sorted(found, key=lambda e: (e.chapter, e.points, e.id))}
+
+
+def find_exercise(exercise_id: str) -> Exercise:
+    """The exercise of this id, else `ConfigError` that lists the known ones."""
+    known = exercises()
+    if not isinstance(exercise_id, str) or exercise_id not in known:
+        raise ConfigError(
+            f"there is no exercise {exercise_id!r}; the exercises are: {', '.join(known)}"
+        )
+    return known[exercise_id]
+
+
+# ---- judging -----------------------------------------------------------------------------------
+
+
+def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
+    """What `check` says; a case without a result fails whatever is checked."""
+    failure = outcome.failure
+    if failure is None:
+        return check.judge(case, outcome)
+    where = f" on rank {failure.rank}" if failure.rank >= 0 and case.ranks > 1 else ""
+    if failure.kind == "raised":
+        came = f"{failure.error}{where}: {failure.message}".rstrip(": ")
+    else:
+        came = f"{_KINDS[failure.kind]}{where}: {failure.message}"
+    at = f" ({failure.at})" if failure.at else ""
+    return Verdict(False, _clip(came + at), "a result", clue=failure_hint(outcome))
+
+
+_KINDS = {
+    "deadlock": "deadlock",
+    "hung": "still running",
+    "died": "process died",
+    "chatter": "never stopped",
+    "skipped": "not tried",
+}
+
+
+def failure_hint(outcome: Outcome) -> str:
+    """The likely mistake behind a call that gave no result; "" if it isn't clear."""
+    failure = outcome.failure
+    assert failure is not None
+    if failure.kind == "skipped":
+        return ""
+    if failure.kind == "deadlock":
+        return ("Every rank waits for another. A send may wait until its receiver is there, so a "
+                "circle in which all send first never moves: use comm.sendrecv, or comm.exchange.")
+    if failure.kind in ("hung", "chatter"):
+        at = f" The last line seen: {failure.at}." if failure.at else ""
+        return f"The function does not end: look for a loop without an end.{at}"
+    if failure.kind == "died":
+        return ("A rank's process ended before the function returned. Don't call exit; return, or "
+                "raise an error.")
+    return _raised_hint(failure.error, failure.message)
+
+
+def _raised_hint(error: str, message: str) -> str:
+    if error == "NotImplementedError":
+        return "Not written yet: replace `raise NotImplementedError` by your answer."
+    if "process group" in message:
+        return ("torch.distributed isn't the communicator here. Everything goes through `comm`: "
+                "comm.send, comm.recv, comm.sendrecv.")
+    if error == "NameError":
+        return (f"{message.capitalize()}: define what the function needs in the solution cell "
+                "itself, or import it there.")
+    if error == "ShapeMismatch":
+        return ("What one rank sends is not what the other makes room for. Do both ends cut the "
+                "vector in the same places? The pieces differ in size when p does not divide n.")
+    if error == "MemoryError":
+        return "The function asks for more memory than there is."
+    return ""
+
+
+def row_of(check: Check, trials: Sequence[Trial]) -> Row:
+    """The report's row: a summary if all passed, else the first case that did not."""
+    bad = next((trial for trial in trials if not trial.verdict.passed), None)
+    if bad is None:
+        worst = trials[-1].verdict
+        return Row(check.name, True, check.points, check.points, check.tried, worst.came,
+                   worst.expected, worst.nbytes, worst.rounds)
+    v = bad.verdict
+    good = sum(trial.verdict.passed for trial in trials)
+    score = f" — {good} of {len(trials)} cases right" if len(trials) > 1 else ""
+    return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
+               v.nbytes, v.rounds, v.clue or check.hint)
+
+
+def skipped(reason: str) -> Outcome:
+    """The outcome of a case that was not tried."""
+    return Outcome(failure=Failure("skipped", message=reason))
+
+
+def _clip(text: str, limit: int = 220) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,1 @@
+"""The course's exercises, one file each; see `dtlab.grading.exercise`."""

@@ -1,0 +1,198 @@
+"""What a check says: a table for people, a dictionary for scripts."""
+
+from __future__ import annotations
+
+import html
+import io
+import shutil
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = ("", "check", "tried", "came", "expected", "bytes sent", "rounds", "points")
+
+
+@dataclass
+class Row:
+    """One check. `nbytes` and `rounds` read "used / allowed", "" where they don't count."""
+
+    name: str
+    passed: bool
+    points: float
+    max_points: float
+    tried: str
+    came: str
+    expected: str
+    nbytes: str = ""
+    rounds: str = ""
+    hint: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """The row's cells, in the order of `COLUMNS`. A sign, not a colour, says pass or fail."""
+        sign = "✓" if self.passed else "✗"
+        points = f"{self.points:g} of {self.max_points:g}"
+        return (sign, self.name, self.tried, self.came, self.expected, self.nbytes, self.rounds,
+                points)
+
+
+@dataclass
+class Report:
+    """The outcome of one exercise's checks.
+
+    `str(report)` is the table as text; in a notebook the report shows itself as HTML.
+    """
+
+    exercise: str
+    title: str
+    rows: list[Row] = field(default_factory=list)
+    printed: str = ""  # what the learner's function printed in the case of the first hint
+    details: str = ""  # a traceback or a table of who waits for whom, if a case ended so
+    seconds: float = 0.0
+
+    @property
+    def points(self) -> float:
+        """Points earned. A whole number is an int, as markers and nbgrader like it."""
+        return whole(sum(row.points for row in self.rows))
+
+    @property
+    def max_points(self) -> float:
+        """Points that a right answer earns."""
+        return whole(sum(row.max_points for row in self.rows))
+
+    @property
+    def passed(self) -> bool:
+        """Did every check pass?"""
+        return all(row.passed for row in self.rows)
+
+    @property
+    def hints(self) -> list[str]:
+        """What to look at, the first thing first, each once."""
+        return list(dict.fromkeys(row.hint for row in self.rows if row.hint))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For scripts and `--json`."""
+        return {
+            "exercise": self.exercise,
+            "title": self.title,
+            "points": self.points,
+            "max_points": self.max_points,
+            "passed": self.passed,
+            "rows": [asdict(row) for row in self.rows],
+            "hints": self.hints,
+            "printed": self.printed,
+            "details": self.details,
+            "seconds": round(self.seconds, 3),
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Report:
+        """The report that `to_dict` described."""
+        rows = [Row(**row) for row in data["rows"]]
+        return Report(data["exercise"], data["title"], rows, data["printed"], data["details"],
+                      data["seconds"])
+
+    # ---- for people ----------------------------------------------------------------------------
+
+    @property
+    def headline(self) -> str:
+        """One line: "ring-all-reduce: 8 of 10 points"."""
+        return f"{self.exercise}: {self.points:g} of {self.max_points:g} points"
+
+    def _columns(self) -> list[int]:
+        """The columns that hold something."""
+        cells = [row.cells() for row in self.rows]
+        return [c for c in range(len(COLUMNS)) if any(row[c] for row in cells)]
+
+    def _extras(self) -> list[tuple[str, str]]:
+        """What stands below the table: (heading, text)."""
+        extras = [("Details", self.details), ("Your function printed", self.printed)]
+        return [(heading, text.rstrip()) for heading, text in extras if text.strip()]
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, width: int | None = None) -> str:
+        """The table as plain text, `width` columns wide (default: the terminal's, 80 to 120)."""
+        width = width or min(max(shutil.get_terminal_size((110, 24)).columns, 80), 120)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+        for c in self._columns():
+            table.add_column(COLUMNS[c], overflow="fold", no_wrap=c in (0, 6, 7),
+                             justify="right" if c == 7 else "left")
+        for row in self.rows:
+            cells = row.cells()
+            table.add_row(*(_plain(cells[c]) for c in self._columns()))
+        page = io.StringIO()
+        Console(file=page, width=width, color_system=None, legacy_windows=False).print(table)
+        lines = [f"{self.headline} · {self.title}", "", page.getvalue().rstrip(), ""]
+        lines += [f"Hint: {hint}" for hint in self.hints]
+        for heading, text in self._extras():
+            lines += [f"{heading}:", *(f"    {line}" for line in text.splitlines())]
+        return "\n".join(line.rstrip() for line in lines).rstrip()
+
+    def __repr__(self) -> str:
+        return f"<Report {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        shown = self._columns()
+        head = "".join(f"<th>{html.escape(COLUMNS[c])}</th>" for c in shown)
+        body = "".join(_html_row(row, shown) for row in self.rows)
+        hints = "".join(f"<li>{html.escape(hint)}</li>" for hint in self.hints)
+        below = f'<div class="dt-hints"><b>Hint</b><ul>{hints}</ul></div>' if hints else ""
+        for heading, text in self._extras():
+            below += (f"<details><summary>{heading}</summary>"
+                      f"<pre>{html.escape(text)}</pre></details>")
+        return (
+            f'<div class="dt-report"><style>{_STYLE}</style>'
+            f'<div class="dt-head"><b>{html.escape(self.title)}</b> '
+            f"<span>{self.points:g} of {self.max_points:g} points</span></div>"
+            f'<table role="table" aria-label="{html.escape(self.headline)}">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Rich display: HTML, and the text for readers that show none."""
+        return {"text/html": self._repr_html_(), "text/plain": self.to_text(110)}
+
+
+def whole(points: float) -> float:
+    """An int where possible: 10 rather than 10.0."""
+    return int(points) if float(points).is_integer() else points
+
+
+def _plain(text: str) -> str:
+    """Rich reads [square brackets] as markup; ours are text."""
+    return text.replace("[", "\\[")
+
+
+def _html_row(row: Row, shown: list[int]) -> str:
+    cells = row.cells()
+    word = "passed" if row.passed else "failed"
+    out = []
+    for c in shown:
+        attributes = f' title="{word}" aria-label="{word}"' if c == 0 else ""
+        out.append(f'<td class="dt-c{c}"{attributes}>{html.escape(cells[c])}</td>')
+    return f'<tr class="dt-{word}">{"".join(out)}</tr>'
+
+
+# Colours of Okabe & Ito, which people with colour-blindness tell apart; backgrounds are left to
+# the notebook's theme, so that light and dark both work.
+_STYLE = """
+.dt-report{font-size:13px;line-height:1.35;max-width:1100px}
+.dt-report .dt-head{display:flex;gap:1em;align-items:baseline;margin:.3em 0 .4em}
+.dt-report .dt-head b{font-size:15px}
+.dt-report table{border-collapse:collapse;margin:0;width:100%}
+.dt-report th,.dt-report td{text-align:left;vertical-align:top;padding:.3em .7em .3em 0;
+ white-space:normal;border:0;border-bottom:1px solid rgba(128,128,128,.3);background:none}
+.dt-report th{font-weight:600;opacity:.75}
+.dt-report .dt-c0{font-weight:700}.dt-report .dt-c1{white-space:nowrap;font-weight:600}
+.dt-report .dt-c6,.dt-report .dt-c7{white-space:nowrap}
+.dt-report .dt-passed .dt-c0{color:#009e73}.dt-report .dt-failed .dt-c0{color:#d55e00}
+.dt-report .dt-failed{box-shadow:inset 3px 0 0 #d55e00}
+.dt-report .dt-failed .dt-c0{padding-left:.5em}.dt-report .dt-passed .dt-c0{padding-left:.5em}
+.dt-report .dt-hints{margin:.6em 0;padding:.1em .9em;border-left:3px solid #0072b2}
+.dt-report .dt-hints ul{margin:.2em 0 .3em;padding-left:1.1em}
+.dt-report pre{font-size:12px;overflow-x:auto}
+""".replace("\n", "")

@@ -1,0 +1,88 @@
+"""What each collective starts from and must end with, in contributions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dtlab.errors import ConfigError
+
+
+class Goal(NamedTuple):
+    """wanted (p, p, p) and judged (p, p) as in `Frame`; `start` says what a rank is given.
+
+    start: "vector" (p pieces, all its own), "piece" (one piece), "root" (only the root has any).
+    spreads_news: the goal is that everyone has heard of everyone (a barrier).
+    """
+
+    wanted: np.ndarray
+    judged: np.ndarray
+    start: str = "vector"
+    spreads_news: bool = False
+
+
+def goal_of(collective: str, p: int, root: int) -> Goal:
+    """The goal of a collective on p ranks. One that is not known here is shown, but not judged."""
+    everyone = np.ones((p, p, p), bool)
+    all_cells, no_cells = np.ones((p, p), bool), np.zeros((p, p), bool)
+    at_root = no_cells.copy()
+    at_root[root] = True
+    own_piece = np.eye(p, dtype=bool)
+    of_root = np.zeros((p, p, p), bool)
+    of_root[..., root] = True
+    piece_of_its_rank = np.broadcast_to(np.eye(p, dtype=bool), (p, p, p)).copy()
+    up_to_me = np.broadcast_to(np.tri(p, dtype=bool)[:, None, :], (p, p, p)).copy()
+    before_me = np.broadcast_to(np.tri(p, k=-1, dtype=bool)[:, None, :], (p, p, p)).copy()
+    not_first = all_cells.copy()
+    not_first[0] = False  # an exclusive scan leaves rank 0 without a result
+    goals = {
+        "all_reduce": Goal(everyone, all_cells),
+        "broadcast": Goal(of_root, all_cells, "root"),
+        "reduce": Goal(everyone, at_root),
+        "scan": Goal(up_to_me, all_cells),
+        "exscan": Goal(before_me, not_first),
+        "all_gather": Goal(piece_of_its_rank, all_cells, "piece"),
+        "gather": Goal(piece_of_its_rank, at_root, "piece"),
+        "all_to_all": Goal(piece_of_its_rank, all_cells),
+        "reduce_scatter": Goal(everyone, own_piece),
+        "scatter": Goal(of_root, own_piece, "root"),
+        "barrier": Goal(everyone, all_cells, spreads_news=True),
+    }
+    return goals.get(collective, Goal(everyone, no_cells))
+
+
+def arguments(
+    fn: Callable[..., Any], goal: Goal, rank: int, p: int, root: int
+) -> dict[str, Any]:
+    """What `fn` is called with, after the communicator: by the names of its parameters.
+
+    The first parameter after the communicator is the data if none is named x or parts.
+    """
+    parameters = list(inspect.signature(fn).parameters.values())[1:]
+    by_name = [q for q in parameters if q.kind not in (q.VAR_POSITIONAL, q.VAR_KEYWORD)]
+    own = torch.zeros(p)
+    own[rank] = 1.0
+    vector = own.repeat(p)
+    if goal.start == "root" and rank != root:
+        vector = torch.zeros(p * p)
+    data = {"parts": vector.view(p, p), "x": own if goal.start == "piece" else vector}
+    given: dict[str, Any] = {}
+    for q in by_name:
+        if q.name in data:
+            given[q.name] = data[q.name]
+        elif q.name == "root":
+            given[q.name] = root
+        elif q.name == "op":
+            given[q.name] = "sum"
+        elif q.default is q.empty and not any(name in given for name in data):
+            given[q.name] = data["x"]
+        elif q.default is q.empty:
+            raise ConfigError(
+                f"can't watch {getattr(fn, '__name__', fn)}: it needs {q.name!r}, and only x, "
+                f"parts, root and op can be given; wrap it in a function of (comm, x)"
+            )
+    return given

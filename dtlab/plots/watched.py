@@ -1,0 +1,122 @@
+"""A communicator that looks over the algorithm's shoulder: it notes what every buffer held, when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from dtlab.comm import Comm, Recv, Send, Work
+
+
+class Region(NamedTuple):
+    """Where a tensor lies: `memory` is the address of its storage, the rest counts elements."""
+
+    memory: int
+    first: int
+    count: int
+
+
+class Posted(NamedTuple):
+    """One side of a message: with which rank of the whole run, when it was posted, which data."""
+
+    peer: int | None
+    when_s: float
+    region: Region | None
+
+
+class Notes:
+    """What one rank did: every buffer it received into or added to, after each change of it.
+
+    history[memory]: (when, copy of the whole buffer), oldest first.
+    sent, received: its side of every message, in the order in which they were posted.
+    """
+
+    def __init__(self) -> None:
+        self.history: dict[int, list[tuple[float, torch.Tensor]]] = {}
+        self.sent: list[Posted] = []
+        self.received: list[Posted] = []
+        self._buffers: dict[int, torch.Tensor] = {}  # held, so that no address is used twice
+
+    def watch(self, tensor: Any, now: float) -> None:
+        """From now on note what the buffer of `tensor` holds."""
+        where = region_of(tensor)
+        if where is not None and where.memory not in self._buffers:
+            whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
+            self._buffers[where.memory] = whole
+            self.history[where.memory] = [(now, whole.clone())]
+
+    def look(self, now: float) -> None:
+        """Note what each watched buffer holds, if that has changed."""
+        for memory, buffer in self._buffers.items():
+            if not torch.equal(self.history[memory][-1][1], buffer):
+                self.history[memory].append((now, buffer.clone()))
+
+
+def region_of(tensor: Any) -> Region | None:
+    """Where the data of a tensor lies; None for other objects, empty and scattered tensors."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.is_contiguous():
+        return None
+    return Region(tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.numel())
+
+
+class WatchedComm(Comm):
+    """`inner`, with every message, wait and reduction noted in `notes`. Changes nothing else.
+
+    members[i]: the rank, in the whole run, of the i-th rank of `inner`.
+    """
+
+    def __init__(self, inner: Comm, notes: Notes, members: Sequence[int]):
+        self.inner, self.notes, self.members = inner, notes, members
+        self.rank, self.size, self.device = inner.rank, inner.size, inner.device
+
+    def post(self, *ops: Send | Recv) -> list[Work]:
+        now = self.now()
+        works = [_WatchedWork(work, self) for work in self.inner.post(*ops)]  # checks the peers
+        for op in ops:
+            if isinstance(op, Send):
+                self.notes.sent.append(Posted(self.members[op.dst], now, region_of(op.x)))
+            else:
+                self.notes.watch(op.x, now)
+                src = None if op.src is None else self.members[op.src]
+                self.notes.received.append(Posted(src, now, region_of(op.x)))
+        return list(works)
+
+    def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
+        self.notes.watch(into, self.now())
+        self.inner.accumulate_(into, x, op)
+        self.notes.look(self.now())
+        return into
+
+    def compute(self, label: str, seconds: float = 0.0) -> AbstractContextManager[None]:
+        return self.inner.compute(label, seconds)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    @contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        with self.inner.labelled(label):
+            yield
+
+    def _agree(self, value: Any) -> list[Any]:
+        return self.inner._agree(value)
+
+    def _subgroup(self, ranks: Sequence[int], context: int) -> Comm:
+        group = self.inner._subgroup(ranks, context)
+        return WatchedComm(group, self.notes, [self.members[rank] for rank in ranks])
+
+    def _next_context(self) -> int:
+        return self.inner._next_context()
+
+
+class _WatchedWork(Work):
+    def __init__(self, inner: Work, comm: WatchedComm):
+        self.inner, self.comm = inner, comm
+
+    def wait(self) -> int:
+        peer = self.inner.wait()
+        self.comm.notes.look(self.comm.now())
+        return peer

@@ -1,0 +1,182 @@
+"""The board: a page of shared memory on which every rank writes what it is doing.
+
+It is how a hang gets a name. Each rank keeps one record, rewritten before each wait, so that the
+launcher can say who waits for whom even of a rank that answers no more; and for each ordered pair
+of ranks a *ledger* of the messages that each side has posted, so that a message that does not fit
+is refused by whoever comes second, before a byte moves.
+
+No locks: each word has one writer. Layout, for p ranks:
+
+    p records            what a rank does now
+    p any-boxes          its receives from anyone
+    p·p ledgers          src → dst: counts and headers of sends, the same of receives
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+from dtlab.errors import Waiting
+
+DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned", "raised", "fetch")
+STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED, FETCH = range(len(DOING))
+ANYONE = -1
+
+# events (bumped at every change), doing, sends, certain, peer, context, number, bytes, peers, label,
+# line
+_RECORD = struct.Struct("=QBBBxiqqq40s40s160s")
+_RECORD_SIZE = 320
+_SLOTS = 16  # contexts that can be told apart at one time
+_DEPTH = 8  # headers kept of each direction of a pair
+_HEADER = 256  # a stamp of 8 bytes, then the text of the header
+_SIDE = _SLOTS * 8 + _DEPTH * _HEADER
+_ANY = _SLOTS * (16 + _HEADER)
+_COUNT = (1 << 40) - 1
+
+
+class State(NamedTuple):
+    """One record, read."""
+
+    events: int
+    doing: int
+    sends: bool  # the message it waits for is one that it sends
+    certain: bool  # no other thread of this rank could end its wait
+    peer: int  # world rank, ANYONE
+    context: int
+    number: int  # it waits for the number-th message of this pair and context
+    nbytes: int
+    peers: str
+    label: str
+    line: str
+
+    def waiting(self, rank: int) -> Waiting:
+        """As a row of the table in `RunTimeout` and `Deadlock`."""
+        doing = DOING[self.doing]
+        if self.doing == FETCH:
+            doing = "recv"
+        if self.label:
+            doing += f" in {self.label}"
+        blocked = self.doing in (SEND, RECV, EXCHANGE, FETCH)
+        return Waiting(rank, doing, self.peers, self.nbytes if blocked else None, self.line)
+
+
+class Board:
+    """The shared page, seen from the launcher or from a rank."""
+
+    def __init__(self, fd: int, ranks: int):
+        self.ranks = ranks
+        self._boxes = _RECORD_SIZE * ranks
+        self._ledgers = self._boxes + _ANY * ranks
+        size = self._ledgers + 2 * _SIDE * ranks * ranks
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)  # untouched pages take no memory
+        self.bytes = mmap.mmap(fd, size)
+        self.words = memoryview(self.bytes).cast("Q")
+
+    # ---- records ------------------------------------------------------------------------------
+
+    def write(
+        self, rank: int, events: int, doing: int, sends: bool = False, certain: bool = True,
+        peer: int = 0, context: int = 0, number: int = 0, nbytes: int = 0,
+        peers: bytes = b"", label: bytes = b"", line: bytes = b"",
+    ) -> None:
+        """Rewrite the record of `rank`."""
+        _RECORD.pack_into(
+            self.bytes, rank * _RECORD_SIZE,
+            events, doing, sends, certain, peer, context, number, nbytes, peers, label, line,
+        )
+
+    def touch(self, rank: int, events: int, doing: int) -> None:
+        """Change only what `rank` is doing; what it waited for last stays readable."""
+        self.bytes[rank * _RECORD_SIZE + 8] = doing
+        self.words[rank * _RECORD_SIZE >> 3] = events
+
+    def state(self, rank: int) -> State:
+        """What `rank` wrote last."""
+        fields = _RECORD.unpack_from(self.bytes, rank * _RECORD_SIZE)
+        texts = (raw.rstrip(b"\0").decode(errors="replace") for raw in fields[8:])
+        return State(*fields[:8], *texts)
+
+    # ---- the ledger ---------------------------------------------------------------------------
+
+    def _side(self, src: int, dst: int, receiving: bool) -> int:
+        return self._ledgers + (2 * (src * self.ranks + dst) + receiving) * _SIDE
+
+    def count(self, src: int, dst: int, receiving: bool, context: int) -> int | None:
+        """How many messages of this pair and context that side has posted (None: can't tell)."""
+        word = self.words[(self._side(src, dst, receiving) >> 3) + context % _SLOTS]
+        if word == 0:
+            return 0
+        return word & _COUNT if word >> 40 == context + 1 else None
+
+    def set_count(self, src: int, dst: int, receiving: bool, context: int, count: int) -> None:
+        """That side says it has posted `count` messages."""
+        at = (self._side(src, dst, receiving) >> 3) + context % _SLOTS
+        self.words[at] = (context + 1) << 40 | count
+
+    def put_header(
+        self, src: int, dst: int, receiving: bool, context: int, number: int, text: bytes
+    ) -> None:
+        """Write the header of the number-th message, before the count that announces it."""
+        at = self._header(src, dst, receiving, context, number)
+        self.bytes[at + 8 : at + 8 + len(text)] = text
+        self.words[at >> 3] = (context + 1) << 40 | (number + 1)
+
+    def header(
+        self, src: int, dst: int, receiving: bool, context: int, number: int
+    ) -> bytes | None:
+        """The header that side wrote for its number-th message, None if it isn't there (now)."""
+        at = self._header(src, dst, receiving, context, number)
+        if self.words[at >> 3] != (context + 1) << 40 | (number + 1):
+            return None
+        return self.bytes[at + 8 : at + _HEADER]
+
+    def _header(self, src: int, dst: int, receiving: bool, context: int, number: int) -> int:
+        slot = (number + 3 * context) % _DEPTH
+        return self._side(src, dst, receiving) + _SLOTS * 8 + slot * _HEADER
+
+    # ---- receives from anyone -----------------------------------------------------------------
+
+    def _box(self, rank: int, context: int) -> int:
+        return self._boxes + rank * _ANY + context % _SLOTS * (16 + _HEADER)
+
+    def set_anyone(self, rank: int, context: int, pending: int, text: bytes) -> None:
+        """`rank` has `pending` receives from anyone; `text`: their header, if all have the same."""
+        at = self._box(rank, context)
+        self.words[(at >> 3) + 1] = 0
+        self.bytes[at + 16 : at + 16 + len(text)] = text
+        self.words[(at >> 3) + 1] = len(text)
+        self.words[at >> 3] = (context + 1) << 40 | pending
+
+    def anyone(self, rank: int, context: int) -> tuple[int | None, bytes]:
+        """How many receives from anyone `rank` has pending (None: can't tell), their header."""
+        at = self._box(rank, context)
+        word, length = self.words[at >> 3], self.words[(at >> 3) + 1]
+        if word == 0:
+            return 0, b""
+        if word >> 40 != context + 1:
+            return None, b""
+        return word & _COUNT, self.bytes[at + 16 : at + 16 + length]
+
+    # ---- what the launcher asks -----------------------------------------------------------------
+
+    def stuck(self, rank: int, state: State) -> bool:
+        """Does `rank` wait for a message whose other side has not been posted?"""
+        if state.doing not in (SEND, RECV, EXCHANGE) or not state.certain:
+            return False
+        if state.sends:
+            there = self.count(rank, state.peer, True, state.context)
+            pending, _ = self.anyone(state.peer, state.context)
+            return there is not None and there <= state.number and pending == 0
+        if state.peer != ANYONE:
+            there = self.count(state.peer, rank, False, state.context)
+            return there is not None and there <= state.number
+        for src in range(self.ranks):
+            sent = self.count(src, rank, False, state.context)
+            taken = self.count(src, rank, True, state.context)
+            if sent is None or taken is None or sent > taken:
+                return False
+        return True

@@ -1,0 +1,108 @@
+"""A rank's exception on its way to the launcher.
+
+The traceback travels as (file, line number, function) and gets its source lines only where it is
+shown: a notebook's cells exist in the notebook's process alone.
+"""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from dtlab.errors import DtlabError, RankFailed
+from dtlab.tracebacks import PACKAGE
+
+_HERE = str(Path(__file__).parent)
+_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+class Link(NamedTuple):
+    """One exception of a chain: how it follows from the one before, where it came from."""
+
+    joint: str
+    frames: list[tuple[str, int, str]]  # file, line number, function
+    text: list[str]  # "ValueError: …"
+
+
+class Failure(NamedTuple):
+    """All that a rank says of its exception."""
+
+    headline: str
+    chain: list[Link]
+    pickled: bytes | None  # the exception itself, if it can travel
+    secondary: bool  # perhaps only an echo: the wire broke because another rank went away
+
+
+def capture(error: BaseException) -> Failure:
+    """Describe `error`, in the rank where it was raised."""
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:
+        pickled = None
+    secondary = isinstance(error, RuntimeError) and any(
+        sign in str(error) for sign in ("Connection closed", "Connection reset", "Broken pipe", "gloo")
+    )
+    text = f"{type(error).__name__}: {error}"
+    return Failure(text, list(_chain(error, set())), pickled, secondary)
+
+
+def _chain(error: BaseException, seen: set[int]) -> Iterator[Link]:
+    seen.add(id(error))
+    joint, before = _CAUSE, error.__cause__
+    if before is None and not error.__suppress_context__:
+        joint, before = _CONTEXT, error.__context__
+    if before is not None and id(before) not in seen:
+        yield from _chain(before, seen)
+    else:
+        joint = ""
+    yield Link(joint, _frames(error), traceback.format_exception_only(error))
+
+
+def _frames(error: BaseException) -> list[tuple[str, int, str]]:
+    """The learner's part of the traceback: without our own frames around it.
+
+    What dtlab raises on purpose ends at the line that called dtlab.
+    """
+    frames = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    start = next((n for n, (file, _, _) in enumerate(frames) if not file.startswith(_HERE)), 0)
+    frames = frames[start:]
+    if isinstance(error, DtlabError):
+        while len(frames) > 1 and frames[-1][0].startswith(PACKAGE):
+            frames.pop()
+    return frames
+
+
+def rank_failed(rank: int, failure: Failure) -> RankFailed:
+    """The error that the launcher raises for it."""
+    cause: Any = failure.headline
+    if failure.pickled is not None:
+        try:
+            cause = cloudpickle.loads(failure.pickled)
+        except Exception:
+            cause = failure.headline
+    if not isinstance(cause, BaseException):
+        cause = failure.headline
+    return RankFailed.from_rank(rank, cause, render(failure))
+
+
+def render(failure: Failure) -> str:
+    """The traceback as Python prints it, with source lines as this process knows them."""
+    linecache.checkcache()
+    lines = []
+    for joint, frames, text in failure.chain:
+        lines.append(joint)
+        if frames:
+            lines.append("Traceback (most recent call last):\n")
+            summaries = [traceback.FrameSummary(*frame) for frame in frames]
+            lines.extend(traceback.StackSummary.from_list(summaries).format())
+        lines.extend(text)
+    return "".join(lines).lstrip("\n")

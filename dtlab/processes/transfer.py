@@ -1,0 +1,242 @@
+"""Objects on their way between processes: pickled, with large arrays beside the pickle.
+
+`pack` writes an object into an anonymous memory file; `unpack` maps it. So a large tensor is
+copied once on its way in, and not at all on its way out: the receivers share its pages until they
+write to them (MAP_PRIVATE), which changes only their own copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import mmap
+import os
+import pickle
+import struct
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import torch
+
+from dtlab.errors import ConfigError
+from dtlab.tracebacks import PACKAGE
+
+_LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
+_ALIGN = 64
+_COUNTS = struct.Struct("<QQ")  # bytes of pickle, number of buffers
+_PLACE = struct.Struct("<QQ")  # offset and size of a buffer
+
+
+def memory_file(name: str) -> int:
+    """A file without a name, in memory where the system can: gone with its last user."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile(prefix=name) as file:
+        return os.dup(file.fileno())
+
+
+# ---- pack and unpack ----------------------------------------------------------------------------
+
+
+def pack(value: Any) -> int:
+    """`value` in a new memory file; returns its descriptor. Raises whatever pickling raises."""
+    buffers: list[memoryview] = []
+    pickled = _dump(value, buffers)
+    places, end = [], _COUNTS.size + _PLACE.size * len(buffers) + len(pickled)
+    for buffer in buffers:
+        start = -(-end // _ALIGN) * _ALIGN
+        places.append((start, buffer.nbytes))
+        end = start + buffer.nbytes
+    fd = memory_file("dtlab")
+    try:
+        head = _COUNTS.pack(len(pickled), len(buffers))
+        _write(fd, head + b"".join(_PLACE.pack(*place) for place in places) + pickled, 0)
+        for (start, _), buffer in zip(places, buffers, strict=True):
+            _write(fd, buffer, start)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def unpack(fd: int, *, close: bool = True) -> Any:
+    """What `pack` put into this file. Large arrays in it are private views of the file."""
+    try:
+        size = os.fstat(fd).st_size
+        everything = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE)
+    finally:
+        if close:
+            os.close(fd)
+    view = memoryview(everything)
+    length, count = _COUNTS.unpack_from(view)
+    body = _COUNTS.size + _PLACE.size * count
+    buffers = []
+    for number in range(count):
+        start, nbytes = _PLACE.unpack_from(view, _COUNTS.size + _PLACE.size * number)
+        buffers.append(view[start : start + nbytes])
+    return pickle.loads(view[body : body + length], buffers=buffers)
+
+
+def _write(fd: int, data: bytes | memoryview, start: int) -> None:
+    view = memoryview(data)
+    while view:  # the kernel takes at most 2 GB at a time
+        written = os.pwrite(fd, view, start)
+        view, start = view[written:], start + written
+
+
+def _dump(value: Any, buffers: list[memoryview]) -> bytes:
+    def keep_aside(buffer: pickle.PickleBuffer) -> bool:
+        """Called for each array: True leaves it in the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < _LARGE:
+            return True
+        buffers.append(raw)
+        return False
+
+    sink = io.BytesIO()
+    _Pickler(sink, protocol=5, buffer_callback=keep_aside).dump(value)
+    return sink.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, which takes lambdas, closures and cells; large tensors go aside."""
+
+    def reducer_override(self, x: Any) -> Any:
+        """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
+        if type(x) is torch.Tensor and _is_plain(x):
+            raw = x.detach().reshape(-1).view(torch.uint8).numpy()
+            buffer = pickle.PickleBuffer(raw)
+            return _rebuild_tensor, (buffer, x.dtype, tuple(x.shape), x.requires_grad)
+        return super().reducer_override(x)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Is `x` large, on the CPU, dense, and all of its storage?"""
+    return (
+        x.device.type == "cpu"
+        and x.layout is torch.strided
+        and x.is_leaf
+        and x.nbytes >= _LARGE
+        and x.is_contiguous()
+        and not (x.is_conj() or x.is_neg() or x.is_quantized)
+        and x.untyped_storage().nbytes() == x.nbytes
+        and not x.__dict__
+        and not x._backward_hooks
+    )
+
+
+def _rebuild_tensor(
+    buffer: memoryview, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    x = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
+    return x.requires_grad_(requires_grad)
+
+
+# ---- functions: by value where the ranks could not import them -----------------------------------
+
+
+def pack_call(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
+    """A function and its arguments, in a memory file. `ConfigError` names what can't be pickled.
+
+    The function's own module travels with it unless it is installed: a module that you are
+    editing, a test or a script may be something else on disk, or not importable at all.
+    """
+    module = _own_module(function)
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            return pack((function, args))
+        except Exception:
+            pass  # some global of it does not pickle; by reference it may still work
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+    try:
+        return pack((function, args))
+    except Exception as error:
+        where, culprit = _culprit(function, args)
+        raise ConfigError(
+            f"{where} can't be sent to the ranks: {type(culprit).__name__} {_short(culprit)} "
+            f"can't be pickled ({error}); create it inside the function instead"
+        ) from error
+
+
+def _own_module(function: Callable[..., Any]) -> ModuleType | None:
+    """The module `function` was written in, if it isn't an installed one or `__main__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or type(function).__module__
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or name == "__main__" or file is None:
+        return None
+    installed = {PACKAGE, *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))}
+    if any(file.startswith(folder + os.sep) for folder in installed):
+        return None
+    return module
+
+
+def _culprit(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any]:
+    """Where the first thing that does not pickle is, and the thing."""
+    parts = [(f"argument {number}", value) for number, value in enumerate(args, start=1)]
+    parts.insert(0, (f"the function {getattr(function, '__name__', function)!s}", function))
+    for where, value in parts:
+        if not _pickles(value):
+            return _innermost(where, value, depth=6)
+    return parts[0]
+
+
+def _innermost(where: str, value: Any, depth: int) -> tuple[str, Any]:
+    for deeper, part in _parts(where, value) if depth else ():
+        if not _pickles(part):
+            return _innermost(deeper, part, depth - 1)
+    return where, value
+
+
+def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, functools.partial):
+        yield f"the function of {where}", value.func
+        yield from ((f"an argument of {where}", arg) for arg in value.args)
+    elif isinstance(value, FunctionType):
+        closure = inspect.getclosurevars(value)
+        names = set(_global_names(value.__code__))
+        for name in sorted(names & value.__globals__.keys()):
+            yield f"global `{name}` used by `{value.__name__}`", value.__globals__[name]
+        for name, inner in closure.nonlocals.items():
+            yield f"variable `{name}` used by `{value.__name__}`", inner
+        for inner in value.__defaults__ or ():
+            yield f"a default of `{value.__name__}`", inner
+    elif isinstance(value, dict):
+        yield from ((f"{where}[{key!r}]", inner) for key, inner in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{where}[{number}]", inner) for number, inner in enumerate(value))
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
+        yield from ((f"{where}.{key}", inner) for key, inner in vars(value).items())
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return ""
+    return text if len(text) <= 60 else text[:59] + "…"
