@@ -8,7 +8,6 @@ often rank c's contribution is in it.
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.plots import goals
-from dtlab.plots.watched import Notes, Posted, Region, WatchedComm
+from dtlab.plots.watched import Notes, Region, WatchedComm, unwritten_is_nan
 from dtlab.simulator import simulate
 from dtlab.simulator.isolation import private
 from dtlab.topology import check_ranks, uniform
-from dtlab.trace import Message, Trace
+from dtlab.trace import Trace
 
 MOST_RANKS = 32  # more can't be read in one picture
 
@@ -135,7 +134,8 @@ def frames_of(
         notes.look(comm.now())
         return notes, _canvas(notes, [result, *given.values()], ranks)
 
-    run = simulate(watched, network=uniform(ranks, 1.0, float("inf")), echo=False)
+    with unwritten_is_nan():
+        run = simulate(watched, network=uniform(ranks, 1.0, float("inf")), echo=False)
     title = title or f"{collective}, {getattr(fn, '__name__', 'your function')}"
     return _Film(title, goal, run.trace, run.values).frames()
 
@@ -163,7 +163,6 @@ class _Film:
         self.canvas = [memory for _, memory in values]
         self.times = sorted({m.end_s for m in trace.transfers})
         self.data = all(self.canvas)  # else show how the news spreads
-        self.carried = self._match()
 
     def frames(self) -> list[Frame]:
         """One frame for the start and one for each moment at which messages arrived."""
@@ -174,16 +173,15 @@ class _Film:
             wanted = np.ones((p, 1, p), bool)
             judged = np.full((p, 1), goal.spreads_news)
         vector_bytes = p * p * 4 if self.data else 0
-        arrived: dict[float, list[Message]] = defaultdict(list)
-        for m in self.trace.transfers:
-            arrived[m.end_s].append(m)
+        arrived: dict[float, list[Arrow]] = defaultdict(list)
+        for m, pieces in zip(self.trace.transfers, self._carried(), strict=True):
+            arrived[m.end_s].append(Arrow(m.src, m.dst, m.nbytes, pieces))
         sent, total = 0, self.trace.sent_bytes()
         frames = []
         for step, (now, holds) in enumerate(zip([0.0, *self.times], states, strict=True)):
-            messages = arrived[now] if step else []
-            sent += sum(m.nbytes for m in messages)
+            arrows = tuple(arrived[now]) if step else ()
+            sent += sum(arrow.nbytes for arrow in arrows)
             changed = (holds != states[max(0, step - 1)]).any(axis=2)
-            arrows = tuple(Arrow(m.src, m.dst, m.nbytes, self.carried.get(m, ())) for m in messages)
             frames.append(Frame(
                 self.title, step, len(self.times), holds, wanted, judged, changed, arrows,
                 sent, total, vector_bytes, "piece" if self.data else "news",
@@ -219,35 +217,34 @@ class _Film:
             known_at.append((now, holds))
         return states
 
-    def _match(self) -> dict[Message, tuple[int, ...]]:
+    def _carried(self) -> list[tuple[int, ...]]:
         """Which pieces each message carried, by where its data lay at one of its two ends."""
         sides: dict[tuple[str, int, int | None, float], list[Region | None]] = defaultdict(list)
         for rank, notes in enumerate(self.notes):
             for kind, posted in (("sent", notes.sent), ("received", notes.received)):
                 for side in posted:
                     sides[kind, rank, side.peer, side.when_s].append(side.region)
-        carried = {}
+        carried = []
         for m in self.trace.transfers:
             ends = (("sent", m.src, m.dst, m.sent_s), ("received", m.dst, m.src, m.wanted_s))
             regions = [(end[1], sides[end].pop(0)) for end in ends if sides[end]]
             found = (self._pieces(rank, region) for rank, region in regions)
-            carried[m] = next((pieces for pieces in found if pieces), ())
+            carried.append(next((pieces for pieces in found if pieces), ()))
         return carried
 
     def _pieces(self, rank: int, region: Region | None) -> tuple[int, ...]:
         if region is None or region.memory != self.canvas[rank]:
             return ()
         p = self.trace.ranks
-        return tuple(range(region.first // p, (region.first + region.count - 1) // p + 1))
+        return tuple(range(region.first // p, (region.first + region.length - 1) // p + 1))
 
 
 def _counted(values: np.ndarray) -> np.ndarray:
     """How often each contribution is there: whole numbers, though an average divides them."""
+    values = np.clip(values, -999, 999)  # what a learner's function leaves there may be anything
     whole = np.round(values)
     averaged = np.abs(values - whole).max(axis=2, keepdims=True, initial=0) > 1e-3
     least = np.where(values > 1e-6, values, np.inf).min(axis=2, keepdims=True, initial=np.inf)
     scaled = np.divide(values, least, where=np.isfinite(least), out=np.zeros_like(values))
     return np.asarray(np.where(averaged, np.round(scaled), whole).astype(np.int64))
 
-
-__all__ = ["Arrow", "Frame", "Posted", "frames_of", "stepper_frames"]

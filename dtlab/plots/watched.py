@@ -1,4 +1,4 @@
-"""A communicator that looks over the algorithm's shoulder: it notes what every buffer held, when."""
+"""A communicator that looks over an algorithm's shoulder: it notes what every buffer held, when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Region(NamedTuple):
 
     memory: int
     first: int
-    count: int
+    length: int
 
 
 class Posted(NamedTuple):
@@ -46,20 +46,38 @@ class Notes:
         if where is not None and where.memory not in self._buffers:
             whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
             self._buffers[where.memory] = whole
-            self.history[where.memory] = [(now, whole.clone())]
+            self.history[where.memory] = [(now, _copied(whole))]
 
     def look(self, now: float) -> None:
         """Note what each watched buffer holds, if that has changed."""
         for memory, buffer in self._buffers.items():
-            if not torch.equal(self.history[memory][-1][1], buffer):
-                self.history[memory].append((now, buffer.clone()))
+            held = _copied(buffer)
+            if not torch.equal(self.history[memory][-1][1], held):
+                self.history[memory].append((now, held))
+
+
+def _copied(buffer: torch.Tensor) -> torch.Tensor:
+    """A copy in which memory that nobody has written yet (NaN, see `unwritten_is_nan`) is 0."""
+    return buffer.nan_to_num(0.0, 0.0, 0.0) if buffer.is_floating_point() else buffer.clone()
+
+
+@contextmanager
+def unwritten_is_nan() -> Iterator[None]:
+    """Inside, torch.empty gives NaN instead of whatever was in memory, so that it can be told."""
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
 def region_of(tensor: Any) -> Region | None:
     """Where the data of a tensor lies; None for other objects, empty and scattered tensors."""
     if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.is_contiguous():
         return None
-    return Region(tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.numel())
+    return Region(tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tensor.numel())
 
 
 class WatchedComm(Comm):
