@@ -13,8 +13,8 @@ from dtlab.errors import ConfigError
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
              "Ki": 2.0**10, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "": 1.0}
-_NUMBER = r"\s*([0-9.]+(?:e[-+]?[0-9]+)?|inf)\s*"
+_PER_SECOND = {"s": 1.0, "": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "μs": 1e6, "ns": 1e9}
+_NUMBER = r"\s*([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|inf))\s*"
 _NAMES = {"B": 1.0, "": 1.0, "b": 1 / 8, "bit": 1 / 8}
 
 
@@ -28,8 +28,8 @@ def bytes_of(text: str) -> int:
     if not found or found[2] not in _PREFIXES or not math.isfinite(_number(found[1])):
         raise ConfigError(f"{text!r} is not a size; write bytes like 4096, 100MB or 64KiB")
     size = _number(found[1]) * _PREFIXES[found[2]]
-    if size != int(size):
-        raise ConfigError(f"{text!r} is {size:g} bytes; a size is a whole number of them")
+    if size != int(size) or size < 0:
+        raise ConfigError(f"{text!r} is {size:g} bytes; a size is a whole number, 0 or more")
     return int(size)
 
 
@@ -40,9 +40,9 @@ def seconds_of(text: str) -> float:
     (5e-06, 0.25)
     """
     found = re.fullmatch(_NUMBER + r"([munµμ]?s?)", text)
-    if not found or found[2] not in _TIMES:
+    if not found or found[2] not in _PER_SECOND:
         raise ConfigError(f"{text!r} is not a time; write it like 5us, 0.3ms or 2s")
-    return _number(found[1]) * _TIMES[found[2]]
+    return _number(found[1]) / _PER_SECOND[found[2]]
 
 
 def bandwidth_of(text: str) -> float:

@@ -1,0 +1,63 @@
+"""One call of any collective in the registry, made from (bytes, dtype) alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtlab import collectives
+from dtlab.collectives import ALGORITHMS
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+
+# Here `nbytes` is the size of all pieces together (see dtlab.cost), and each rank brings one.
+IN_PIECES = ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def check_known(collective: str, algorithm: str | None = None) -> None:
+    """Raise `ConfigError`, listing what there is, unless the registry has these names."""
+    if collective not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        raise ConfigError(f"there is no collective {collective!r}; choose one of: {known}")
+    if algorithm is not None and algorithm not in ALGORITHMS[collective]:
+        known = ", ".join(ALGORITHMS[collective])
+        raise ConfigError(f"{collective} has no algorithm {algorithm!r}; choose one of: {known}")
+
+
+def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> int:
+    """How many elements the whole vector has. Raises `ConfigError` if `nbytes` does not fit."""
+    count, left_over = divmod(nbytes, dtype.itemsize)
+    if nbytes < 0 or left_over:
+        raise ConfigError(f"{nbytes} bytes are no whole number of {dtype} elements "
+                          f"({dtype.itemsize} bytes each)")
+    if collective in IN_PIECES and count % ranks:
+        raise ConfigError(f"{collective} over {ranks} ranks needs pieces of equal size; "
+                          f"{count} elements don't divide: take a multiple of {ranks}")
+    return count
+
+
+def prepared(
+    comm: Comm, collective: str, algorithm: str, nbytes: int,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+) -> Callable[[], Any]:
+    """A function without arguments that makes the call; its tensors are made now, as zeros.
+
+    nbytes: the size of the vector that textbooks call n, as in `dtlab.cost`.
+    device: "meta" in the simulator, when only time matters.
+    """
+    check_known(collective, algorithm)
+    count = elements(collective, comm.size, nbytes, dtype)
+    function = getattr(collectives, collective)
+    wanted = inspect.signature(function).parameters
+    given: dict[str, Any] = {"algorithm": algorithm}
+    if "x" in wanted:
+        length = count // comm.size if collective in IN_PIECES else count
+        given["x"] = torch.zeros(length, dtype=dtype, device=device)
+    if "parts" in wanted:
+        shape = (comm.size, count // comm.size)
+        has_parts = "root" not in wanted or comm.rank == 0  # only a root hands out pieces
+        given["parts"] = torch.zeros(shape, dtype=dtype, device=device) if has_parts else None
+    return lambda: function(comm, **given)

@@ -1,0 +1,74 @@
+"""`dtlab demo`: the whole idea in ten seconds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+
+import dtlab
+from dtlab.cli import show
+from dtlab.cli.polite import politely
+
+
+def add_up(comm: dtlab.Comm, count: int) -> float:
+    """The one function of the tour: a ring all-reduce of `count` ones times the rank."""
+    x = torch.full((count,), float(comm.rank))
+    with comm.compute("say hello"):
+        print(f"hello, my first number is {x[0].item():g}")
+    dtlab.collectives.all_reduce(comm, x, algorithm="ring")
+    return x[0].item()
+
+
+def all_send_first(comm: dtlab.Comm) -> None:
+    """Wrong on purpose: everyone sends before anyone receives."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x = torch.ones(1000)
+    comm.send(x, right)
+    comm.recv(x, left)
+
+
+def headline(number: int, text: str) -> None:
+    typer.secho(f"\n{number}. {text}", bold=True)
+
+
+def print_trace(result: dtlab.Result) -> None:
+    from dtlab.plots.units import bytes_text
+
+    trace = result.trace
+    show.table("", ("rank", "value", "messages sent", "bytes sent", "bytes received"), [
+        (rank, f"{value:g}", trace.messages(rank), bytes_text(trace.sent_bytes(rank)),
+         bytes_text(trace.received_bytes(rank)))
+        for rank, value in enumerate(result.values)
+    ])
+
+
+@politely
+def demo(
+    ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
+) -> None:
+    """A tour of ten seconds: one function on processes, the same one simulated, a deadlock."""
+    from dtlab.plots.units import seconds_text
+
+    headline(1, f"One function on {ranks} processes; each one's prints carry its rank")
+    result = dtlab.run(add_up, 1_000_000, ranks=ranks, timeout=60)
+
+    headline(2, f"What moved: a ring all-reduce of 4 MB, in {seconds_text(result.elapsed_s)}")
+    print_trace(result)
+
+    many = 64
+    headline(3, f"The same function on {many} simulated machines: 5 µs, 10 GB/s")
+    network = dtlab.topology.uniform(many, 5e-6, 10e9)
+    simulated = dtlab.simulate(add_up, 1_000_000, network=network, echo=False)
+    closed_s = dtlab.cost.time_s("all_reduce", "ring", many, 4_000_000, 5e-6, 1 / 10e9)
+    typer.echo(f"each holds {simulated.values[0]:g} after {seconds_text(simulated.elapsed_s)} of "
+               f"virtual time; the closed form says {seconds_text(closed_s)}")
+
+    headline(4, "A deadlock, named instead of a hang: everyone sends, nobody receives yet")
+    try:
+        dtlab.simulate(all_send_first, network=dtlab.topology.uniform(ranks, 5e-6, 10e9))
+    except dtlab.Deadlock as deadlock:
+        typer.echo(str(deadlock))
+    typer.echo("\nGo on: `dtlab lab` opens the course, `dtlab simulate all_reduce` compares "
+               "algorithms.")
