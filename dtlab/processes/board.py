@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from dtlab.errors import Waiting
 
-DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned", "raised", "fetch")
-STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED, FETCH = range(len(DOING))
+DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned", "raised")
+STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED = range(len(DOING))
 ANYONE = -1
 
 # events (bumped at every change), doing, sends, certain, peer, context, number, bytes, peers, label,
@@ -55,11 +55,9 @@ class State(NamedTuple):
     def waiting(self, rank: int) -> Waiting:
         """As a row of the table in `RunTimeout` and `Deadlock`."""
         doing = DOING[self.doing]
-        if self.doing == FETCH:
-            doing = "recv"
         if self.label:
             doing += f" in {self.label}"
-        blocked = self.doing in (SEND, RECV, EXCHANGE, FETCH)
+        blocked = self.doing in (SEND, RECV, EXCHANGE)
         return Waiting(rank, doing, self.peers, self.nbytes if blocked else None, self.line)
 
 

@@ -12,6 +12,7 @@ is skipped, never wrong.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 
@@ -39,12 +40,14 @@ class Ledger:
     def __init__(self, board: Board, me: int):
         self._board = board
         self._me = me
+        self._fence = threading.Lock()
 
     def send(self, dst: int, context: int, number: int, text: bytes, *, first: bool) -> None:
         """About to send message `number` to `dst`. `first`: all earlier ones have arrived."""
         board, me = self._board, self._me
         board.put_header(me, dst, False, context, number, text)
         board.set_count(me, dst, False, context, number + 1)
+        self._publish()
         posted = board.count(me, dst, True, context)
         try:
             if posted is not None and posted > number:
@@ -63,6 +66,7 @@ class Ledger:
         if text:
             board.put_header(src, me, True, context, number, text)
         board.set_count(src, me, True, context, number + 1)
+        self._publish()
         posted = board.count(src, me, False, context)
         if text and posted is not None and posted > number:
             try:
@@ -72,16 +76,19 @@ class Ledger:
                 raise
 
     def recv_anyone(
-        self, members: list[int], context: int, taken: dict[int, int], pending: int, text: bytes
+        self, taken: dict[int, int], context: int, pending: int, text: bytes
     ) -> None:
-        """About to post the pending-th receive from anyone; `taken`: messages per sender so far."""
+        """About to post the pending-th receive from anyone; `taken`: messages so far, by sender.
+
+        Whoever has sent already is compared here, whoever comes later compares itself.
+        """
         board, me = self._board, self._me
         board.set_anyone(me, context, pending, text)
+        self._publish()
         if not text:
             return
         try:
-            for src in members:
-                number = taken.get(src, 0)
+            for src, number in taken.items():
                 posted = board.count(src, me, False, context) if src != me else 0
                 if posted and posted > number:
                     self._compare(
@@ -97,6 +104,14 @@ class Ledger:
         """A receive from anyone turned out to be from `src`: its count-th message."""
         self._board.set_count(src, self._me, True, context, count)
         self._board.set_anyone(self._me, context, pending, text)
+
+    def _publish(self) -> None:
+        """What was written is visible to others before anything further is read.
+
+        Else both sides might look too early and miss each other. A lock is a memory fence.
+        """
+        with self._fence:
+            pass
 
     def _compare(
         self, mine: bytes, src: int, dst: int, read: Callable[[], bytes | None]

@@ -1,0 +1,236 @@
+"""One rank: what a freshly forked process does until the launcher says goodbye."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import faulthandler
+import linecache
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dtlab.errors import ConfigError
+from dtlab.processes import failures, transfer
+from dtlab.processes.board import RAISED, RETURNED, RUNNING, STARTING, Board
+from dtlab.processes.communicator import GlooComm
+from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.wire import Line
+
+LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class Settings(NamedTuple):
+    """What a rank is told when it starts. Files beside it: output, diagnosis, board[, listener]."""
+
+    rank: int
+    size: int
+    port: int  # of the rendezvous on loopback
+    backend: str
+    device: str
+    threads: int
+    trace: bool
+    env: dict[str, str]
+    cwd: str
+    path: list[str]
+
+
+def rank_main(sock: socket.socket) -> NoReturn:
+    """The life of a rank. Ends the process."""
+    _die_with_parent()
+    os.setpgid(0, 0)  # so that what the rank starts can be stopped with it
+    line = Line(sock)
+    try:
+        Rank(line, *line.recv()).serve()
+    except (EOFError, OSError):
+        pass  # the launcher said goodbye, or is gone
+    _flush()
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    server = os.getppid()
+    if sys.platform.startswith("linux"):
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+
+    def watch() -> None:
+        while os.getppid() == server:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Rank:
+    """The child's side of `dtlab.processes.launcher.Crew`."""
+
+    def __init__(self, line: Line, settings: Settings, fds: list[int]):
+        self._line, self._settings = line, settings
+        output, diagnosis, board, *listener = fds
+        _adopt(settings, output, diagnosis)
+        self._board = Board(board, settings.size)
+        os.close(board)
+        self._listener = listener
+        self._namespace: dict[str, Any] = {"__name__": "__main__"}
+        self._context = 0
+        self._comm: GlooComm | None = None
+
+    def serve(self) -> None:
+        """Do what the launcher asks, until it hangs up (`EOFError`)."""
+        while True:
+            (what, context), fds = self._line.recv()
+            try:
+                comm = self._communicator(context)
+                work = self._call(fds[0], comm) if what == "call" else self._execute(fds[0], comm)
+                comm.end.say(RUNNING)
+                self._line.send(("ready", os.getpid()))
+                (word, start_s), _ = self._line.recv()
+                if word == "stop":  # another rank could not get ready
+                    self._line.send(("stopped",))
+                    continue
+                comm.end.begin(start_s)
+                value = work()
+                reply = self._pack(value, comm)
+            except SystemExit as goodbye:
+                _exit(goodbye)
+            except EOFError:
+                raise
+            except BaseException as error:
+                self._say(RAISED)
+                _flush()
+                self._line.send(("raised", time.perf_counter(), failures.capture(error)))
+                continue
+            self._say(RETURNED)
+            self._line.send(("returned", reply[0]), [reply[1]])
+            os.close(reply[1])
+
+    def _say(self, doing: int) -> None:
+        if self._comm is not None:
+            self._comm.end.say(doing)
+
+    # ---- what is asked --------------------------------------------------------------------------
+
+    def _call(self, fd: int, comm: GlooComm) -> Callable[[], Any]:
+        function, args = transfer.unpack(fd)
+        return lambda: function(comm, *args)
+
+    def _execute(self, fd: int, comm: GlooComm) -> Callable[[], Any]:
+        """A cell: its last expression, if it ends in one, is shown like a notebook's."""
+        import dtlab
+
+        source, name = transfer.unpack(fd)
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        tree = ast.parse(source, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        body = compile(tree, name, "exec")
+        shown = compile(ast.Expression(last.value), name, "eval") if last else None
+        self._namespace |= {
+            "rank": comm.rank, "size": comm.size, "comm": comm, "torch": torch, "dtlab": dtlab,
+        }
+
+        def work() -> None:
+            exec(body, self._namespace)
+            value = eval(shown, self._namespace) if shown else None
+            if value is not None:
+                self._namespace["_"] = value
+                print(repr(value))
+
+        return work
+
+    def _pack(self, value: Any, comm: GlooComm) -> tuple[float, int]:
+        """When it was done, and a file with the value and this rank's side of the trace."""
+        done_s = time.perf_counter()
+        _flush()
+        try:
+            return done_s, transfer.pack((value, comm.end.diary()))
+        except Exception as error:
+            raise ConfigError(
+                f"rank {comm.rank} returned a {type(value).__name__} that can't be sent back "
+                f"({error}); return tensors, numbers, or other things that pickle"
+            ) from None
+
+    # ---- the group ------------------------------------------------------------------------------
+
+    def _communicator(self, context: int) -> GlooComm:
+        """The communicator of all ranks; another one once messages of the last may be astray."""
+        if self._comm is None:
+            self._comm = GlooComm(self._connect(), list(range(self._settings.size)), context)
+        elif context != self._context:
+            self._comm = GlooComm(self._comm.end, self._comm.members, context)
+        self._context = context
+        return self._comm
+
+    def _connect(self) -> Endpoint:
+        """Form the process group, so that torch.distributed works in here too."""
+        told = self._settings
+        self._board.write(told.rank, 0, STARTING)
+        for_rank_0 = {"master_listen_fd": self._listener[0]} if told.rank == 0 else {}
+        store = dist.TCPStore(
+            "127.0.0.1", told.port, told.size, told.rank == 0, timedelta(seconds=60),
+            wait_for_workers=False, use_libuv=True, **for_rank_0,
+        )
+        # The launcher watches over time, and kills; Gloo must never give up on its own.
+        dist.init_process_group(
+            "gloo", store=store, rank=told.rank, world_size=told.size, timeout=timedelta(days=30)
+        )
+        group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        device = torch.device(told.device)
+        return Endpoint(told.rank, told.size, group, device, self._board, told.trace)
+
+
+def _adopt(told: Settings, output: int, diagnosis: int) -> None:
+    """Make this process look like the one that called `run`; its output goes to the launcher."""
+    for target in (1, 2):
+        os.dup2(output, target)
+    os.close(output)
+    sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+    faulthandler.enable(file=2)  # a crash in C says where
+    faulthandler.register(signal.SIGUSR1, file=diagnosis, all_threads=False)
+    os.environ.clear()
+    os.environ.update(told.env)
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(told.threads)
+    if told.threads != torch.get_num_threads():
+        torch.set_num_threads(told.threads)
+    with contextlib.suppress(OSError):  # the caller's folder may be gone
+        os.chdir(told.cwd)
+    sys.path[:] = told.path
+    sys.argv = [""]
+    np.random.seed()  # else all ranks, and all runs, would inherit one state from the server
+    random.seed()
+
+
+def _stream(fd: int) -> Any:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    _libc.fflush(None)  # what C code printed
+
+
+def _exit(goodbye: SystemExit) -> NoReturn:
+    """sys.exit: end as Python would, but at once."""
+    if goodbye.code is not None and not isinstance(goodbye.code, int):
+        print(goodbye.code, file=sys.stderr)
+    _flush()
+    os._exit(goodbye.code & 0xFF if isinstance(goodbye.code, int) else int(bool(goodbye.code)))

@@ -1,0 +1,136 @@
+"""`run`: one function, N processes."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtlab.errors import ConfigError
+from dtlab.processes.launcher import Crew, Reply
+from dtlab.processes.transfer import pack_call
+from dtlab.result import Result
+from dtlab.trace import Trace
+
+BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
+_RANKS_PER_CORE = 32
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int = 4,
+    backend: str = "gloo",
+    device: str = "cpu",
+    timeout: float | None = 60.0,
+    trace: bool = True,
+    echo: bool = True,
+    threads: int = 1,
+) -> Result:
+    """Call `fn(comm, *args)` on `ranks` processes at once; returns what each returned.
+
+    `fn` may be any function: a lambda, a closure, one from a notebook cell. Each rank gets its own
+    copy of `args`. What ranks print is shown as it comes, labelled (`echo=False`: only collected
+    in `Result.output`). `timeout` is in seconds, None for no limit. Raises `RankFailed` when a
+    rank raises, `RankDied` when one dies, `Deadlock` or `RunTimeout` when nobody goes on,
+    `ConfigError` for arguments that make no sense. Whatever happens, no process is left.
+    """
+    check_ranks(ranks)
+    check_backend(backend, device, ranks)
+    check_limits(timeout, threads)
+    parcel = pack_call(fn, args)
+    try:
+        with Crew(ranks, backend=backend, device=device, threads=threads, trace=trace) as crew:
+            return gather(*crew.call("call", parcel, timeout=timeout, echo=echo))
+    finally:
+        os.close(parcel)
+
+
+# ---- arguments that make no sense -----------------------------------------------------------------
+
+
+def check_ranks(ranks: Any) -> None:
+    """Raise `ConfigError` unless this machine can hold so many ranks."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"ranks={ranks!r}: how many processes? Give a whole number, at least 1")
+    cores = os.cpu_count() or 1
+    if ranks > _RANKS_PER_CORE * cores:
+        raise ConfigError(
+            f"ranks={ranks}: this machine's {cores} cores can usefully hold "
+            f"{_RANKS_PER_CORE * cores} processes; dtlab.simulate runs the same function "
+            f"on thousands of simulated ranks"
+        )
+
+
+def check_backend(backend: str, device: str, ranks: int) -> None:
+    """Raise `ConfigError` unless torch has this backend, and the machine such devices."""
+    built = [name for name, available in BACKENDS.items() if available()]
+    if backend not in built:
+        raise ConfigError(
+            f"backend={backend!r} is not available in this torch; choose one of: {', '.join(built)}"
+        )
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device!r}: choose 'cpu' or 'cuda'")
+    gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    if kind == "cuda" and not gpus:
+        raise ConfigError("device='cuda': this machine has no GPU that torch can use; use 'cpu'")
+    if backend == "nccl" and kind != "cuda":
+        raise ConfigError("backend='nccl' moves data between GPUs only; add device='cuda'")
+    if backend == "nccl" and ranks > gpus:
+        raise ConfigError(
+            f"ranks={ranks}: NCCL takes one GPU for each rank, and this machine has {gpus}; "
+            f"use fewer ranks, or backend='gloo'"
+        )
+
+
+def check_limits(timeout: Any, threads: Any) -> None:
+    """Raise `ConfigError` unless both are positive numbers."""
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise ConfigError(f"timeout={timeout!r}: give seconds, more than 0, or None for no limit")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f"threads={threads!r}: how many threads a rank? At least 1")
+
+
+# ---- what came back ---------------------------------------------------------------------------------
+
+
+def gather(start_s: float, replies: Sequence[Reply], output: list[str]) -> Result:
+    """One result from what each rank brought home."""
+    elapsed_s = max(reply.done_s for reply in replies) - start_s
+    values = [reply.value for reply in replies]
+    return Result(values, elapsed_s, merge(start_s, replies), output)
+
+
+def merge(start_s: float, replies: Sequence[Reply]) -> Trace:
+    """One trace from both sides' diaries: the k-th send of a pair and context meets its k-th
+    receive. A message moves once both have posted it, and ends when the first of them knows."""
+    sides: dict[tuple[int, int, int], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
+    for rank, reply in enumerate(replies):
+        for sends, peer, context, *times in reply.messages:
+            pair = (rank, peer) if sends else (peer, rank)
+            sides[*pair, context][0 if sends else 1].append(times)
+    messages = []
+    for (src, dst, _), (sent, received) in sides.items():
+        for (nbytes, sent_s, left_s, label), (_, wanted_s, got_s, _) in zip(
+            sent, received, strict=False
+        ):
+            if not (left_s or got_s):
+                continue  # nobody waited for it: nobody knows
+            begin_s = max(sent_s, wanted_s)
+            end_s = max(begin_s, min(left_s or got_s, got_s or left_s))
+            times = (t - start_s for t in (sent_s, wanted_s, begin_s, end_s))
+            messages.append((src, dst, nbytes, *times, label))
+    spans = [
+        (rank, kind, begin - start_s, end - start_s, label)
+        for rank, reply in enumerate(replies)
+        for kind, begin, end, label in reply.spans
+    ]
+    return Trace(len(replies), messages, spans)

@@ -1,0 +1,87 @@
+"""The watchdog: tells from the board when a run can't go on, and gives the hang a name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dtlab.errors import Deadlock, RunTimeout, Waiting
+from dtlab.processes.board import COMPUTE, RETURNED, RUNNING, STARTING, Board, State
+
+_LOOK_EVERY_S = 0.2
+_STILL_S = 0.5  # so long nothing may have changed before a deadlock is called one
+_START_LIMIT_S = 120.0
+
+
+class Watchdog:
+    """Watches one call. `check` raises once the call has no future."""
+
+    def __init__(self, board: Board, timeout: float | None):
+        self._board = board
+        self._timeout = timeout
+        self._began = time.monotonic()
+        self._started = False
+        self._looked = 0.0
+        self._seen: list[State] = []
+        self._since = 0.0  # when `_seen` was first seen
+
+    def start(self) -> None:
+        """All ranks are ready: the time limit counts from now."""
+        self._began, self._started = time.monotonic(), True
+
+    def pause_s(self) -> float:
+        """How long the launcher may sleep until the next `check`."""
+        limit = self._timeout if self._started else _START_LIMIT_S
+        left = _LOOK_EVERY_S if limit is None else self._began + limit - time.monotonic()
+        return max(0.0, min(_LOOK_EVERY_S, left))
+
+    def check(self, where: Callable[[int], str]) -> None:
+        """Raise `Deadlock` or `RunTimeout`, with the table. `where` asks a rank for its line."""
+        now = time.monotonic()
+        if not self._started:
+            if now - self._began > _START_LIMIT_S:
+                raise RunTimeout(
+                    f"the ranks did not get ready within {_START_LIMIT_S:.0f} s",
+                    self._table(where),
+                )
+            return
+        if now - self._looked >= _LOOK_EVERY_S:
+            self._looked = now
+            if self._is_deadlock(now):
+                raise Deadlock(
+                    "every rank waits for a message that nobody will send or receive",
+                    self._table(where),
+                )
+        if self._timeout is not None and now - self._began > self._timeout:
+            raise RunTimeout(
+                f"the run did not end within its timeout of {self._timeout:g} s; "
+                f"when it was stopped, the ranks were here:",
+                self._table(where),
+            )
+
+    def _is_deadlock(self, now: float) -> bool:
+        """Has nobody who could go on been seen for a while?
+
+        A rank may just have been slow to be scheduled, hence the while; and its record may be
+        half written, hence the comparison of two complete readings.
+        """
+        states = [self._board.state(rank) for rank in range(self._board.ranks)]
+        stuck = [self._board.stuck(rank, state) for rank, state in enumerate(states)]
+        over = [state.doing == RETURNED for state in states]
+        if states != self._seen or not any(stuck):
+            self._seen, self._since = states, now
+            return False
+        if not all(s or o for s, o in zip(stuck, over, strict=True)):
+            return False
+        return now - self._since >= _STILL_S
+
+    def _table(self, where: Callable[[int], str]) -> list[Waiting]:
+        rows = []
+        for rank in range(self._board.ranks):
+            state = self._board.state(rank)
+            if state.doing in (STARTING, RUNNING):
+                state = state._replace(peers="", label="", line=where(rank))
+            elif state.doing == COMPUTE:
+                state = state._replace(line=where(rank) or state.line)
+            rows.append(state.waiting(rank))
+        return rows
