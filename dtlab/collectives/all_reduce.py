@@ -11,6 +11,7 @@ from dtlab.collectives.reduce import flat as flat_reduce
 from dtlab.collectives.registry import (
     algorithm,
     check_tensor,
+    chunk_edges,
     choose,
     flattened,
     signature,
@@ -68,16 +69,23 @@ def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     """
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
-    chunks = x.tensor_split(p)  # sizes differ by one element at most, the larger ones first
-    inbox = torch.empty_like(chunks[0])
-    room = {chunk.numel(): inbox[: chunk.numel()] for chunk in (chunks[0], chunks[-1])}
+    edges = chunk_edges(x.numel(), p)
 
+    def chunk(number: int) -> torch.Tensor:
+        return x[edges[number % p] : edges[number % p + 1]]
+
+    inbox = torch.empty_like(chunk(0))
+    room = {size: inbox[:size] for size in (chunk(0).numel(), chunk(-1).numel())}
+
+    mine = chunk(me)
     for step in range(p - 1):  # reduce-scatter: each chunk gathers one summand a step
-        mine, arriving = chunks[(me - step) % p], chunks[(me - step - 1) % p]
+        arriving = chunk(me - step - 1)
         summand = room[arriving.numel()]
         comm.sendrecv(mine, right, summand, left)
-        comm.accumulate_(arriving, summand, op)
+        mine = comm.accumulate_(arriving, summand, op)
 
     for step in range(p - 1):  # all-gather: each complete chunk goes once round
-        comm.sendrecv(chunks[(me + 1 - step) % p], right, chunks[(me - step) % p], left)
+        arriving = chunk(me - step)
+        comm.sendrecv(mine, right, arriving, left)
+        mine = arriving
     return x

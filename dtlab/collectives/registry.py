@@ -82,3 +82,12 @@ def write_back(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     if not x.is_meta and flat.data_ptr() != x.data_ptr():
         x.detach().copy_(flat.view(x.shape))
     return x
+
+
+def chunk_edges(n: int, parts: int) -> list[int]:
+    """Where to cut n elements into `parts` chunks: chunk c is x[edges[c]:edges[c + 1]].
+
+    Sizes differ by one at most, the larger ones first, as torch.tensor_split cuts.
+    """
+    small, extra = divmod(n, parts)
+    return [c * small + min(c, extra) for c in range(parts + 1)]

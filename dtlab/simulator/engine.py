@@ -23,6 +23,7 @@ from dtlab.matching import check_match, describe
 from dtlab.simulator.network import Flow, Network
 from dtlab.simulator.strands import Strand
 from dtlab.topology import Topology
+from dtlab.trace import Rows
 from dtlab.tracebacks import learner_line
 
 
@@ -122,7 +123,8 @@ class Engine:
         self.running: Strand | None = None
         self.stopping = False
         self.tracing = trace
-        self.messages: list[tuple[Any, ...]] = []  # rows of trace.Message
+        self.messages = Rows(8)  # the fields of trace.Message
+        self._record = self.messages.extend
         self.spans: list[tuple[Any, ...]] = []  # rows of trace.Span
         self.meetings: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
         self.channels: dict[tuple[int, int, int], Channel] = {}
@@ -167,7 +169,10 @@ class Engine:
                 if self.stopping:
                     return
             for message in network.settle(self.now):
-                self._at(message.end_s, message)
+                if message.end_s in due:
+                    due[message.end_s].append(message)  # type: ignore[arg-type]
+                else:
+                    self._at(message.end_s, message)  # type: ignore[arg-type]
             if limit is not None and time.monotonic() > limit:
                 raise RunTimeout("the simulation did not end within its limit of real time",
                                  self.waiting(strands))
@@ -317,8 +322,8 @@ class Engine:
         elif not send.x.is_meta and not recv.x.is_meta:
             recv.x.detach().copy_(send.x.detach())
         if self.tracing:
-            self.messages.append((channel.src, channel.dst, send.nbytes, send.posted_s,
-                                  recv.posted_s, message.start_s, self.now, send.label))
+            self._record((channel.src, channel.dst, send.nbytes, send.posted_s,
+                          recv.posted_s, message.start_s, self.now, send.label))
         send.done = recv.done = True
         if send.waited:
             self._ready.append(send.strand)

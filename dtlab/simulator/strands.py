@@ -63,6 +63,7 @@ class GreenletStrand(Strand):
         super().__init__(rank, body)
         self._engine = greenlet.getcurrent()
         self._greenlet = greenlet.greenlet(self._main)
+        self._to_engine = self._engine.switch
 
     def _main(self) -> None:
         torch.set_grad_enabled(True)
@@ -76,7 +77,7 @@ class GreenletStrand(Strand):
 
     def pause(self) -> None:
         grad = torch.is_grad_enabled()
-        self._engine.switch()
+        self._to_engine()
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
 
