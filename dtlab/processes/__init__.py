@@ -10,5 +10,6 @@
 """
 
 from dtlab.processes.run import run
+from dtlab.processes.session import Session
 
-__all__ = ["run"]
+__all__ = ["Session", "run"]

@@ -25,8 +25,7 @@ DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned
 STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED = range(len(DOING))
 ANYONE = -1
 
-# events (bumped at every change), doing, sends, certain, peer, context, number, bytes, peers, label,
-# line
+# the fields of `State`, in their order
 _RECORD = struct.Struct("=QBBBxiqqq40s40s160s")
 _RECORD_SIZE = 320
 _SLOTS = 16  # contexts that can be told apart at one time
@@ -40,7 +39,7 @@ _COUNT = (1 << 40) - 1
 class State(NamedTuple):
     """One record, read."""
 
-    events: int
+    events: int  # bumped at every change
     doing: int
     sends: bool  # the message it waits for is one that it sends
     certain: bool  # no other thread of this rank could end its wait
@@ -74,7 +73,7 @@ class Board:
         self.bytes = mmap.mmap(fd, size)
         self.words = memoryview(self.bytes).cast("Q")
 
-    # ---- records ------------------------------------------------------------------------------
+    # ---- records --------------------------------------------------------------------------------
 
     def write(
         self, rank: int, events: int, doing: int, sends: bool = False, certain: bool = True,
@@ -98,7 +97,7 @@ class Board:
         texts = (raw.rstrip(b"\0").decode(errors="replace") for raw in fields[8:])
         return State(*fields[:8], *texts)
 
-    # ---- the ledger ---------------------------------------------------------------------------
+    # ---- the ledger -----------------------------------------------------------------------------
 
     def _side(self, src: int, dst: int, receiving: bool) -> int:
         return self._ledgers + (2 * (src * self.ranks + dst) + receiving) * _SIDE
@@ -136,7 +135,7 @@ class Board:
         slot = (number + 3 * context) % _DEPTH
         return self._side(src, dst, receiving) + _SLOTS * 8 + slot * _HEADER
 
-    # ---- receives from anyone -----------------------------------------------------------------
+    # ---- receives from anyone -------------------------------------------------------------------
 
     def _box(self, rank: int, context: int) -> int:
         return self._boxes + rank * _ANY + context % _SLOTS * (16 + _HEADER)

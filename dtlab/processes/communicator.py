@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import torch
@@ -23,6 +23,7 @@ from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.ledger import encode
+from dtlab.reduction import combine_
 
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
 _FRAME = struct.Struct("<QI")  # an object's pickled length, and the tag of what is too long
@@ -45,7 +46,7 @@ class Message(Work):
         self.number = -1
         self.handles: tuple[Any, ...] = ()  # Gloo's
         self.batch: Sequence[Message] = (self,)
-        self.done_s = 0.0
+        self.posted_s = self.done_s = 0.0
 
     def wait(self) -> int:
         """Block until it is sent, or received into its place. Returns the peer's rank."""
@@ -62,7 +63,8 @@ class Message(Work):
             end.say(RUNNING)
         self.done_s = time.perf_counter()
         end.done(self)
-        self.handles, self.target, self.wire, self.batch = (), None, None, ()
+        self.handles, self.target, self.batch = (), None, ()
+        self.wire = _NOTHING
         if self.sends:
             self.comm.open_sends[self.peer] -= 1
         return self.peer
@@ -87,7 +89,7 @@ class Message(Work):
         rest = self.comm.end.group.recv([payload], self.world, tag)
         rest.wait()
         self.handles += (rest,)
-        return pickle.loads(payload.numpy())
+        return pickle.loads(payload.numpy().data)
 
 
 class GlooComm(Comm):
@@ -149,7 +151,7 @@ class GlooComm(Comm):
     def _send(self, x: Any, dst: int) -> Message:
         payload = None
         if isinstance(x, torch.Tensor):
-            wire = x if _is_direct(x) else x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            wire = x if _is_direct(x) else _direct_copy(x)
             message = Message(self, True, dst, None, wire)
         else:
             wire, payload, nbytes, tag = self._frame(x)
@@ -190,7 +192,7 @@ class GlooComm(Comm):
         return message
 
     def _frame(self, x: Any) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
-        """An object as its frame and, if it is too long for that, its payload and that one's tag."""
+        """An object as (frame, payload, bytes, tag); None and 0 if the frame holds it."""
         pickled = cloudpickle.dumps(x)
         frame = bytearray(_FRAME_BYTES)
         if len(pickled) <= _FRAME_BYTES - _FRAME.size:
@@ -251,7 +253,7 @@ class GlooComm(Comm):
         headers = set(self._anyone.values())
         return len(self._anyone), headers.pop() if len(headers) == 1 else b""
 
-    # ---- the rest of the page ---------------------------------------------------------------------
+    # ---- the rest of the page -------------------------------------------------------------------
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
@@ -275,6 +277,9 @@ class GlooComm(Comm):
         """Seconds since the run began."""
         return time.perf_counter() - self.end.start_s
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a communicator can't leave its rank")
+
     def _agree(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank, through rank 0. On messages that no trace shows."""
         if self._hidden is None:
@@ -296,6 +301,14 @@ class GlooComm(Comm):
 
     def _next_context(self) -> int:
         return self.end.next_context
+
+
+_NOTHING = torch.empty(0)
+
+
+def _direct_copy(x: torch.Tensor) -> torch.Tensor:
+    """A copy of `x` that Gloo can read."""
+    return x.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def _is_direct(x: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dtlab.processes.board import EXCHANGE, RECV, RUNNING, SEND, Board
+from dtlab.processes.board import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, Board
 from dtlab.processes.ledger import Ledger
 from dtlab.tracebacks import learner_frame, learner_line
 
@@ -72,14 +72,15 @@ class Endpoint:
         """A tag that no other message of this rank uses now."""
         return _PAYLOAD_TAG + next(self._payloads) % _PAYLOAD_TAG
 
-    # ---- what this rank says of itself ------------------------------------------------------------
+    # ---- what this rank says of itself ----------------------------------------------------------
 
     def blocked(self, message: Message) -> None:
         """Write on the board that this rank now waits for `message`. About a microsecond."""
         if self.board is None:
             return
         self._events += 1
-        doing, peers = (SEND if message.sends else RECV), (message.world,)
+        doing = SEND if message.sends else RECV
+        peers: tuple[int, ...] = (message.world,)
         if len(message.batch) > 1:
             doing, peers = EXCHANGE, tuple(dict.fromkeys(m.world for m in message.batch))
         self.board.write(
@@ -96,7 +97,7 @@ class Endpoint:
         if doing == RUNNING:
             self.board.touch(self.rank, self._events, doing)
         else:
-            line = self._line(sys._getframe(2))
+            line = self._line(sys._getframe(2)) if doing == COMPUTE else b""
             self.board.write(self.rank, self._events, doing, label=self._label(label), line=line)
 
     def _line(self, frame: FrameType) -> bytes:
@@ -120,7 +121,7 @@ class Endpoint:
             text = self._texts[label] = label.split("(")[0].encode()[:40]
         return text
 
-    # ---- the trace --------------------------------------------------------------------------------
+    # ---- the trace ------------------------------------------------------------------------------
 
     def span(self, kind: str, start_s: float, end_s: float, label: str) -> None:
         """Note a stretch of work."""

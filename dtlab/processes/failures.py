@@ -18,6 +18,7 @@ from dtlab.errors import DtlabError, RankFailed
 from dtlab.tracebacks import PACKAGE
 
 _HERE = str(Path(__file__).parent)
+_BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "gloo")  # Gloo's words
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
@@ -45,9 +46,7 @@ def capture(error: BaseException) -> Failure:
         pickled = cloudpickle.dumps(error)
     except Exception:
         pickled = None
-    secondary = isinstance(error, RuntimeError) and any(
-        sign in str(error) for sign in ("Connection closed", "Connection reset", "Broken pipe", "gloo")
-    )
+    secondary = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN)
     text = f"{type(error).__name__}: {error}"
     return Failure(text, list(_chain(error, set())), pickled, secondary)
 
@@ -73,7 +72,8 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
         (frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    start = next((n for n, (file, _, _) in enumerate(frames) if not file.startswith(_HERE)), 0)
+    start = next((n for n, (file, _, _) in enumerate(frames) if not file.startswith(_HERE)),
+                 len(frames))
     frames = frames[start:]
     if isinstance(error, DtlabError):
         while len(frames) > 1 and frames[-1][0].startswith(PACKAGE):

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
-import re
 import selectors
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from dtlab.errors import ConfigError, DtlabError, RankDied
+from dtlab.errors import ConfigError, DtlabError
 from dtlab.output import RankOutput
-from dtlab.processes import failures, transfer
+from dtlab.processes import transfer, verdict
 from dtlab.processes.board import Board
 from dtlab.processes.rank import Settings
-from dtlab.processes.server import STATUS, ask_rank, fork_server
+from dtlab.processes.server import STATUS, ask_rank, new_crew
+from dtlab.processes.verdict import RankView
 from dtlab.processes.watchdog import Watchdog
 from dtlab.processes.wire import Line
-from dtlab.tracebacks import PACKAGE
 
 _PIPE_BYTES = 1 << 20
-_GRACE_S = 1.0  # how long a broken wire waits for the news of who broke it
 
 
 class Reply(NamedTuple):
@@ -38,21 +33,6 @@ class Reply(NamedTuple):
     spans: list[tuple[Any, ...]]
 
 
-class _Rank:
-    """The launcher's view of one rank."""
-
-    def __init__(self, line: Line, output: int):
-        self.line, self.pipe = line, output
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.output: RankOutput | None = None
-        self.pid = 0  # known once it is ready
-        self.ready = False
-        self.returned: tuple[float, int] | None = None  # when, and the file with the value
-        self.raised: tuple[float, failures.Failure] | None = None
-        self.stopped = False  # did not begin, as another one could not
-        self.died: int | None = None  # wait status
-
-
 class Crew:
     """Ranks that are alive, and what can be asked of them. Close it, or use `with`."""
 
@@ -60,7 +40,7 @@ class Crew:
                  threads: int = 1, trace: bool = True):
         self.size = ranks
         self._select = selectors.DefaultSelector()
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankView] = []
         self._context = 0
         self._screen: list[str] = []  # lines to show
         self._channel: socket.socket | None = None
@@ -72,7 +52,7 @@ class Crew:
             self.close()
             raise
 
-    # ---- start and end ----------------------------------------------------------------------------
+    # ---- start and end --------------------------------------------------------------------------
 
     def _start(self, backend: str, device: str, threads: int, trace: bool) -> None:
         board = transfer.memory_file("dtlab-board")
@@ -84,7 +64,7 @@ class Crew:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))  # TCPStore itself would listen on every interface
             listener.listen(self.size)
-            self._channel = fork_server().new_crew()
+            self._channel = new_crew()
             self._watch(self._channel, self._on_status)
             told = Settings(
                 0, self.size, listener.getsockname()[1], backend, device, threads, trace,
@@ -103,16 +83,19 @@ class Crew:
 
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(output, False)
-        rank = _Rank(Line(ours), output)
+        rank = RankView(Line(ours), output)
         self._ranks.append(rank)
-        with theirs:
+        try:
             ask_rank(self._channel, theirs)
-        rank.line.send(told, [their_output, *shared])
-        os.close(their_output)
+            with contextlib.suppress(OSError):  # it died at once; the server will tell
+                rank.line.send(told, [their_output, *shared])
+        finally:
+            theirs.close()
+            os.close(their_output)
         self._watch(rank.line, lambda: self._on_frame(rank))
         self._watch(output, lambda: self._on_output(rank))
 
-    def _watch(self, file: Any, act: Callable[[], None]) -> None:
+    def _watch(self, file: Any, act: Callable[[], object]) -> None:
         self._select.register(file, selectors.EVENT_READ, act)
 
     def close(self, wait: bool = False) -> None:
@@ -155,7 +138,7 @@ class Crew:
         """Has it ended?"""
         return self._channel is None
 
-    # ---- one call -----------------------------------------------------------------------------------
+    # ---- one call -------------------------------------------------------------------------------
 
     def call(self, what: str, parcel: int, *, timeout: float | None, echo: bool,
              stay: bool = False) -> tuple[float, list[Reply], list[str]]:
@@ -164,8 +147,7 @@ class Crew:
         `stay`: after a failure, ranks that can still answer stay alive.
         """
         for number, rank in enumerate(self._ranks):
-            rank.ready, rank.returned, rank.raised, rank.stopped = False, None, None, False
-            rank.output = RankOutput(number, self._screen.append if echo else None)
+            rank.begin(RankOutput(number, self._screen.append if echo else None))
         try:
             for rank in self._ranks:
                 with contextlib.suppress(OSError):  # it died; the server tells how
@@ -199,10 +181,10 @@ class Crew:
     def _wait_for(self, done: Callable[[], bool], watchdog: Watchdog) -> None:
         while not done():
             self._pump(watchdog.pause_s())
-            self._raise_failure()
-            watchdog.check(self._where)
+            verdict.raise_failure(self._ranks, self._orphaned)
+            watchdog.check(lambda n: verdict.where(self._ranks[n], self._diagnosis))
 
-    def _unpack(self, number: int, rank: _Rank) -> Reply:
+    def _unpack(self, number: int, rank: RankView) -> Reply:
         assert rank.returned is not None
         (done_s, file), rank.returned = rank.returned, None
         try:
@@ -219,55 +201,14 @@ class Crew:
             if not self._began:
                 with contextlib.suppress(OSError):
                     rank.line.send(("stop", 0.0))
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + verdict.GRACE_S
         while time.monotonic() < deadline:
-            if all(rank.returned or rank.raised or rank.stopped for rank in self._ranks):
+            if all(rank.answered for rank in self._ranks):
                 return True
             self._pump(0.02)
         return False
 
-    # ---- why it failed --------------------------------------------------------------------------
-
-    def _raise_failure(self) -> None:
-        """Raise for the rank that is to blame, if any: the dead first, then who raised first."""
-        died = [(rank.died, n) for n, rank in enumerate(self._ranks) if rank.died is not None]
-        if died:  # Gloo may abort a rank whose peer died: others come before an abort
-            status, number = min(died, key=lambda d: os.WIFSIGNALED(d[0]) and
-                                 os.WTERMSIG(d[0]) == signal.SIGABRT)
-            raise _rank_died(number, status)
-        if self._orphaned:
-            raise RankDied("the server that had started the ranks is gone, and they with it; "
-                           "run again and a new one is started")
-        raised = [(failure.secondary, when, n, failure) for n, rank in enumerate(self._ranks)
-                  if rank.raised for when, failure in [rank.raised]]
-        if not raised:
-            return
-        secondary, when, number, failure = min(raised, key=lambda r: r[:3])
-        if not secondary or time.perf_counter() - when > _GRACE_S:
-            raise failures.rank_failed(number, failure)
-
-    def _where(self, number: int) -> str:
-        """The line at which a rank is now, though it may hang in C: faulthandler tells."""
-        rank = self._ranks[number]
-        if not rank.pid or rank.died is not None:
-            return ""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank.pid, signal.SIGUSR1)
-        text, deadline = "", time.monotonic() + 0.5
-        while time.monotonic() < deadline:
-            try:
-                text += os.read(self._diagnosis, 1 << 16).decode(errors="replace")
-            except BlockingIOError:
-                if text:
-                    break
-                time.sleep(0.01)
-        frames = re.findall(r'File "(.*)", line (\d+) in (.*)', text)
-        for file, line, function in frames:
-            if not file.startswith((PACKAGE, sys.prefix)):
-                return f"{Path(file).name}:{line} in {function}"
-        return ""
-
-    # ---- events -------------------------------------------------------------------------------------
+    # ---- events ---------------------------------------------------------------------------------
 
     def _pump(self, pause_s: float) -> None:
         """Take what comes within `pause_s`."""
@@ -295,61 +236,25 @@ class Crew:
         number, status = STATUS.unpack(data)
         self._ranks[number].died = status
 
-    def _on_frame(self, rank: _Rank) -> None:
-        try:
-            frames = rank.line.ready_frames()
-        except EOFError:
+    def _on_frame(self, rank: RankView) -> None:
+        if not rank.read_frames():
             self._select.unregister(rank.line)
-            return
-        for frame, fds in frames:
-            if frame[0] == "ready":
-                rank.ready, rank.pid = True, frame[1]
-            elif frame[0] == "returned":
-                rank.returned = (frame[1], fds[0])
-            elif frame[0] == "raised":
-                rank.raised = (frame[1], frame[2])
-            else:
-                rank.stopped = True
 
-    def _on_output(self, rank: _Rank) -> bool:
-        """Read once; False if there was nothing."""
-        try:
-            data = os.read(rank.pipe, _PIPE_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
+    def _on_output(self, rank: RankView) -> None:
+        if rank.read_output() == b"":
             self._select.unregister(rank.pipe)
-        elif rank.output:
-            rank.output.feed(rank.decoder.decode(data))
-        return bool(data)
-
-    def _drain(self, rank: _Rank) -> None:
-        while rank.pipe in self._select.get_map() and self._on_output(rank):
-            pass
 
     def _finish_output(self) -> list[str]:
         """Show the rest of what the ranks printed; returns each one's text."""
         texts = []
         for rank in self._ranks:
-            self._drain(rank)
+            while rank.read_output():
+                pass
             if rank.output:
                 rank.output.close()
                 texts.append(rank.output.text)
         self._show()
         return texts
-
-
-def _rank_died(number: int, status: int) -> RankDied:
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        how = f"its process ended with exit code {code} before the function returned (sys.exit?)"
-    else:
-        how = f"killed by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
-            how += " (perhaps by the system, for want of memory)"
-        elif -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE):
-            how += " (a crash in compiled code; what it printed last says where)"
-    return RankDied(f"rank {number} died: {how}", number, code)
 
 
 def _cwd() -> str:

@@ -16,20 +16,23 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from dtlab.errors import ConfigError
 from dtlab.processes import failures, transfer
 from dtlab.processes.board import RAISED, RETURNED, RUNNING, STARTING, Board
 from dtlab.processes.communicator import GlooComm
 from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.server import ONE_THREAD
 from dtlab.processes.wire import Line
 
-LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -54,26 +57,24 @@ def rank_main(sock: socket.socket) -> NoReturn:
     _die_with_parent()
     os.setpgid(0, 0)  # so that what the rank starts can be stopped with it
     line = Line(sock)
-    try:
+    with contextlib.suppress(EOFError, OSError):  # the launcher said goodbye, or is gone
         Rank(line, *line.recv()).serve()
-    except (EOFError, OSError):
-        pass  # the launcher said goodbye, or is gone
     _flush()
     os._exit(0)
 
 
 def _die_with_parent() -> None:
     server = os.getppid()
-    if sys.platform.startswith("linux"):
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        return
 
     def watch() -> None:
         while os.getppid() == server:
             time.sleep(0.5)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    if hasattr(_libc, "prctl"):
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 class Rank:
@@ -131,8 +132,6 @@ class Rank:
 
     def _execute(self, fd: int, comm: GlooComm) -> Callable[[], Any]:
         """A cell: its last expression, if it ends in one, is shown like a notebook's."""
-        import dtlab
-
         source, name = transfer.unpack(fd)
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         tree = ast.parse(source, name)
@@ -140,7 +139,8 @@ class Rank:
         body = compile(tree, name, "exec")
         shown = compile(ast.Expression(last.value), name, "eval") if last else None
         self._namespace |= {
-            "rank": comm.rank, "size": comm.size, "comm": comm, "torch": torch, "dtlab": dtlab,
+            "rank": comm.rank, "size": comm.size, "comm": comm, "torch": torch,
+            "dtlab": import_module("dtlab"),  # the front door: above this room, so imported late
         }
 
         def work() -> None:
@@ -179,10 +179,10 @@ class Rank:
         """Form the process group, so that torch.distributed works in here too."""
         told = self._settings
         self._board.write(told.rank, 0, STARTING)
-        for_rank_0 = {"master_listen_fd": self._listener[0]} if told.rank == 0 else {}
-        store = dist.TCPStore(
+        store = TCPStore(
             "127.0.0.1", told.port, told.size, told.rank == 0, timedelta(seconds=60),
-            wait_for_workers=False, use_libuv=True, **for_rank_0,
+            wait_for_workers=False, use_libuv=True,
+            master_listen_fd=self._listener[0] if self._listener else None,
         )
         # The launcher watches over time, and kills; Gloo must never give up on its own.
         dist.init_process_group(
@@ -205,7 +205,7 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     os.environ.clear()
     os.environ.update(told.env)
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    for name in ONE_THREAD:
         os.environ[name] = str(told.threads)
     if told.threads != torch.get_num_threads():
         torch.set_num_threads(told.threads)

@@ -50,7 +50,7 @@ def run(
         os.close(parcel)
 
 
-# ---- arguments that make no sense -----------------------------------------------------------------
+# ---- arguments that make no sense ---------------------------------------------------------------
 
 
 def check_ranks(ranks: Any) -> None:
@@ -99,7 +99,7 @@ def check_limits(timeout: Any, threads: Any) -> None:
         raise ConfigError(f"threads={threads!r}: how many threads a rank? At least 1")
 
 
-# ---- what came back ---------------------------------------------------------------------------------
+# ---- what came back -----------------------------------------------------------------------------
 
 
 def gather(start_s: float, replies: Sequence[Reply], output: list[str]) -> Result:
@@ -126,8 +126,8 @@ def merge(start_s: float, replies: Sequence[Reply]) -> Trace:
                 continue  # nobody waited for it: nobody knows
             begin_s = max(sent_s, wanted_s)
             end_s = max(begin_s, min(left_s or got_s, got_s or left_s))
-            times = (t - start_s for t in (sent_s, wanted_s, begin_s, end_s))
-            messages.append((src, dst, nbytes, *times, label))
+            moments = (t - start_s for t in (sent_s, wanted_s, begin_s, end_s))
+            messages.append((src, dst, nbytes, *moments, label))
     spans = [
         (rank, kind, begin - start_s, end - start_s, label)
         for rank, reply in enumerate(replies)

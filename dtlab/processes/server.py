@@ -28,10 +28,9 @@ import sys
 import threading
 
 STATUS = struct.Struct("<ii")  # rank, wait status
-ONE_THREAD = {
-    name: "1"
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-}
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
         "from dtlab.processes.server import main; main(int(sys.argv[1]))"
 
@@ -68,7 +67,7 @@ class ForkServer:
         return self.owner == os.getpid() and self._process.poll() is None
 
     def new_crew(self) -> socket.socket:
-        """A channel on which ranks can be asked for, see `ask_rank`."""
+        """A channel on which ranks can be asked for, see `ask_rank`. `OSError` if it is gone."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._sock, [b"c"], [theirs.fileno()])
@@ -92,6 +91,15 @@ def fork_server() -> ForkServer:
         if _server is None or not _server.alive:
             _server = ForkServer()
         return _server
+
+
+def new_crew() -> socket.socket:
+    """A channel on which this process's server forks ranks."""
+    try:
+        return fork_server().new_crew()
+    except OSError:  # it has just been killed
+        fork_server().close()
+        return fork_server().new_crew()
 
 
 def ask_rank(channel: socket.socket, control: socket.socket) -> None:

@@ -111,7 +111,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
         if type(x) is torch.Tensor and _is_plain(x):
             raw = x.detach().reshape(-1).view(torch.uint8).numpy()
-            buffer = pickle.PickleBuffer(raw)
+            buffer = pickle.PickleBuffer(raw.data)
             return _rebuild_tensor, (buffer, x.dtype, tuple(x.shape), x.requires_grad)
         return super().reducer_override(x)
 
@@ -138,7 +138,7 @@ def _rebuild_tensor(
     return x.requires_grad_(requires_grad)
 
 
-# ---- functions: by value where the ranks could not import them -----------------------------------
+# ---- functions: by value where the ranks could not import them ----------------------------------
 
 
 def pack_call(function: Callable[..., Any], args: tuple[Any, ...]) -> int:

@@ -1,0 +1,102 @@
+"""Ranks that stay: what one call leaves behind, the next one finds."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from dtlab.errors import ConfigError, DtlabError
+from dtlab.processes import transfer
+from dtlab.processes.launcher import Crew
+from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
+from dtlab.result import Result
+
+_cells = itertools.count(1)
+
+
+class Session:
+    """`ranks` processes that live until `close()`, with variables that last between calls.
+
+    >>> with Session(ranks=2, echo=False) as session:
+    ...     session.execute("x = torch.ones(2) * rank").output
+    ...     session.execute("dtlab.collectives.all_reduce(comm, x)").output
+    ['', '']
+    ['tensor([1., 1.])\\n', 'tensor([1., 1.])\\n']
+
+    In `execute`, each rank has its own variables, and `rank`, `size`, `comm`, `torch` and `dtlab`.
+    After an error that all ranks survive, they and their variables go on. If a rank died or hung,
+    all are stopped; the error says so, and the next call starts new ones.
+    """
+
+    def __init__(
+        self, ranks: int = 4, *, backend: str = "gloo", device: str = "cpu",
+        timeout: float | None = 60.0, trace: bool = True, echo: bool = True, threads: int = 1,
+    ):
+        check_ranks(ranks)
+        check_backend(backend, device, ranks)
+        check_limits(timeout, threads)
+        self.ranks = ranks
+        self._how: dict[str, Any] = {
+            "backend": backend, "device": device, "threads": threads, "trace": trace,
+        }
+        self.timeout, self._echo = timeout, echo
+        self._crew: Crew | None = None
+        self._closed = False
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Result:
+        """Call `fn(comm, *args)` on every rank, as `dtlab.run` does."""
+        return self._ask("call", transfer.pack_call(fn, args))
+
+    def execute(self, source: str, name: str | None = None) -> Result:
+        """Run `source` on every rank, like a notebook cell: a last expression is shown.
+
+        `name` is what tracebacks call it. `Result.output` holds what each rank showed.
+        """
+        name = name or f"<ranks {next(_cells)}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        return self._ask("execute", transfer.pack((source, name)))
+
+    def _ask(self, what: str, parcel: int) -> Result:
+        try:
+            if self._closed:
+                raise ConfigError("this session is closed; open a new one with Session(ranks)")
+            if self._crew is None or self._crew.closed:
+                self._crew = Crew(self.ranks, **self._how)
+            return gather(*self._crew.call(
+                what, parcel, timeout=self.timeout, echo=self._echo, stay=True
+            ))
+        except DtlabError as error:
+            if self._crew is not None and self._crew.closed:
+                error.add_note("The ranks had to be stopped, so their variables are gone; "
+                               "the next call starts new ones.")
+            raise
+        finally:
+            os.close(parcel)
+
+    @property
+    def alive(self) -> bool:
+        """Are there ranks now, with variables?"""
+        return self._crew is not None and not self._crew.closed
+
+    def close(self) -> None:
+        """Say goodbye to the ranks. A closed session stays closed."""
+        self._closed = True
+        if self._crew is not None:
+            self._crew.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "alive" if self.alive else "not started"
+        return f"<Session of {self.ranks} ranks, {state}>"

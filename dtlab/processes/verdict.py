@@ -1,0 +1,124 @@
+"""One rank as the launcher sees it, and the verdict over all of them: who is to blame?"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtlab.errors import RankDied
+from dtlab.output import RankOutput
+from dtlab.processes import failures
+from dtlab.processes.wire import Line
+from dtlab.tracebacks import PACKAGE
+
+GRACE_S = 1.0  # how long a broken wire waits for the news of who broke it
+_READ_BYTES = 1 << 20
+
+
+class RankView:
+    """The launcher's view of one rank."""
+
+    def __init__(self, line: Line, output: int):
+        self.line, self.pipe = line, output
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.output: RankOutput | None = None
+        self.pid = 0  # known once it is ready
+        self.ready = False
+        self.returned: tuple[float, int] | None = None  # when, and the file with the value
+        self.raised: tuple[float, failures.Failure] | None = None
+        self.stopped = False  # did not begin, as another one could not
+        self.died: int | None = None  # wait status
+
+    def begin(self, output: RankOutput) -> None:
+        """A new call: nothing is known of it yet."""
+        self.output = output
+        self.ready, self.returned, self.raised, self.stopped = False, None, None, False
+
+    @property
+    def answered(self) -> bool:
+        """Has it said how the call ended?"""
+        return bool(self.returned or self.raised or self.stopped)
+
+    def read_frames(self) -> bool:
+        """Take what it says. False: it has hung up."""
+        try:
+            frames = self.line.ready_frames()
+        except EOFError:
+            return False
+        for frame, fds in frames:
+            if frame[0] == "ready":
+                self.ready, self.pid = True, frame[1]
+            elif frame[0] == "returned":
+                self.returned = (frame[1], fds[0])
+            elif frame[0] == "raised":
+                self.raised = (frame[1], frame[2])
+            else:
+                self.stopped = True
+        return True
+
+    def read_output(self) -> bytes | None:
+        """Take some of what it printed. None: nothing now; empty: its pipe has ended."""
+        try:
+            data = os.read(self.pipe, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        if self.output:
+            self.output.feed(self.decoder.decode(data))
+        return data
+
+
+def raise_failure(ranks: Sequence[RankView], orphaned: bool) -> None:
+    """Raise for the rank that is to blame, if any: the dead first, then who raised first."""
+    died = [(rank.died, number) for number, rank in enumerate(ranks) if rank.died is not None]
+    if died:  # Gloo may abort a rank whose peer died: others come before an abort
+        status, number = min(died, key=lambda d: d[0] & 0x7F == signal.SIGABRT)
+        raise _rank_died(number, status)
+    if orphaned:
+        raise RankDied("the server that had started the ranks is gone, and they with it; "
+                       "run again, and a new one is started")
+    raised = [(failure.secondary, when, number, failure) for number, rank in enumerate(ranks)
+              if rank.raised for when, failure in [rank.raised]]
+    if raised:
+        secondary, when, number, failure = min(raised, key=lambda r: r[:3])
+        if not secondary or time.perf_counter() - when > GRACE_S:
+            raise failures.rank_failed(number, failure)
+
+
+def _rank_died(number: int, status: int) -> RankDied:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        how = f"its process ended with exit code {code} before its function returned (sys.exit?)"
+    else:
+        how = f"killed by {signal.Signals(-code).name}"
+        if -code == signal.SIGKILL:
+            how += " (perhaps by the system, for want of memory)"
+        elif -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE):
+            how += " (a crash in compiled code; what it printed last says where)"
+    return RankDied(f"rank {number} died: {how}", number, code)
+
+
+def where(rank: RankView, diagnosis: int) -> str:
+    """The line at which a rank is now, though it may hang in C: its faulthandler tells."""
+    if not rank.pid or rank.died is not None:
+        return ""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rank.pid, signal.SIGUSR1)
+    text, deadline = "", time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        try:
+            text += os.read(diagnosis, 1 << 16).decode(errors="replace")
+        except BlockingIOError:
+            if text:
+                break
+            time.sleep(0.01)
+    for file, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', text):
+        if not file.startswith((PACKAGE, sys.prefix)):
+            return f"{Path(file).name}:{line} in {function}"
+    return ""
