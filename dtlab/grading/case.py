@@ -11,6 +11,17 @@ import torch
 from dtlab.trace import Trace
 
 
+@dataclass(frozen=True)
+class Submission:
+    """A learner's function, pickled, and what a process needs to open it. Whoever judges it never
+    does: it is opened by the processes that are its ranks."""
+
+    pickled: bytes
+    path: list[str]  # sys.path
+    cwd: str
+    sources: dict[str, str] = field(default_factory=dict)  # file → text, of notebook cells
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """One call of the learner's function on every rank.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Failure, Outcome
-from dtlab.grading.report import Row
+from dtlab.grading.report import Row, whole
 
 
 class Verdict(NamedTuple):
@@ -46,7 +46,7 @@ class Check:
     tried: str  # the cases in one phrase, shown when all pass
     cases: Sequence[Case]
     judge: Callable[[Case, Outcome], Verdict]
-    hint: str = ""  # if no case has a clue
+    hint: str = ""  # the likely mistake if this fails though the first check passes
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,21 @@ class Exercise:
     id: str
     title: str
     chapter: str
+    order: int  # among the chapter's exercises
     function: str  # the name that the learner defines
-    points: float
     build: Callable[[int], list[Check]]
+
+    @property
+    def points(self) -> float:
+        """What a right answer earns."""
+        return whole(sum(check.points for check in self.build(0)))
 
 
 # ---- the registry ------------------------------------------------------------------------------
 
 
 @cache
-def exercises() -> Mapping[str, Exercise]:
+def catalogue() -> Mapping[str, Exercise]:
     """All exercises by id, in the order of the chapters."""
     from dtlab.grading import exercises as package
 
@@ -75,12 +80,12 @@ def exercises() -> Mapping[str, Exercise]:
         if not module.name.startswith("_"):
             loaded = importlib.import_module(f"{package.__name__}.{module.name}")
             found.append(loaded.EXERCISE)
-    return {each.id: each for each in sorted(found, key=lambda e: (e.chapter, e.points, e.id))}
+    return {each.id: each for each in sorted(found, key=lambda e: (e.chapter, e.order))}
 
 
 def find_exercise(exercise_id: str) -> Exercise:
     """The exercise of this id, else `ConfigError` that lists the known ones."""
-    known = exercises()
+    known = catalogue()
     if not isinstance(exercise_id, str) or exercise_id not in known:
         raise ConfigError(
             f"there is no exercise {exercise_id!r}; the exercises are: {', '.join(known)}"
@@ -149,18 +154,23 @@ def _raised_hint(error: str, message: str) -> str:
     return ""
 
 
-def row_of(check: Check, trials: Sequence[Trial]) -> Row:
-    """The report's row: a summary if all passed, else the first case that did not."""
+def row_of(check: Check, trials: Sequence[Trial], basics: bool) -> Row:
+    """The report's row: a summary if all passed, else the first case that did not.
+
+    basics: did the exercise's first check pass?
+    """
     bad = next((trial for trial in trials if not trial.verdict.passed), None)
     if bad is None:
-        worst = trials[-1].verdict
-        return Row(check.name, True, check.points, check.points, check.tried, worst.came,
-                   worst.expected, worst.nbytes, worst.rounds)
+        v = trials[-1].verdict
+        return Row(check.name, True, check.points, check.points, check.tried, v.came, v.expected,
+                   v.nbytes, v.rounds)
     v = bad.verdict
     good = sum(trial.verdict.passed for trial in trials)
-    score = f" — {good} of {len(trials)} cases right" if len(trials) > 1 else ""
+    score = f"; {good} of {len(trials)} cases right" if len(trials) > 1 else ""
+    endless = bad.outcome.failure and bad.outcome.failure.kind in ("hung", "chatter", "died")
+    hint = check.hint if check.hint and basics and not endless else v.clue or check.hint
     return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
-               v.nbytes, v.rounds, v.clue or check.hint)
+               v.nbytes, v.rounds, hint)
 
 
 def skipped(reason: str) -> Outcome:

@@ -8,9 +8,12 @@ exits is one process to end.
 
 from __future__ import annotations
 
+import faulthandler
 import io
+import linecache
 import os
 import pickle
+import re
 import signal
 import sys
 import traceback
@@ -26,22 +29,30 @@ from dtlab import errors
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.grading.meter import Meter
 from dtlab.grading.wire import Link, dtype_name, encode, tensor_bytes, tensor_from
-from dtlab.tracebacks import learner_line
+from dtlab.tracebacks import PACKAGE, learner_line
 
 OUTPUT_CHARS = 2_000  # what is kept of a rank's prints, per call
 
 
 def serve(link: Link) -> None:
     """Do what the referee asks, one call after the other, until it hangs up."""
-    silence = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(silence, number)
+    silence_files()
+    faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, lambda _signal, frame: _say_where(link, frame))
     while True:
         order, blobs = link.recv()
         os.chdir(order["cwd"])
         sys.path[:] = order["path"]
+        for file, text in order["sources"].items():  # so that tracebacks show a cell's lines
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         _play(link, order, blobs)
+
+
+def silence_files() -> None:
+    """What is written below Python's own streams goes nowhere, and there is nothing to read."""
+    silence = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(silence, number)
 
 
 def _play(link: Link, order: dict[str, Any], blobs: list[bytes]) -> None:
@@ -70,14 +81,26 @@ def _play(link: Link, order: dict[str, Any], blobs: list[bytes]) -> None:
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """The learner's exception, as text: class, message, the learner's line, the traceback."""
+    """The learner's exception, as text: class, message, and the traceback of learner's lines."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    story = traceback.TracebackException.from_exception(error)
+    story.stack = traceback.StackSummary.from_list(
+        [line for line in story.stack if not line.filename.startswith(PACKAGE)]
+    )
     return {
         "error": type(error).__name__,
         "message": _text(error),
-        "at": learner_line(frames[-1]) if frames else "",
-        "traceback": "".join(traceback.format_exception(error))[-4000:],
+        "at": place(frames[-1] if frames else None),
+        "traceback": _CELL_FILE.sub("your cell", "".join(story.format()))[-4000:],
     }
+
+
+_CELL_FILE = re.compile(r"[^\s\"]*ipykernel_\d+/\d+\.py")
+
+
+def place(frame: FrameType | None) -> str:
+    """The learner's line that led to `frame`: "ring.py:17 in step", "line 3 in step" of a cell."""
+    return re.sub(r"^\d+\.py:(\d+)", r"line \1", learner_line(frame))
 
 
 def _text(error: BaseException) -> str:
@@ -89,7 +112,7 @@ def _text(error: BaseException) -> str:
 
 def _say_where(link: Link, frame: FrameType | None) -> None:
     """SIGUSR1: the referee has lost patience; tell it the line, then wait for the end."""
-    link.send({"do": "hang", "at": learner_line(frame)})
+    link.send({"do": "hang", "at": place(frame)})
 
 
 class Printed(io.TextIOBase):
@@ -128,7 +151,7 @@ class Connection:
 
     def ask(self, do: str, **details: Any) -> tuple[dict[str, Any], list[bytes]]:
         """Say something and wait for the answer; raises the error that the answer names."""
-        self.tell(do, at=learner_line(sys._getframe(1)), **details)
+        self.tell(do, at=place(sys._getframe(1)), **details)
         answer, blobs = self._link.recv()
         if "error" in answer:
             family = getattr(errors, answer["error"], errors.DtlabError)

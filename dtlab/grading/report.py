@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import shutil
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ class Report:
     printed: str = ""  # what the learner's function printed in the case of the first hint
     details: str = ""  # a traceback or a table of who waits for whom, if a case ended so
     seconds: float = 0.0
+    _shown_in: int = field(default=-1, repr=False, compare=False)  # the notebook cell that did
 
     @property
     def points(self) -> float:
@@ -152,9 +154,30 @@ class Report:
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
         )
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Rich display: HTML, and the text for readers that show none."""
-        return {"text/html": self._repr_html_(), "text/plain": self.to_text(110)}
+    def show(self) -> None:
+        """Show the report: as HTML in a notebook, as text elsewhere."""
+        shell = _notebook()
+        if shell is None:
+            print(self)
+            return
+        from IPython.display import display
+
+        display({"text/html": self._repr_html_(), "text/plain": self.to_text(110)}, raw=True)
+        self._shown_in = shell.execution_count
+
+    def _ipython_display_(self) -> None:
+        """A report that ends a cell shows itself, unless `check` has just shown it there."""
+        shell = _notebook()
+        if shell is None or shell.execution_count != self._shown_in:
+            self.show()
+
+
+def _notebook() -> Any:
+    """The IPython shell of a notebook kernel; None in a terminal or a script."""
+    if "IPython" not in sys.modules:
+        return None
+    shell = sys.modules["IPython"].get_ipython()
+    return shell if shell is not None and hasattr(shell, "kernel") else None
 
 
 def whole(points: float) -> float:

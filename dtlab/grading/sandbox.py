@@ -14,7 +14,9 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from dtlab import topology
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import Deadlock, DtlabError, waiting_table
 from dtlab.grading import inmate
-from dtlab.grading.case import Case, Failure, Outcome
+from dtlab.grading.case import Case, Failure, Outcome, Submission
 from dtlab.grading.wire import Hangup, Link, Silence, decode, link_pair, tensor_bytes, tensor_from
 from dtlab.simulator import simulate
 
@@ -40,13 +42,13 @@ class Sealed(NamedTuple):
 
 
 class Inmate:
-    """One rank's process."""
+    """A process for untrusted code. `serve` is what it does with its end of the link."""
 
-    def __init__(self) -> None:
+    def __init__(self, serve: Callable[[Link], None] = inmate.serve):
         self.link, there = link_pair()
         self.pid = os.fork()
         if self.pid == 0:
-            _become_inmate(there)
+            _become_inmate(there, serve)
         there.close()
 
     def end(self) -> str:
@@ -65,7 +67,7 @@ class Inmate:
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
-def _become_inmate(link: Link) -> None:
+def _become_inmate(link: Link, serve: Callable[[Link], None]) -> None:
     """In the new process: cut all ties with the referee, then serve it."""
     code = 1
     try:
@@ -74,7 +76,7 @@ def _become_inmate(link: Link) -> None:
         os.closerange(3, link.fileno())
         os.closerange(link.fileno() + 1, 1024)
         limit_resources()
-        inmate.serve(link)
+        serve(link)
     except Hangup:
         code = 0  # the referee is done
     finally:
@@ -89,8 +91,8 @@ def die_with_parent() -> None:
 
 def limit_resources() -> None:
     """No files (so none can be shared), no memory beyond reason, no core dumps."""
-    pages = int(open("/proc/self/statm").read().split()[0]) if sys.platform == "linux" else 0
-    if pages:
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
         ceiling = pages * resource.getpagesize() + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -98,11 +100,10 @@ def limit_resources() -> None:
 
 
 class Sandbox:
-    """Plays cases of one submission (a pickled function, never opened here)."""
+    """Plays cases of one submission."""
 
-    def __init__(self, submission: bytes, path: list[str], cwd: str):
+    def __init__(self, submission: Submission):
         self._submission = submission
-        self._place = {"path": path, "cwd": cwd}
         self._inmates: list[Inmate] = []
 
     def play(self, case: Case) -> Outcome:
@@ -113,7 +114,7 @@ class Sandbox:
         outcome = Outcome([None] * case.ranks, [()] * case.ranks, 0.0,
                           peak_bytes=[0] * case.ranks, printed=[""] * case.ranks)
         play = _Play(case, outcome, self._inmates)
-        play.order(self._submission, self._place)
+        play.order(self._submission)
         play.simulate()
         if outcome.failure:
             self.close()
@@ -138,15 +139,16 @@ class _Play:
         self.until_s = time.monotonic() + CASE_LIMIT_S
         self.lines = [""] * case.ranks  # where each rank was when it last asked
 
-    def order(self, submission: bytes, place: dict[str, Any]) -> None:
+    def order(self, submission: Submission) -> None:
         """Tell every rank to begin."""
         case = self.case
+        place = {"path": submission.path, "cwd": submission.cwd, "sources": submission.sources}
         for rank, args in enumerate(case.args):
             header = {"rank": rank, "size": case.ranks, "comm": case.comm, "meter": case.meter}
             # Silence or Hangup show when the rank's answer is awaited.
             with suppress(Silence, Hangup):
-                self.inmates[rank].link.send({**header, **place}, submission, pickle.dumps(args),
-                                             until_s=self.until_s)
+                self.inmates[rank].link.send({**header, **place}, submission.pickled,
+                                             pickle.dumps(args), until_s=self.until_s)
 
     def simulate(self) -> None:
         """Run the case in the simulator, every rank driven by its process; fill the outcome."""
@@ -156,8 +158,8 @@ class _Play:
             result = simulate(lambda comm: _Driver(comm, self).run(), network=network, echo=False)
         except Deadlock as error:
             rows = [row._replace(line=self.lines[row.rank]) for row in error.waiting]
-            outcome.failure = Failure("deadlock", error="Deadlock", message=str(error).split("\n")[0],
-                                      details=waiting_table(rows))
+            outcome.failure = Failure("deadlock", error="Deadlock", details=waiting_table(rows),
+                                      message="every rank that is left waits for another")
         except DtlabError as error:
             if outcome.failure is None:  # a bug of ours rather than of the learner
                 outcome.failure = Failure("raised", error=type(error).__name__, message=str(error))

@@ -1,0 +1,67 @@
+"""`check`: what the learner calls below an exercise."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from dtlab.errors import ConfigError
+from dtlab.grading.case import Submission
+from dtlab.grading.court import hold_court
+from dtlab.grading.exercise import find_exercise
+from dtlab.grading.report import Report
+
+
+def check(
+    exercise_id: str,
+    submission: Callable[..., Any] | Submission,
+    show: bool = True,
+    seed: int = 0,
+) -> Report:
+    """Try `submission` (your function, not the result of calling it) on the exercise's cases.
+
+    Shows a table of what was tried, what came, what was expected, bytes and rounds against the
+    bound, points, and hints; returns the same as a `Report` (`.points`, `.rows`, `.to_dict()`).
+    Nothing that the function does (a loop without an end, exit, a flood of prints) stops the check,
+    which takes a second or two. `seed` draws other sizes and values. Raises `ConfigError` for an
+    unknown exercise, or something that isn't a function.
+    """
+    exercise = find_exercise(exercise_id)
+    if not isinstance(submission, Submission):
+        submission = seal(submission, exercise.function)
+    report = hold_court(submission, exercise.id, seed)
+    if show:
+        report.show()
+    return report
+
+
+def seal(function: Callable[..., Any], name: str) -> Submission:
+    """`function`, pickled for the processes that will run it."""
+    if not callable(function):
+        raise ConfigError(
+            f"check needs your function itself, not {type(function).__name__} {function!r:.60}; "
+            f"write check(…, {name}) without calling it"
+        )
+    try:
+        pickled = cloudpickle.dumps(function)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} can't be sent to the processes that try it: {error}; create what it needs "
+            f"inside the function"
+        ) from error
+    return Submission(pickled, list(sys.path), os.getcwd(), _cell_sources(function))
+
+
+def _cell_sources(function: Callable[..., Any]) -> dict[str, str]:
+    """The text of the notebook cell that defines `function`, for tracebacks."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    file = getattr(getattr(inner, "__code__", None), "co_filename", "")
+    if not file or os.path.exists(file):
+        return {}
+    return {file: "".join(linecache.getlines(file))}

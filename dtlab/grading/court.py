@@ -1,0 +1,157 @@
+"""The court: takes a submission through the checks of an exercise.
+
+It sits in a process of its own, forked from the fork server, so that nothing the learner's notebook
+has patched (torch.equal, time, dtlab itself) reaches it. It is no wall against a determined
+attacker: submissions run under the same user. Grade strangers in a container.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from typing import Any
+
+import torch
+
+from dtlab.errors import DtlabError, RankDied, RankFailed
+from dtlab.grading.case import Case, Failure, Outcome, Submission
+from dtlab.grading.exercise import (
+    Check,
+    Trial,
+    find_exercise,
+    row_of,
+    skipped,
+    verdict_of,
+)
+from dtlab.grading.report import Report, Row
+from dtlab.grading.sandbox import CASE_LIMIT_S, Sandbox
+from dtlab.processes import run
+
+TOTAL_LIMIT_S = 8.0  # of real time, for all cases of an exercise; a right answer takes one or two
+GLOO_LIMIT_S = 5.0
+
+
+def hold_court(submission: Submission, exercise_id: str, seed: int = 0) -> Report:
+    """Judge in a fresh process, then try the checks that want real processes over Gloo."""
+    began = time.monotonic()
+    result = run(_sit, submission, exercise_id, seed, ranks=1, timeout=3 * TOTAL_LIMIT_S,
+                 trace=False, echo=False)
+    report = Report.from_dict(result.values[0])
+    rows = {row.name: row for row in report.rows}
+    for check in find_exercise(exercise_id).build(seed):
+        if _is_real(check):
+            rows[check.name] = _real_row(check, submission, report)
+    report.rows = [rows[check.name] for check in find_exercise(exercise_id).build(seed)]
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _is_real(check: Check) -> bool:
+    return any(case.gloo for case in check.cases)
+
+
+# ---- in the court's own process ----------------------------------------------------------------
+
+
+def _sit(_comm: Any, submission: Submission, exercise_id: str, seed: int) -> dict[str, Any]:
+    """Play all simulated cases, then judge. Returns the report as a dictionary."""
+    settle_down()
+    exercise = find_exercise(exercise_id)
+    checks = [check for check in exercise.build(seed) if not _is_real(check)]
+    outcomes = _play([case for check in checks for case in check.cases], submission)
+    report = Report(exercise.id, exercise.title)
+    for check in checks:
+        trials = [
+            Trial(case, outcomes[case], verdict_of(check, case, outcomes[case]))
+            for case in check.cases
+        ]
+        basics = not report.rows or report.rows[0].passed
+        report.rows.append(row_of(check, trials, basics))
+        bad = next((trial for trial in trials if not trial.verdict.passed), None)
+        if bad is not None and not report.details and not report.printed:
+            report.details, report.printed = _story(bad.outcome)
+    return report.to_dict()
+
+
+def settle_down() -> None:
+    """Before forking: no threads of torch, and no process group that a fork would inherit dead."""
+    torch.set_num_threads(1)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _play(cases: list[Case], submission: Submission) -> dict[Case, Outcome]:
+    """What comes of each case. Once one does not end, the rest is not tried."""
+    outcomes: dict[Case, Outcome] = {}
+    until_s = time.monotonic() + TOTAL_LIMIT_S
+    sandbox = Sandbox(submission)
+    stop = ""
+    try:
+        for case in dict.fromkeys(cases):
+            if not stop and time.monotonic() > until_s:
+                stop = f"the cases before took more than {TOTAL_LIMIT_S:g} s"
+            outcome = outcomes[case] = skipped(stop) if stop else sandbox.play(case)
+            if outcome.failure and outcome.failure.kind == "hung":
+                stop = f"an earlier case had not ended after {CASE_LIMIT_S} s"
+    finally:
+        sandbox.close()
+    return outcomes
+
+
+def _story(outcome: Outcome) -> tuple[str, str]:
+    """What helps to find the mistake: a traceback or the waiting table; and what was printed."""
+    failure = outcome.failure
+    rank = max(failure.rank, 0) if failure else 0
+    printed = outcome.printed[rank] if rank < len(outcome.printed) else ""
+    if failure is None or failure.error == "NotImplementedError":
+        return "", printed
+    return failure.details, printed
+
+
+# ---- on real processes -------------------------------------------------------------------------
+
+
+def _real_row(check: Check, submission: Submission, report: Report) -> Row:
+    """Try a check's cases on real processes, unless the exercise's first check has failed."""
+    basics = report.rows[0].passed
+    trials = []
+    for case in check.cases:
+        if basics:
+            outcome = _play_gloo(case, submission)
+        else:
+            outcome = skipped(f"first mend “{report.rows[0].name}”")
+        trials.append(Trial(case, outcome, verdict_of(check, case, outcome)))
+    row = row_of(check, trials, basics)
+    if not row.passed and not report.details and basics:
+        report.details, _ = _story(next(t.outcome for t in trials if not t.verdict.passed))
+    return row if basics else Row(**{**vars(row), "hint": ""})
+
+
+def _play_gloo(case: Case, submission: Submission) -> Outcome:
+    try:
+        result = run(_call, submission, case.args, ranks=case.ranks, timeout=GLOO_LIMIT_S,
+                     echo=False)
+    except RankFailed as error:
+        cause = type(error.__cause__).__name__ if error.__cause__ else "error"
+        return Outcome(failure=Failure("raised", error.rank, cause, str(error).split("\n")[0],
+                                       details=error.traceback_text))
+    except RankDied as error:
+        return Outcome(failure=Failure("died", error.rank, message=str(error)))
+    except DtlabError as error:
+        headline, _, table = str(error).partition("\n")
+        return Outcome(failure=Failure("hung", message=headline, details=table))
+    values, after = zip(*result.values, strict=True)
+    return Outcome(list(values), list(after), result.elapsed_s, result.trace,
+                   [0] * case.ranks, result.output)
+
+
+def _call(comm: Any, submission: Submission, args: list[tuple[Any, ...]]) -> tuple[Any, Any]:
+    """On a rank: open the submission, call it; returns its value and its arguments afterwards."""
+    import sys
+
+    os.chdir(submission.cwd)
+    sys.path[:] = submission.path
+    given = args[comm.rank]
+    value = pickle.loads(submission.pickled)(comm, *given)
+    return value, given

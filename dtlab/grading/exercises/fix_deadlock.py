@@ -1,0 +1,51 @@
+"""Chapter 00: a circle in which all send first never moves. Mend it."""
+
+from __future__ import annotations
+
+from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.exercise import Check, Exercise, Verdict
+
+
+def _case(ranks: int, seed: int) -> Case:
+    values = [100 * (seed + 1) + 7 * rank for rank in range(ranks)]
+    return Case(describe_case(ranks), [(value,) for value in values])
+
+
+def _judge(case: Case, outcome: Outcome) -> Verdict:
+    sent = [args[0] for args in case.args]
+    for rank, value in enumerate(outcome.values):
+        wanted = sent[(rank - 1) % case.ranks]
+        if value != wanted:
+            return Verdict(False, f"rank {rank} returned {value!r}"[:80], f"{wanted}, from its left",
+                           clue=_clue(value, rank, sent))
+    return Verdict(True, "no deadlock, right values", "the value of the left neighbour")
+
+
+def _clue(value: object, rank: int, sent: list[int]) -> str:
+    if value is None:
+        return "The function returns nothing: add `return` with what was received."
+    if isinstance(value, list):
+        return "Return the value itself, not the list it was received into: inbox[0]."
+    if value == sent[rank]:
+        return "A rank returned its own value: return what came from the left neighbour."
+    if value == sent[(rank + 1) % len(sent)]:
+        return "The values went round the wrong way: send to rank + 1, receive from rank − 1."
+    return ""
+
+
+def _build(seed: int) -> list[Check]:
+    def check(name: str, ranks: list[int], hint: str = "") -> Check:
+        tried = ", ".join(map(str, ranks)) + (" ranks" if ranks != [1] else " rank")
+        return Check(name, 1, tried, [_case(p, seed) for p in ranks], _judge, hint)
+
+    return [
+        check("a pair", [2]),
+        check("even circles", [4, 6, 8]),
+        check("odd circles", [3, 5, 7, 9], "In an odd circle two neighbours have the same parity: "
+              "try your order of sends and receives on paper for 3 ranks."),
+        check("alone", [1], "A rank can't send to itself: if comm.size is 1, there is nothing to "
+              "send, and its left neighbour's value is its own."),
+    ]
+
+
+EXERCISE = Exercise("fix-deadlock", "Mend the deadlock", "00", 2, "pass_right", _build)

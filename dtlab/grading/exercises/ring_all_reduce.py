@@ -1,0 +1,209 @@
+"""Chapter 05: the ring, judged by what it moves and what it keeps, not only by its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.exercise import Check, Exercise, Verdict
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+I32, I64, C64 = torch.int32, torch.int64, torch.complex64
+
+
+def _case(ranks: int, n: int, dtype: torch.dtype, seed: int, **options: bool) -> Case:
+    """Small whole numbers, so that every order of summing gives the same bits."""
+    random = torch.Generator().manual_seed(10_000 * seed + 100 * ranks + n)
+    args = []
+    for _ in range(ranks):
+        args.append((torch.randint(1, 10, (n,), generator=random).to(dtype),))
+    total = torch.stack([x.to(_wide(dtype)) for (x,) in args]).sum(0).to(dtype)
+    facts = {"n": n, "item": dtype.itemsize, "total": total}
+    return Case(describe_case(ranks, n, dtype), args, facts=facts, **options)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else torch.int64
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def _values(case: Case, outcome: Outcome) -> Verdict:
+    total = case.facts["total"]
+    for rank, (x,) in enumerate(outcome.after):
+        if x.shape != total.shape or x.dtype != total.dtype:
+            came = f"rank {rank}: x has become {x.dtype} {tuple(x.shape)}"
+            return Verdict(False, came, f"{total.dtype} {tuple(total.shape)}",
+                           clue="Write the sum into x; don't change its shape or dtype.")
+        wrong = _first_difference(x, total)
+        if wrong is not None:
+            came = f"rank {rank}: x[{wrong}] = {x[wrong].item():g}"
+            expected = f"{total[wrong].item():g}, the sum"
+            return Verdict(False, came, expected, clue=_value_clue(case, outcome))
+    return Verdict(True, "the sum, on every rank", "the sum, on every rank")
+
+
+def _first_difference(x: torch.Tensor, total: torch.Tensor) -> int | None:
+    different = (x != total).nonzero()
+    return int(different[0]) if len(different) else None
+
+
+def _value_clue(case: Case, outcome: Outcome) -> str:
+    """Which mistake makes just these wrong vectors?"""
+    total, p = case.facts["total"], case.ranks
+    after = [args[0] for args in outcome.after]
+    before = [args[0] for args in case.args]
+    right = [torch.equal(x, total) for x in after]
+    if all(map(torch.equal, after, before)):
+        if all(isinstance(v, torch.Tensor) and torch.equal(v, total) for v in outcome.values):
+            return ("The returned tensor is right, but x itself is unchanged: work in place, on the "
+                    "memory of x (x[...] = …, x.add_(…), comm.accumulate_).")
+        return "x is unchanged on every rank: nothing was added into it."
+    if all(torch.allclose(x.to(_wide(x.dtype)) * p, total.to(_wide(x.dtype)), rtol=0.02)
+           for x in after):
+        return "That is the average; the exercise asks for the sum."
+    if sum(right) == 1:
+        return (f"Only rank {right.index(True)} holds the sum; an all-reduce leaves it on every "
+                "rank.")
+    return _chunk_clue(after, before, total, p)
+
+
+def _chunk_clue(after: list[torch.Tensor], before: list[torch.Tensor], total: torch.Tensor,
+                p: int) -> str:
+    """Look at the vectors piece by piece, cut as tensor_split cuts them."""
+    wanted = total.tensor_split(p)
+    done = [[torch.equal(a, b) for a, b in zip(x.tensor_split(p), wanted, strict=True)]
+            for x in after]
+    complete = [sum(row) for row in done]
+    if all(c == 1 for c in complete):
+        return ("Each rank holds one complete chunk: the first phase is right. Now send the "
+                "complete chunks round the ring (the all-gather phase).")
+    if all(c == p - 1 for c in complete):
+        return ("On every rank just one chunk is wrong. That is an off-by-one: each phase has p − 1 "
+                "steps, and after the first, rank r holds the complete chunk r + 1.")
+    if sum(complete) and len(set(complete)) == 1:
+        return ("Some chunks are complete and others not: which chunk do you send in step s of the "
+                "all-gather? Begin with the one that is complete here, chunk r + 1, then pass on "
+                "what came in the step before.")
+    signs = [bool((x.abs() > total.abs()).any()) for x in after]
+    if any(signs):
+        return ("Some sums are too large: a contribution was added more than once. In the second "
+                "phase, overwrite, don't add.")
+    return ("Some contributions are missing. In step s of the first phase rank r sends chunk r − s "
+            "and adds what comes to chunk r − s − 1.")
+
+
+# ---- cost --------------------------------------------------------------------------------------
+
+
+def _bytes(case: Case, outcome: Outcome) -> Verdict:
+    """At most 2(p−1)⌈n/p⌉ elements from each rank; at least 2(p−1)n in all, or it was no message
+    that brought the values."""
+    if not _values(case, outcome).passed:
+        return Verdict(False, "the values are wrong", "right values, few bytes",
+                       clue=_value_clue(case, outcome))
+    p, n, item = case.ranks, case.facts["n"], case.facts["item"]
+    allowed, least = 2 * (p - 1) * -(-n // p) * item, 2 * (p - 1) * n * item
+    sent = [outcome.trace.sent_bytes(rank) for rank in range(p)]
+    most = max(sent)
+    nbytes = f"{most:,} / {allowed:,}"
+    if most > allowed:
+        return Verdict(False, f"rank {sent.index(most)} sent {most:,} B", f"≤ {allowed:,} B a rank",
+                       nbytes, clue=_byte_clue(sent, p, n * item, allowed))
+    if sum(sent) < least:
+        clue = ("The sums are right, but fewer bytes were sent than any all-reduce must send: they "
+                "did not come through comm.")
+        return Verdict(False, f"{sum(sent):,} B in all", f"≥ {least:,} B in all", nbytes, clue=clue)
+    return Verdict(True, "as few as can be", "2(p−1)·⌈n/p⌉ elements a rank", nbytes)
+
+
+def _byte_clue(sent: list[int], p: int, whole: int, allowed: int) -> str:
+    if max(sent) > 2 * sorted(sent)[-2]:
+        return (f"Rank {sent.index(max(sent))} sends far more than the others: everything passes "
+                "through it. In a ring all ranks do the same.")
+    if min(sent) >= (p - 1) * whole:
+        return ("The whole vector goes out in every step. Cut it into p chunks "
+                "(x.tensor_split(p)) and send one chunk a step: 2(p−1) steps of n/p.")
+    if max(sent) <= allowed * p / (p - 1) + whole / p:
+        return "A step too many: each of the two phases needs p − 1 steps, not p."
+    return "A ring sends one chunk of n/p a step, in 2(p − 1) steps."
+
+
+def _rounds(case: Case, outcome: Outcome) -> Verdict:
+    """One second a message and infinite bandwidth: the virtual time counts the rounds."""
+    if not _values(case, outcome).passed:
+        return Verdict(False, "the values are wrong", "right values, few rounds",
+                       clue=_value_clue(case, outcome))
+    allowed = 2 * (case.ranks - 1)
+    took = outcome.elapsed_s
+    rounds = f"{took:g} / {allowed}"
+    if outcome.trace.sent_bytes() == 0 and case.facts["n"]:
+        return Verdict(False, "no messages", f"{allowed} rounds", rounds,
+                       clue="Nothing was sent through comm.")
+    if took <= allowed + 1e-9:
+        return Verdict(True, f"{took:g} rounds", f"≤ 2(p−1) = {allowed} rounds", rounds)
+    if took >= 1.5 * allowed:
+        clue = ("Some ranks wait while others talk. Let every rank send to the right and receive "
+                "from the left in the same step: comm.sendrecv(chunk, right, inbox, left).")
+    else:
+        clue = "A few steps too many: each of the two phases needs p − 1 steps."
+    return Verdict(False, f"{took:g} rounds", f"≤ 2(p−1) = {allowed} rounds", rounds, clue=clue)
+
+
+def _memory(case: Case, outcome: Outcome) -> Verdict:
+    """One chunk on top of x: ⌈n/p⌉ elements."""
+    if not _values(case, outcome).passed:
+        return Verdict(False, "the values are wrong", "right values, little memory",
+                       clue=_value_clue(case, outcome))
+    if outcome.trace.sent_bytes() == 0:
+        return Verdict(False, "no messages", "a ring", clue="Nothing was sent through comm.")
+    p, n, item = case.ranks, case.facts["n"], case.facts["item"]
+    chunk, most = -(-n // p) * item, max(outcome.peak_bytes)
+    came, expected = f"{most:,} B beside x", f"≤ {chunk:,} B: one chunk"
+    if most <= chunk:
+        return Verdict(True, came, expected)
+    if most >= n * item:
+        clue = ("A whole copy of x is made (clone, cat, stack, x + …, tolist). Add and overwrite in "
+                "place: chunks from x.tensor_split(p) are views of x.")
+    else:
+        clue = ("More than one chunk is held. One inbox is enough: make it once, before the loop; "
+                "chunks of x can be sent, and in the second phase received into, as they are.")
+    return Verdict(False, came, expected, clue=clue)
+
+
+def _build(seed: int) -> list[Check]:
+    def cases(*what: tuple[int, int, torch.dtype]) -> Sequence[Case]:
+        return [_case(p, n + seed % 3 * p, dtype, seed) for p, n, dtype in what]
+
+    plain = cases((2, 4, F32), (4, 8, F32), (8, 32, F64))
+    any_p = cases((1, 5, F32), (3, 6, F32), (5, 10, F64), (6, 12, F32), (7, 7, I64), (9, 18, F32),
+                  (13, 26, F64))
+    any_n = cases((4, 10, F32), (3, 7, I32), (6, 27, BF16), (2, 5, C64), (7, 20, F64), (9, 30, F32))
+    tiny = [_case(4, 0, F32, seed), _case(5, 3, F32, seed), _case(4, 1, F64, seed)]
+    crowd = [c for c in (*plain, *any_n, *any_p) if c.ranks > 1]
+    crowd.sort(key=lambda c: c.ranks)
+    large = [_case(4, 96_001, F64, seed, meter=True)]
+    real = [_case(3, 1_000, F32, seed, gloo=True)]
+    return [
+        Check("sums", 2, "2, 4, 8 ranks; p divides n", plain, _values),
+        Check("any p", 1, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, _values,
+              "It works for some numbers of ranks only: a ring needs no power of two."),
+        Check("any n", 1, "n not a multiple of p; several dtypes", any_n, _values,
+              "It fails where p does not divide n. x.tensor_split(p) cuts any n: sizes differ by one "
+              "element at most, so cut your inbox to the size of what comes."),
+        Check("tiny n", 1, "n = 0, n = 1, n < p", tiny, _values,
+              "With n < p some chunks are empty; empty messages are allowed."),
+        Check("bytes", 2, "2 to 13 ranks", crowd, _bytes),
+        Check("rounds", 1, "2 to 13 ranks, simulated", crowd, _rounds),
+        Check("memory", 1, "4 ranks, 96,001 × float64", large, _memory),
+        Check("real", 1, "3 processes over Gloo", real, _values,
+              "It works in the simulator, but not on processes that share nothing."),
+    ]
+
+
+EXERCISE = Exercise("ring-all-reduce", "Ring all-reduce", "05", 1, "ring_all_reduce", _build)

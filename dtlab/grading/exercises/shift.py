@@ -1,0 +1,113 @@
+"""Chapter 03: every rank gives its vector to the right, all at the same time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.exercise import Check, Exercise, Verdict
+
+LATENCY_S = 1.0  # and the bytes of one message take another second: one message is 2 s
+
+
+def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Case:
+    random = torch.Generator().manual_seed(1000 * seed + ranks)
+    args = []
+    for rank in range(ranks):
+        x = torch.randint(0, 90, shape, generator=random) + 100 * rank
+        args.append((x.to(dtype),))
+    nbytes = math.prod(shape) * dtype.itemsize
+    text = describe_case(ranks, math.prod(shape), dtype)
+    if len(shape) != 1:
+        text = text.replace(f"{math.prod(shape)} ×", f"{'×'.join(map(str, shape))} ×")
+    return Case(text, args, LATENCY_S, nbytes / LATENCY_S or math.inf,
+                facts={"nbytes": nbytes, "message_s": LATENCY_S * (2 if nbytes else 1)})
+
+
+def _values(case: Case, outcome: Outcome) -> Verdict:
+    sent = [args[0] for args in case.args]
+    for rank, value in enumerate(outcome.values):
+        wanted = sent[(rank - 1) % case.ranks]
+        if not isinstance(value, torch.Tensor):
+            clue = "Return the tensor that was received."
+            return Verdict(False, f"rank {rank} returned {value!r}"[:80], "a tensor", clue=clue)
+        if not _equal(value, wanted):
+            return Verdict(False, f"rank {rank} got {_shown(value)}", _shown(wanted),
+                           clue=_clue(value, rank, sent))
+        if not _equal(outcome.after[rank][0], sent[rank]):
+            clue = ("x belongs to the caller: receive into a new tensor, torch.empty_like(x), "
+                    "and leave x as it is.")
+            return Verdict(False, f"rank {rank}'s x was overwritten", "x as it was", clue=clue)
+    return Verdict(True, "right on every rank", "the left neighbour's x")
+
+
+def _clue(value: torch.Tensor, rank: int, sent: list[torch.Tensor]) -> str:
+    if _equal(value, sent[rank]):
+        return "A rank returned its own x: return the tensor that you received into."
+    if _equal(value, sent[(rank + 1) % len(sent)]):
+        return "It went round the wrong way: send to rank + 1, receive from rank − 1."
+    if value.dtype != sent[rank].dtype or value.shape != sent[rank].shape:
+        return "Receive into torch.empty_like(x): same shape, same dtype, for every x."
+    return ""
+
+
+def _time(case: Case, outcome: Outcome) -> Verdict:
+    values = _values(case, outcome)
+    if not values.passed:
+        return values._replace(clue="The time counts once the values are right.")
+    messages = outcome.elapsed_s / case.facts["message_s"]
+    rounds = f"{messages:g} / 1"
+    if messages <= 1 + 1e-9:
+        return Verdict(True, "α + nβ: one message", "one message", rounds=rounds)
+    clue = (f"The shift took as long as {messages:g} messages one after the other. Ports are full "
+            "duplex: all ranks can send and receive at once, with comm.sendrecv, or by posting both "
+            "(comm.exchange, comm.isend) before waiting for either.")
+    return Verdict(False, f"{messages:g} messages", "one message", rounds=rounds, clue=clue)
+
+
+def _bytes(case: Case, outcome: Outcome) -> Verdict:
+    values = _values(case, outcome)
+    if not values.passed:
+        return values._replace(clue="The bytes count once the values are right.")
+    n = case.facts["nbytes"]
+    sent = [outcome.trace.sent_bytes(rank) for rank in range(case.ranks)]
+    worst = max(sent, key=lambda count: abs(count - n))
+    nbytes = f"{worst:,} / {n:,}"
+    if worst == n:
+        return Verdict(True, "x, once", "x, once, from each rank", nbytes)
+    clue = ("Each rank sends its x once and nothing else; don't pass on what others sent."
+            if worst > n else "Send the tensor itself through comm, not something in its place.")
+    return Verdict(False, f"rank {sent.index(worst)} sent {worst:,} B", f"{n:,} B", nbytes,
+                   clue=clue)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def _shown(x: torch.Tensor) -> str:
+    first = ", ".join(f"{v:g}" for v in x.flatten()[:3].tolist())
+    more = ", …" if x.numel() > 3 else ""
+    return f"[{first}{more}] {str(x.dtype).split('.')[-1]}"
+
+
+def _build(seed: int) -> list[Check]:
+    f32, f64, i64 = torch.float32, torch.float64, torch.int64
+    even = [_case(p, (6 + seed % 5,), f32, seed) for p in (2, 4, 8)]
+    odd = [_case(p, (5,), f32, seed) for p in (3, 5, 9)]
+    edges = [_case(1, (4,), f32, seed), _case(4, (0,), f32, seed), _case(3, (2, 3), f64, seed),
+             _case(4, (5,), i64, seed)]
+    timed = [*even, *odd]
+    return [
+        Check("even circles", 1, "2, 4, 8 ranks", even, _values),
+        Check("odd circles", 1, "3, 5, 9 ranks", odd, _values),
+        Check("edges", 1, "1 rank; empty; 2-d; int64", edges, _values,
+              "One rank alone gets its own x back; x may be empty, or of any shape and dtype."),
+        Check("time", 2, "2 to 9 ranks, simulated", timed, _time),
+        Check("bytes", 1, "2 to 9 ranks", timed, _bytes),
+    ]
+
+
+EXERCISE = Exercise("shift", "Shift to the right", "03", 2, "shift", _build)

@@ -1,0 +1,110 @@
+"""Executing a learner's cells, in the sandbox, to get at the functions that they define."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from dtlab.grading.case import Submission
+from dtlab.grading.court import settle_down
+from dtlab.grading.inmate import Printed, describe_error, silence_files
+from dtlab.grading.sandbox import Inmate
+from dtlab.grading.submitted import Piece
+from dtlab.grading.wire import Hangup, Link, Silence
+from dtlab.processes import run
+
+CELL_LIMIT_S = 5.0  # a solution cell defines a function, which takes no time
+
+
+class Made(NamedTuple):
+    """What the cells of a notebook gave."""
+
+    functions: dict[str, Submission]  # by name
+    troubles: dict[str, str]  # grade id → what went wrong in its cell
+
+
+def open_workshop(pieces: list[Piece], names: list[str]) -> Made:
+    """Execute `pieces` one after the other and take the functions called `names`.
+
+    A piece that raises, hangs or ends the process is left out, and noted; the others count.
+    """
+    limit_s = CELL_LIMIT_S * (len(pieces) + 2)
+    made: Made = run(_supervise, pieces, names, ranks=1, timeout=limit_s, trace=False,
+                     echo=False).values[0]
+    return made
+
+
+def _supervise(_comm: Any, pieces: list[Piece], names: list[str]) -> Made:
+    """In a trusted process: let another one execute the pieces; start over without a bad one."""
+    settle_down()
+    troubles = {piece.answers: piece.error for piece in pieces if piece.error}
+    left = [number for number, piece in enumerate(pieces) if piece.code]
+    while True:
+        inmate = Inmate(lambda link: _execute(link, pieces, left, names))
+        bad, why, said, blobs = _watch(inmate.link)
+        ended = inmate.end()
+        if bad is None:
+            break
+        _note(troubles, pieces[bad], why or f"the cell ended the process ({ended})")
+        left.remove(bad)
+    for number, text in said["troubles"].items():
+        _note(troubles, pieces[int(number)], str(text))
+    sources = {_file(piece, n): piece.code for n, piece in enumerate(pieces)}
+    functions = {
+        str(name): Submission(blob, list(sys.path), os.getcwd(), sources)
+        for name, blob in zip(said["names"], blobs, strict=False)
+    }
+    return Made(functions, troubles)
+
+
+def _note(troubles: dict[str, str], piece: Piece, text: str) -> None:
+    troubles.setdefault(piece.answers, text)
+
+
+def _watch(link: Link) -> tuple[int | None, str, dict[str, Any], list[bytes]]:
+    """Listen to the process: (the piece at which it broke off or None, why, its words, blobs)."""
+    current = 0
+    while True:
+        try:
+            said, blobs = link.recv(time.monotonic() + CELL_LIMIT_S)
+            if said["do"] == "done":
+                return None, "", said, blobs
+            current = int(said["piece"])
+        except Silence:
+            return current, f"the cell had not ended after {CELL_LIMIT_S:g} s", {}, []
+        except (Hangup, KeyError, ValueError, TypeError):
+            return current, "", {}, []
+
+
+def _file(piece: Piece, number: int) -> str:
+    """The name under which tracebacks know a piece."""
+    return f"<cell {piece.answers or number}>"
+
+
+# ---- in the untrusted process ------------------------------------------------------------------
+
+
+def _execute(link: Link, pieces: list[Piece], left: list[int], names: list[str]) -> None:
+    silence_files()
+    sys.stdout = sys.stderr = Printed()
+    space: dict[str, Any] = {"__name__": "__main__"}
+    troubles: dict[int, str] = {}
+    for number in left:
+        link.send({"do": "begin", "piece": number})
+        try:
+            exec(compile(pieces[number].code, _file(pieces[number], number), "exec"), space)
+        except BaseException as error:  # whatever a cell raises, the others count
+            told = describe_error(error)
+            troubles[number] = f"the cell raised {told['error']}: {told['message']}".rstrip(": ")
+    found, blobs = [], []
+    for name in names:
+        with suppress(Exception):  # what does not pickle is as good as missing
+            if callable(space.get(name)):
+                blobs.append(cloudpickle.dumps(space[name]))
+                found.append(name)
+    link.send({"do": "done", "troubles": troubles, "names": found}, *blobs)
