@@ -37,8 +37,8 @@ CAUSES = [
     (r"Permission denied|Errno 13|Read-only file system",
      "pip may not write into {venv}: give yourself the right to (or clone dtlab elsewhere)."),
     (r"No matching distribution found for (?P<what>\S+)",
-     "pip finds no {what} for Python {version} on this machine: try another one, "
-     "with PYTHON=/path/to/python3.12."),
+     "pip finds no {what} for Python {version} here: check the network (or pip's mirror), or try "
+     "another Python, with PYTHON=/path/to/python3.12."),
 ]
 
 

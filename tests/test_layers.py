@@ -38,7 +38,7 @@ def modules() -> list[Path]:
 
 def room_of(module: str) -> str:
     """"dtlab.cost.model" → "cost"; "dtlab" itself → ""."""
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 def name_of(path: Path) -> str:

@@ -1,8 +1,139 @@
+"""`dtlab bench`: how fast this is here, always beside a peer measured in the same run."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
-app = typer.Typer(help="x")
+from rich.progress import track
+
+from dtlab.cli import show
+from dtlab.cli.polite import politely
+from dtlab.cli.units import bytes_of
+from dtlab.collectives import ALGORITHMS
+from dtlab.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Measure, beside a peer in the same run.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw the figures there (PNG, SVG, PDF).")]
+
+
 @app.command()
-def launch() -> None:
-    """x"""
+@politely
+def collectives(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which collectives; without any, all of them.")
+    ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
+    sizes: Annotated[
+        str, typer.Option("--bytes", "-n", help="Sizes, with commas: 64kB (10³), 1MiB (2²⁰).")
+    ] = "64KiB,1MiB,16MiB",
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="Only this one (and torch's).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 9,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time each algorithm and torch.distributed's own, taking turns in one run.
+
+    As nccl-tests prints: algorithm bandwidth is bytes/time; bus bandwidth is comparable between
+    rank counts. The last column is time over torch's time: below 1 is faster than torch.
+    """
+    from dtlab.bench import measure
+    from dtlab.bench.calls import check_known
+
+    show.check_picture(plot)
+    wanted = names or list(ALGORITHMS)
+    for name in wanted:
+        check_known(name, algorithm)
+    lengths = [bytes_of(size) for size in sizes.split(",")]
+    jobs = [(name, nbytes) for name in wanted
+            for nbytes in (lengths if name != "barrier" else [0])]
+    chosen = [algorithm] if algorithm else []
+    rows = [row for name, nbytes in watched(jobs, "measuring")
+            for row in measure(name, nbytes, ranks, chosen, repeats)]
+    if plot:
+        draw(rows, plot)
+    if as_json:
+        show.json_out([row._asdict() for row in rows])
+    else:
+        print_collectives(rows)
+
+
+def watched(jobs: list[Any], doing: str) -> Any:
+    """The jobs, with a progress bar on the terminal while they are worked through."""
+    return track(jobs, doing, console=show.progress_console(), transient=True)
+
+
+def print_collectives(rows: list[Any]) -> None:
+    """A line a contestant and size, in nccl-tests' units; then the mean ratios."""
+    ratios = defaultdict(list)
+    for row in rows:
+        if row.ratio is not None and row.algorithm != "torch":
+            ratios[f"{row.collective} {row.algorithm}"].append(row.ratio)
+    means = ", ".join(f"{name} {math.exp(sum(map(math.log, r)) / len(r)):.2f}"
+                      for name, r in ratios.items())
+    show.table(
+        f"Collectives on {rows[0].ranks} processes here (measured, median of {rows[0].repeats})",
+        ("collective", "algorithm", "size (B)", "count", "type", "time (us)", "min to max (us)",
+         "algbw (GB/s)", "busbw (GB/s)", "time/torch's"),
+        [(r.collective, r.algorithm, r.nbytes, r.elements, r.dtype, f"{r.time_s * 1e6:.1f}",
+          f"{r.fastest_s * 1e6:.0f} to {r.slowest_s * 1e6:.0f}", *map(gigabytes,
+          (r.algorithm_Bps, r.bus_Bps)), "" if r.ratio is None else f"{r.ratio:.2f}")
+         for r in rows],
+    )
+    if means:
+        typer.echo(f"Time over torch's, geometric mean over the sizes: {means}.")
+
+
+def gigabytes(rate_Bps: float | None) -> str:
+    return "" if rate_Bps is None else f"{rate_Bps / 1e9:.3f}"
+
+
+def draw(rows: list[Any], path: Path) -> None:
+    """Bus bandwidth over size, a line a contestant."""
+    from dtlab.cli.bench_plot import bandwidths
+
+    if not any(row.bus_Bps for row in rows):
+        raise ConfigError("there is nothing to draw: a barrier has no size; name another one")
+    bandwidths(rows).savefig(path)
+
+
 @app.command()
-def collectives() -> None:
-    """x"""
+@politely
+def launch(
+    ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 5,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time starting ranks: dtlab.run beside torch's spawn and Accelerate's launcher.
+
+    Each starts processes that join one Gloo group and return.
+    """
+    from dtlab.bench import measure_launch
+
+    show.check_picture(plot)
+    rows = measure_launch(ranks, repeats)
+    if plot:
+        from dtlab.cli.bench_plot import starts
+
+        starts(rows).savefig(plot)
+    if as_json:
+        show.json_out([row._asdict() for row in rows])
+    else:
+        print_launch(rows)
+
+
+def print_launch(rows: list[Any]) -> None:
+    show.table(
+        f"Starting {rows[0].ranks} processes that form a Gloo group and end (measured, medians)",
+        ("launcher", "time (ms)", "min to max (ms)", "repetitions", "time/dtlab's"),
+        [(r.launcher, f"{r.time_s * 1e3:.1f}",
+          f"{r.fastest_s * 1e3:.0f} to {r.slowest_s * 1e3:.0f}", r.repeats, f"{r.ratio:.2f}")
+         for r in rows],
+    )

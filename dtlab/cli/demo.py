@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import torch
 import typer
+from rich.syntax import Syntax
 
 import dtlab
 from dtlab.cli import show
@@ -21,12 +23,21 @@ def add_up(comm: dtlab.Comm, count: int) -> float:
     return x[0].item()
 
 
-def all_send_first(comm: dtlab.Comm) -> None:
-    """Wrong on purpose: everyone sends before anyone receives."""
+WRONG = """\
+def pass_on(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     x = torch.ones(1000)
     comm.send(x, right)
     comm.recv(x, left)
+"""
+
+
+def learners_function(source: str, name: str) -> Callable[..., Any]:
+    """`name` of `source`, as if a learner had it in a file of their own: errors quote its lines."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(source, f"{name}.py", "exec"), names)
+    function: Callable[..., Any] = names[name]
+    return function
 
 
 def headline(number: int, text: str) -> None:
@@ -66,8 +77,10 @@ def demo(
                f"virtual time; the closed form says {seconds_text(closed_s)}")
 
     headline(4, "A deadlock, named instead of a hang: everyone sends, nobody receives yet")
+    show.console().print(Syntax(WRONG, "python", line_numbers=True, background_color="default"))
+    pass_on = learners_function(WRONG, "pass_on")
     try:
-        dtlab.simulate(all_send_first, network=dtlab.topology.uniform(ranks, 5e-6, 10e9))
+        dtlab.simulate(pass_on, network=dtlab.topology.uniform(ranks, 5e-6, 10e9))
     except dtlab.Deadlock as deadlock:
         typer.echo(str(deadlock))
     typer.echo("\nGo on: `dtlab lab` opens the course, `dtlab simulate all_reduce` compares "

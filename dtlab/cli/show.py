@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,10 +13,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dtlab.errors import ConfigError
+
 
 def console() -> Console:
     """Standard output. A pipe has no width: there, lines are as long as they need to be."""
     return Console() if sys.stdout.isatty() else Console(width=160, highlight=False)
+
+
+def progress_console() -> Console:
+    """Where progress is shown: standard error, and only if a person watches it."""
+    return Console(stderr=True, quiet=not sys.stderr.isatty())
 
 
 def table(
@@ -31,6 +39,16 @@ def table(
     for row in listed:
         made.add_row(*(Text(str(cell)) for cell in row))
     console().print(made)
+
+
+def check_picture(path: Path | None) -> None:
+    """Raise `ConfigError` now, not after the work, if a picture can't be written there."""
+    if path is None:
+        return
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"{path}: a picture's name ends in .png, .svg or .pdf")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.absolute().parent}")
 
 
 def json_out(value: Any) -> None:

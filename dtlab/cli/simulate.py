@@ -110,6 +110,7 @@ def simulate(
         raise ConfigError(f"dtype {dtype!r} is not known here; choose one of: {', '.join(DTYPES)}")
     if (plot or chrome) and algorithm is None:
         raise ConfigError("--plot and --chrome draw one run: name it with --algorithm")
+    show.check_picture(plot)
     if ranks > 4096:
         raise ConfigError(f"{ranks} ranks take too long here; 4096 are the most")
     size, alpha, gamma_s = bytes_of(nbytes), seconds_of(latency), seconds_of(gamma)

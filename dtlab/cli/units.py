@@ -14,7 +14,7 @@ from dtlab.errors import ConfigError
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
              "Ki": 2.0**10, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _PER_SECOND = {"s": 1.0, "": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "μs": 1e6, "ns": 1e9}
-_NUMBER = r"\s*([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|inf))\s*"
+_NUMBER = r"\s*([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|inf))\s*"
 _NAMES = {"B": 1.0, "": 1.0, "b": 1 / 8, "bit": 1 / 8}
 
 
@@ -25,9 +25,9 @@ def bytes_of(text: str) -> int:
     (65536, 64000, 1500000)
     """
     found = re.fullmatch(_NUMBER + r"([kKMGT]?i?)(B?)", text)
-    if not found or found[2] not in _PREFIXES or not math.isfinite(_number(found[1])):
+    if not found or found[2] not in _PREFIXES or not math.isfinite(float(found[1])):
         raise ConfigError(f"{text!r} is not a size; write bytes like 4096, 100MB or 64KiB")
-    size = _number(found[1]) * _PREFIXES[found[2]]
+    size = float(found[1]) * _PREFIXES[found[2]]
     if size != int(size) or size < 0:
         raise ConfigError(f"{text!r} is {size:g} bytes; a size is a whole number, 0 or more")
     return int(size)
@@ -42,7 +42,7 @@ def seconds_of(text: str) -> float:
     found = re.fullmatch(_NUMBER + r"([munµμ]?s?)", text)
     if not found or found[2] not in _PER_SECOND:
         raise ConfigError(f"{text!r} is not a time; write it like 5us, 0.3ms or 2s")
-    return _number(found[1]) / _PER_SECOND[found[2]]
+    return float(found[1]) / _PER_SECOND[found[2]]
 
 
 def bandwidth_of(text: str) -> float:
@@ -56,11 +56,4 @@ def bandwidth_of(text: str) -> float:
         raise ConfigError(
             f"{text!r} is not a bandwidth; write it like 10GB/s (bytes) or 100Gb/s (bits)"
         )
-    return _number(found[1]) * _PREFIXES[found[2]] * _NAMES[found[3]]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:  # 1.2.3
-        return math.nan
+    return float(found[1]) * _PREFIXES[found[2]] * _NAMES[found[3]]

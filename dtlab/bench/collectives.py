@@ -1,0 +1,109 @@
+"""How fast the collectives are on this machine, beside torch.distributed's own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from dtlab import cost
+from dtlab.bench.calls import check_known, elements, prepared
+from dtlab.collectives import ALGORITHMS
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.processes import run
+
+TORCH = "torch"  # the peer's name in the rows
+SMALL_BYTES = 256 << 10  # up to here, a single call is too short to be timed on its own
+CALLS_TOGETHER = 10
+
+
+class Row(NamedTuple):
+    """One contestant at one size. Bandwidths as nccl-tests defines them, in bytes per second."""
+
+    collective: str
+    algorithm: str  # or "torch"
+    ranks: int
+    nbytes: int
+    elements: int
+    dtype: str
+    time_s: float  # median over the repetitions of the slowest rank's time
+    fastest_s: float
+    slowest_s: float
+    repeats: int
+    algorithm_Bps: float | None  # bytes / time; None where no bytes count
+    bus_Bps: float | None  # × cost.bus_factor: comparable between rank counts
+    ratio: float | None  # time / torch's time in the same run: under 1 is faster; None: no peer
+
+
+def measure(
+    collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
+    repeats: int = 9, dtype: torch.dtype = torch.float32,
+) -> list[Row]:
+    """Time every algorithm (or those named) and torch's own, in one run, taking turns.
+
+    Nothing is traced. A repetition's time is that of the slowest rank, from the moment it left a
+    barrier; short calls are timed ten in a row.
+    """
+    names = list(algorithms) or list(ALGORITHMS.get(collective, {}))
+    for name in names or [""]:
+        check_known(collective, name)
+    if repeats < 1:
+        raise ConfigError(f"repeats must be 1 or more, not {repeats}")
+    count = elements(collective, ranks, nbytes, dtype)
+    result = run(_time_all, collective, names, nbytes, dtype, repeats,
+                       ranks=ranks, trace=False, timeout=600, echo=False)
+    times = {  # by contestant: one time a repetition, the slowest rank's
+        name: [max(turn) for turn in zip(*(mine[name] for mine in result.values), strict=True)]
+        for name in result.values[0]
+    }
+    peer_s = statistics.median(times[TORCH]) if TORCH in times else None
+    return [_row(collective, name, ranks, nbytes, count, dtype, times[name], peer_s)
+            for name in times]
+
+
+def _row(collective: str, algorithm: str, ranks: int, nbytes: int, count: int, dtype: torch.dtype,
+         times: list[float], peer_s: float | None) -> Row:
+    time_s = statistics.median(times)
+    rate = nbytes / time_s if nbytes else None
+    return Row(
+        collective, algorithm, ranks, nbytes, count, str(dtype).removeprefix("torch."),
+        time_s, min(times), max(times), len(times), rate,
+        None if rate is None else rate * cost.bus_factor(collective, ranks),
+        None if peer_s is None else time_s / peer_s,
+    )
+
+
+def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype: torch.dtype,
+              repeats: int) -> dict[str, list[float]]:
+    """On each rank: seconds a call, by contestant and repetition."""
+    contestants: dict[str, Callable[[], Any]] = {
+        name: prepared(comm, collective, name, nbytes, dtype) for name in names
+    }
+    if collective in PEERS:
+        count = elements(collective, comm.size, nbytes, dtype)
+        contestants[TORCH] = PEERS[collective](torch.zeros(count, dtype=dtype))
+    together = CALLS_TOGETHER if nbytes <= SMALL_BYTES else 1
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(-2, repeats):  # two turns to warm up
+        for name, call in contestants.items():
+            dist.barrier()
+            begun = time.perf_counter()
+            for _ in range(together):
+                call()
+            if turn >= 0:
+                times[name].append((time.perf_counter() - begun) / together)
+    return times
+
+
+# Torch's own, over the same Gloo: called on one tensor, in place.
+PEERS: dict[str, Callable[[torch.Tensor], Callable[[], Any]]] = {
+    "all_reduce": lambda x: lambda: dist.all_reduce(x),
+    "broadcast": lambda x: lambda: dist.broadcast(x, src=0),
+    "reduce": lambda x: lambda: dist.reduce(x, dst=0),
+    "barrier": lambda x: lambda: dist.barrier(),
+}

@@ -1,0 +1,116 @@
+"""How long it takes until N processes form a group, meet at one barrier, and are gone."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch.distributed as dist
+import torch.multiprocessing
+
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError, DtlabError
+from dtlab.processes import run
+
+OURS = "dtlab.run"
+FIRST = "dtlab.run, first call"
+_FIRST_CALL = """
+import sys, time
+import dtlab
+from dtlab.bench.launch import meet
+begun = time.perf_counter()
+dtlab.run(meet, ranks=int(sys.argv[1]), echo=False)
+print(time.perf_counter() - begun)
+"""
+
+
+class Start(NamedTuple):
+    """One way of starting ranks."""
+
+    launcher: str
+    ranks: int
+    time_s: float  # median
+    fastest_s: float
+    slowest_s: float
+    repeats: int
+    ratio: float  # time / dtlab.run's, measured in turn with it: over 1 is slower than dtlab
+
+
+def meet(comm: Comm | None = None) -> None:
+    """What the ranks are started for: Gloo breaks if a rank leaves while others still connect."""
+    dist.barrier()
+
+
+def _join_by_spawn(rank: int, ranks: int, meeting_point: str) -> None:
+    """Under spawn: form the group by hand, as torch's tutorial does."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank,
+                            world_size=ranks)
+    meet()
+    dist.destroy_process_group()
+
+
+def by_dtlab(ranks: int) -> None:
+    run(meet, ranks=ranks, echo=False)
+
+
+def by_spawn(ranks: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_join_by_spawn, (ranks, os.path.join(folder, "meet")), ranks)
+
+
+def by_accelerate(ranks: int) -> None:
+    """Accelerate's launcher for tests: it forks the caller, and forms the group itself."""
+    from accelerate import debug_launcher
+
+    debug_launcher(meet, num_processes=ranks)
+
+
+LAUNCHERS: dict[str, Callable[[int], None]] = {
+    OURS: by_dtlab,
+    "torch.multiprocessing.spawn": by_spawn,
+    "accelerate.debug_launcher": by_accelerate,
+}
+
+
+def first_call_s(ranks: int) -> float:
+    """Seconds that `run` takes in a fresh interpreter, its import apart: the server starts too."""
+    done = subprocess.run([sys.executable, "-c", _FIRST_CALL, str(ranks)], capture_output=True,
+                          text=True)
+    if done.returncode != 0:
+        raise DtlabError(f"the first call of run failed:\n{done.stderr}")
+    return float(done.stdout)
+
+
+def measure_launch(ranks: int = 4, repeats: int = 5) -> list[Start]:
+    """Time each launcher, taking turns, each warmed by one call; and our first call of all.
+
+    Accelerate is left out where it is not installed.
+    """
+    if repeats < 1:
+        raise ConfigError(f"repeats must be 1 or more, not {repeats}")
+    launchers = dict(LAUNCHERS)
+    times: dict[str, list[float]] = {}
+    for turn in range(-1, repeats):
+        for name, launch in list(launchers.items()):
+            begun = time.perf_counter()
+            try:
+                launch(ranks)
+            except ImportError:
+                del launchers[name]
+                continue
+            if turn >= 0:
+                times.setdefault(name, []).append(time.perf_counter() - begun)
+    times[FIRST] = [first_call_s(ranks) for _ in range(min(repeats, 3))]
+    ours_s = statistics.median(times[OURS])
+    return [
+        Start(name, ranks, statistics.median(took), min(took), max(took), len(took),
+              statistics.median(took) / ours_s)
+        for name, took in times.items()
+    ]

@@ -1,0 +1,60 @@
+"""The pictures of `dtlab bench`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from dtlab.bench import Row, Start
+from dtlab.plots.palette import line_style
+from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.units import bytes_text, seconds_text
+
+
+def bandwidths(rows: Sequence[Row]) -> Picture:
+    """Bus bandwidth over size, both logarithmic: a line a contestant, a bar from min to max."""
+    lines: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.bus_Bps:
+            lines[f"{row.collective}, {row.algorithm}"].append(row)
+    with styled():
+        picture = new_picture(11, 6.5)
+        write_title(picture, f"Collectives on {rows[0].ranks} processes (measured)",
+                    f"median of {rows[0].repeats} repetitions; bars: fastest to slowest")
+        axes = place_axes(picture, left=1.2, right=3.6, bottom=1.0, top=1.0)
+        for number, (name, line) in enumerate(lines.items()):
+            style = line_style(number)
+            bus = [row.bus_Bps / 1e9 for row in line if row.bus_Bps]
+            down = [b * (1 - r.time_s / r.slowest_s) for b, r in zip(bus, line, strict=True)]
+            up = [b * (r.time_s / r.fastest_s - 1) for b, r in zip(bus, line, strict=True)]
+            axes.errorbar([row.nbytes for row in line], bus, [down, up], label=name, capsize=3,
+                          color=style.color, linestyle=style.dashes, marker=style.marker)
+        axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
+        sizes = sorted({row.nbytes for row in rows if row.bus_Bps})
+        axes.set_xticks(sizes, [bytes_text(size) for size in sizes])
+        axes.minorticks_off()
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=11)
+    picture.alt = "Bus bandwidth in GB/s: " + "; ".join(
+        f"{row.collective} {row.algorithm} of {bytes_text(row.nbytes)} {row.bus_Bps / 1e9:.2f}"
+        for row in rows if row.bus_Bps
+    )
+    return picture
+
+
+def starts(rows: Sequence[Start]) -> Picture:
+    """How long each launcher takes, as bars on a logarithmic axis."""
+    with styled():
+        picture = new_picture(11, 1.9 + 0.6 * len(rows))
+        write_title(picture, f"Starting {rows[0].ranks} processes (measured)",
+                    f"median of up to {rows[0].repeats} repetitions; bars: fastest to slowest")
+        axes = place_axes(picture, left=3.2, right=1.2, bottom=0.8, top=1.0)
+        for number, row in enumerate(rows):
+            axes.barh(number, row.time_s, color=line_style(number).color, height=0.6,
+                      xerr=[[row.time_s - row.fastest_s], [row.slowest_s - row.time_s]])
+            axes.annotate(seconds_text(row.time_s), (row.slowest_s, number), (8, 0),
+                          textcoords="offset points", va="center")
+        axes.set_yticks(range(len(rows)), [row.launcher for row in rows])
+        axes.invert_yaxis()
+        axes.set(xscale="log", xlabel="time from call to return (s)")
+    picture.alt = "; ".join(f"{row.launcher} {seconds_text(row.time_s)}" for row in rows)
+    return picture

@@ -1,0 +1,254 @@
+"""The command line as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import dtlab
+from dtlab.cli import app, doctor, lab
+from dtlab.collectives import ALGORITHMS
+from dtlab.errors import ConfigError
+
+COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "grade")
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+def data(*words: str) -> Any:
+    """What a command prints with --json."""
+    result = call(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# ---- all commands ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS),
+                                   ("bench", "launch"), ("bench", "collectives")])
+def test_every_command_explains_itself(words: tuple[str, ...]) -> None:
+    result = call(*words, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_the_list_of_commands_is_whole() -> None:
+    text = call("--help").output
+    for name in COMMANDS:
+        assert name in text
+
+
+def test_the_version_is_the_packages() -> None:
+    assert call("--version").output.strip() == f"dtlab {dtlab.__version__}"
+
+
+def script(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own, as a shell starts it."""
+    program = "from dtlab.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True,
+                          env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=60)
+
+
+def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
+    polite = script("simulate", "all_reduce", "-p", "0")
+    assert polite.returncode == 2
+    assert polite.stderr == "dtlab: ranks must be at least 1, not 0\n"
+    full = script("simulate", "all_reduce", "-p", "0", "--debug")
+    assert full.returncode != 0
+    assert "Traceback" in full.stderr
+    assert "ConfigError" in full.stderr
+
+
+def test_an_unknown_command_or_option_is_bad_input() -> None:
+    assert call("simulat").exit_code == 2
+    assert call("simulate", "all_reduce", "--rank", "4").exit_code == 2
+
+
+# ---- simulate ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collective", list(ALGORITHMS))
+def test_simulate_prints_every_algorithm_and_agrees_with_the_closed_form(collective: str) -> None:
+    rows = data("simulate", collective, "--ranks", "6", "--bytes", "1200B", "--latency", "3us",
+                "--bandwidth", "1GB/s", "--gamma", "0.5ns")
+    assert [row["algorithm"] for row in rows] == list(ALGORITHMS[collective])
+    for row in rows:
+        assert row["simulated_s"] == pytest.approx(row["closed_form_s"], rel=1e-9)
+        assert row["sent_bytes_by_rank"] == dtlab.cost.sent_bytes(
+            collective, row["algorithm"], 6, 1200)
+        assert row["messages_by_rank"] == dtlab.cost.messages(
+            collective, row["algorithm"], 6, 1200)
+
+
+def test_simulate_of_one_algorithm_prints_the_textbooks_numbers() -> None:
+    (row,) = data("simulate", "all_reduce", "--algorithm", "ring", "--ranks", "8",
+                  "--bytes", "100MB", "--latency", "5us", "--bandwidth", "10GB/s")
+    assert row["simulated_s"] == pytest.approx(2 * 7 * 5e-6 + 2 * 7 / 8 * 100e6 / 10e9, rel=1e-9)
+    assert row["rounds"] == 14
+    table = call("simulate", "all_reduce", "-a", "ring")
+    assert "17.6 ms" in table.output
+    assert "175 MB" in table.output
+
+
+def test_simulate_writes_a_picture_and_a_trace(tmp_path: Path) -> None:
+    picture, trace = tmp_path / "ring.png", tmp_path / "ring.json"
+    result = call("simulate", "all_reduce", "-a", "ring", "-p", "3", "-n", "12kB",
+                  "--plot", str(picture), "--chrome", str(trace))
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["all_reduc"], "choose one of: "),
+        (["all_reduce", "-a", "rings"], "ring"),
+        (["all_reduce", "-p", "-1"], "at least 1, not -1"),
+        (["all_reduce", "-p", "10000"], "4096"),
+        (["all_reduce", "-n", "100Mb"], "write bytes"),
+        (["all_reduce", "-n", "13"], "13 bytes"),
+        (["all_reduce", "--latency=-1us"], "0 or more"),
+        (["all_reduce", "--bandwidth", "0GB/s"], "more than 0"),
+        (["all_reduce", "--bandwidth", "fast"], "10GB/s"),
+        (["all_reduce", "--gamma=-1ns"], "gamma"),
+        (["all_reduce", "--network", "torus9"], "uniform"),
+        (["all_reduce", "--dtype", "float3"], "float32"),
+        (["all_reduce", "--plot", "x.png"], "--algorithm"),
+        (["all_reduce", "-a", "ring", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
+        (["all_reduce", "-a", "ring", "--plot", "x.docx"], "docx"),
+    ],
+)
+def test_simulate_says_what_is_wrong_with_its_input(words: list[str], told: str) -> None:
+    result = call("simulate", *words)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+# ---- doctor ------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_this_machine_ready() -> None:
+    found = data("doctor")
+    assert found["ok"] is True
+    names = [check["name"] for check in found["checks"]]
+    assert {"Python", "PyTorch", "Gloo", "CUDA", "Cores", "Loopback", "JupyterLab",
+            "Two ranks"} <= set(names)
+
+
+def test_doctor_names_a_fault_its_remedy_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.torch.distributed, "is_gloo_available", lambda: False)
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.python, doctor.gloo))
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert "✗ Gloo" in result.output
+    assert "make setup" in result.output
+    as_json = call("doctor", "--json")
+    assert as_json.exit_code == 1
+    assert json.loads(as_json.stdout)["ok"] is False
+
+
+def test_doctor_survives_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory() -> doctor.Finding:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(doctor, "CHECKS", (memory, doctor.python))
+    first, second = doctor.examine()
+    assert first.state == "fault"
+    assert "no idea" in first.detail
+    assert second.state == "ok"
+
+
+def test_doctor_reports_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise dtlab.RankDied("rank 1 was killed by SIGKILL", 1, -9)
+
+    monkeypatch.setattr(dtlab, "run", broken)
+    finding = doctor.two_ranks()
+    assert finding.state == "fault"
+    assert "SIGKILL" in finding.detail
+    assert finding.remedy
+
+
+@pytest.mark.parametrize("check", doctor.CHECKS)
+def test_every_fault_or_shortage_comes_with_a_remedy(check: Any) -> None:
+    finding = check()
+    assert finding.state != "fault" or finding.remedy
+
+
+# ---- lab ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "dtlab").mkdir()
+    (tmp_path / "dtlab" / "comm.py").touch()
+    (tmp_path / "notebooks").mkdir()
+    for name in ("05_all_reduce.ipynb", "00_welcome.ipynb"):
+        (tmp_path / "notebooks" / name).touch()
+    return tmp_path
+
+
+def test_lab_finds_the_course_from_any_folder_inside(checkout: Path) -> None:
+    deep = checkout / "notebooks" / "pictures"
+    deep.mkdir()
+    assert lab.course_folder(deep) == checkout
+
+
+def test_lab_says_where_the_course_is_when_it_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lab.dtlab, "__file__", str(tmp_path / "site" / "dtlab" / "__init__.py"))
+    with pytest.raises(ConfigError, match="make lab"):
+        lab.course_folder()
+    result = call("lab")
+    assert result.exit_code == 2
+    assert "make lab" in result.stderr
+
+
+def test_lab_starts_at_the_first_chapter_and_obeys_no_browser(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DTLAB_NO_BROWSER", raising=False)
+    words = lab.command_line(checkout, browser=True, port=None)
+    assert "--LabApp.default_url=/lab/tree/notebooks/00_welcome.ipynb" in words
+    assert "--no-browser" not in words
+    assert "--no-browser" in lab.command_line(checkout, browser=False, port=None)
+    assert "--ServerApp.port=8899" in lab.command_line(checkout, browser=True, port=8899)
+    monkeypatch.setenv("DTLAB_NO_BROWSER", "1")
+    assert "--no-browser" in lab.command_line(checkout, browser=True, port=None)
+
+
+def test_lab_hands_over_to_jupyterlab_in_the_checkout(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: dict[str, Any] = {}
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(os, "execv", lambda path, words: called.update(words=words, at=os.getcwd()))
+    result = call("lab", "--no-browser")
+    assert result.exit_code == 0, result.output
+    assert called["words"][1:3] == ["-m", "jupyterlab"]
+    assert Path(called["at"]) == checkout
+
+
+# ---- demo --------------------------------------------------------------------------------------
+
+
+def test_demo_shows_ranks_traffic_and_a_named_deadlock() -> None:
+    result = script("demo")
+    assert result.returncode == 0, result.stderr
+    for told in ("[rank 3]", "messages sent", "closed form", "deadlock", "pass_on.py:4"):
+        assert told in result.stdout, result.stdout

@@ -1,0 +1,61 @@
+"""Sizes, times and bandwidths, as typed."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+
+from dtlab.cli import units
+from dtlab.cli.units import bandwidth_of, bytes_of, seconds_of
+from dtlab.errors import ConfigError
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(units).failed == 0
+    assert doctest.testmod(units).attempted >= 3
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("512", 512), ("512B", 512), ("1kB", 1000), ("1KB", 1000), ("1KiB", 1024),
+     ("100MB", 100_000_000), ("1.5 MB", 1_500_000), ("2GiB", 2**31), ("1e3", 1000),
+     ("1TB", 10**12)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize(("text", "seconds"),
+                         [("5us", 5e-6), ("5µs", 5e-6), ("1.5ms", 1.5e-3), ("3", 3.0),
+                          ("200ns", 2e-7), ("2s", 2.0), ("0", 0.0), ("-5us", -5e-6)])
+def test_times(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "rate"),
+                         [("10GB/s", 1e10), ("10Gb/s", 1.25e9), ("100Gbit/s", 1.25e10),
+                          ("10Gbps", 1.25e9), ("1e9", 1e9), ("64MiB/s", 2.0**26),
+                          ("inf", math.inf)])
+def test_bandwidths_tell_bits_from_bytes(text: str, rate: float) -> None:
+    assert bandwidth_of(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "MB", "10 apples", "1.5B", "-4", "1.2.3", "inf", "4mB",
+                                  "100Mb", "NaN"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="size"):
+        bytes_of(text)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "5 minutes", "1.2.3s", "5uss", "nan"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="time"):
+        seconds_of(text)
+
+
+@pytest.mark.parametrize("text", ["", "10GB/min", "B/s", "10XB/s", "1..2GB/s"])
+def test_what_is_no_bandwidth_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="bandwidth"):
+        bandwidth_of(text)

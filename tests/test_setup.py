@@ -1,0 +1,126 @@
+"""`make setup` on a machine that is not as it should be: one clear sentence, nothing half made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The files that set-up reads, in a folder of their own without .venv."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "dtlab").mkdir()
+    (tmp_path / "dtlab" / "__init__.py").touch()
+    return tmp_path
+
+
+def make(folder: Path, *words: str, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        ["make", "setup", *words], cwd=folder, capture_output=True, text=True, timeout=100,
+        stdin=subprocess.DEVNULL, env=os.environ | {"PYTHON": sys.executable} | environment,
+    )
+    return done.returncode, done.stderr
+
+
+def sentence(errors: str) -> str:
+    """All that was said besides make's own last line."""
+    lines = [line for line in errors.splitlines() if not line.startswith("make")]
+    assert len(lines) == 1, errors
+    return lines[0]
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_old_python_is_named_with_its_version(clone: Path) -> None:
+    old = script(clone / "old", 'case "$*" in *version.split*) echo 3.9.2;; *) exit 1;; esac')
+    code, errors = make(clone, PYTHON=old)
+    assert code != 0
+    assert "needs Python 3.11" in sentence(errors)
+    assert "3.9.2" in errors
+    assert not (clone / ".venv").exists()
+
+
+def test_a_python_that_is_not_there_is_named(clone: Path) -> None:
+    code, errors = make(clone, PYTHON="/nowhere/python3.12")
+    assert code != 0
+    assert "PYTHON=/nowhere/python3.12" in sentence(errors)
+
+
+def test_a_machine_without_any_python_is_told_how_to_get_one(clone: Path) -> None:
+    folder = clone / "bin"
+    folder.mkdir()
+    for name in ("sh", "make", "dirname"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    code, errors = make(clone, PYTHON="", PATH=str(folder))
+    assert code != 0
+    assert "none is installed" in sentence(errors)
+
+
+@pytest.mark.slow
+def test_without_network_it_says_so_and_leaves_nothing_half_made(clone: Path) -> None:
+    closed = "http://127.0.0.1:9/simple"  # the port "discard": nobody listens
+    code, errors = make(clone, PIP_INDEX_URL=closed, PIP_EXTRA_INDEX_URL="", PIP_FIND_LINKS="",
+                        PIP_CONFIG_FILE=os.devnull, PIP_RETRIES="1", PIP_NO_CACHE_DIR="1")
+    assert code != 0
+    assert "can't reach its package index" in sentence(errors)
+    assert not (clone / ".venv").exists()
+
+
+def stand_in(clone: Path, says: str, code: int) -> None:
+    """A .venv that answers like a good one, and whose pip prints `says` and ends with `code`."""
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    installs = f'*"-m pip install"*) echo "{says}"; exit {code};;'
+    script(clone / ".venv" / "bin" / "python", f'echo "$*" >> calls\ncase "$*" in {installs} esac')
+
+
+def test_a_full_disk_is_named(clone: Path) -> None:
+    stand_in(clone, "ERROR: Could not install packages due to an OSError: "
+                    "[Errno 28] No space left on device", 1)
+    code, errors = make(clone)
+    assert code != 0
+    assert "disk is full" in sentence(errors)
+
+
+def test_another_failure_of_pip_points_to_its_log(clone: Path) -> None:
+    stand_in(clone, "ERROR: something new", 1)
+    code, errors = make(clone)
+    assert code != 0
+    assert str(clone / ".venv.log") in sentence(errors)
+    assert (clone / ".venv.log").read_text() == "ERROR: something new\n"
+
+
+def test_a_second_call_installs_nothing_until_the_pins_change(clone: Path) -> None:
+    stand_in(clone, "Successfully installed", 0)
+
+    def installs() -> int:
+        return (clone / "calls").read_text().count("pip install")
+
+    assert make(clone)[0] == 0
+    assert make(clone)[0] == 0
+    assert installs() == 1
+    with (clone / "constraints.txt").open("a") as pins:
+        pins.write("another==1.0\n")
+    assert make(clone)[0] == 0
+    assert installs() == 2
+
+
+def test_an_install_that_failed_is_tried_again(clone: Path) -> None:
+    stand_in(clone, "ERROR: no", 1)
+    assert make(clone)[0] != 0
+    shutil.rmtree(clone / ".venv")
+    stand_in(clone, "Successfully installed", 0)
+    assert make(clone)[0] == 0
