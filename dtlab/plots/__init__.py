@@ -1,0 +1,36 @@
+"""Pictures of what happened, and of what ought to: from a Trace, a Topology or a closed form.
+
+Each function returns a `Picture`, a matplotlib figure that shows itself in a notebook; its `alt`
+says the same in words. A rank has one colour in all of them.
+"""
+
+from dtlab.plots.curves import Crossover, cost_curves, crossovers
+from dtlab.plots.evidence import fit, predicted_vs_measured
+from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
+from dtlab.plots.grid import rank_grid
+from dtlab.plots.network import topology
+from dtlab.plots.palette import line_style, rank_color, rank_style
+from dtlab.plots.picture import Picture, styled
+from dtlab.plots.stepper import stepper
+from dtlab.plots.timeline import timeline
+
+__all__ = [
+    "Arrow",
+    "Crossover",
+    "Frame",
+    "Picture",
+    "cost_curves",
+    "crossovers",
+    "fit",
+    "frames_of",
+    "line_style",
+    "predicted_vs_measured",
+    "rank_color",
+    "rank_grid",
+    "rank_style",
+    "stepper",
+    "stepper_frames",
+    "styled",
+    "timeline",
+    "topology",
+]

@@ -61,6 +61,7 @@ class Frame:
     total_bytes: int
     vector_bytes: int
     what: str  # "piece", or "news" if only the spreading of news could be watched
+    wide: bool  # whether messages anywhere in the film carry several pieces, or unknown ones
 
     @property
     def ranks(self) -> int:
@@ -176,6 +177,7 @@ class _Film:
         arrived: dict[float, list[Arrow]] = defaultdict(list)
         for m, pieces in zip(self.trace.transfers, self._carried(), strict=True):
             arrived[m.end_s].append(Arrow(m.src, m.dst, m.nbytes, pieces))
+        wide = any(len(arrow.pieces) != 1 for arrows in arrived.values() for arrow in arrows)
         sent, total = 0, self.trace.sent_bytes()
         frames = []
         for step, (now, holds) in enumerate(zip([0.0, *self.times], states, strict=True)):
@@ -184,7 +186,7 @@ class _Film:
             changed = (holds != states[max(0, step - 1)]).any(axis=2)
             frames.append(Frame(
                 self.title, step, len(self.times), holds, wanted, judged, changed, arrows,
-                sent, total, vector_bytes, "piece" if self.data else "news",
+                sent, total, vector_bytes, "piece" if self.data else "news", wide,
             ))
         return frames
 

@@ -7,6 +7,7 @@ hatch and a marker.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class RankStyle(NamedTuple):
     marker: str
 
 
+@lru_cache
 def rank_style(rank: int) -> RankStyle:
     """The looks of `rank`, any number from 0. They repeat, in full, after 32 ranks."""
     hatch, share, towards = _ROUNDS[rank // len(HUES) % len(_ROUNDS)]

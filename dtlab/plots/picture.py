@@ -47,8 +47,8 @@ class Picture(Figure):
         """The picture as PNG bytes. `quick`: larger file, sooner there (for widgets)."""
         with styled():
             canvas = FigureCanvasAgg(self)
-            canvas.draw()  # type: ignore[no-untyped-call]
-            pixels = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+            canvas.draw()
+            pixels = np.asarray(canvas.buffer_rgba())[..., :3]
             page = io.BytesIO()
             Image.fromarray(pixels).save(page, "PNG", compress_level=1 if quick else 9)
             return page.getvalue()

@@ -108,7 +108,7 @@ def _frame(axes: Axes, ranks: int, begin: float, end: float, lanes_in: float) ->
         if rank % 2 == 0:
             axes.axhspan(rank - 0.5, rank + 0.5, color="#f4f6f8", lw=0, zorder=0)
         style = rank_style(rank)
-        axes.add_patch(Rectangle(
+        axes.add_artist(Rectangle(
             (-0.021, rank - 0.42), 0.014, 0.84, facecolor=style.color, hatch=style.hatch,
             edgecolor=style.ink, linewidth=0, transform=axes.get_yaxis_transform(), clip_on=False,
         ))
@@ -167,7 +167,7 @@ def _draw_bars(
         if kind in hatched_kinds(bars):
             # All in one path: matplotlib hatches that at once, and a collection bar by bar.
             everyone = Path.make_compound_path(*(Path([*c, c[0]], closed=True) for c in corners))
-            axes.add_patch(PathPatch(everyone, facecolor="none", edgecolor=QUIET, linewidth=0,
+            axes.add_artist(PathPatch(everyone, facecolor="none", edgecolor=QUIET, linewidth=0,
                                      hatch=hatch, zorder=depth + 0.1))
 
 

@@ -1,0 +1,214 @@
+"""Time against size: what algorithms cost by their closed forms, and which one is fastest where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from dtlab import cost
+from dtlab.collectives import ALGORITHMS
+from dtlab.errors import ConfigError
+from dtlab.plots.palette import PAPER, QUIET, ink_on, line_style
+from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.units import bytes_text, count_text, seconds_text
+
+Measured = Mapping[str, Mapping[int, Sequence[float]]]  # algorithm → bytes → seconds, repeated
+POINTS = 64
+
+
+class Crossover(NamedTuple):
+    """From `nbytes` on, `after` is the fastest algorithm; below it was `before`.
+
+    Algorithms that are equally fast are named together: "flat = binomial".
+    """
+
+    nbytes: int
+    before: str
+    after: str
+
+
+def cost_curves(
+    collective: str,
+    algorithms: Sequence[str] | None = None,
+    ranks: int = 8,
+    alpha: float = 5e-6,
+    beta: float = 1e-10,
+    gamma: float = 0.0,
+    measured: Measured | None = None,
+    *,
+    sizes: tuple[int, int] = (64, 1 << 30),
+    dpi: float = 100,
+) -> Picture:
+    """Predicted time of each algorithm against the vector's size, both axes logarithmic.
+
+    algorithms: names from the registry (None: all). alpha, beta, gamma: seconds per message, per
+    byte sent, per byte reduced. measured: dots with their spread, e.g. {"ring": {4096: [2e-5,
+    3e-5]}}. sizes: smallest and largest, in bytes. The band on top names the fastest; a dashed
+    line marks each crossover; the dotted curve is what no algorithm can beat.
+    Raises `ConfigError` for unknown names, as `dtlab.cost.time_s` does.
+    """
+    names = list(ALGORITHMS.get(collective, {})) if algorithms is None else list(algorithms)
+    if not names:
+        raise ConfigError(f"no algorithm of {collective!r}; there are: {', '.join(ALGORITHMS)}")
+    grid = _grid(*sizes)
+    times = {name: np.array([_time_s(collective, name, ranks, n, alpha, beta, gamma)
+                             for n in grid]) for name in names}
+    turns = crossovers(collective, names, ranks, alpha, beta, gamma, sizes=sizes)
+    best = turns[0].before if turns else _fastest({n: t[0] for n, t in times.items()})
+    kind = "predicted and measured" if measured else "predicted"
+    title = f"{collective} on {count_text(ranks, 'rank')}: {kind} time"
+    with styled():
+        picture = new_picture(11, 6.2, dpi)
+        write_title(picture, title, machine_text(alpha, beta, gamma))
+        axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.55)
+        for index, name in enumerate(names):
+            style = line_style(_place(collective, name, index))
+            axes.plot(grid, times[name], color=style.color, linestyle=style.dashes,
+                      marker=style.marker, markevery=(4 + 3 * index % 8, 12), label=name, zorder=3)
+            _draw_measured(axes, (measured or {}).get(name, {}), style.color, style.marker, name)
+        _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
+        axes.set_xlim(grid[0], grid[-1])
+        if not any(map(np.any, times.values())):
+            axes.text(0.5, 0.5, "nothing to do: it takes no time", transform=axes.transAxes,
+                      ha="center", color=QUIET)
+            axes.set_ylim(1e-6, 1e-3)
+        logarithmic(axes)
+        _draw_turns(axes, collective, names, grid, turns, best)
+        axes.legend(loc="upper left", ncols=1 if len(names) < 6 else 2, labelspacing=0.35,
+                    handlelength=4)
+    found = [f"{t.after} overtakes {t.before} at {bytes_text(t.nbytes)}" for t in turns]
+    picture.alt = (f"{title}. {machine_text(alpha, beta, gamma)}. Fastest at "
+                   f"{bytes_text(grid[0])}: {best}. {'; '.join(found) or 'No crossover'}.")
+    return picture
+
+
+def crossovers(
+    collective: str, algorithms: Sequence[str], ranks: int, alpha: float, beta: float,
+    gamma: float = 0.0, *, sizes: tuple[int, int] = (64, 1 << 30),
+) -> list[Crossover]:
+    """The sizes in bytes at which the fastest of `algorithms` changes, smallest first."""
+
+    def fastest(nbytes: int) -> str:
+        return _fastest({name: _time_s(collective, name, ranks, nbytes, alpha, beta, gamma)
+                         for name in algorithms})
+
+    grid = _grid(*sizes)
+    best = [fastest(n) for n in grid]
+    found = []
+    for low, high, before, after in zip(grid, grid[1:], best, best[1:], strict=False):
+        if before == after:
+            continue
+        while high - low > max(4, low // 1000):  # to a tenth of a percent, or one element
+            middle = (low + high) // 2 // 4 * 4
+            low, high = (middle, high) if fastest(middle) == before else (low, middle)
+        found.append(Crossover(high, before, after))
+    return found
+
+
+@lru_cache(maxsize=65536)
+def _form(collective: str, name: str, ranks: int, nbytes: int) -> tuple[float, float, float]:
+    return cost.form(collective, name, ranks, nbytes)[:3]
+
+
+def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, beta: float,
+            gamma: float) -> float:
+    """As `cost.time_s`; the closed form is kept, so that a slider only multiplies."""
+    rounds, path_bytes, reduced_bytes = _form(collective, name, ranks, nbytes)
+    return rounds * alpha + path_bytes * beta + reduced_bytes * gamma
+
+
+def _grid(smallest: int, largest: int) -> list[int]:
+    if not 0 < smallest < largest:
+        raise ConfigError(f"sizes must be (smallest, largest) in bytes, not {(smallest, largest)}")
+    points = np.geomspace(smallest, largest, POINTS) / 4
+    return sorted({int(n) * 4 for n in np.round(points)} - {0})
+
+
+def _place(collective: str, name: str, otherwise: int) -> int:
+    """An algorithm looks the same in every picture: its place in the registry says how."""
+    known = list(ALGORITHMS.get(collective, {}))
+    return known.index(name) if name in known else otherwise
+
+
+def _fastest(times: Mapping[str, float]) -> str:
+    least = min(times.values())
+    return " = ".join(name for name, time in times.items() if time <= least * (1 + 1e-9))
+
+
+def machine_text(alpha: float, beta: float, gamma: float = 0.0) -> str:
+    """α, β and γ in words: "α = 5 µs · β = 0.1 ns/B (10 GB/s)"."""
+    speed = f"{bytes_text(1 / beta)}/s" if beta > 0 else "∞"
+    parts = [f"α = {seconds_text(alpha)}", f"β = {beta * 1e9:.3g} ns/B ({speed})"]
+    return " · ".join([*parts, f"γ = {gamma * 1e9:.3g} ns/B"] if gamma else parts)
+
+
+def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
+    """Logarithmic axes of bytes (x) and seconds (y), with units at every tick."""
+    if x:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: bytes_text(n)))
+        axes.set_xlabel("size of the vector (bytes)")
+    if y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(10, numticks=9))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda t, _: seconds_text(t)))
+        axes.set_ylabel("time")
+    axes.grid(True, which="major")
+
+
+def _draw_bound(axes: Axes, collective: str, ranks: int, grid: Sequence[int], alpha: float,
+                beta: float, gamma: float) -> None:
+    try:
+        bound = [cost.lower_bound_s(collective, ranks, n, alpha, beta, gamma) for n in grid]
+    except ConfigError:  # none is known for this collective
+        return
+    if max(bound) > 0:
+        axes.plot(grid, bound, color=QUIET, linewidth=2, linestyle=":", label="lower bound")
+
+
+def _draw_measured(axes: Axes, dots: Mapping[int, Sequence[float]], color: str, marker: str,
+                   name: str) -> None:
+    """Median as a dot, smallest to largest as a bar."""
+    if not dots:
+        return
+    sizes = sorted(dots)
+    middle = np.array([np.median(dots[n]) for n in sizes])
+    low = middle - [min(dots[n]) for n in sizes]
+    high = np.array([max(dots[n]) for n in sizes]) - middle
+    axes.errorbar(sizes, middle, yerr=[low, high], fmt=marker, color=color, mfc=PAPER, mew=2.5,
+                  capsize=5, elinewidth=2.5, markersize=11, zorder=5, label=f"{name}, measured")
+
+
+def _draw_turns(
+    axes: Axes, collective: str, names: Sequence[str], grid: Sequence[int],
+    turns: Sequence[Crossover], first: str,
+) -> None:
+    """The band of the fastest on top of the axes, and a line at each crossover."""
+    edges = [grid[0], *(turn.nbytes for turn in turns), grid[-1]]
+    best = [first, *(turn.after for turn in turns)]
+    span = np.log(grid[-1] / grid[0])
+    room_in = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
+    ends = -9.0
+    for low, high, name in zip(edges, edges[1:], best, strict=False):
+        leader = name.split(" = ")[0]
+        color = line_style(_place(collective, leader, names.index(leader))).color
+        left, right = (np.log(edge / grid[0]) / span for edge in (low, high))
+        axes.axvspan(low, high, 1.01, 1.085, color=color, lw=0, clip_on=False)
+        label = f"fastest: {name}" if (right - left) * room_in > 2 else name
+        if (right - left) * room_in > 0.12 * len(label):
+            axes.text((left + right) / 2, 1.045, label, transform=axes.transAxes, ha="center",
+                      va="center_baseline", size=13, weight="bold", color=ink_on(color))
+        if low != grid[0]:
+            axes.axvline(low, color=QUIET, linewidth=1.5, linestyle=(0, (4, 3)), zorder=1)
+            raised = 0.055 if (left - ends) * room_in < 0.9 else 0.0
+            axes.text(left, 1.1 + raised, bytes_text(low), transform=axes.transAxes, ha="center",
+                      va="bottom", size=12)
+            ends = left if not raised else ends

@@ -1,0 +1,310 @@
+"""One frame of a collective's film: who holds which piece with whose contributions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
+
+from dtlab.plots.frames import Arrow, Frame
+from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
+from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.units import bytes_text, count_text
+
+WIDTH_IN, HEIGHT_IN = 11.0, 6.6
+_LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.3, 0.3, 0.8, 1.35
+
+
+class Layout(NamedTuple):
+    """Where things are, in inches from the top left corner of the grid."""
+
+    row: float  # height of a rank's row
+    column: float  # width of a piece's column
+    box_w: float
+    box_h: float
+    grid: float  # width of all columns; the arrows of several pieces run to the right of it
+    margin: float  # width of that space
+    height: float  # of the whole picture
+
+    @staticmethod
+    def of(frame: Frame, height: float | None) -> Layout:
+        """The layout of a film: equal for all its frames, so that nothing jumps between them."""
+        width = WIDTH_IN - _LEFT_IN - _RIGHT_IN
+        row = min(((height or HEIGHT_IN) - _TOP_IN - _BOTTOM_IN) / frame.ranks, 1.2)
+        height = height or _TOP_IN + _BOTTOM_IN + row * frame.ranks
+        margin = 1.7 if frame.wide else 0.0
+        column = min((width - margin) / frame.pieces, 3.4 if frame.what == "news" else 2.2)
+        gutter = max(0.14, min(0.45, 0.24 * column)) if not frame.wide else 0.1
+        grid = column * frame.pieces
+        return Layout(row, column, column - gutter, row * 0.8, grid, width - grid, height)
+
+    def box(self, rank: int, piece: int) -> tuple[float, float]:
+        """The top left corner of a cell's box."""
+        return piece * self.column, rank * self.row + (self.row - self.box_h) / 2
+
+
+def stepper(frame: Frame, *, height_in: float | None = None, dpi: float = 100) -> Picture:
+    """Ranks × pieces. In each box, a bar with one segment a contributor, and their number.
+
+    Yellow: changed in this step. Heavy border and ✓: complete. ✗: holds what it never may.
+    Arrows: the messages that arrived in this step; those of one piece run beside its column, those
+    of several at the right edge, with their pieces written at them. height_in: of the picture;
+    None: as the number of ranks needs.
+    """
+    layout = Layout.of(frame, height_in)
+    with styled():
+        picture = new_picture(WIDTH_IN, layout.height, dpi)
+        write_title(picture, _heading(frame), _progress(frame))
+        axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
+        _draw_labels(axes, frame, layout)
+        _draw_boxes(axes, frame, layout)
+        _draw_counts(axes, frame, layout)
+        _draw_arrows(axes, frame, layout)
+        _draw_foot(picture, frame)
+    picture.alt = describe(frame)
+    return picture
+
+
+def describe(frame: Frame) -> str:
+    """The frame in words: what moved, what is complete. The text alternative of its picture."""
+    moved = [f"rank {a.src} to rank {a.dst} {_cargo(a, frame)}".strip() for a in frame.arrows[:8]]
+    if len(frame.arrows) > len(moved):
+        moved.append(f"{len(frame.arrows) - len(moved)} more")
+    messages = f" Messages: {'; '.join(moved)}." if moved else ""
+    return f"{_heading(frame)}.{messages} {_progress(frame)}."
+
+
+def _heading(frame: Frame) -> str:
+    step = f"step {frame.step} of {frame.steps}"
+    if not frame.step:
+        step = f"before step 1 of {frame.steps}"
+    if not frame.steps:
+        step = "nothing to do"
+    return f"{frame.title} (simulated, {count_text(frame.ranks, 'rank')}): {step}"
+
+
+def _progress(frame: Frame) -> str:
+    parts = []
+    if frame.judged.any():
+        unit = "piece" if frame.what == "piece" else "rank"
+        goal = count_text(int(frame.judged.sum()), unit)
+        parts.append(f"complete: {int(frame.complete.sum())} of {goal}")
+    if frame.wrong.any():
+        parts.append(f"spoilt: {int(frame.wrong.sum())}")
+    if frame.total_bytes:
+        vectors = frame.sent_bytes / frame.vector_bytes if frame.vector_bytes else 0.0
+        times = f" = {vectors:.3g} × a vector of {bytes_text(frame.vector_bytes)}"
+        parts.append(f"sent so far: {bytes_text(frame.sent_bytes)} of "
+                     f"{bytes_text(frame.total_bytes)}" + (times if frame.vector_bytes else ""))
+    return " · ".join(parts) or "empty messages only"
+
+
+def _cargo(arrow: Arrow, frame: Frame) -> str:
+    """What an arrow carries: "piece 2", "pieces 0–3", "all pieces"; its bytes if unknown."""
+    pieces = arrow.pieces
+    if not pieces:
+        return bytes_text(arrow.nbytes) if frame.what == "piece" else ""
+    if len(pieces) == 1:
+        return f"piece {pieces[0]}"
+    return "all pieces" if len(pieces) == frame.pieces else f"pieces {pieces[0]}–{pieces[-1]}"
+
+
+def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
+    axes.set_xlim(0, WIDTH_IN - _LEFT_IN - _RIGHT_IN)
+    axes.set_ylim(layout.height - _TOP_IN - _BOTTOM_IN, 0)
+    axes.set_axis_off()
+    size = min(14.0, layout.row * 72 * 0.72)
+    for rank in range(frame.ranks):
+        style, middle = rank_style(rank), (rank + 0.5) * layout.row
+        axes.add_artist(Rectangle(
+            (-0.26, middle - layout.box_h / 2), 0.15, layout.box_h, facecolor=style.color,
+            hatch=style.hatch, edgecolor=style.ink, linewidth=0, clip_on=False,
+        ))
+        axes.text(-0.34, middle, f"rank {rank}", ha="right", va="center_baseline", size=size)
+    narrow = layout.box_w < 0.8
+    for piece in range(frame.pieces):
+        name = "has heard from" if frame.what == "news" else f"piece {piece}"
+        axes.text(piece * layout.column + layout.box_w / 2, -0.1,
+                  str(piece) if narrow else name, ha="center", va="bottom",
+                  size=13 if not narrow else 12)
+    if narrow and frame.what == "piece":
+        axes.text(-0.34, -0.1, "piece", ha="right", va="bottom", size=13)
+
+
+def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
+    """The boxes, and in each the bar: the segment of contributor c is always at the same place."""
+    w, h = layout.box_w, layout.box_h
+    boxes, faces, edges, widths = [], [], [], []
+    segments, colors = [], []
+    twice: list[Path] = []
+    complete, wrong = frame.complete, frame.wrong
+    heavy = 3.0 if h > 0.3 else 1.8
+    thin = 0.4 if w / frame.ranks > 0.05 else 0.0
+    for rank, piece in np.ndindex(frame.ranks, frame.pieces):
+        x, y = layout.box(rank, piece)
+        boxes.append(_corners(x, y, w, h))
+        faces.append(FRESH if frame.changed[rank, piece] and frame.step else PAPER)
+        spoilt, ready = wrong[rank, piece], complete[rank, piece]
+        edges.append(ALARM if spoilt else INK if ready else "#9aa7b4")
+        widths.append(heavy if spoilt or ready else 1.0)
+        held = frame.holds[rank, piece]
+        shown = np.flatnonzero(frame.wanted[rank, piece] | (held > 0))
+        pad = min(0.07, 0.1 * w)
+        part = (w - 2 * pad) / max(1, len(shown))
+        for place, contributor in enumerate(shown):
+            box = _corners(x + pad + place * part, y + 0.56 * h, part, 0.36 * h)
+            segments.append(box)
+            colors.append(rank_style(int(contributor)).color if held[contributor] else "#eef1f4")
+            if held[contributor] > 1 or held[contributor] < 0:
+                twice.append(Path([*box, box[0]], closed=True))
+    axes.add_collection(PolyCollection(list(np.array(boxes)), facecolors=faces, edgecolors=edges,
+                                       linewidths=widths, joinstyle="miter"), autolim=False)
+    axes.add_collection(PolyCollection(list(np.array(segments)), facecolors=colors,
+                                       edgecolors="#9aa7b4", linewidths=thin), autolim=False)
+    if twice:
+        axes.add_artist(PathPatch(Path.make_compound_path(*twice), facecolor="none", hatch="xxx",
+                                 edgecolor=INK, linewidth=2))
+
+
+def _corners(x: float, y: float, w: float, h: float) -> list[tuple[float, float]]:
+    return [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
+
+
+def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
+    """In each box: "3/4", "✓ 4/4", "✗ 5/4"; just ✓ or nothing where one contributor is wanted.
+
+    Where a box is small: the count alone, or ✓ or ✗ alone.
+    """
+    complete, wrong = frame.complete, frame.wrong
+    small = layout.box_w < 0.6
+    letters = 1.6 if small else 4.2 if frame.ranks < 10 else 6.5
+    size = min(15.0, layout.box_h * 72 * (0.5 if small else 0.4),
+               layout.box_w * 72 / letters / 0.6)
+    places: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    for rank, piece in np.ndindex(frame.ranks, frame.pieces):
+        goal = int(frame.wanted[rank, piece].sum())
+        held = int(frame.holds[rank, piece].sum())
+        spoilt, ready = wrong[rank, piece], complete[rank, piece]
+        mark = "✗" if spoilt else "✓" if ready else ""
+        count = f"{held}/{goal}" if goal > 1 or spoilt else ""
+        if small:
+            count = "" if mark or goal == 1 else str(held)
+        color = ALARM if spoilt else INK if frame.judged[rank, piece] else QUIET
+        x, y = layout.box(rank, piece)
+        places.setdefault((color, "bold" if mark else "normal"), []).append(
+            (f"{mark} {count}".strip(), x + layout.box_w / 2, y + 0.3 * layout.box_h))
+    for (color, weight), texts in places.items():
+        _write_many(axes, texts, size, color, weight)
+
+
+def _write_many(
+    axes: Axes, texts: list[tuple[str, float, float]], size: float, color: str, weight: str
+) -> None:
+    """Centred texts as one path: hundreds of them cost as much as a few Text objects.
+
+    The axes are in inches, downwards; glyphs come in points, upwards.
+    """
+    paths = [_glyphs(text, size, weight) for text, _, _ in texts if text]
+    spots = [np.array([x, y]) for text, x, y in texts if text]
+    if paths:
+        moved = [Path(np.asarray(path.vertices) * [1 / 72, -1 / 72] + spot, path.codes)
+                 for path, spot in zip(paths, spots, strict=True)]
+        axes.add_artist(PathPatch(Path.make_compound_path(*moved), facecolor=color, linewidth=0))
+
+
+@lru_cache(maxsize=4096)
+def _glyphs(text: str, size: float, weight: str) -> Path:
+    """The outline of `text`, in points, its middle at (0, 0)."""
+    path = TextPath((0, 0), text, size=size, prop=FontProperties(weight=weight))
+    width = path.get_extents().x1 if len(path.vertices) else 0.0
+    return Path(np.asarray(path.vertices) - [width / 2, 0.36 * size], path.codes)
+
+
+def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
+    """Each arrow leaves its sender's row, goes up or down in a lane of its own, and turns in."""
+    gutters: dict[int, list[Arrow]] = {}
+    for arrow in frame.arrows:
+        column = arrow.pieces[0] if len(arrow.pieces) == 1 and not frame.wide else -1
+        gutters.setdefault(column, []).append(arrow)
+    lines, colors, heads = [], [], []
+    for column, arrows in gutters.items():
+        lane_of, lanes = _lanes(arrows)
+        begin, room = layout.grid - (layout.column - layout.box_w), layout.margin
+        if column >= 0:
+            begin = column * layout.column + layout.box_w
+            room = layout.column - layout.box_w - 0.03
+        cargo = {_cargo(arrow, frame) for arrow in arrows}
+        stub = 0.95 if column < 0 and len(cargo) > 1 else 0.0  # room for labels
+        if column < 0 and len(cargo) == 1:
+            axes.text(begin + 0.3, -0.1, cargo.pop(), ha="left", va="bottom", size=13)
+        for arrow, lane in zip(arrows, lane_of, strict=True):
+            x = begin + stub + (room - stub) * (lane + 0.75) / (lanes + 0.5)
+            leave = (arrow.src + 0.5) * layout.row - 0.13 * layout.box_h
+            enter = (arrow.dst + 0.5) * layout.row + 0.18 * layout.box_h
+            color = mix(rank_style(arrow.src).color, "black", 0.15)
+            lines.append([(begin + 0.02, leave), (x, leave), (x, enter), (begin + 0.07, enter)])
+            colors.append(color)
+            heads.append((begin + 0.09, enter, color))
+            if stub:
+                axes.text(begin + 0.08, leave - 0.03, _cargo(arrow, frame), zorder=6,
+                          size=_label_size(layout), va="bottom", ha="left")
+    thick = 3.0 if frame.ranks <= 8 else 2.0
+    axes.add_collection(LineCollection(lines, colors=PAPER, linewidths=thick + 2, zorder=3),
+                        autolim=False)
+    axes.add_collection(LineCollection(lines, colors=colors, linewidths=thick, zorder=4),
+                        autolim=False)
+    if heads:
+        xs, ys, fills = zip(*heads, strict=True)
+        axes.scatter(xs, ys, marker="<", s=(thick * 3.6) ** 2, c=fills, zorder=5, clip_on=False,
+                     edgecolors=PAPER, linewidths=0.5)
+
+
+def _label_size(layout: Layout) -> float:
+    return max(7.0, min(12.0, layout.row * 72 * 0.36))
+
+
+def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
+    """A lane for each arrow such that two in one lane never meet; and how many lanes there are."""
+    taken: list[list[tuple[int, int]]] = []
+    chosen = []
+    for arrow in arrows:
+        low, high = sorted((arrow.src, arrow.dst))
+        lane = next((i for i, stretches in enumerate(taken)
+                     if all(high < a or low > b for a, b in stretches)), len(taken))
+        if lane == len(taken):
+            taken.append([])
+        taken[lane].append((low, high))
+        chosen.append(lane)
+    return chosen, len(taken)
+
+
+def _draw_foot(picture: Picture, frame: Frame) -> None:
+    """How far the film is, as a bar with one field a step; and what the signs mean."""
+    axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
+                      top=picture.get_figheight() - 0.62)
+    width = WIDTH_IN - 2 * MARGIN_IN
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, 0.44)
+    axes.set_axis_off()
+    bar, steps = 4.2, max(1, frame.steps)
+    fields = [_corners(i * bar / steps, 0.12, bar / steps * 0.94, 0.2) for i in range(steps)]
+    faces = [INK if i < frame.step else FAINT for i in range(steps)]
+    axes.add_collection(PolyCollection(fields, facecolors=faces, edgecolors="none"), autolim=False)
+    axes.text(bar + 0.08, 0.22, f"{frame.step}/{frame.steps}", va="center", size=13)
+    for x, face, edge, thick, text in (
+        (5.6, FRESH, "#9aa7b4", 1.0, "changed now"),
+        (7.45, PAPER, INK, 3.0, "✓ complete"),
+    ):
+        axes.add_artist(Rectangle((x, 0.1), 0.34, 0.24, facecolor=face, edgecolor=edge,
+                                 linewidth=thick))
+        axes.text(x + 0.44, 0.22, text, va="center", size=13)
+    axes.plot([9.2, 9.55], [0.22, 0.22], color=INK, lw=3, solid_capstyle="butt")
+    axes.plot([9.22], [0.22], marker="<", color=INK, ms=9)
+    axes.text(9.65, 0.22, "message", va="center", size=13)
