@@ -46,7 +46,7 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Te
     if comm.rank != root:
         comm.send(x, root)
         return x
-    inbox = torch.empty_like(x)
+    inbox = x.new_empty(x.shape)
     for distance in range(1, comm.size):
         comm.recv(inbox, (root + distance) % comm.size)
         comm.accumulate_(x, inbox, op)
@@ -63,7 +63,7 @@ def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torc
     """
     p = comm.size
     me = (comm.rank - root) % p
-    inbox = torch.empty_like(x) if not me & 1 else x  # odd ranks are leaves: they only send
+    inbox = x.new_empty(x.shape) if not me & 1 else x  # odd ranks are leaves: they only send
     bit = 1
     while bit < p and not me & bit:
         if me + bit < p:

@@ -11,7 +11,8 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
-from dtlab.simulator.engine import Channel, Engine, Side
+from dtlab.simulator.engine import Engine
+from dtlab.simulator.messages import Channel, Incoming, Outgoing
 from dtlab.simulator.strands import Stopped, Strand
 
 
@@ -48,20 +49,20 @@ class SimComm(Comm):
         if not received.done:
             received.wait()
 
-    def _send(self, x: Any, dst: int) -> Side:
+    def _send(self, x: Any, dst: int) -> Outgoing:
         channel = self._to.get(dst) or self._channel_to(dst)
-        if not isinstance(x, torch.Tensor):
-            x = cloudpickle.dumps(x)
-            nbytes = len(x)
-        else:
+        if isinstance(x, torch.Tensor):
             nbytes = x.nbytes
             self._strand.real = not x.is_meta
+        else:
+            x = cloudpickle.dumps(x)
+            nbytes = len(x)
         engine = self._engine
-        side = Side("send", x, nbytes, dst, self.label, engine.now, self._strand)
-        engine.send(channel, side)
+        side = Outgoing(x, nbytes, dst, self.label, engine.now, self._strand, channel)
+        engine.send(side)
         return side
 
-    def _recv(self, x: Any, src: int | None) -> Side:
+    def _recv(self, x: Any, src: int | None) -> Incoming:
         if isinstance(x, torch.Tensor):
             nbytes = x.nbytes
         elif isinstance(x, list):
@@ -70,11 +71,11 @@ class SimComm(Comm):
             raise ConfigError(f"rank {self.rank}: recv needs a tensor or a list to receive into, "
                               f"not {type(x).__name__}")
         engine = self._engine
-        side = Side("recv", x, nbytes, src, self.label, engine.now, self._strand)
+        side = Incoming(x, nbytes, src, self.label, engine.now, self._strand)
         if src is None:
-            engine.recv_from_anyone(engine.mailbox(self._context, self._strand.rank), side)
+            engine.recv_from_anyone(side, engine.mailbox(self._context, self._strand.rank))
         else:
-            engine.recv(self._from.get(src) or self._channel_from(src), side)
+            engine.recv(side, self._from.get(src) or self._channel_from(src))
         return side
 
     def _channel_to(self, dst: int) -> Channel:

@@ -12,104 +12,19 @@ import gc
 import heapq
 import pickle
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Any
 
 import torch
 
-from dtlab.comm import Work
 from dtlab.errors import Deadlock, RunTimeout, Waiting
 from dtlab.matching import check_match, describe
-from dtlab.simulator.network import Flow, Network
+from dtlab.simulator.messages import Channel, Incoming, Mailbox, Outgoing, Side
+from dtlab.simulator.network import Network
 from dtlab.simulator.strands import Strand
 from dtlab.topology import Topology
 from dtlab.trace import Rows
 from dtlab.tracebacks import learner_line
-
-
-class Side(Work):
-    """One end of a message: what a rank posted, and whether it is done."""
-
-    __slots__ = ("done", "label", "nbytes", "order", "peer", "posted_s", "strand", "verb",
-                 "waited", "x")
-
-    def __init__(self, verb: str, x: Any, nbytes: int, peer: int | None, label: str,
-                 posted_s: float, strand: Strand):
-        self.verb = verb  # "send" | "recv"
-        self.x = x  # a tensor; for an object: its pickle (send), or the list to append to (recv)
-        self.nbytes = nbytes
-        self.peer = peer  # in the numbering of the communicator it was posted on; None: anyone
-        self.label = label
-        self.posted_s = posted_s
-        self.strand = strand
-        self.done = False
-        self.waited = False  # its strand is paused until it is done
-
-    def wait(self) -> int:
-        if not self.done:
-            strand = self.strand
-            self.waited = True
-            strand.doing = self
-            strand.pause()
-        return self.peer  # type: ignore[return-value]  # the match has filled it in
-
-
-class Message(Flow):
-    """A send and its receive. `recv` is None while an eager message has no receiver yet."""
-
-    __slots__ = ("channel", "moving", "recv", "send", "start_s")
-
-    def __init__(self, send: Side, recv: Side | None, channel: Channel, start_s: float):
-        self.links = channel.links
-        self.remaining = send.nbytes
-        self.rate_Bps = 0.0
-        self.end_s = -1.0
-        self.send = send
-        self.recv = recv
-        self.channel = channel
-        self.start_s = start_s
-        self.moving = False
-
-    @property
-    def arrived(self) -> bool:
-        """All of its bytes are at the receiver's."""
-        return self.moving and self.end_s < 0
-
-
-class Mailbox:
-    """Where one rank of one communicator receives: from one other, or from anyone."""
-
-    __slots__ = ("channels", "from_anyone", "sends")
-
-    def __init__(self) -> None:
-        self.channels: list[Channel] = []
-        self.from_anyone: deque[Side] = deque()
-        # Sends that nobody has received yet, oldest first. Kept from the first receive from
-        # anyone on: most ranks never make one.
-        self.sends: OrderedDict[Side, Channel] | None = None
-
-    def oldest_sends(self) -> OrderedDict[Side, Channel]:
-        """`sends`, set up when first asked for."""
-        if self.sends is None:
-            pending = [(side.order, side, c) for c in self.channels for side in c.sends]
-            pending.sort(key=lambda row: row[0])
-            self.sends = OrderedDict((side, channel) for _, side, channel in pending)
-        return self.sends
-
-
-class Channel:
-    """What is posted from one rank to another on one communicator, and not yet matched."""
-
-    __slots__ = ("dst", "latency_s", "links", "mailbox", "peer", "recvs", "sends", "src")
-
-    def __init__(self, src: int, dst: int, peer: int, mailbox: Mailbox, topology: Topology):
-        self.src, self.dst = src, dst  # in the numbering of the whole run
-        self.peer = peer  # the sender, in the numbering of the communicator
-        self.latency_s, self.links = topology.route(src, dst)
-        self.mailbox = mailbox
-        mailbox.channels.append(self)
-        self.sends: deque[Side] = deque()
-        self.recvs: deque[Side] = deque()
 
 
 class Engine:
@@ -120,33 +35,48 @@ class Engine:
         self.gamma = gamma
         self.eager_bytes = eager_bytes
         self.now = 0.0
-        self.running: Strand | None = None
         self.stopping = False
         self.tracing = trace
         self.messages = Rows(8)  # the fields of trace.Message
-        self._record = self.messages.extend
-        self.spans: list[tuple[Any, ...]] = []  # rows of trace.Span
+        self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
         self.meetings: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
-        self.channels: dict[tuple[int, int, int], Channel] = {}
-        self.mailboxes: dict[tuple[int, int], Mailbox] = {}
+        self._record = self.messages.extend
+        self._channels: dict[tuple[int, int, int], Channel] = {}
+        self._mailboxes: dict[tuple[int, int], Mailbox] = {}
         self._network = Network(topology)
         self._ready: deque[Strand] = deque()
         self._times: list[float] = []  # a heap of the instants at which something is due
-        self._due: dict[float, list[Message | Strand]] = {}  # what is due then, oldest first
+        self._due: dict[float, list[Outgoing | Strand]] = {}  # what is due then, oldest first
         self._order = 0
-        self._eager: dict[Side, Message] = {}  # sends that moved before their receiver came
+        self._begun = False
+        self._limit_s: float | None = None  # of real time
+        self._broken: BaseException | None = None  # why `next_strand` gave up
 
-    # ---- the loop ------------------------------------------------------------------------------
+    # ---- the clock -----------------------------------------------------------------------------
 
     def run(self, strands: list[Strand], timeout: float | None) -> None:
-        """Run all strands to their ends. Raises `Deadlock`, `RunTimeout`, or what a strand raised
-        through `fail`. Rows of the trace are in `messages` and `spans` afterwards."""
-        limit = None if timeout is None else time.monotonic() + timeout
+        """Run all strands to their ends. Raises `Deadlock` or `RunTimeout`. The rows of the trace
+        are in `messages` and `spans` afterwards."""
+        self._limit_s = None if timeout is None else time.monotonic() + timeout
         collecting = gc.isenabled()
-        gc.disable()  # millions of small records, no cycles: searching for them doubles the time
+        gc.disable()  # millions of short-lived records, no cycles: searching for them costs much
         try:
-            self._ready.extend(strands)
-            self._loop(strands, limit)
+            for strand in strands:  # the first steps of each; nobody hands over meanwhile
+                strand.resume()
+                if self.stopping:
+                    return
+            self._begun = True
+            while following := self.next_strand():
+                following.resume()
+                if self.stopping:
+                    return
+            if isinstance(self._broken, RunTimeout):
+                raise RunTimeout(str(self._broken), self.waiting(strands))
+            if self._broken is not None:
+                raise self._broken
+            if not all(strand.done for strand in strands):
+                raise Deadlock("deadlock: every rank that is left waits for another",
+                               self.waiting(strands))
         finally:
             self.stopping = True
             for strand in strands:
@@ -155,47 +85,49 @@ class Engine:
             if collecting:
                 gc.enable()
 
-    def _loop(self, strands: list[Strand], limit: float | None) -> None:
-        ready, times, due, network = self._ready, self._times, self._due, self._network
-        generator = torch.default_generator  # every rank has random numbers of its own
-        while True:
-            while ready:
-                self.running = strand = ready.popleft()
-                if strand.real:
-                    generator.set_state(strand.random_state)
-                strand.resume()
-                if strand.real:
-                    strand.random_state = generator.get_state()
-                if self.stopping:
-                    return
-            for message in network.settle(self.now):
-                if message.end_s in due:
-                    due[message.end_s].append(message)  # type: ignore[arg-type]
-                else:
-                    self._at(message.end_s, message)  # type: ignore[arg-type]
-            if limit is not None and time.monotonic() > limit:
-                raise RunTimeout("the simulation did not end within its limit of real time",
-                                 self.waiting(strands))
-            if not times:
-                break
-            self.now = heapq.heappop(times)
-            for what in due.pop(self.now):
-                if what.__class__ is Message:
-                    self._advance(what)
-                else:
-                    ready.append(what)
-        if not all(strand.done for strand in strands):
-            raise Deadlock("deadlock: every rank that is left waits for another",
-                           self.waiting(strands))
+    def next_strand(self) -> Strand | None:
+        """The strand to go on next, once the clock has moved as far as it takes. None: there is
+        none, for all are done, or for a reason that `run` will raise.
 
-    def _at(self, when_s: float, what: Message | Strand) -> None:
+        Called by whoever pauses, so that control passes from strand to strand directly.
+        """
+        if not self._begun:
+            return None
+        try:
+            ready = self._ready
+            while not ready:
+                self._settle()
+                if not self._times:
+                    return None
+                self.now = heapq.heappop(self._times)
+                for what in self._due.pop(self.now):
+                    if what.__class__ is Outgoing:
+                        self._advance(what)
+                    else:
+                        ready.append(what)  # type: ignore[arg-type]
+            return None if self.stopping else ready.popleft()
+        except BaseException as error:  # must not surface in the rank that happened to pause
+            self._broken = error
+            return None
+
+    def _settle(self) -> None:
+        """Plan the ends of the flows whose rates change at this instant."""
+        if self._limit_s is not None and time.monotonic() > self._limit_s:
+            raise RunTimeout("the simulation did not end within its limit of real time")
+        due = self._due
+        for flow in self._network.settle(self.now):
+            if flow.end_s in due:
+                due[flow.end_s].append(flow)  # type: ignore[arg-type]
+            else:
+                self._at(flow.end_s, flow)  # type: ignore[arg-type]
+
+    def _at(self, when_s: float, what: Outgoing | Strand) -> None:
         """At virtual time `when_s`, advance the message or let the strand go on."""
-        bucket = self._due.get(when_s)
-        if bucket is None:
+        if when_s in self._due:
+            self._due[when_s].append(what)
+        else:
             self._due[when_s] = [what]
             heapq.heappush(self._times, when_s)
-        else:
-            bucket.append(what)
 
     def wake(self, strand: Strand) -> None:
         """Let a paused strand go on at this instant."""
@@ -227,103 +159,99 @@ class Engine:
     def channel(self, context: int, src: int, dst: int, peer: int) -> Channel:
         """The channel from `src` to `dst` (ranks of the run) in one communicator's context."""
         key = (context, src, dst)
-        if key not in self.channels:
-            self.channels[key] = Channel(src, dst, peer, self.mailbox(context, dst), self.topology)
-        return self.channels[key]
+        if key not in self._channels:
+            mailbox = self.mailbox(context, dst)
+            self._channels[key] = Channel(src, dst, peer, mailbox, self.topology)
+        return self._channels[key]
 
     def mailbox(self, context: int, dst: int) -> Mailbox:
-        """Where `dst` receives from anyone."""
-        return self.mailboxes.setdefault((context, dst), Mailbox())
+        """Where `dst` receives the messages of one communicator's context."""
+        return self._mailboxes.setdefault((context, dst), Mailbox())
 
-    def send(self, channel: Channel, side: Side) -> None:
+    def send(self, send: Outgoing) -> None:
         """Post a send: match the receive that has waited longest for it, or wait."""
-        mailbox, recvs = channel.mailbox, channel.recvs
-        anyone = mailbox.from_anyone
+        channel = send.channel
+        recvs, anyone = channel.recvs, channel.mailbox.from_anyone
         if anyone and (not recvs or anyone[0].order < recvs[0].order):
-            self._match(side, anyone.popleft(), channel)
+            self._match(send, anyone.popleft())
         elif recvs:
-            self._match(side, recvs.popleft(), channel)
+            self._match(send, recvs.popleft())
         else:
-            self._order += 1
-            side.order = self._order
-            channel.sends.append(side)
-            if mailbox.sends is not None:
-                mailbox.sends[side] = channel
-            if self.eager_bytes and side.nbytes <= self.eager_bytes:
-                self._send_eagerly(side, channel)
+            send.order = self._order = self._order + 1
+            channel.sends.append(send)
+            if channel.mailbox.sends is not None:
+                channel.mailbox.sends[send] = None
+            if self.eager_bytes and send.nbytes <= self.eager_bytes:
+                self._send_eagerly(send)
 
-    def recv(self, channel: Channel, side: Side) -> None:
+    def recv(self, recv: Incoming, channel: Channel) -> None:
         """Post a receive from one rank."""
         if channel.sends:
             send = channel.sends.popleft()
             if channel.mailbox.sends is not None:
                 del channel.mailbox.sends[send]
-            self._match(send, side, channel)
+            self._match(send, recv)
         else:
-            self._order += 1
-            side.order = self._order
-            channel.recvs.append(side)
+            recv.order = self._order = self._order + 1
+            channel.recvs.append(recv)
 
-    def recv_from_anyone(self, mailbox: Mailbox, side: Side) -> None:
+    def recv_from_anyone(self, recv: Incoming, mailbox: Mailbox) -> None:
         """Post a receive from anyone: the oldest send wins."""
         sends = mailbox.oldest_sends()
         if sends:
-            send, channel = sends.popitem(last=False)
-            channel.sends.popleft()
-            self._match(send, side, channel)
+            send, _ = sends.popitem(last=False)
+            send.channel.sends.popleft()
+            self._match(send, recv)
         else:
-            self._order += 1
-            side.order = self._order
-            mailbox.from_anyone.append(side)
+            recv.order = self._order = self._order + 1
+            mailbox.from_anyone.append(recv)
 
-    def _match(self, send: Side, recv: Side, channel: Channel) -> None:
-        a, b = send.x, recv.x
+    def _match(self, send: Outgoing, recv: Incoming) -> None:
+        a, b, channel = send.x, recv.x, send.channel
         if not (
             send.nbytes == recv.nbytes
             and a.dtype == b.dtype
             and (a.ndim == b.ndim == 1 or a.shape == b.shape)
             and send.label == recv.label
-        ):  # objects, and everything that doesn't fit
+        ):  # an object, or something that doesn't fit
             check_match(describe(a, send.label), channel.src, describe(b, recv.label), channel.dst)
         recv.peer = channel.peer
-        if self._eager and send in self._eager:
-            message = self._eager.pop(send)
-            message.recv = recv
-            if message.arrived:
-                self._deliver(message, recv)
-        else:
-            message = Message(send, recv, channel, self.now)
-            self._at(self.now + channel.latency_s, message)
+        send.recv = recv
+        if not send.done:
+            send.matched_s = self.now
+            self._at(self.now + channel.latency_s, send)
+        elif send.arrived:
+            self._deliver(send, recv)
 
-    def _send_eagerly(self, send: Side, channel: Channel) -> None:
+    def _send_eagerly(self, send: Outgoing) -> None:
         """Move a small message before its receiver is there: the sender is free at once."""
         if isinstance(send.x, torch.Tensor):
             send.x = send.x.detach().clone()
         send.done = True
-        message = self._eager[send] = Message(send, None, channel, self.now)
-        self._at(self.now + channel.latency_s, message)
+        send.matched_s = self.now
+        self._at(self.now + send.channel.latency_s, send)
 
-    def _advance(self, message: Message) -> None:
+    def _advance(self, send: Outgoing) -> None:
         """Its latency has passed: it begins to flow. Or its last byte has come: deliver it."""
-        if not message.moving:
-            message.moving = True
-            self._network.start(message, self.now)
-        elif message.end_s == self.now:  # else its rate has changed since this was planned
-            message.end_s = -1.0
-            self._network.end(message)
-            if message.recv is not None:
-                self._deliver(message, message.recv)
+        if not send.moving:
+            send.moving = True
+            self._network.start(send, self.now)
+        elif send.end_s == self.now:  # else its rate has changed since this was planned
+            send.end_s = -1.0
+            self._network.end(send)
+            if send.recv is not None:
+                self._deliver(send, send.recv)
 
-    def _deliver(self, message: Message, recv: Side) -> None:
+    def _deliver(self, send: Outgoing, recv: Incoming) -> None:
         """Put the data in place and let both sides go on."""
-        send, channel = message.send, message.channel
-        if recv.x.__class__ is list:
+        if recv.nbytes < 0:
             recv.x.append(pickle.loads(send.x))
         elif not send.x.is_meta and not recv.x.is_meta:
             recv.x.detach().copy_(send.x.detach())
         if self.tracing:
+            channel = send.channel
             self._record((channel.src, channel.dst, send.nbytes, send.posted_s,
-                          recv.posted_s, message.start_s, self.now, send.label))
+                          recv.posted_s, send.matched_s, self.now, send.label))
         send.done = recv.done = True
         if send.waited:
             self._ready.append(send.strand)

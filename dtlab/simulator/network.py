@@ -14,9 +14,12 @@ from dtlab.topology import Topology
 
 
 class Flow:
-    """`remaining` bytes on their way across `links` at `rate_Bps`, as of `since_s`."""
+    """`remaining` bytes on their way across `links` at `rate_Bps`, as of `since_s`.
 
-    __slots__ = ("end_s", "links", "rate_Bps", "remaining", "since_s")
+    The fields are declared here; whoever is a flow (`messages.Outgoing`) has slots for them.
+    """
+
+    __slots__ = ()
 
     links: tuple[int, ...]
     remaining: float

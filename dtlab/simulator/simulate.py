@@ -6,7 +6,8 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 import torch
 
@@ -19,6 +20,8 @@ from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import traceback_text
 
+# Which rank the current greenlet or thread is; each has a context of its own.
+_RANK: ContextVar[int | None] = ContextVar("rank", default=None)
 MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__)
 
 
@@ -51,15 +54,16 @@ def simulate(
     one calls exit, `RunTimeout`, `ConfigError`.
     """
     _check(fn, network, gamma, strands, eager_bytes, timeout)
-    simulation = _Simulation(network, trace, gamma, strands, eager_bytes, echo)
-    return simulation.run(fn, args, timeout)
+    simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
+    return simulation.run(timeout)
 
 
 class _Simulation:
     """One call of `simulate`: the engine, its strands, and what they leave behind."""
 
-    def __init__(self, network: Topology, trace: bool, gamma: float, kind: str, eager_bytes: float,
-                 echo: bool):
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], network: Topology,
+                 trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
+        self.fn, self.args = fn, args
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
         show = sys.stdout.write if echo else None
@@ -67,12 +71,13 @@ class _Simulation:
         self.values: list[Any] = [None] * network.ranks
         self.failure: tuple[int, BaseException] | None = None
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], timeout: float | None) -> Result:
+    def run(self, timeout: float | None) -> Result:
         ranks = range(self.engine.topology.ranks)
         strand = strands.STRANDS[self.kind]
+        everyone = [strand(r, self._body, self.engine.next_strand) for r in ranks]
         try:
             with _own_random_numbers(), self._routed_output():
-                self.engine.run([strand(r, self._body(r, fn, args)) for r in ranks], timeout)
+                self.engine.run(everyone, timeout)
         finally:
             for output in self.output:
                 output.close()
@@ -81,24 +86,20 @@ class _Simulation:
         trace = Trace(len(ranks), self.engine.messages, self.engine.spans, virtual=True)
         return Result(self.values, self.engine.now, trace, [o.text for o in self.output])
 
-    def _body(self, rank: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], None]:
-        """What the strand of `rank` does, from its first moment to its last."""
-
-        def body() -> None:
-            strand = self.engine.running
-            assert strand is not None
-            everyone = range(self.engine.topology.ranks)
-            comm: Comm = communicator.SimComm(self.engine, strand, everyone)
-            try:
-                self.values[rank] = isolation.private(fn)(comm, *isolation.copied(args))
-            except strands.Stopped:
-                raise
-            except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
-                if self.failure is None:
-                    self.failure = rank, error
-                self.engine.stopping = True
-
-        return body
+    def _body(self, strand: strands.Strand) -> None:
+        """What `strand` does, from its first moment to its last."""
+        _RANK.set(strand.rank)
+        everyone = range(self.engine.topology.ranks)
+        comm: Comm = communicator.SimComm(self.engine, strand, everyone)
+        try:
+            fn, args = isolation.private(self.fn), isolation.copied(self.args)
+            self.values[strand.rank] = fn(comm, *args)
+        except strands.Stopped:
+            raise
+        except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
+            if self.failure is None:
+                self.failure = strand.rank, error
+            self.engine.stopping = True
 
     @staticmethod
     def _explained(rank: int, error: BaseException) -> BaseException:
@@ -113,22 +114,26 @@ class _Simulation:
     @contextmanager
     def _routed_output(self) -> Iterator[None]:
         """Inside, what a rank prints goes to that rank's `RankOutput`."""
-        router = _Router(self)
-        with redirect_stdout(router), redirect_stderr(router):
+        out, err = _Router(self.output, sys.stdout), _Router(self.output, sys.stderr)
+        with redirect_stdout(out), redirect_stderr(err):
             yield
 
 
 class _Router(io.TextIOBase):
     """Stands in for stdout and stderr: gives each text to the rank that is running."""
 
-    def __init__(self, simulation: _Simulation):
-        self._simulation = simulation
+    def __init__(self, output: list[RankOutput], outside: TextIO):
+        self._output, self._outside = output, outside
 
     def write(self, text: str) -> int:
-        strand = self._simulation.engine.running
-        if strand is not None:
-            self._simulation.output[strand.rank].feed(text)
+        rank = _RANK.get()
+        if rank is None:  # the caller's other threads
+            return self._outside.write(text)
+        self._output[rank].feed(text)
         return len(text)
+
+    def flush(self) -> None:
+        self._outside.flush()
 
 
 @contextmanager

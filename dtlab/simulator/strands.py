@@ -25,23 +25,27 @@ class Stopped(BaseException):
 
 
 class Strand(ABC):
-    """One rank's thread of control: exactly one of all strands and the engine runs at a time."""
+    """One rank's thread of control: exactly one of all strands and the engine runs at a time.
 
-    def __init__(self, rank: int, body: Callable[[], None]):
+    next_strand: moves the clock on and says whose turn it is; None if it is nobody's.
+    """
+
+    def __init__(self, rank: int, body: Callable[[Strand], None],
+                 next_strand: Callable[[], Strand | None]):
         self.rank = rank
         self.done = False
         self.doing: object = None  # what it waits for, while it is paused
         self.real = True  # False while it sends tensors without data: then only time matters
-        self.random_state = FRESH_RANDOM_STATE  # torch's, as in a process that has just begun
         self._body = body
+        self._next_strand = next_strand
 
     @abstractmethod
     def resume(self) -> None:
-        """Engine only: let the strand run until it pauses or ends."""
+        """Let this strand go on. On the engine's side, returns when no strand can."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Strand only: let the engine go on; returns when the engine resumes this strand."""
+        """Called on this strand: let others go on; returns when it is this one's turn again."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -51,38 +55,51 @@ class Strand(ABC):
     def frame(self) -> FrameType | None:
         """The innermost Python frame of a paused strand."""
 
+    def _run_body(self) -> None:
+        torch.default_generator.set_state(FRESH_RANDOM_STATE)
+        try:
+            self._body(self)
+        finally:
+            self.done = True
+
 
 class GreenletStrand(Strand):
     """A strand on the engine's own thread.
 
-    Gradient mode belongs to the thread, so it is put back at every switch: a rank inside
-    `torch.no_grad()` must not switch gradients off for the others.
+    Gradient mode and random numbers belong to the thread, so each strand keeps its own: a rank
+    inside `torch.no_grad()` must not switch gradients off for the others. A strand that pauses
+    moves the clock itself and hands over directly to the next, which may be itself.
     """
 
-    def __init__(self, rank: int, body: Callable[[], None]):
-        super().__init__(rank, body)
+    def __init__(self, rank: int, body: Callable[[Strand], None],
+                 next_strand: Callable[[], Strand | None]):
+        super().__init__(rank, body, next_strand)
         self._engine = greenlet.getcurrent()
         self._greenlet = greenlet.greenlet(self._main)
-        self._to_engine = self._engine.switch
+        self.resume = self._greenlet.switch  # type: ignore[method-assign]  # one call less
 
     def _main(self) -> None:
         torch.set_grad_enabled(True)
-        try:
-            self._body()
-        finally:
-            self.done = True
+        self._run_body()
 
     def resume(self) -> None:
-        self._greenlet.switch()
+        """Replaced in `__init__`."""
 
     def pause(self) -> None:
         grad = torch.is_grad_enabled()
-        self._to_engine()
+        random_state = torch.default_generator.get_state() if self.real else None
+        strand = self._next_strand()
+        if strand is None:
+            self._engine.switch()
+        elif strand is not self:
+            strand.resume()
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
+        if random_state is not None:
+            torch.default_generator.set_state(random_state)
 
     def stop(self) -> None:
-        if not self._greenlet.dead:
+        while not self._greenlet.dead:  # a `finally` block may pause once more
             try:
                 self._greenlet.throw(Stopped)
             except Stopped:
@@ -97,9 +114,10 @@ class GreenletStrand(Strand):
 class ThreadStrand(Strand):
     """A strand on a thread of its own; a baton makes sure that only one moves."""
 
-    def __init__(self, rank: int, body: Callable[[], None]):
-        super().__init__(rank, body)
-        self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+    def __init__(self, rank: int, body: Callable[[Strand], None],
+                 next_strand: Callable[[], Strand | None]):
+        super().__init__(rank, body, next_strand)
+        self._go, self._ended = threading.Semaphore(0), threading.Semaphore(0)
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name=f"rank {rank}", daemon=True)
 
@@ -107,22 +125,24 @@ class ThreadStrand(Strand):
         self._go.acquire()
         try:
             if not self._stopping:
-                self._body()
+                self._run_body()
         except Stopped:
             pass
         finally:
             self.done = True
-            self._paused.release()
+            self._ended.release()
 
     def resume(self) -> None:
         if not self._thread.ident:
             self._thread.start()
         self._go.release()
-        self._paused.acquire()
+        self._ended.acquire()
 
     def pause(self) -> None:
-        self._paused.release()
+        random_state = torch.default_generator.get_state()
+        self._ended.release()
         self._go.acquire()
+        torch.default_generator.set_state(random_state)
         if self._stopping:
             raise Stopped
 
@@ -130,7 +150,8 @@ class ThreadStrand(Strand):
         self._stopping = True
         while not self.done:  # a `finally` block may pause once more: it is stopped again
             self.resume()
-        self._thread.join()
+        if self._thread.ident:
+            self._thread.join()
 
     def frame(self) -> FrameType | None:
         return sys._current_frames().get(self._thread.ident or 0)
