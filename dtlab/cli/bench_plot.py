@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from matplotlib.ticker import LogLocator
+
 from dtlab.bench import Row, Start
 from dtlab.plots.palette import line_style
 from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
@@ -30,6 +32,8 @@ def bandwidths(rows: Sequence[Row]) -> Picture:
             axes.errorbar([row.nbytes for row in line], bus, [down, up], label=name, capsize=3,
                           color=style.color, linestyle=style.dashes, marker=style.marker)
         axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         sizes = sorted({row.nbytes for row in rows if row.bus_Bps})
         axes.set_xticks(sizes, [bytes_text(size) for size in sizes])
         axes.minorticks_off()

@@ -1,0 +1,111 @@
+"""`dtlab bench`: rows that say what they should. How fast anything is decides nothing here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dtlab
+from dtlab import cost
+from dtlab.bench import calls, measure
+from dtlab.bench.collectives import PEERS
+from dtlab.cli import app
+from dtlab.collectives import ALGORITHMS
+from dtlab.errors import ConfigError
+
+
+def bench(*words: str) -> Any:
+    return CliRunner().invoke(app, ["bench", *words])
+
+
+@pytest.mark.parametrize("collective", list(ALGORITHMS))
+def test_every_algorithm_is_measured_beside_torch(collective: str) -> None:
+    nbytes = 0 if collective == "barrier" else 6000
+    rows = measure(collective, nbytes, ranks=2, repeats=2)
+    expected = [*ALGORITHMS[collective], *(["torch"] if collective in PEERS else [])]
+    assert [row.algorithm for row in rows] == expected
+    for row in rows:
+        assert 0 < row.fastest_s <= row.time_s <= row.slowest_s
+        assert row.elements == nbytes // 4
+        if nbytes:
+            assert row.algorithm_Bps == pytest.approx(nbytes / row.time_s)
+            assert row.bus_Bps == pytest.approx(
+                row.algorithm_Bps * cost.bus_factor(collective, 2))
+        if row.algorithm == "torch":
+            assert row.ratio == 1
+
+
+def test_collectives_prints_nccl_tests_columns_and_draws(tmp_path: Path) -> None:
+    picture = tmp_path / "bandwidth.png"
+    result = bench("collectives", "all_reduce", "-p", "2", "-n", "4kB,8kB", "--repeats", "1",
+                   "-a", "ring", "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    for column in ("size", "count", "type", "time", "algbw", "busbw", "geometric mean"):
+        assert column in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_collectives_as_json_has_a_row_for_each_size_and_contestant() -> None:
+    result = bench("collectives", "broadcast", "-p", "2", "-n", "4kB,8kB", "--repeats", "1",
+                   "--json")
+    rows = json.loads(result.stdout)
+    assert len(rows) == 2 * (len(ALGORITHMS["broadcast"]) + 1)
+    assert {"nbytes", "time_s", "algorithm_Bps", "bus_Bps", "ratio"} <= rows[0].keys()
+
+
+@pytest.mark.slow
+def test_launch_times_each_launcher_and_draws(tmp_path: Path) -> None:
+    picture = tmp_path / "launch.png"
+    result = bench("launch", "-p", "2", "--repeats", "1", "--json", "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    names = [row["launcher"] for row in json.loads(result.stdout)]
+    assert names[0] == "dtlab.run"
+    assert "torch.multiprocessing.spawn" in names
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["collectives", "all_reduc"], "choose one of"),
+        (["collectives", "all_reduce", "-a", "no"], "ring"),
+        (["collectives", "all_reduce", "-n", "5"], "5 bytes"),
+        (["collectives", "all_reduce", "--repeats", "0"], "1 or more"),
+        (["collectives", "all_reduce", "--ranks", "0"], "0"),
+        (["collectives", "barrier", "--plot", "x.jpgg"], ".png"),
+        (["launch", "--repeats", "0"], "1 or more"),
+        (["launch", "--ranks", "-1"], "-1"),
+        (["launch", "--plot", "/nowhere/x.png"], "/nowhere"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(words: list[str], told: str) -> None:
+    result = bench(*words)
+    assert result.exit_code == 2, result.output
+    assert told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("collective", list(ALGORITHMS))
+def test_a_prepared_call_is_the_collective_itself(collective: str) -> None:
+    """Bytes moved by the call, made from (bytes, dtype) alone, are those of the closed form."""
+    for algorithm in ALGORITHMS[collective]:
+        network = dtlab.topology.uniform(4, 0.0, 1e9)
+        result = dtlab.simulate(
+            lambda comm, name=algorithm: calls.prepared(
+                comm, collective, name, 4800, torch.float64)(),
+            network=network,
+        )
+        sent = [result.trace.sent_bytes(rank) for rank in range(4)]
+        assert sent == cost.sent_bytes(collective, algorithm, 4, 4800, 8)
+
+
+def test_sizes_that_no_tensor_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="13 bytes"):
+        calls.elements("all_reduce", 4, 13, torch.float32)
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        calls.elements("all_gather", 4, 20, torch.float32)

@@ -1,0 +1,94 @@
+"""`dtlab grade`: what it prints and how it ends. What earns points is tested in tests/grading."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dtlab.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+STUB = ROOT / "exercises" / "05_all_reduce.ipynb"
+SOLUTION = ROOT / "solutions" / "05_all_reduce.ipynb"
+
+
+def grade(*words: Any) -> Any:
+    return CliRunner().invoke(app, ["grade", *map(str, words)])
+
+
+def test_an_untouched_exercise_gets_nothing_and_exit_code_1() -> None:
+    result = grade(STUB, "--json")
+    assert result.exit_code == 1
+    (report,) = json.loads(result.stdout)
+    assert report["points"] == 0
+    assert report["max_points"] > 0
+
+
+def test_a_solution_gets_all_and_exit_code_0() -> None:
+    result = grade(SOLUTION)
+    assert result.exit_code == 0, result.output
+    assert "10 of 10 points" in result.output
+
+
+def test_a_class_becomes_a_table_or_a_csv_file(tmp_path: Path) -> None:
+    shutil.copy(STUB, tmp_path / "ada.ipynb")
+    shutil.copy(ROOT / "exercises" / "00_welcome.ipynb", tmp_path / "bob.ipynb")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    shutil.copy(STUB, tmp_path / ".ipynb_checkpoints" / "ada-checkpoint.ipynb")
+    table = grade(tmp_path)
+    assert table.exit_code == 1
+    assert "ada.ipynb" in table.output
+    assert "bob.ipynb" in table.output
+    rows = list(csv.DictReader(io.StringIO(grade(tmp_path, "--csv").stdout)))
+    assert [Path(row["notebook"]).name for row in rows] == ["ada.ipynb", "bob.ipynb"]
+    assert rows[0]["ring-all-reduce"] == "0"
+
+
+BAD_FILES = {
+    "empty.ipynb": "",
+    "corrupt.ipynb": '{"cells": [',
+    "other.json": '{"a": 1}',
+    "foreign.ipynb": json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}),
+    "old.ipynb": json.dumps({"worksheets": [], "metadata": {}, "nbformat": 3}),
+    "binary.ipynb": "\x89PNG\x00\x01",
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_what_is_no_notebook_of_the_course_is_told_in_one_sentence(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(BAD_FILES[name])
+    result = grade(path)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.count(str(path)) == 1
+    assert "Traceback" not in result.output
+
+
+def test_bytes_that_are_no_text_are_told_too(tmp_path: Path) -> None:
+    path = tmp_path / "latin.ipynb"
+    path.write_bytes(b"\xff\xfe\x00{")
+    result = grade(path)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_does_not_keep_others_from_their_grade(tmp_path: Path) -> None:
+    result = grade(tmp_path / "none.ipynb", STUB)
+    assert result.exit_code == 2
+    assert "none.ipynb" in result.stderr
+    assert "of 10 points" in result.stdout
+
+
+def test_an_empty_folder_and_two_forms_at_once_are_bad_input(tmp_path: Path) -> None:
+    assert grade(tmp_path).exit_code == 2
+    assert grade(STUB, "--json", "--csv").exit_code == 2
