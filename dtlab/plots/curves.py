@@ -42,24 +42,25 @@ def cost_curves(
     measured: Measured | None = None,
     *,
     sizes: tuple[int, int] = (64, 1 << 30),
+    times: tuple[float, float] | None = None,
     dpi: float = 100,
 ) -> Picture:
     """Predicted time of each algorithm against the vector's size, both axes logarithmic.
 
     algorithms: names from the registry (None: all). alpha, beta, gamma: seconds per message, per
     byte sent, per byte reduced. measured: dots with their spread, e.g. {"ring": {4096: [2e-5,
-    3e-5]}}. sizes: smallest and largest, in bytes. The band on top names the fastest; a dashed
-    line marks each crossover; the dotted curve is what no algorithm can beat.
-    Raises `ConfigError` for unknown names, as `dtlab.cost.time_s` does.
+    3e-5]}}. sizes, times: the ends of the axes, in bytes and seconds (None: as needed).
+    The band on top names the fastest algorithm; a dashed line marks each crossover; the dotted
+    curve is what no algorithm can beat. Raises `ConfigError` for unknown names.
     """
     names = list(ALGORITHMS.get(collective, {})) if algorithms is None else list(algorithms)
     if not names:
         raise ConfigError(f"no algorithm of {collective!r}; there are: {', '.join(ALGORITHMS)}")
     grid = _grid(*sizes)
-    times = {name: np.array([_time_s(collective, name, ranks, n, alpha, beta, gamma)
-                             for n in grid]) for name in names}
+    curves = {name: np.array([_time_s(collective, name, ranks, n, alpha, beta, gamma)
+                              for n in grid]) for name in names}
     turns = crossovers(collective, names, ranks, alpha, beta, gamma, sizes=sizes)
-    best = turns[0].before if turns else _fastest({n: t[0] for n, t in times.items()})
+    best = turns[0].before if turns else _fastest({n: t[0] for n, t in curves.items()})
     kind = "predicted and measured" if measured else "predicted"
     title = f"{collective} on {count_text(ranks, 'rank')}: {kind} time"
     with styled():
@@ -68,15 +69,16 @@ def cost_curves(
         axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.55)
         for index, name in enumerate(names):
             style = line_style(_place(collective, name, index))
-            axes.plot(grid, times[name], color=style.color, linestyle=style.dashes,
+            axes.plot(grid, curves[name], color=style.color, linestyle=style.dashes,
                       marker=style.marker, markevery=(4 + 3 * index % 8, 12), label=name, zorder=3)
             _draw_measured(axes, (measured or {}).get(name, {}), style.color, style.marker, name)
         _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
         axes.set_xlim(grid[0], grid[-1])
-        if not any(map(np.any, times.values())):
+        if not any(map(np.any, curves.values())):
             axes.text(0.5, 0.5, "nothing to do: it takes no time", transform=axes.transAxes,
                       ha="center", color=QUIET)
-            axes.set_ylim(1e-6, 1e-3)
+            times = times or (1e-6, 1e-3)
+        axes.set_ylim(times)
         logarithmic(axes)
         _draw_turns(axes, collective, names, grid, turns, best)
         axes.legend(loc="upper left", ncols=1 if len(names) < 6 else 2, labelspacing=0.35,

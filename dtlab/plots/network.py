@@ -36,7 +36,8 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     with styled():
         picture = new_picture(11, 5.2, dpi)
         write_title(picture, heading, told)
-        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.6 if len(kinds) > 1 else 0.15, top=1.0)
+        foot = 0.6 if len(kinds) > 1 else 0.15
+        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
         axes.set_axis_off()
         axes.set_xlim(-0.05, 1.05)
         axes.set_ylim(min(y for _, y in places.values()) - 0.12, 1.12)
@@ -66,7 +67,7 @@ def layout_of(graph: nx.DiGraph) -> dict[Any, tuple[float, float]]:
     top = max(depth.values()) or 1
     deep = -(-len(hosts) // 16)
     columns = -(-len(hosts) // deep)
-    places = {h: ((i // deep + 0.5) / columns, -0.13 * (i % deep)) for i, h in enumerate(hosts)}
+    places = {h: ((i // deep + 0.5) / columns, -0.17 * (i % deep)) for i, h in enumerate(hosts)}
     for level in range(1, top + 1):
         nodes = [n for n in graph if depth[n] == level]
         wish = {n: float(np.mean([places[m][0] for m in graph.predecessors(n) if m in places]
@@ -97,14 +98,18 @@ def _speed(kind: tuple[float, float]) -> str:
 
 
 def _draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> None:
-    columns = len({x for node, (x, _) in places.items() if isinstance(node, int)})
+    hosts = [node for node in graph if isinstance(node, int)]
+    columns = len({places[host][0] for host in hosts})
     size = float(np.clip(10.4 * 72 / max(1, columns) * 0.3, 9, 17))
-    for node, (x, y) in places.items():
-        style = rank_style(node) if isinstance(node, int) else None
-        axes.text(
-            x, y, f"{node:^2}" if style else str(node), ha="center", va="center", zorder=3,
-            size=size if style else 13, weight="bold" if style else "normal",
-            color=style.ink if style else PAPER,
-            bbox={"boxstyle": f"round,pad={0.35 if style else 0.5}",
-                  "facecolor": style.color if style else INK, "edgecolor": INK, "linewidth": 1.0},
-        )
+    styles = [rank_style(host) for host in hosts]
+    across, up = np.array([places[host] for host in hosts]).T
+    axes.scatter(
+        across, up, s=(size * 2.1) ** 2, marker="s", zorder=2,
+        c=[style.color for style in styles], edgecolors=INK, linewidths=1.0,
+    )
+    for host, style in zip(hosts, styles, strict=True):
+        axes.text(*places[host], str(host), ha="center", va="center_baseline", size=size,
+                  weight="bold", color=style.ink, zorder=3)
+    for node in set(graph) - set(hosts):
+        axes.text(*places[node], str(node), ha="center", va="center", size=13, color=PAPER,
+                  zorder=3, bbox={"boxstyle": "round,pad=0.5", "facecolor": INK, "edgecolor": INK})

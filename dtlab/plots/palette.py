@@ -63,6 +63,7 @@ def line_style(index: int) -> LineStyle:
     return LineStyle(HUES[index % 8], _DASHES[index % 8], _MARKERS[index % 8])
 
 
+@lru_cache(maxsize=1024)
 def mix(color: str, towards: str, share: float) -> str:
     """`color` with `share` (0 to 1) of the way gone `towards` another colour."""
     ours, theirs = np.array(to_rgb(color)), np.array(to_rgb(towards))
@@ -70,6 +71,7 @@ def mix(color: str, towards: str, share: float) -> str:
     return to_hex((red, green, blue))
 
 
+@lru_cache(maxsize=1024)
 def ink_on(color: str) -> str:
     """Dark or white text, whichever reads better on `color`."""
     return INK if contrast(color, INK) >= contrast(color, PAPER) else PAPER

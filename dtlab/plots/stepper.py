@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.font_manager import FontProperties
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
-from matplotlib.textpath import TextPath
 
 from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.texts import write_many
 from dtlab.plots.units import bytes_text, count_text
 
 WIDTH_IN, HEIGHT_IN = 11.0, 6.6
@@ -201,30 +199,7 @@ def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
         places.setdefault((color, "bold" if mark else "normal"), []).append(
             (f"{mark} {count}".strip(), x + layout.box_w / 2, y + 0.3 * layout.box_h))
     for (color, weight), texts in places.items():
-        _write_many(axes, texts, size, color, weight)
-
-
-def _write_many(
-    axes: Axes, texts: list[tuple[str, float, float]], size: float, color: str, weight: str
-) -> None:
-    """Centred texts as one path: hundreds of them cost as much as a few Text objects.
-
-    The axes are in inches, downwards; glyphs come in points, upwards.
-    """
-    paths = [_glyphs(text, size, weight) for text, _, _ in texts if text]
-    spots = [np.array([x, y]) for text, x, y in texts if text]
-    if paths:
-        moved = [Path(np.asarray(path.vertices) * [1 / 72, -1 / 72] + spot, path.codes)
-                 for path, spot in zip(paths, spots, strict=True)]
-        axes.add_artist(PathPatch(Path.make_compound_path(*moved), facecolor=color, linewidth=0))
-
-
-@lru_cache(maxsize=4096)
-def _glyphs(text: str, size: float, weight: str) -> Path:
-    """The outline of `text`, in points, its middle at (0, 0)."""
-    path = TextPath((0, 0), text, size=size, prop=FontProperties(weight=weight))
-    width = path.get_extents().x1 if len(path.vertices) else 0.0
-    return Path(np.asarray(path.vertices) - [width / 2, 0.36 * size], path.codes)
+        write_many(axes, texts, size=size, color=color, weight=weight, downwards=True)
 
 
 def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:

@@ -23,6 +23,7 @@ from dtlab.plots.picture import (
     styled,
     write_title,
 )
+from dtlab.plots.texts import write_many
 from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
 from dtlab.trace import Message, Trace
 
@@ -62,7 +63,7 @@ def timeline(
         _draw_bars(axes, bars, tracks, scale, pixel_s)
         _draw_arrows(axes, shown, tracks, scale)
         told = {"compute", "reduce", "send"} | (set() if len(shown) == moved > 0 else {"recv"})
-        _draw_texts(axes, bars, tracks, scale, pixel_s, lanes_in / trace.ranks, dpi, told)
+        _draw_texts(axes, bars, tracks, pixel_s, lanes_in / trace.ranks, (begin, end), told)
         _legend(picture, {bar.kind for bar in bars}, hatched_kinds(bars))
         if not seen:
             axes.text(0.5, 0.5, "nothing happened here: no message, no work", color=QUIET,
@@ -148,51 +149,58 @@ def _draw_bars(
     axes: Axes, bars: list[Bar], tracks: dict[str, tuple[float, float]], scale: float,
     pixel_s: float,
 ) -> None:
+    hatched = hatched_kinds(bars)
     for kind, (_, hatch, _) in _LOOKS.items():
         ours = [bar for bar in bars if bar.kind == kind]
         if not ours:
             continue
-        corners = []
-        for bar in ours:
-            top, bottom = _edges(bar, tracks)
-            left = bar.start_s / scale
-            right = max(bar.end_s, bar.start_s + 1.5 * pixel_s) / scale
-            corners.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+        top, bottom = np.array([_edges(bar, tracks) for bar in ours]).T
+        left = np.array([bar.start_s for bar in ours]) / scale
+        right = np.array([max(bar.end_s, bar.start_s + 1.5 * pixel_s) for bar in ours]) / scale
+        x, y = [left, right, right, left], [top, top, bottom, bottom]
+        corners = np.stack([np.stack(x, 1), np.stack(y, 1)], 2)  # (bars, 4 corners, x and y)
         depth = 1.5 if kind == "wait" else 2
         axes.add_collection(PolyCollection(
-            corners, facecolors=[_fill(bar) for bar in ours],
+            list(corners), facecolors=[_fill(bar) for bar in ours],
             edgecolors=QUIET if kind == "wait" else INK,
             linewidths=0.2 if len(ours) > 400 else 0.8, zorder=depth,
         ), autolim=False)
-        if kind in hatched_kinds(bars):
+        if kind in hatched:
             # All in one path: matplotlib hatches that at once, and a collection bar by bar.
-            everyone = Path.make_compound_path(*(Path([*c, c[0]], closed=True) for c in corners))
+            outlines = np.concatenate([corners, corners[:, :1]], 1)
+            codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(ours))
+            everyone = Path(outlines.reshape(-1, 2), codes)
             axes.add_artist(PathPatch(everyone, facecolor="none", edgecolor=QUIET, linewidth=0,
                                      hatch=hatch, zorder=depth + 0.1))
 
 
 def _draw_texts(
-    axes: Axes, bars: list[Bar], tracks: dict[str, tuple[float, float]], scale: float,
-    pixel_s: float, lane_in: float, dpi: float, kinds: set[str],
+    axes: Axes, bars: list[Bar], tracks: dict[str, tuple[float, float]], pixel_s: float,
+    lane_in: float, window: tuple[float, float], kinds: set[str],
 ) -> None:
     """What a bar is, inside it, where there is room. Peers are named everywhere or nowhere."""
+    picture = axes.get_figure()
+    assert isinstance(picture, Picture)
+    dpi, top_in = picture.get_dpi(), picture.get_figheight() - _TOP_IN
     longest = {kind: max((len(b.text) for b in bars if b.kind == kind), default=0)
                for kind in ("send", "recv")}
+    looks: dict[tuple[str, float], list[tuple[str, float, float]]] = {}
     for bar in bars:
         if not bar.text or bar.kind not in kinds:
             continue
         top, bottom = _edges(bar, tracks)
-        size = min(13.0, (bottom - top) * lane_in * 72 * 0.78)
+        size = min(13.0, round((bottom - top) * lane_in * 72 * 0.78, 1))
         letters = longest.get(bar.kind, len(bar.text))
-        room_px = (bar.end_s - bar.start_s) / pixel_s - 6
+        start_s, end_s = max(bar.start_s, window[0]), min(bar.end_s, window[1])
+        room_px = (end_s - start_s) / pixel_s - 6
         if size < 7 or letters * size * 0.64 * dpi / 72 > room_px:
             continue
-        axes.text(
-            (bar.start_s + bar.end_s) / 2 / scale, (top + bottom) / 2, bar.text,
-            ha="center", va="center_baseline", size=size, color=ink_on(_fill(bar)), zorder=5,
-            clip_on=True,
-            bbox={"boxstyle": "square,pad=0.02", "facecolor": _fill(bar), "edgecolor": "none"},
-        )
+        x = _LEFT_IN + ((start_s + end_s) / 2 - window[0]) / pixel_s / dpi
+        y = top_in - ((top + bottom) / 2 + 0.5) * lane_in
+        looks.setdefault((_fill(bar), size), []).append((bar.text, x, y))
+    for (fill, size), texts in looks.items():
+        write_many(axes, texts, size=size, color=ink_on(fill), halo=fill,
+                   transform=picture.dpi_scale_trans)
 
 
 def _arrows_shown(trace: Trace, begin: float, end: float) -> tuple[list[Message], int]:
