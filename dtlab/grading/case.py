@@ -37,6 +37,7 @@ class Case:
     comm: bool = True  # False: the function takes no communicator
     meter: bool = False  # measure the memory it takes
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
+    hint: str = ""  # instead of the check's own
     facts: dict[str, Any] = field(default_factory=dict)  # for whoever judges: n, dtype, …
 
     @property

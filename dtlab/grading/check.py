@@ -16,6 +16,7 @@ from dtlab.grading.case import Submission
 from dtlab.grading.court import hold_court
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.report import Report
+from dtlab.processes.transfer import _own_module
 
 
 def check(
@@ -49,13 +50,26 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
             f"write check(…, {name}) without calling it"
         )
     try:
-        pickled = cloudpickle.dumps(function)
+        pickled = _pickled(function)
     except Exception as error:
         raise ConfigError(
             f"{name} can't be sent to the processes that try it: {error}; create what it needs "
             f"inside the function"
         ) from error
     return Submission(pickled, list(sys.path), os.getcwd(), _cell_sources(function))
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    """By value, with its module, unless that is an installed one: a file of the learner's may not
+    be importable elsewhere."""
+    module = _own_module(function)
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(function))
+    finally:
+        if module is not None:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _cell_sources(function: Callable[..., Any]) -> dict[str, str]:

@@ -16,14 +16,7 @@ import torch
 
 from dtlab.errors import DtlabError, RankDied, RankFailed
 from dtlab.grading.case import Case, Failure, Outcome, Submission
-from dtlab.grading.exercise import (
-    Check,
-    Trial,
-    find_exercise,
-    row_of,
-    skipped,
-    verdict_of,
-)
+from dtlab.grading.exercise import Check, find_exercise, judge, not_tried, skipped, verdict_of
 from dtlab.grading.report import Report, Row
 from dtlab.grading.sandbox import CASE_LIMIT_S, Sandbox
 from dtlab.processes import run
@@ -35,14 +28,20 @@ GLOO_LIMIT_S = 5.0
 def hold_court(submission: Submission, exercise_id: str, seed: int = 0) -> Report:
     """Judge in a fresh process, then try the checks that want real processes over Gloo."""
     began = time.monotonic()
-    result = run(_sit, submission, exercise_id, seed, ranks=1, timeout=3 * TOTAL_LIMIT_S,
-                 trace=False, echo=False)
+    exercise = find_exercise(exercise_id)
+    checks = exercise.build(seed)
+    try:
+        result = run(_sit, submission, exercise_id, seed, ranks=1, timeout=3 * TOTAL_LIMIT_S,
+                     trace=False, echo=False)
+    except DtlabError as error:  # it reached out of its sandbox, and ended what judges it
+        why = f"the check was broken off: {str(error).splitlines()[0]}"
+        return Report(exercise.id, exercise.title, [not_tried(check, why) for check in checks])
     report = Report.from_dict(result.values[0])
     rows = {row.name: row for row in report.rows}
-    for check in find_exercise(exercise_id).build(seed):
+    for check in checks:
         if _is_real(check):
             rows[check.name] = _real_row(check, submission, report)
-    report.rows = [rows[check.name] for check in find_exercise(exercise_id).build(seed)]
+    report.rows = [rows[check.name] for check in checks]
     report.seconds = time.monotonic() - began
     return report
 
@@ -59,18 +58,15 @@ def _sit(_comm: Any, submission: Submission, exercise_id: str, seed: int) -> dic
     settle_down()
     exercise = find_exercise(exercise_id)
     checks = [check for check in exercise.build(seed) if not _is_real(check)]
-    outcomes = _play([case for check in checks for case in check.cases], submission)
+    outcomes = _play(checks, submission)
     report = Report(exercise.id, exercise.title)
     for check in checks:
-        trials = [
-            Trial(case, outcomes[case], verdict_of(check, case, outcomes[case]))
-            for case in check.cases
-        ]
-        basics = not report.rows or report.rows[0].passed
-        report.rows.append(row_of(check, trials, basics))
-        bad = next((trial for trial in trials if not trial.verdict.passed), None)
-        if bad is not None and not report.details and not report.printed:
-            report.details, report.printed = _story(bad.outcome)
+        report.rows.append(judge(check, outcomes, report.rows[0] if report.rows else None))
+    wrong = next((row for row in report.rows if not row.passed), None)
+    if wrong is not None:
+        check = checks[report.rows.index(wrong)]
+        bad = next(c for c in check.cases if not verdict_of(check, c, outcomes[c]).passed)
+        report.details, report.printed = _story(outcomes[bad])
     return report.to_dict()
 
 
@@ -81,22 +77,32 @@ def settle_down() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _play(cases: list[Case], submission: Submission) -> dict[Case, Outcome]:
-    """What comes of each case. Once one does not end, the rest is not tried."""
+def _play(checks: list[Check], submission: Submission) -> dict[Case, Outcome]:
+    """What comes of each case. Once one does not end, or when the first check's cases give no
+    result at all, the rest is not tried."""
     outcomes: dict[Case, Outcome] = {}
     until_s = time.monotonic() + TOTAL_LIMIT_S
     sandbox = Sandbox(submission)
     stop = ""
     try:
-        for case in dict.fromkeys(cases):
-            if not stop and time.monotonic() > until_s:
-                stop = f"the cases before took more than {TOTAL_LIMIT_S:g} s"
-            outcome = outcomes[case] = skipped(stop) if stop else sandbox.play(case)
-            if outcome.failure and outcome.failure.kind == "hung":
-                stop = f"an earlier case had not ended after {CASE_LIMIT_S} s"
+        for check in checks:
+            for case in check.cases:
+                if case not in outcomes:
+                    outcomes[case] = skipped(stop) if stop else sandbox.play(case)
+                    stop = stop or _reason_to_stop(outcomes[case], until_s)
+            if not stop and all(outcomes[case].failure for case in checks[0].cases):
+                stop = f"first mend “{checks[0].name}”"
     finally:
         sandbox.close()
     return outcomes
+
+
+def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
+    if outcome.failure and outcome.failure.kind == "hung":
+        return f"an earlier case had not ended after {CASE_LIMIT_S} s"
+    if time.monotonic() > until_s:
+        return f"the cases before took more than {TOTAL_LIMIT_S:g} s"
+    return ""
 
 
 def _story(outcome: Outcome) -> tuple[str, str]:
@@ -114,18 +120,14 @@ def _story(outcome: Outcome) -> tuple[str, str]:
 
 def _real_row(check: Check, submission: Submission, report: Report) -> Row:
     """Try a check's cases on real processes, unless the exercise's first check has failed."""
-    basics = report.rows[0].passed
-    trials = []
-    for case in check.cases:
-        if basics:
-            outcome = _play_gloo(case, submission)
-        else:
-            outcome = skipped(f"first mend “{report.rows[0].name}”")
-        trials.append(Trial(case, outcome, verdict_of(check, case, outcome)))
-    row = row_of(check, trials, basics)
-    if not row.passed and not report.details and basics:
-        report.details, _ = _story(next(t.outcome for t in trials if not t.verdict.passed))
-    return row if basics else Row(**{**vars(row), "hint": ""})
+    first = report.rows[0]
+    if not first.passed:
+        return not_tried(check, f"counts once “{first.name}” is right")
+    outcomes = {case: _play_gloo(case, submission) for case in check.cases}
+    row = judge(check, outcomes, first)
+    if not row.passed and not report.details:
+        report.details, _ = _story(next(iter(outcomes.values())))
+    return row
 
 
 def _play_gloo(case: Case, submission: Submission) -> Outcome:

@@ -39,7 +39,11 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the report: all its cases must pass to earn its points."""
+    """One row of the report: all its cases must pass to earn its points.
+
+    What an answer costs counts once its values are right: such a check has `provided`, and is not
+    looked at unless the exercise's first check passes.
+    """
 
     name: str
     points: float
@@ -47,6 +51,7 @@ class Check:
     cases: Sequence[Case]
     judge: Callable[[Case, Outcome], Verdict]
     hint: str = ""  # the likely mistake if this fails though the first check passes
+    provided: Callable[[Case, Outcome], Verdict] | None = None  # cases that fail this don't count
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,26 @@ def find_exercise(exercise_id: str) -> Exercise:
 
 
 # ---- judging -----------------------------------------------------------------------------------
+
+
+def judge(check: Check, outcomes: Mapping[Case, Outcome], first: Row | None) -> Row:
+    """The row of `check`, given what came of its cases, and the row of the first check (None: this
+    is the first)."""
+    if check.provided is not None and first is not None and not first.passed:
+        return not_tried(check, f"counts once “{first.name}” is right")
+    trials = []
+    for case in check.cases:
+        outcome = outcomes[case]
+        if check.provided is None or (
+            outcome.failure is None and check.provided(case, outcome).passed
+        ):
+            trials.append(Trial(case, outcome, verdict_of(check, case, outcome)))
+    return row_of(check, trials, None if first is None else first.passed)
+
+
+def not_tried(check: Check, why: str) -> Row:
+    """The row of a check that was not looked at."""
+    return Row(check.name, False, 0, check.points, check.tried, "not tried", why)
 
 
 def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
@@ -154,10 +179,10 @@ def _raised_hint(error: str, message: str) -> str:
     return ""
 
 
-def row_of(check: Check, trials: Sequence[Trial], basics: bool) -> Row:
+def row_of(check: Check, trials: Sequence[Trial], basics: bool | None) -> Row:
     """The report's row: a summary if all passed, else the first case that did not.
 
-    basics: did the exercise's first check pass?
+    basics: did the exercise's first check pass? None: this is the first check.
     """
     bad = next((trial for trial in trials if not trial.verdict.passed), None)
     if bad is None:
@@ -167,10 +192,17 @@ def row_of(check: Check, trials: Sequence[Trial], basics: bool) -> Row:
     v = bad.verdict
     good = sum(trial.verdict.passed for trial in trials)
     score = f"; {good} of {len(trials)} cases right" if len(trials) > 1 else ""
-    endless = bad.outcome.failure and bad.outcome.failure.kind in ("hung", "chatter", "died")
-    hint = check.hint if check.hint and basics and not endless else v.clue or check.hint
+    hint = v.clue
+    if basics is not False and _unhurt(bad.outcome):
+        own = bad.case.hint or check.hint
+        hint = own or v.clue if basics else v.clue or own
     return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
                v.nbytes, v.rounds, hint)
+
+
+def _unhurt(outcome: Outcome) -> bool:
+    """Was the function at least not endless or deadly? Then the check's own hint may apply."""
+    return outcome.failure is None or outcome.failure.kind in ("raised", "deadlock")
 
 
 def skipped(reason: str) -> Outcome:

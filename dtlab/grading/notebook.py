@@ -10,15 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Submission
 from dtlab.grading.check import check
 from dtlab.grading.exercise import catalogue, find_exercise
-from dtlab.grading.report import Report, Row, whole
+from dtlab.grading.report import Report, Row, text_table, whole
 from dtlab.grading.submitted import Paper, read_paper
 from dtlab.grading.workshop import Made, open_workshop
 
@@ -107,16 +103,12 @@ def to_csv(reports: Iterable[NotebookReport]) -> str:
 
 def class_table(reports: Iterable[NotebookReport], width: int = 110) -> str:
     """The same as `to_csv`, for people: a line a notebook."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in ("notebook", "points", "exercises"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for report in reports:
         each = ", ".join(f"{e.exercise} {e.points:g}/{e.max_points:g}" for e in report.exercises)
         points = "–" if report.error else f"{report.points:g} of {report.max_points:g}"
-        table.add_row(report.path, points, (report.error or each).replace("[", "\\["))
-    page = io.StringIO()
-    Console(file=page, width=width, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+        rows.append((report.path, points, report.error or each))
+    return text_table(("notebook", "points", "exercises"), rows, width)
 
 
 # ---- one graded cell ---------------------------------------------------------------------------

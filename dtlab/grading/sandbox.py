@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -166,7 +166,7 @@ class _Play:
         else:
             outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: Failure) -> NoReturn:
         """Give up: the first failure is the one that counts."""
         if self.outcome.failure is None:
             self.outcome.failure = failure
@@ -177,11 +177,10 @@ class _Play:
         try:
             return self.inmates[rank].link.recv(self.until_s)
         except Silence:
-            return self.fail(self._hung(rank))  # type: ignore[return-value]
+            self.fail(self._hung(rank))
         except Hangup as error:
             how = self._how_it_ended(rank) or str(error)
-            return self.fail(Failure("died", rank, message=how,  # type: ignore[return-value]
-                                     at=self.lines[rank]))
+            self.fail(Failure("died", rank, message=how, at=self.lines[rank]))
 
     def _hung(self, rank: int) -> Failure:
         """Ask a rank that doesn't answer where it is; perhaps it still can say."""

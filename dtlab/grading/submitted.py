@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
 import dtlab
 from dtlab.errors import ConfigError
 
@@ -59,14 +57,14 @@ def read_paper(path: str | Path, solutions: str | Path | None = None) -> Paper:
             f"exercises/"
         )
     source = sources[best]
-    pieces = [Piece(cell.source) for cell in _code_cells(source) if SETUP in _tags(cell)]
+    pieces = [Piece(_text(cell)) for cell in _code_cells(source) if SETUP in _tags(cell)]
     pieces += _answers(notebook, source)
-    tests = [cell.source for cell in _code_cells(source) if _mark(cell).get("grade")]
+    tests = [_text(cell) for cell in _code_cells(source) if _mark(cell).get("grade")]
     cell_of = {name: i for i, names in _solution_cells(source).items() for name in names}
     return Paper(path, best, pieces, tests, cell_of)
 
 
-def read_notebook(path: Path) -> Any:
+def read_notebook(path: Path) -> dict[str, Any]:
     """The notebook in this file; `ConfigError` says what is wrong with it."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give the notebooks in it: {path}/*.ipynb")
@@ -79,12 +77,10 @@ def read_notebook(path: Path) -> Any:
     if not text.strip():
         raise ConfigError(f"{path} is empty: save the notebook again")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old notebooks without cell ids
-            raw = json.loads(text)
-            if not isinstance(raw, dict) or "cells" not in raw:
-                raise ValueError("it has no cells")
-            return nbformat.from_dict(raw)
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or not isinstance(raw.get("cells"), list):
+            raise ValueError("it has no cells")
+        return raw
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a notebook: {error}") from None
 
@@ -117,7 +113,7 @@ def _answers(notebook: Any, source: Any) -> list[Piece]:
     marked = {_mark(cell).get("grade_id"): cell for cell in cells}
     chosen: dict[int, str] = {}  # id() of the learner's cell → grade id
     for grade_id, names in wanted.items():
-        same_name = [cell for cell in cells if names & _defined(cell.source)]
+        same_name = [cell for cell in cells if names & _defined(_text(cell))]
         cell = marked.get(grade_id) or (same_name[-1] if same_name else None)
         if cell is not None:
             chosen[id(cell)] = grade_id
@@ -135,16 +131,14 @@ def _answers(notebook: Any, source: Any) -> list[Piece]:
 def _solution_cells(source: Any) -> dict[str, set[str]]:
     """Of one of the course's notebooks: grade id → the functions that its solution defines."""
     return {
-        _mark(cell)["grade_id"]: _defined(cell.source)
+        _mark(cell)["grade_id"]: _defined(_text(cell))
         for cell in _code_cells(source)
         if _mark(cell).get("solution")
     }
 
 
 def _code_cells(notebook: Any) -> list[Any]:
-    cells = notebook.get("cells")
-    cells = cells if isinstance(cells, list) else []
-    return [c for c in cells if isinstance(c, dict) and c.get("cell_type") == "code"
+    return [c for c in notebook["cells"] if isinstance(c, dict) and c.get("cell_type") == "code"
             and isinstance(c.get("source"), (str, list))]
 
 
@@ -177,10 +171,9 @@ def _parsed(code: str) -> list[ast.stmt]:
         return []
 
 
-def _defined(code: Any) -> set[str]:
+def _defined(code: str) -> set[str]:
     """The functions that `code` defines."""
-    text = code if isinstance(code, str) else "".join(map(str, code))
-    return {s.name for s in _parsed(text) if isinstance(s, ast.FunctionDef)}
+    return {s.name for s in _parsed(code) if isinstance(s, ast.FunctionDef)}
 
 
 def _definitions(code: str) -> str:

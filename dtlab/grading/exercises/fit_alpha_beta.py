@@ -46,7 +46,7 @@ def _case(machine: Machine, noise: float, outliers: float, seed: int) -> Case:
 def _judge(case: Case, outcome: Outcome, sizes: tuple[int, ...]) -> Verdict:
     """Compare predicted and true times at `sizes`."""
     machine: Machine = case.facts["machine"]
-    wanted = f"α = {machine.alpha_s * 1e6:.3g} µs, 1/β = {1e-9 / machine.beta_s_per_byte:.3g} GB/s"
+    wanted = f"{_shown(machine.alpha_s, machine.beta_s_per_byte)}; off by ≤ {TOLERANCE:.0%}"
     value = outcome.values[0]
     if not _is_pair(value):
         clue = "Return two numbers: return alpha_s, beta_s_per_byte."
@@ -57,12 +57,15 @@ def _judge(case: Case, outcome: Outcome, sizes: tuple[int, ...]) -> Verdict:
         true = machine.alpha_s + n * machine.beta_s_per_byte
         errors[n] = abs(alpha + n * beta - true) / true
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else np.inf)
-    came = f"α = {alpha * 1e6:.3g} µs, β = {beta * 1e9:.3g} ns/B; {worst:,} B: off by "
-    came += f"{errors[worst]:.0%}" if errors[worst] < 100 else "more than 100 times"
-    wanted += f"; within {TOLERANCE:.0%}"
+    far = f"{errors[worst]:.0%}" if errors[worst] < 100 else "more than 100 times"
+    came = f"{_shown(alpha, beta)}; {worst:,} B off by {far}"
     if errors[worst] <= TOLERANCE:
         return Verdict(True, came, wanted)
     return Verdict(False, came, wanted, clue=_clue(alpha, beta, machine))
+
+
+def _shown(alpha: float, beta: float) -> str:
+    return f"α = {alpha:.3g} s, β = {beta:.3g} s/B"
 
 
 def _is_pair(value: object) -> bool:
