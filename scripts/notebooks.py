@@ -83,11 +83,16 @@ def update(path: Path, keep_outputs: bool) -> bool:
     try:
         notebook = execute(path)
     except CellExecutionError as error:
-        print(f"{path.relative_to(ROOT)}: a cell failed\n{error}", file=sys.stderr)
+        print(f"{named(path)}: a cell failed\n{error}", file=sys.stderr)
         return False
     path.write_text(text_of(normalise(notebook, keep_outputs)))
-    print(f"{path.relative_to(ROOT)}: {time.perf_counter() - begun:.0f} s")
+    print(f"{named(path)}: {time.perf_counter() - begun:.0f} s")
     return True
+
+
+def named(path: Path) -> str:
+    """The path as people know it: from the top of the repository, if it is in there."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def main() -> int:
@@ -102,7 +107,7 @@ def main() -> int:
         if not asked.check:
             ok &= update(path, keep_outputs)
         elif not is_normal(path, keep_outputs):
-            print(f"{path.relative_to(ROOT)} is not as `make notebooks` writes it")
+            print(f"{named(path)} is not as `make notebooks` writes it")
             ok = False
     return 0 if ok else 1
 
