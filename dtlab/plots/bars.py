@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from dtlab.trace import Message, Trace
 
@@ -24,8 +25,20 @@ class Bar(NamedTuple):
     slots: int = 1
 
 
+_KNOWN: WeakKeyDictionary[Trace, list[Bar]] = WeakKeyDictionary()
+
+
 def bars_of(trace: Trace) -> list[Bar]:
-    """Every span once, every message at both ends, each preceded by the wait for its partner."""
+    """Every span once, every message at both ends, each preceded by the wait for its partner.
+
+    Kept as long as the trace lives: whoever zooms asks again and again.
+    """
+    if trace not in _KNOWN:
+        _KNOWN[trace] = _bars(trace)
+    return _KNOWN[trace]
+
+
+def _bars(trace: Trace) -> list[Bar]:
     bars = [Bar(rank, kind, "work", start_s, end_s, rank, label or kind)
             for rank, kind, start_s, end_s, label in trace.spans]
     ends: dict[tuple[int, str], list[tuple[float, Message]]] = defaultdict(list)

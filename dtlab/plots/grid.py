@@ -57,6 +57,7 @@ def rank_grid(
     statuses: Sequence[str] | None = None,
     title: str = "",
     ranks: int | None = None,
+    height_in: float | None = None,
     dpi: float = 100,
 ) -> Picture:
     """A tile a rank, with its number, its colour, its state and what it returned.
@@ -64,20 +65,21 @@ def rank_grid(
     what: a `Result`; or one value a rank; or the number of ranks, all idle; or an error of `run`
     or `simulate` (`ranks` says how many there were): who failed, or who waits for whom.
     statuses: the states, by rank ("idle", "running", "waiting", "returned", "stopped", "failed",
-    "died", or a word of yours). Raises `ConfigError` if the numbers don't match.
+    "died", or a word of yours). height_in: of the picture; None: as the tiles need.
+    Raises `ConfigError` if the numbers don't match.
     """
     tiles = tiles_of(what, statuses, ranks)
     heading = title or _heading(what, len(tiles))
     columns = _columns(len(tiles))
     rows = -(-len(tiles) // columns)
     tile_w = (WIDTH_IN - 2 * MARGIN_IN) / columns
-    tile_h = max(0.55, min(1.25, 6.5 / rows))
+    tile_h = max(0.4, min(1.25, ((height_in or 7.65) - 1.15) / rows))
     with styled():
-        picture = new_picture(WIDTH_IN, rows * tile_h + 1.15, dpi)
+        picture = new_picture(WIDTH_IN, height_in or rows * tile_h + 1.15, dpi)
         write_title(picture, heading, _count(tiles))
         axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.15, top=1.0)
         axes.set_xlim(0, tile_w * columns)
-        axes.set_ylim(tile_h * rows, 0)
+        axes.set_ylim(picture.get_figheight() - 1.15, 0)
         axes.set_axis_off()
         for rank, tile in enumerate(tiles):
             _draw(axes, rank, tile, (rank % columns) * tile_w, (rank // columns) * tile_h,

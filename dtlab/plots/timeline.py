@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path
 
@@ -107,7 +106,10 @@ def _frame(axes: Axes, ranks: int, begin: float, end: float, lanes_in: float) ->
     axes.tick_params(axis="y", pad=24)
     for rank in range(ranks):
         if rank % 2 == 0:
-            axes.axhspan(rank - 0.5, rank + 0.5, color="#f4f6f8", lw=0, zorder=0)
+            axes.add_artist(Rectangle(
+                (0, rank - 0.5), 1, 1, facecolor="#f4f6f8", linewidth=0, zorder=0,
+                transform=axes.get_yaxis_transform(),
+            ))
         style = rank_style(rank)
         axes.add_artist(Rectangle(
             (-0.021, rank - 0.42), 0.014, 0.84, facecolor=style.color, hatch=style.hatch,
@@ -150,28 +152,24 @@ def _draw_bars(
     pixel_s: float,
 ) -> None:
     hatched = hatched_kinds(bars)
-    for kind, (_, hatch, _) in _LOOKS.items():
-        ours = [bar for bar in bars if bar.kind == kind]
-        if not ours:
-            continue
+    alike: dict[tuple[str, str], list[Bar]] = {}
+    for bar in bars:
+        alike.setdefault((bar.kind, _fill(bar)), []).append(bar)
+    for (kind, fill), ours in alike.items():
         top, bottom = np.array([_edges(bar, tracks) for bar in ours]).T
         left = np.array([bar.start_s for bar in ours]) / scale
         right = np.array([max(bar.end_s, bar.start_s + 1.5 * pixel_s) for bar in ours]) / scale
-        x, y = [left, right, right, left], [top, top, bottom, bottom]
-        corners = np.stack([np.stack(x, 1), np.stack(y, 1)], 2)  # (bars, 4 corners, x and y)
-        depth = 1.5 if kind == "wait" else 2
-        axes.add_collection(PolyCollection(
-            list(corners), facecolors=[_fill(bar) for bar in ours],
-            edgecolors=QUIET if kind == "wait" else INK,
-            linewidths=0.2 if len(ours) > 400 else 0.8, zorder=depth,
-        ), autolim=False)
+        x, y = [left, right, right, left, left], [top, top, bottom, bottom, top]
+        outlines = np.stack([np.stack(x, 1), np.stack(y, 1)], 2).reshape(-1, 2)
+        codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(ours))
+        edge, depth = (QUIET, 1.5) if kind == "wait" else (INK, 2.0)
+        # One path for all that look alike: drawn, and hatched, many times faster than one by one.
+        together = Path(outlines, codes)
+        axes.add_artist(PathPatch(together, facecolor=fill, edgecolor=edge, zorder=depth,
+                                  linewidth=0.2 if len(bars) > 2000 else 0.8))
         if kind in hatched:
-            # All in one path: matplotlib hatches that at once, and a collection bar by bar.
-            outlines = np.concatenate([corners, corners[:, :1]], 1)
-            codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(ours))
-            everyone = Path(outlines.reshape(-1, 2), codes)
-            axes.add_artist(PathPatch(everyone, facecolor="none", edgecolor=QUIET, linewidth=0,
-                                     hatch=hatch, zorder=depth + 0.1))
+            axes.add_artist(PathPatch(together, facecolor="none", edgecolor=QUIET, linewidth=0,
+                                      hatch=_LOOKS[kind][1], zorder=depth + 0.1))
 
 
 def _draw_texts(

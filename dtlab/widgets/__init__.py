@@ -1,0 +1,13 @@
+"""The same pictures, with handles: ipywidgets around `dtlab.plots`.
+
+A widget shows PNG bytes that it has drawn before or draws in well under 150 ms; the same in words
+stands below the picture. All work by keyboard. None starts a process unless its Run button is
+pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand beside the widget.
+"""
+
+from dtlab.widgets.alpha_beta import AlphaBetaExplorer
+from dtlab.widgets.ranks import RankGrid
+from dtlab.widgets.stepper import Stepper
+from dtlab.widgets.timeline import TimelineExplorer
+
+__all__ = ["AlphaBetaExplorer", "RankGrid", "Stepper", "TimelineExplorer"]

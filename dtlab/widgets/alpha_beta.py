@@ -1,0 +1,76 @@
+"""Turn α, β, γ and the number of ranks, and see which algorithm wins where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dtlab.collectives import ALGORITHMS
+from dtlab.cost.model import FORMS
+from dtlab.errors import ConfigError
+from dtlab.plots import Picture, cost_curves
+from dtlab.plots.curves import Measured
+from dtlab.plots.units import bytes_text, seconds_text
+from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+
+TIMES = (1e-7, 1e2)  # of the axis: fixed, so that curves move and the axis does not
+
+
+class AlphaBetaExplorer(Explorer):
+    """`plots.cost_curves` with sliders. `measured` is shown for its own collective and ranks.
+
+    alpha, beta, gamma: where the sliders begin, in seconds, seconds per byte sent, per byte
+    reduced; a value that you have fitted yourself is one of the slider's stops.
+    """
+
+    def __init__(
+        self, collective: str = "all_reduce", ranks: int = 8, alpha: float = 5e-6,
+        beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
+    ):
+        known = [name for name in ALGORITHMS if any(c == name for c, _ in FORMS)]
+        if collective not in known:
+            raise ConfigError(f"no closed form for {collective!r}; there are: {', '.join(known)}")
+        self.measured, self._measured_at = measured, (collective, ranks)
+        counts = sorted({1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, ranks})
+        self.collective = dropdown("collective", known, collective)
+        self.ranks = choice("ranks p", [(f"{p:,}", p) for p in counts], ranks)
+        self.alpha = choice("latency α", _stops(alpha, -7, -3, seconds_text), alpha)
+        self.beta = choice("bandwidth 1/β", _stops(beta, -12, -6, _speed)[::-1], beta)
+        self.gamma = choice("reduction 1/γ", _stops(gamma, -12, -8, _speed)[::-1], gamma)
+        super().__init__("predicted time against size", [
+            self.collective, self.ranks, self.alpha, self.beta, self.gamma,
+        ])
+        self._update()
+        for control in self.controls:
+            control.observe(lambda _: self._update(), "value")
+
+    def static(self) -> Picture:
+        """The curves that are shown, as a matplotlib figure."""
+        return self._draw(*self._choice(), dpi=100)
+
+    def _choice(self) -> tuple[str, int, float, float, float]:
+        return (self.collective.value, self.ranks.value, self.alpha.value, self.beta.value,
+                self.gamma.value)
+
+    def _update(self) -> None:
+        now = self._choice()
+        self._show(now, lambda: self._draw(*now, dpi=DPI))
+
+    def _draw(self, collective: str, ranks: int, alpha: float, beta: float, gamma: float,
+              dpi: float) -> Picture:
+        names = [name for name in ALGORITHMS[collective] if (collective, name) in FORMS]
+        measured = self.measured if (collective, ranks) == self._measured_at else None
+        return cost_curves(collective, names, ranks, alpha, beta, gamma, measured, times=TIMES,
+                           dpi=dpi)
+
+
+def _stops(own: float, low: int, high: int, text: Callable[[float], str]
+           ) -> list[tuple[str, float]]:
+    """1, 2, 5, 10 … from 10^low to 10^high, 0 before them, and the value that was given."""
+    round_ones: Iterable[float] = (float(f"{digit}e{power}") for power in range(low, high)
+                                   for digit in (1, 2, 5))
+    values = sorted({0.0, *round_ones, 10.0**high, own})
+    return [(text(value), value) for value in values]
+
+
+def _speed(seconds_per_byte: float) -> str:
+    return f"{bytes_text(1 / seconds_per_byte)}/s" if seconds_per_byte else "∞"

@@ -1,0 +1,97 @@
+"""What all widgets share: controls on top, a picture that changes in place, its words below."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import ipywidgets
+from IPython.display import display
+
+from dtlab.plots import Picture
+
+DPI = 90
+MOST_KEPT = 256  # pictures; about 60 kB each
+_WORDS = ('<div role="status" aria-live="polite" style="font-size: 13px; line-height: 1.4; '
+          'height: 4.2em; overflow-y: auto; color: {color}">{text}</div>')
+
+
+class Explorer(ABC):
+    """A picture with controls. Pictures are kept, so that to come back to one costs nothing.
+
+    The `Image` widget keeps the old picture on screen until the new one is decoded, so nothing
+    flickers; it has no alternative text of its own, so the words stand below, in a live region.
+    """
+
+    def __init__(self, name: str, controls: Sequence[Any]):
+        self.image = ipywidgets.Image(format="png", tooltip=f"{name}: in words below the picture")
+        self.image.layout = ipywidgets.Layout(width=f"{11 * DPI}px", max_width="100%")
+        self.words = ipywidgets.HTML(layout=ipywidgets.Layout(max_width=f"{11 * DPI}px"))
+        self.controls = list(controls)
+        row = ipywidgets.HBox(self.controls, layout=ipywidgets.Layout(flex_flow="row wrap"))
+        self.box = ipywidgets.VBox([row, self.image, self.words])
+        self._kept: OrderedDict[Hashable, tuple[bytes, str]] = OrderedDict()
+
+    @abstractmethod
+    def static(self) -> Picture:
+        """The picture that is shown, as a matplotlib figure."""
+
+    def display(self) -> None:
+        """Show the widget."""
+        display(self.box)
+
+    def _ipython_display_(self, **_: Any) -> None:
+        self.display()
+
+    def _drawn(self, key: Hashable, draw: Callable[[], Picture]) -> tuple[bytes, str]:
+        """PNG and words of the picture `key`, drawn if it isn't kept."""
+        if key not in self._kept:
+            picture = draw()
+            self._kept[key] = picture.png(quick=True), picture.alt
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _show(self, key: Hashable, draw: Callable[[], Picture]) -> None:
+        png, words = self._drawn(key, draw)
+        self.image.value = png
+        self._say(words)
+
+    def _say(self, text: str, *, alarm: bool = False) -> None:
+        color = "var(--jp-error-color1, #b3001b)" if alarm else "inherit"
+        self.words.value = _WORDS.format(color=color, text=html.escape(text))
+
+    def _ahead(self, key: Hashable, draw: Callable[[], Picture]) -> None:
+        """Draw a picture that may be wanted next, once the kernel has nothing else to do."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no kernel: a script or a test
+            return
+        loop.call_later(0.03, self._drawn, key, draw)
+
+
+def button(text: str, tooltip: str, action: Callable[[], None]) -> Any:
+    """A button that does `action`."""
+    made = ipywidgets.Button(description=text, tooltip=tooltip,
+                             layout=ipywidgets.Layout(width="auto"))
+    made.on_click(lambda _: action())
+    return made
+
+
+def dropdown(name: str, options: Sequence[Any], value: Any, width: str = "220px") -> Any:
+    """A labelled drop-down list."""
+    return ipywidgets.Dropdown(options=list(options), value=value, description=name,
+                               layout=ipywidgets.Layout(width=width),
+                               style={"description_width": "initial"})
+
+
+def choice(name: str, options: Sequence[tuple[str, Any]], value: Any, width: str = "340px") -> Any:
+    """A slider over a list of (label, value)."""
+    return ipywidgets.SelectionSlider(options=list(options), value=value, description=name,
+                                      layout=ipywidgets.Layout(width=width),
+                                      style={"description_width": "initial"})

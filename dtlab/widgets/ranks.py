@@ -1,0 +1,84 @@
+"""Real processes, at the press of a button: each rank's number, state and return value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets
+
+from dtlab.comm import Comm
+from dtlab.plots import Picture, rank_grid
+from dtlab.result import Result
+from dtlab.widgets.explorer import DPI, Explorer, button
+
+MOST_RANKS = 16
+HEIGHT_IN = 3.75  # whatever the number of ranks, so that nothing below jumps
+
+
+def introduce(comm: Comm) -> str:
+    """What ranks do if you give `RankGrid` nothing else: say which process they are."""
+    return f"process {os.getpid()}"
+
+
+class RankGrid(Explorer):
+    """A tile a rank. The slider sets how many; Run starts them for real and shows what came back.
+
+    fn: called as `fn(comm)` on every rank, as by `dtlab.run`. Errors (a rank that raised, a
+    deadlock) are shown on the tiles. run: who launches; None: `dtlab.run`.
+    """
+
+    def __init__(self, fn: Callable[..., Any] = introduce, ranks: int = 4, *,
+                 timeout: float = 30.0, run: Callable[..., Result] | None = None):
+        self.fn, self.timeout, self._run = fn, timeout, run
+        self.ranks = ipywidgets.IntSlider(value=ranks, min=1, max=max(MOST_RANKS, ranks),
+                                          description="ranks")
+        name = getattr(fn, "__name__", "function")
+        self.button = button(f"▶ Run {name}", "start the processes", self.run)
+        self.button.button_style = "primary"
+        super().__init__("what each rank returned", [self.ranks, self.button])
+        self._shown: Any = ranks
+        self._picture(ranks)
+        self.ranks.observe(lambda change: self._picture(change["new"]), "value")
+
+    def run(self) -> None:
+        """Start the processes, wait for them, show what they returned or what went wrong."""
+        from dtlab.processes import run  # the one widget that launches anything, and only here
+
+        count = self.ranks.value
+        self._picture(count, ["running"] * count)
+        self.button.disabled = self.ranks.disabled = True
+        try:
+            result = (self._run or run)(self.fn, ranks=count, timeout=self.timeout, echo=False)
+            self._picture(result)
+            lines = [line for text in result.output for line in text.splitlines()]
+            if lines:
+                self._say(f"{self._alt} Printed: {' | '.join(lines[:40])}")
+        except (Exception, KeyboardInterrupt) as error:
+            self._failed(error, count)
+        finally:
+            self.button.disabled = self.ranks.disabled = False
+
+    def static(self) -> Picture:
+        """What is shown, as a matplotlib figure."""
+        return self._draw(100)
+
+    def _failed(self, error: BaseException, count: int) -> None:
+        try:
+            self._picture(error, None)
+        except Exception:  # an error that says nothing of ranks
+            self._picture(count, ["stopped"] * count)
+        text = str(error) or type(error).__name__
+        self._say(text, alarm=True)
+
+    def _picture(self, what: Any, statuses: list[str] | None = None) -> None:
+        self._shown, self._statuses = what, statuses
+        picture = self._draw(DPI, HEIGHT_IN)
+        self._alt = picture.alt
+        self.image.value = picture.png(quick=True)
+        self._say(picture.alt)
+
+    def _draw(self, dpi: float, height_in: float | None = None) -> Picture:
+        return rank_grid(self._shown, statuses=self._statuses, ranks=self.ranks.value,
+                         height_in=height_in, dpi=dpi)

@@ -1,0 +1,124 @@
+"""A collective, step by step: play it, step through it, scrub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import ipywidgets
+
+from dtlab.collectives import ALGORITHMS
+from dtlab.errors import DtlabError
+from dtlab.plots import Frame, Picture, frames_of, stepper, stepper_frames
+from dtlab.plots.stepper import HEIGHT_IN
+from dtlab.widgets.explorer import DPI, Explorer, button, choice, dropdown
+
+MOST_RANKS = 16
+
+
+class Stepper(Explorer):
+    """Who holds which piece with whose contributions, after each step.
+
+    Choose collective, algorithm and number of ranks from lists that read the registry; or give
+    `fn(comm, x)`, such as your own ring, and watch that: `collective` then says what it ought to
+    be. Shows errors of `fn` (a deadlock, an exception) instead of a picture.
+    """
+
+    def __init__(self, collective: str = "all_reduce", algorithm: str | None = None,
+                 ranks: int = 4, *, fn: Callable[..., Any] | None = None, root: int = 0):
+        self.fn, self.root = fn, root
+        self._film: list[Frame] = []
+        if fn is None:
+            algorithms = list(ALGORITHMS.get(collective, {}))
+            algorithm = algorithm or (algorithms or [""])[-1]
+            stepper_frames(collective, algorithm, ranks, root)  # raises for what doesn't exist
+        self.collective = dropdown("collective", [*ALGORITHMS], collective) if not fn else None
+        self.algorithm = dropdown("algorithm", algorithms, algorithm) if not fn else None
+        self._watched = collective
+        counts = sorted({*range(1, MOST_RANKS + 1), ranks})
+        self.ranks = choice("ranks", [(str(p), p) for p in counts], ranks, width="260px")
+        self.step = ipywidgets.IntSlider(min=0, max=1, description="step",
+                                         layout=ipywidgets.Layout(width="420px"))
+        self.play = ipywidgets.Play(min=0, max=1, interval=1000, show_repeat=False,
+                                    tooltip="play the steps")
+        ipywidgets.jslink((self.play, "value"), (self.step, "value"))
+        chosen = [self.collective, self.algorithm, self.ranks] if not fn else [self.ranks]
+        super().__init__("who holds which piece", [
+            *chosen, self.play, button("◀ back", "one step back", self.back),
+            button("forward ▶", "one step forward", self.forward), self.step,
+        ])
+        self._load()
+        if self.collective is not None and self.algorithm is not None:
+            self.collective.observe(self._other_collective, "value")
+            self.algorithm.observe(self._other_film, "value")
+        self.ranks.observe(self._other_film, "value")
+        self.step.observe(lambda _: self._update(), "value")
+
+    @property
+    def frame(self) -> Frame:
+        """The frame that is shown."""
+        number: int = self.step.value
+        return self._film[min(number, len(self._film) - 1)]
+
+    def forward(self) -> None:
+        """One step forward, unless at the end."""
+        self.step.value = min(self.step.value + 1, self.step.max)
+
+    def back(self) -> None:
+        """One step back, unless at the start."""
+        self.step.value = max(self.step.value - 1, 0)
+
+    def static(self, step: int | None = None) -> Picture:
+        """The frame that is shown, or that after `step` (−1: the last), as a matplotlib figure."""
+        return stepper(self.frame if step is None else self._film[step])
+
+    def _other_collective(self, change: Any) -> None:
+        assert self.algorithm is not None
+        names = list(ALGORITHMS[change["new"]])
+        self.algorithm.unobserve(self._other_film, "value")  # else two films are recorded
+        self.algorithm.options = names
+        self.algorithm.value = names[-1]
+        self.algorithm.observe(self._other_film, "value")
+        self._load()
+
+    def _other_film(self, _: Any) -> None:
+        self._load()
+
+    def _record(self) -> list[Frame]:
+        p = self.ranks.value
+        root = min(self.root, p - 1)
+        if self.fn is not None:
+            return frames_of(self.fn, p, self._watched, root=root)
+        assert self.collective is not None
+        assert self.algorithm is not None
+        return stepper_frames(self.collective.value, self.algorithm.value, p, root)
+
+    def _load(self) -> None:
+        """Record the film that the controls ask for, and show its first step."""
+        try:
+            film = self._record()
+        except DtlabError as error:
+            if not self._film:
+                raise
+            self._say(str(error), alarm=True)
+            return
+        self._film, self._name = film, (film[0].title, film[0].ranks)
+        last = len(film) - 1
+        self.play.max = self.step.max = max(1, last)
+        self.play.disabled = self.step.disabled = last == 0
+        if self.step.value != min(1, last):
+            self.step.value = min(1, last)
+        else:
+            self._update()
+
+    def _update(self) -> None:
+        number = min(self.step.value, len(self._film) - 1)
+        self._show((self._name, number), partial(self._draw, self._film[number]))
+        for near in (number + 1, number - 1):
+            if 0 <= near < len(self._film):
+                self._ahead((self._name, near), partial(self._draw, self._film[near]))
+
+    @staticmethod
+    def _draw(frame: Frame) -> Picture:
+        return stepper(frame, height_in=HEIGHT_IN, dpi=DPI)

@@ -1,0 +1,62 @@
+"""A run's timeline, to be zoomed into."""
+
+from __future__ import annotations
+
+import ipywidgets
+
+from dtlab.plots import Picture, timeline
+from dtlab.trace import Trace
+from dtlab.widgets.explorer import DPI, Explorer, button
+
+
+class TimelineExplorer(Explorer):
+    """`plots.timeline` with a slider for the stretch of time to show, in percent of the run."""
+
+    def __init__(self, trace: Trace, title: str = "Timeline"):
+        self.trace, self.title = trace, title
+        ends = [m.end_s for m in trace.transfers] + [s.end_s for s in trace.spans]
+        self._end_s = max(ends, default=0.0) or 1.0
+        self.window = ipywidgets.IntRangeSlider(
+            value=(0, 100), min=0, max=100, description="show (% of the run)",
+            layout=ipywidgets.Layout(width="460px"), style={"description_width": "initial"},
+        )
+        self.arrows = ipywidgets.Checkbox(value=True, description="arrows", indent=False,
+                                          layout=ipywidgets.Layout(width="90px"))
+        super().__init__("timeline", [
+            self.window, button("zoom in", "show half as much", lambda: self._zoom(0.5)),
+            button("zoom out", "show twice as much", lambda: self._zoom(2.0)),
+            button("◀ earlier", "move to the left", lambda: self._shift(-0.5)),
+            button("later ▶", "move to the right", lambda: self._shift(0.5)), self.arrows,
+        ])
+        self._update()
+        self.window.observe(lambda _: self._update(), "value")
+        self.arrows.observe(lambda _: self._update(), "value")
+
+    def static(self) -> Picture:
+        """The stretch that is shown, as a matplotlib figure."""
+        return self._draw(*self._choice(), dpi=100)
+
+    def _choice(self) -> tuple[int, int, bool]:
+        low, high = self.window.value
+        return min(low, 99), max(high, min(low, 99) + 1), self.arrows.value
+
+    def _zoom(self, factor: float) -> None:
+        low, high = self.window.value
+        half = max(1.0, (high - low) * factor / 2)
+        middle = min(max((low + high) / 2, half), 100 - half) if half < 50 else 50.0
+        self.window.value = max(0, round(middle - half)), min(100, round(middle + half))
+
+    def _shift(self, share: float) -> None:
+        low, high = self.window.value
+        by = round((high - low) * share) or (1 if share > 0 else -1)
+        by = max(-low, min(100 - high, by))
+        self.window.value = low + by, high + by
+
+    def _update(self) -> None:
+        choice = self._choice()
+        self._show(choice, lambda: self._draw(*choice, dpi=DPI))
+
+    def _draw(self, low: int, high: int, arrows: bool, dpi: float) -> Picture:
+        end = self._end_s * 1.01
+        return timeline(self.trace, self.title, window=(end * low / 100, end * high / 100),
+                        arrows=arrows, dpi=dpi)
