@@ -26,13 +26,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Beside(config), "dtlab-beside")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under xdist, the cells of one notebook stay together and in order."""
-    for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda"):
         import torch
