@@ -27,6 +27,9 @@ def politely(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # `dtlab … | head`: the reader has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit from None
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except Exception as error:

@@ -1,0 +1,80 @@
+"""Rules for all that pytest runs here: tests/, and the cells of notebooks/ through nbval."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nbval.plugin import IPyNbCell
+
+ROOT = Path(__file__).resolve().parent
+RANK_LINES = re.compile(r"(?:^\[rank \d+\].*\n?)+", flags=re.MULTILINE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the first process names the locks for its workers
+        folder = ROOT / ".pytest_cache"
+        folder.mkdir(exist_ok=True)
+        os.environ["DTLAB_TEST_LOCK"] = str(folder / f"beside-{os.getpid()}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        for end in (".room", ".door"):
+            Path(os.environ["DTLAB_TEST_LOCK"] + end).unlink(missing_ok=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked `alone` waits until no worker runs another one, and keeps others out.
+
+    A lock between the workers of one run, shared by most tests and exclusive for some. Whoever
+    enters the room passes the door one at a time; someone who wants to be alone waits inside the
+    door, so nobody overtakes him.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    path = os.environ["DTLAB_TEST_LOCK"]
+    mode = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with open(path + ".room", "w") as room:
+        with open(path + ".door", "w") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            fcntl.flock(room, mode)
+        return (yield)
+
+
+# ---- notebooks ----------------------------------------------------------------------------------
+
+
+def in_order_of_ranks(text: str) -> str:
+    """Real ranks print in any order among each other: sort neighbouring lines by their rank.
+
+    Each rank's own lines keep their order.
+    """
+
+    def sort(found: re.Match[str]) -> str:
+        lines = found[0].splitlines(keepends=True)
+        return "".join(sorted(lines, key=lambda line: int(line[6 : line.index("]")])))
+
+    return RANK_LINES.sub(sort, text)
+
+
+def sanitize(cell: IPyNbCell, text: object) -> object:
+    """What nbval compares, on both sides: see also tests/nbval_sanitize.cfg."""
+    return _sanitize(cell, in_order_of_ranks(text) if isinstance(text, str) else text)
+
+
+_sanitize = IPyNbCell.sanitize
+IPyNbCell.sanitize = sanitize
