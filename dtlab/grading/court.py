@@ -35,7 +35,8 @@ def hold_court(submission: Submission, exercise_id: str, seed: int = 0) -> Repor
                      trace=False, echo=False)
     except DtlabError as error:  # it reached out of its sandbox, and ended what judges it
         why = f"the check was broken off: {str(error).splitlines()[0]}"
-        return Report(exercise.id, exercise.title, [not_tried(check, why) for check in checks])
+        return Report(exercise.id, exercise.title, [not_tried(check, why) for check in checks],
+                      details=str(error))
     report = Report.from_dict(result.values[0])
     rows = {row.name: row for row in report.rows}
     for check in checks:

@@ -113,6 +113,8 @@ def judge(check: Check, outcomes: Mapping[Case, Outcome], first: Row | None) -> 
             outcome.failure is None and check.provided(case, outcome).passed
         ):
             trials.append(Trial(case, outcome, verdict_of(check, case, outcome)))
+    if not trials:
+        return not_tried(check, "right values here first")
     return row_of(check, trials, None if first is None else first.passed)
 
 

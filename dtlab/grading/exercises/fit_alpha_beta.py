@@ -61,7 +61,7 @@ def _judge(case: Case, outcome: Outcome, sizes: tuple[int, ...]) -> Verdict:
     came = f"{_shown(alpha, beta)}; {worst:,} B off by {far}"
     if errors[worst] <= TOLERANCE:
         return Verdict(True, came, wanted)
-    return Verdict(False, came, wanted, clue=_clue(alpha, beta, machine))
+    return Verdict(False, came, wanted, clue=_clue(alpha, beta, machine, worst))
 
 
 def _shown(alpha: float, beta: float) -> str:
@@ -74,7 +74,7 @@ def _is_pair(value: object) -> bool:
     return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value)
 
 
-def _clue(alpha: float, beta: float, machine: Machine) -> str:
+def _clue(alpha: float, beta: float, machine: Machine, worst: int) -> str:
     """Which mistake makes just this pair of numbers?"""
 
     def near(x: float, y: float) -> bool:
@@ -90,7 +90,7 @@ def _clue(alpha: float, beta: float, machine: Machine) -> str:
             return f"The unit is seconds, and seconds per byte; yours look like {unit}."
     if near(beta, b / 8) or near(beta, b * 8):
         return "β is per byte, not per bit: a factor of 8."
-    if alpha < 0 or not near(alpha, a):
+    if worst in SHORT or not near(alpha, a):
         return ("α is lost. Plain least squares looks at absolute errors, so a few percent of noise "
                 "on the 64 MB messages outweigh every short one: make the errors relative (divide "
                 "by the time), or fit α on the short messages and β on the long ones. A few times "
