@@ -30,9 +30,10 @@ from dtlab.simulator import simulate
 from dtlab.trace import Event, Message, Span, Trace
 
 if TYPE_CHECKING:
-    from dtlab.grading import check
-    from dtlab.processes import Session, run
+    from dtlab.grading.check import check
     from dtlab.processes.magic import load_ipython_extension
+    from dtlab.processes.run import run
+    from dtlab.processes.session import Session
 
 __version__ = "0.1.0"
 
