@@ -36,9 +36,7 @@ class AlphaBetaExplorer(Explorer):
         self.alpha = choice("latency α", _stops(alpha, -7, -3, seconds_text), alpha)
         self.beta = choice("bandwidth 1/β", _stops(beta, -12, -6, _speed)[::-1], beta)
         self.gamma = choice("reduction 1/γ", _stops(gamma, -12, -8, _speed)[::-1], gamma)
-        super().__init__("predicted time against size", [
-            self.collective, self.ranks, self.alpha, self.beta, self.gamma,
-        ])
+        super().__init__([self.collective, self.ranks], [self.alpha, self.beta], [self.gamma])
         self._update()
         for control in self.controls:
             control.observe(lambda _: self._update(), "value")

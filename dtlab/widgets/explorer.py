@@ -11,6 +11,7 @@ from typing import Any
 
 import ipywidgets
 from IPython.display import display
+from traitlets import Unicode
 
 from dtlab.plots import Picture
 
@@ -20,20 +21,32 @@ _WORDS = ('<div role="status" aria-live="polite" style="font-size: 13px; line-he
           'height: 4.2em; overflow-y: auto; color: {color}">{text}</div>')
 
 
-class Explorer(ABC):
-    """A picture with controls. Pictures are kept, so that to come back to one costs nothing.
+class NamedImage(ipywidgets.Image):  # type: ignore[misc]
+    """An image whose tooltip is its name to a screen reader.
 
-    The `Image` widget keeps the old picture on screen until the new one is decoded, so nothing
-    flickers; it has no alternative text of its own, so the words stand below, in a live region.
+    ipywidgets 8 sets the tooltip only of views whose model has a description, and fails to show an
+    image that has a tooltip but none.
     """
 
-    def __init__(self, name: str, controls: Sequence[Any]):
-        self.image = ipywidgets.Image(format="png", tooltip=f"{name}: in words below the picture")
+    description = Unicode("").tag(sync=True)
+
+
+class Explorer(ABC):
+    """A picture under rows of controls. Pictures are kept: to come back to one costs nothing.
+
+    An `Image` widget keeps the old picture on screen until the new one is decoded, so nothing
+    flickers. It has no alternative text, so its tooltip names the picture, and the words stand
+    below it, in a live region.
+    """
+
+    def __init__(self, *rows: Sequence[Any]):
+        self.image = NamedImage(format="png")
         self.image.layout = ipywidgets.Layout(width=f"{11 * DPI}px", max_width="100%")
         self.words = ipywidgets.HTML(layout=ipywidgets.Layout(max_width=f"{11 * DPI}px"))
-        self.controls = list(controls)
-        row = ipywidgets.HBox(self.controls, layout=ipywidgets.Layout(flex_flow="row wrap"))
-        self.box = ipywidgets.VBox([row, self.image, self.words])
+        self.controls = [control for row in rows for control in row]
+        wrap = ipywidgets.Layout(flex_flow="row wrap", grid_gap="2px 14px")
+        lines = [ipywidgets.HBox(list(row), layout=wrap) for row in rows]
+        self.box = ipywidgets.VBox([*lines, self.image, self.words])
         self._kept: OrderedDict[Hashable, tuple[bytes, str]] = OrderedDict()
 
     @abstractmethod
@@ -64,6 +77,7 @@ class Explorer(ABC):
 
     def _say(self, text: str, *, alarm: bool = False) -> None:
         color = "var(--jp-error-color1, #b3001b)" if alarm else "inherit"
+        self.image.tooltip = text.split(": ")[0].split(". ")[0]
         self.words.value = _WORDS.format(color=color, text=html.escape(text))
 
     def _ahead(self, key: Hashable, draw: Callable[[], Picture]) -> None:

@@ -37,7 +37,7 @@ class RankGrid(Explorer):
         name = getattr(fn, "__name__", "function")
         self.button = button(f"▶ Run {name}", "start the processes", self.run)
         self.button.button_style = "primary"
-        super().__init__("what each rank returned", [self.ranks, self.button])
+        super().__init__([self.ranks, self.button])
         self._shown: Any = ranks
         self._picture(ranks)
         self.ranks.observe(lambda change: self._picture(change["new"]), "value")

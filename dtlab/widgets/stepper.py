@@ -44,16 +44,16 @@ class Stepper(Explorer):
                                     tooltip="play the steps")
         ipywidgets.jslink((self.play, "value"), (self.step, "value"))
         chosen = [self.collective, self.algorithm, self.ranks] if not fn else [self.ranks]
-        super().__init__("who holds which piece", [
-            *chosen, self.play, button("◀ back", "one step back", self.back),
+        super().__init__(chosen, [
+            self.play, button("◀ back", "one step back", self.back),
             button("forward ▶", "one step forward", self.forward), self.step,
         ])
-        self._load()
         if self.collective is not None and self.algorithm is not None:
             self.collective.observe(self._other_collective, "value")
             self.algorithm.observe(self._other_film, "value")
         self.ranks.observe(self._other_film, "value")
         self.step.observe(lambda _: self._update(), "value")
+        self._load()
 
     @property
     def frame(self) -> Frame:

@@ -22,11 +22,11 @@ class TimelineExplorer(Explorer):
         )
         self.arrows = ipywidgets.Checkbox(value=True, description="arrows", indent=False,
                                           layout=ipywidgets.Layout(width="90px"))
-        super().__init__("timeline", [
-            self.window, button("zoom in", "show half as much", lambda: self._zoom(0.5)),
+        super().__init__([self.window, self.arrows], [
+            button("zoom in", "show half as much", lambda: self._zoom(0.5)),
             button("zoom out", "show twice as much", lambda: self._zoom(2.0)),
             button("◀ earlier", "move to the left", lambda: self._shift(-0.5)),
-            button("later ▶", "move to the right", lambda: self._shift(0.5)), self.arrows,
+            button("later ▶", "move to the right", lambda: self._shift(0.5)),
         ])
         self._update()
         self.window.observe(lambda _: self._update(), "value")
