@@ -32,7 +32,7 @@ def command_line(course: Path, browser: bool, port: int | None) -> list[str]:
     """How JupyterLab is started: on loopback, at the first chapter."""
     first = min(course.glob("notebooks/*.ipynb")).relative_to(course)
     words = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course}",
-             f"--LabApp.default_url=/lab/tree/{first.as_posix()}"]
+             f"--LabApp.default_url=/lab/tree/{first.as_posix()}", "--log-level=WARN"]
     if port is not None:
         words.append(f"--ServerApp.port={port}")
     if not browser or os.environ.get("DTLAB_NO_BROWSER") == "1":
