@@ -21,8 +21,8 @@ from dtlab.grading.report import Report, Row
 from dtlab.grading.sandbox import CASE_LIMIT_S, Sandbox
 from dtlab.processes import run
 
-TOTAL_LIMIT_S = 8.0  # of real time, for all cases of an exercise; a right answer takes one or two
-GLOO_LIMIT_S = 5.0
+TOTAL_LIMIT_S = 15.0  # of real time, for all cases of an exercise; a right answer takes one
+GLOO_LIMIT_S = 10.0
 
 
 def hold_court(submission: Submission, exercise_id: str, seed: int = 0) -> Report:

@@ -30,6 +30,7 @@ from dtlab.grading.wire import Hangup, Link, Silence, decode, link_pair, tensor_
 from dtlab.simulator import simulate
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
+PATIENCE = 6  # on a busy machine, so many times longer for a process that gets no processor
 REQUESTS_PER_RANK = 3_000  # of one call; a right answer makes a few dozen
 MEMORY_BYTES = 4 << 30  # what a rank may take on top of what it starts with
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -50,6 +51,30 @@ class Inmate:
         if self.pid == 0:
             _become_inmate(there, serve)
         there.close()
+
+    def begin(self) -> None:
+        """From now on its time counts."""
+        self._since_s, self._used_s = time.monotonic(), self._processor_s()[1]
+
+    def listen(self, limit_s: float) -> tuple[dict[str, Any], list[bytes]]:
+        """What the process says next. `Silence` if it has not spoken `limit_s` after `begin`; but
+        one that only waits for a processor, on a busy machine, may take longer."""
+        until_s = self._since_s + limit_s
+        while not self.link.wait(until_s):
+            state, used_s = self._processor_s()
+            starved = state == "R" and used_s - self._used_s < limit_s / 2
+            if not starved or until_s > self._since_s + PATIENCE * limit_s:
+                raise Silence
+            until_s += 0.5
+        return self.link.recv(time.monotonic() + limit_s)
+
+    def _processor_s(self) -> tuple[str, float]:
+        """Its state ("R": runs, or would if it got a processor) and the seconds that it has run."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return "", 0.0  # it is gone, or this isn't Linux
+        return stat[0], (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> str:
         """Kill the process and all that it started. Returns how it had ended by itself, or ""."""
@@ -136,7 +161,6 @@ class _Play:
 
     def __init__(self, case: Case, outcome: Outcome, inmates: list[Inmate]):
         self.case, self.outcome, self.inmates = case, outcome, inmates
-        self.until_s = time.monotonic() + CASE_LIMIT_S
         self.lines = [""] * case.ranks  # where each rank was when it last asked
 
     def order(self, submission: Submission) -> None:
@@ -146,9 +170,11 @@ class _Play:
         for rank, args in enumerate(case.args):
             header = {"rank": rank, "size": case.ranks, "comm": case.comm, "meter": case.meter}
             # Silence or Hangup show when the rank's answer is awaited.
+            self.inmates[rank].begin()
             with suppress(Silence, Hangup):
                 self.inmates[rank].link.send({**header, **place}, submission.pickled,
-                                             pickle.dumps(args), until_s=self.until_s)
+                                             pickle.dumps(args),
+                                             until_s=time.monotonic() + CASE_LIMIT_S)
 
     def simulate(self) -> None:
         """Run the case in the simulator, every rank driven by its process; fill the outcome."""
@@ -175,7 +201,7 @@ class _Play:
     def hear(self, rank: int) -> tuple[dict[str, Any], list[bytes]]:
         """What the process of `rank` says next; fails the case if that is nothing."""
         try:
-            return self.inmates[rank].link.recv(self.until_s)
+            return self.inmates[rank].listen(CASE_LIMIT_S)
         except Silence:
             self.fail(self._hung(rank))
         except Hangup as error:
@@ -187,7 +213,7 @@ class _Play:
         at = ""
         with suppress(Silence, Hangup, ProcessLookupError):
             os.kill(self.inmates[rank].pid, signal.SIGUSR1)
-            at = str(self.inmates[rank].link.recv(time.monotonic() + 0.3)[0].get("at", ""))
+            at = str(self.inmates[rank].link.recv(time.monotonic() + 1.0)[0].get("at", ""))
         return Failure("hung", rank, message=f"no end after {CASE_LIMIT_S} s", at=at)
 
     def _how_it_ended(self, rank: int) -> str:
@@ -256,7 +282,8 @@ class _Driver:
 
     def _answer(self, header: dict[str, Any], blobs: tuple[bytes, ...]) -> None:
         with suppress(Silence, Hangup):  # it shows when we listen again
-            self.play.inmates[self.rank].link.send(header, *blobs, until_s=self.play.until_s)
+            self.play.inmates[self.rank].link.send(header, *blobs,
+                                                   until_s=time.monotonic() + CASE_LIMIT_S)
 
     # ---- what a rank may ask for; None: no answer is due ----------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import select
 import socket
 import struct
 import time
@@ -55,12 +56,17 @@ class Link:
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise Hangup(f"{type(error).__name__}: {error}") from None
 
+    def wait(self, until_s: float) -> bool:
+        """Has something come (or has the peer hung up) by `until_s`?"""
+        left_s = max(until_s - time.monotonic(), 0.0)
+        return bool(select.select([self._sock], [], [], left_s)[0])
+
     def close(self) -> None:
         """Hang up."""
         self._sock.close()
 
     def fileno(self) -> int:
-        """The socket's number, for `select`."""
+        """The socket's number."""
         return self._sock.fileno()
 
     def _exactly(self, count: int, until_s: float) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import cloudpickle
 from dtlab.grading.case import Submission
 from dtlab.grading.court import settle_down
 from dtlab.grading.inmate import Printed, describe_error, silence_files
-from dtlab.grading.sandbox import Inmate
+from dtlab.grading.sandbox import PATIENCE, Inmate
 from dtlab.grading.submitted import Piece
 from dtlab.grading.wire import Hangup, Link, Silence
 from dtlab.processes import run
@@ -33,7 +32,7 @@ def open_workshop(pieces: list[Piece], names: list[str]) -> Made:
 
     A piece that raises, hangs or ends the process is left out, and noted; the others count.
     """
-    limit_s = CELL_LIMIT_S * (len(pieces) + 2)
+    limit_s = PATIENCE * CELL_LIMIT_S * (len(pieces) + 2)
     made: Made = run(_supervise, pieces, names, ranks=1, timeout=limit_s, trace=False,
                      echo=False).values[0]
     return made
@@ -46,7 +45,7 @@ def _supervise(_comm: Any, pieces: list[Piece], names: list[str]) -> Made:
     left = [number for number, piece in enumerate(pieces) if piece.code]
     while True:
         inmate = Inmate(lambda link: _execute(link, pieces, left, names))
-        bad, why, said, blobs = _watch(inmate.link)
+        bad, why, said, blobs = _watch(inmate)
         ended = inmate.end()
         if bad is None:
             break
@@ -66,12 +65,13 @@ def _note(troubles: dict[str, str], piece: Piece, text: str) -> None:
     troubles.setdefault(piece.answers, text)
 
 
-def _watch(link: Link) -> tuple[int | None, str, dict[str, Any], list[bytes]]:
+def _watch(inmate: Inmate) -> tuple[int | None, str, dict[str, Any], list[bytes]]:
     """Listen to the process: (the piece at which it broke off or None, why, its words, blobs)."""
     current = 0
     while True:
         try:
-            said, blobs = link.recv(time.monotonic() + CELL_LIMIT_S)
+            inmate.begin()
+            said, blobs = inmate.listen(CELL_LIMIT_S)
             if said["do"] == "done":
                 return None, "", said, blobs
             current = int(said["piece"])

@@ -121,8 +121,9 @@ def copies_each_chunk(comm, x):
     chunks = x.tensor_split(p)
     for step in range(p - 1):
         arriving = chunks[(me - step - 1) % p]
-        comm.sendrecv(chunks[(me - step) % p].clone(), right, new := torch.empty_like(arriving), left)
-        arriving += new
+        inbox = torch.empty_like(arriving)
+        comm.sendrecv(chunks[(me - step) % p].clone(), right, inbox, left)
+        arriving += inbox
     for step in range(p - 1):
         comm.sendrecv(chunks[(me + 1 - step) % p], right, chunks[(me - step) % p], left)
 
@@ -219,7 +220,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "rows", "hint"), WRONG, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(("answer", "rows", "hint"), WRONG, ids=[w[0].__name__ for w in WRONG])
 def test_a_wrong_answer_loses_the_right_points_and_is_told_why(answer, rows, hint):
     report = judged("ring-all-reduce", answer)
     assert lost(report) == rows
