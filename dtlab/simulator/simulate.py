@@ -69,6 +69,7 @@ class _Simulation:
         show = sys.stdout.write if echo else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
         self.values: list[Any] = [None] * network.ranks
+        self.elapsed_s = 0.0
         self.failure: tuple[int, BaseException] | None = None
 
     def run(self, timeout: float | None) -> Result:
@@ -84,7 +85,7 @@ class _Simulation:
         if self.failure is not None:
             raise self._explained(*self.failure)
         trace = Trace(len(ranks), self.engine.messages, self.engine.spans, virtual=True)
-        return Result(self.values, self.engine.now, trace, [o.text for o in self.output])
+        return Result(self.values, self.elapsed_s, trace, [o.text for o in self.output])
 
     def _body(self, strand: strands.Strand) -> None:
         """What `strand` does, from its first moment to its last."""
@@ -94,6 +95,7 @@ class _Simulation:
         try:
             fn, args = isolation.private(self.fn), isolation.copied(self.args)
             self.values[strand.rank] = fn(comm, *args)
+            self.elapsed_s = self.engine.now  # the last to return has the last word
         except strands.Stopped:
             raise
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
