@@ -25,15 +25,23 @@ DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned
 STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED = range(len(DOING))
 ANYONE = -1
 
-# the fields of `State`, in their order
-_RECORD = struct.Struct("=QBBBxiqqq40s40s160s")
+# A record: the fields of `State`, in their order, numbers first.
+_NUMBERS = struct.Struct("=QBBBxiqqq")
+_TEXTS = struct.Struct("=40s40s160s")
 _RECORD_SIZE = 320
+EPOCH = 1 << 12  # contexts from here on are a new beginning: what older ones left is void
 _SLOTS = 16  # contexts that can be told apart at one time
 _DEPTH = 8  # headers kept of each direction of a pair
 _HEADER = 256  # a stamp of 8 bytes, then the text of the header
 _SIDE = _SLOTS * 8 + _DEPTH * _HEADER
 _ANY = _SLOTS * (16 + _HEADER)
-_COUNT = (1 << 40) - 1
+COUNT_BITS = 40  # a count and its context share a word, so that they change together
+_COUNT = (1 << COUNT_BITS) - 1
+
+
+def _is_blank(word: int, context: int) -> bool:
+    """Was nothing written here since the epoch of `context` began? (See `EPOCH`.)"""
+    return word == 0 or (word >> COUNT_BITS) - 1 < context - context % EPOCH
 
 
 class State(NamedTuple):
@@ -78,41 +86,48 @@ class Board:
     def write(
         self, rank: int, events: int, doing: int, sends: bool = False, certain: bool = True,
         peer: int = 0, context: int = 0, number: int = 0, nbytes: int = 0,
-        peers: bytes = b"", label: bytes = b"", line: bytes = b"",
     ) -> None:
-        """Rewrite the record of `rank`."""
-        _RECORD.pack_into(
+        """Rewrite the numbers in the record of `rank`."""
+        _NUMBERS.pack_into(
             self.bytes, rank * _RECORD_SIZE,
-            events, doing, sends, certain, peer, context, number, nbytes, peers, label, line,
+            events, doing, sends, certain, peer, context, number, nbytes,
         )
 
-    def touch(self, rank: int, events: int, doing: int) -> None:
-        """Change only what `rank` is doing; what it waited for last stays readable."""
-        self.bytes[rank * _RECORD_SIZE + 8] = doing
-        self.words[rank * _RECORD_SIZE >> 3] = events
+    def write_texts(self, rank: int, peers: str, label: str, line: str) -> None:
+        """Rewrite the texts in the record of `rank`. They change less often than the numbers."""
+        at = rank * _RECORD_SIZE + _NUMBERS.size
+        _TEXTS.pack_into(self.bytes, at, peers.encode(), label.encode(), line.encode())
+
+    def runs(self, rank: int) -> None:
+        """`rank` waits no more."""
+        self.bytes[rank * _RECORD_SIZE + 8] = RUNNING
 
     def state(self, rank: int) -> State:
         """What `rank` wrote last."""
-        fields = _RECORD.unpack_from(self.bytes, rank * _RECORD_SIZE)
-        texts = (raw.rstrip(b"\0").decode(errors="replace") for raw in fields[8:])
-        return State(*fields[:8], *texts)
+        numbers = _NUMBERS.unpack_from(self.bytes, rank * _RECORD_SIZE)
+        texts = _TEXTS.unpack_from(self.bytes, rank * _RECORD_SIZE + _NUMBERS.size)
+        return State(*numbers, *(raw.rstrip(b"\0").decode(errors="replace") for raw in texts))
 
     # ---- the ledger -----------------------------------------------------------------------------
 
     def _side(self, src: int, dst: int, receiving: bool) -> int:
         return self._ledgers + (2 * (src * self.ranks + dst) + receiving) * _SIDE
 
+    def count_at(self, src: int, dst: int, receiving: bool, context: int) -> int:
+        """The word of that side's count of this context: (context + 1) << COUNT_BITS | count."""
+        return (self._side(src, dst, receiving) >> 3) + context % _SLOTS
+
     def count(self, src: int, dst: int, receiving: bool, context: int) -> int | None:
         """How many messages of this pair and context that side has posted (None: can't tell)."""
-        word = self.words[(self._side(src, dst, receiving) >> 3) + context % _SLOTS]
-        if word == 0:
-            return 0
-        return word & _COUNT if word >> 40 == context + 1 else None
+        word = self.words[self.count_at(src, dst, receiving, context)]
+        if word >> COUNT_BITS == context + 1:
+            return word & _COUNT
+        return 0 if _is_blank(word, context) else None
 
     def set_count(self, src: int, dst: int, receiving: bool, context: int, count: int) -> None:
         """That side says it has posted `count` messages."""
-        at = (self._side(src, dst, receiving) >> 3) + context % _SLOTS
-        self.words[at] = (context + 1) << 40 | count
+        at = self.count_at(src, dst, receiving, context)
+        self.words[at] = (context + 1) << COUNT_BITS | count
 
     def put_header(
         self, src: int, dst: int, receiving: bool, context: int, number: int, text: bytes
@@ -120,14 +135,14 @@ class Board:
         """Write the header of the number-th message, before the count that announces it."""
         at = self._header(src, dst, receiving, context, number)
         self.bytes[at + 8 : at + 8 + len(text)] = text
-        self.words[at >> 3] = (context + 1) << 40 | (number + 1)
+        self.words[at >> 3] = (context + 1) << COUNT_BITS | (number + 1)
 
     def header(
         self, src: int, dst: int, receiving: bool, context: int, number: int
     ) -> bytes | None:
         """The header that side wrote for its number-th message, None if it isn't there (now)."""
         at = self._header(src, dst, receiving, context, number)
-        if self.words[at >> 3] != (context + 1) << 40 | (number + 1):
+        if self.words[at >> 3] != (context + 1) << COUNT_BITS | (number + 1):
             return None
         return self.bytes[at + 8 : at + _HEADER]
 
@@ -146,16 +161,14 @@ class Board:
         self.words[(at >> 3) + 1] = 0
         self.bytes[at + 16 : at + 16 + len(text)] = text
         self.words[(at >> 3) + 1] = len(text)
-        self.words[at >> 3] = (context + 1) << 40 | pending
+        self.words[at >> 3] = (context + 1) << COUNT_BITS | pending
 
     def anyone(self, rank: int, context: int) -> tuple[int | None, bytes]:
         """How many receives from anyone `rank` has pending (None: can't tell), their header."""
         at = self._box(rank, context)
         word, length = self.words[at >> 3], self.words[(at >> 3) + 1]
-        if word == 0:
-            return 0, b""
-        if word >> 40 != context + 1:
-            return None, b""
+        if word >> COUNT_BITS != context + 1:
+            return (0 if _is_blank(word, context) else None), b""
         return word & _COUNT, self.bytes[at + 16 : at + 16 + length]
 
     # ---- what the launcher asks -----------------------------------------------------------------

@@ -22,7 +22,7 @@ from dtlab.errors import ConfigError
 from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.ledger import encode
+from dtlab.processes.ledger import Anyone, Pair, compare, encode
 from dtlab.reduction import combine_
 
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
@@ -34,7 +34,7 @@ class Message(Work):
     """One side of one message, from `post` until `wait`. Afterwards a line of the trace."""
 
     __slots__ = (
-        "batch", "comm", "context", "done_s", "handles", "label", "nbytes", "number", "peer",
+        "comm", "context", "done_s", "handles", "label", "nbytes", "number", "peer", "peers",
         "posted_s", "sends", "target", "visible", "wire", "world",
     )
 
@@ -45,7 +45,7 @@ class Message(Work):
         self.context, self.label, self.visible = comm.context, comm.label, comm.visible
         self.number = -1
         self.handles: tuple[Any, ...] = ()  # Gloo's
-        self.batch: Sequence[Message] = (self,)
+        self.peers: tuple[int, ...] = (self.world,)  # of all messages that were posted together
         self.posted_s = self.done_s = 0.0
 
     def wait(self) -> int:
@@ -60,20 +60,17 @@ class Message(Work):
             if not self.sends:
                 self._receive()
         finally:
-            end.say(RUNNING)
+            end.runs()
         self.done_s = time.perf_counter()
         end.done(self)
-        self.handles, self.target, self.batch = (), None, ()
-        self.wire = _NOTHING
-        if self.sends:
-            self.comm.open_sends[self.peer] -= 1
+        self.handles, self.target, self.wire = (), None, _NOTHING
         return self.peer
 
     def _receive(self) -> None:
         """What has arrived in `wire` goes where it was wanted."""
         if self.peer < 0:
             self.world = self.handles[0]._source_rank()
-            self.comm.found_sender(self)
+            self.comm.met(self)
         if isinstance(self.target, list):
             self.target.append(self._object())
         elif self.target is not self.wire:
@@ -98,11 +95,12 @@ class GlooComm(Comm):
     def __init__(self, end: Endpoint, members: list[int], context: int = 0, visible: bool = True):
         self.end, self.members, self.context, self.visible = end, members, context, visible
         self.rank, self.size, self.device = members.index(end.rank), len(members), end.device
-        self.open_sends = [0] * self.size
         self._tag = _TAG + context
         self._sent = [0] * self.size  # messages posted so far, by peer
         self._received = [0] * self.size
-        self._anyone: dict[Message, bytes] = {}  # pending receives from anyone, their headers
+        self._outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
+        self._incoming: dict[int, Pair] = {}
+        self._anyone = Anyone(end.board, end.rank, context) if end.board else None
         self._headers: dict[Any, bytes] = {}
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
@@ -120,22 +118,23 @@ class GlooComm(Comm):
             if isinstance(op, Send):
                 messages[place] = self._send(op.x, op.dst)
         batch = [messages[place] for place in range(len(ops))]
-        for message in batch:
-            message.batch = batch
+        if len(batch) > 1:
+            peers = tuple(dict.fromkeys([message.world for message in batch]))
+            for message in batch:
+                message.peers = peers
         return list(batch)
 
     def _check(self, op: Send | Recv) -> None:
-        if isinstance(op, Send):
-            self._check_peer(op.dst, "send to")
-        else:
-            self._check_peer(op.src, "receive from")
-            if not isinstance(op.x, (torch.Tensor, list)):
-                raise ConfigError(
-                    f"rank {self.rank}: can't receive into a {type(op.x).__name__}; give a tensor, "
-                    f"a list that takes an object, or call recv_object"
-                )
-        if isinstance(op.x, torch.Tensor):
-            self._check_tensor(op.x)
+        x, peer = op
+        if not (type(peer) is int and 0 <= peer < self.size and peer != self.rank):
+            self._check_peer(peer, "send to" if isinstance(op, Send) else "receive from")
+        if isinstance(x, torch.Tensor):
+            self._check_tensor(x)
+        elif isinstance(op, Recv) and not isinstance(x, list):
+            raise ConfigError(
+                f"rank {self.rank}: can't receive into a {type(x).__name__}; give a tensor, "
+                f"a list that takes an object, or call recv_object"
+            )
 
     def _check_tensor(self, x: torch.Tensor) -> None:
         if x.device != self.device:
@@ -159,12 +158,10 @@ class GlooComm(Comm):
             message.nbytes = nbytes
         end, group = self.end, self.end.group
         with end.lock:
-            message.number = number = self._sent[dst]
-            if end.ledger:
-                first, header = not self.open_sends[dst], self._header(x)
-                end.ledger.send(message.world, self.context, number, header, first=first)
+            message.number = self._sent[dst]
+            if end.board:
+                self._announce_send(message, self._header(x))
             self._sent[dst] += 1
-            self.open_sends[dst] += 1
             message.posted_s = time.perf_counter()
             message.handles = (group.send([wire], message.world, self._tag),)
             if payload is not None:
@@ -182,7 +179,10 @@ class GlooComm(Comm):
         message = Message(self, False, ANYONE if src is None else src, x, wire)
         end, group = self.end, self.end.group
         with end.lock:
-            self._enter(message, self._header(x) if end.ledger else b"")
+            if end.board:
+                self._announce_recv(message, self._header(x))
+            if src is not None:
+                self._received[src] += 1
             message.posted_s = time.perf_counter()
             if src is None:
                 message.handles = (group.recv_anysource([wire], self._tag),)
@@ -216,42 +216,50 @@ class GlooComm(Comm):
             header = self._headers[key] = encode(describe(x, self.label))
         return header
 
-    def _enter(self, message: Message, header: bytes) -> None:
-        """Number a receive, and let the ledger refuse it."""
-        ledger, src = self.end.ledger, message.peer
-        if src >= 0:
-            message.number = self._received[src]
-            if ledger:  # with receives from anyone about, its number is not certain
-                known = b"" if self._anyone else header
-                ledger.recv(message.world, self.context, message.number, known)
-            self._received[src] += 1
+    def _announce_send(self, message: Message, header: bytes) -> None:
+        board, dst, number = self.end.board, message.peer, message.number
+        assert board is not None
+        pair = self._outgoing.get(dst)
+        if pair is None:
+            pair = Pair(board, self.end.rank, message.world, False, self.context)
+            self._outgoing[dst] = pair
+        if pair.announce(number, header):
             return
-        self._anyone[message] = header
-        if ledger:
-            taken = dict(zip(self.members, self._received, strict=True))
-            pending, same = self._pending_anyone()
+        # It may meet a receive from anyone, if nothing else is on its way to that rank.
+        pending, wanted = board.anyone(message.world, self.context)
+        if pending and number == board.count(self.end.rank, message.world, True, self.context):
             try:
-                ledger.recv_anyone(taken, self.context, pending, same)
+                compare(header, lambda: wanted, self.end.rank, message.world, False)
             except Exception:
-                del self._anyone[message]
+                board.set_count(self.end.rank, message.world, False, self.context, number)
                 raise
 
-    def found_sender(self, message: Message) -> None:
-        """A receive from anyone has been met: count it as that sender's."""
+    def _announce_recv(self, message: Message, header: bytes) -> None:
+        board, src = self.end.board, message.peer
+        assert board is not None
+        assert self._anyone is not None
+        if src < 0:
+            self._anyone.announce(message, header, zip(self.members, self._received, strict=True))
+            return
+        message.number = self._received[src]
+        pair = self._incoming.get(src)
+        if pair is None:
+            pair = Pair(board, message.world, self.end.rank, True, self.context)
+            self._incoming[src] = pair
+        # With receives from anyone about, which message this one gets is not certain.
+        pair.announce(message.number, b"" if self._anyone else header)
+
+    def met(self, message: Message) -> None:
+        """A receive from anyone has got its sender: count it as that one's."""
         with self.end.lock:
             message.peer = src = self.members.index(message.world)
             message.number = self._received[src]
             self._received[src] += 1
-            del self._anyone[message]
-            if self.end.ledger:
-                self.end.ledger.took(
-                    message.world, self.context, self._received[src], *self._pending_anyone()
+            if self.end.board and self._anyone is not None:
+                self.end.board.set_count(
+                    message.world, self.end.rank, True, self.context, self._received[src]
                 )
-
-    def _pending_anyone(self) -> tuple[int, bytes]:
-        """How many receives from anyone are pending, and their header, if all have the same."""
-        headers = set(self._anyone.values())
-        return len(self._anyone), headers.pop() if len(headers) == 1 else b""
+                self._anyone.met(message)
 
     # ---- the rest of the page -------------------------------------------------------------------
 

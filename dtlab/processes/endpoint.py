@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from dtlab.processes.board import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, Board
-from dtlab.processes.ledger import Ledger
+from dtlab.processes.board import COMPUTE, EXCHANGE, RECV, SEND, Board
 from dtlab.tracebacks import learner_frame, learner_line
 
 if TYPE_CHECKING:
@@ -25,6 +25,15 @@ _GRAVE_BYTES = 64 << 20
 _PAYLOAD_TAG = 1 << 30  # from here up, one tag for each large object under way
 
 
+class Reply(NamedTuple):
+    """What one rank brings home. Times are in seconds since the run began."""
+
+    done_s: float
+    value: Any
+    messages: list[tuple[Any, ...]]
+    spans: list[tuple[Any, ...]]
+
+
 class Endpoint:
     """This process's end of every wire. `rank` and `size` are those of the whole run."""
 
@@ -35,7 +44,6 @@ class Endpoint:
         self.rank, self.size, self.device, self.traced = rank, size, device, traced
         self.group = group  # torch's ProcessGroupGloo
         self.board = board
-        self.ledger = Ledger(board, rank) if board else None
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
         self.next_context = 1
         self.start_s = time.perf_counter()
@@ -46,7 +54,7 @@ class Endpoint:
         self._log: list[Message] = []
         self._spans: list[tuple[str, float, float, str]] = []
         self._events = 0
-        self._texts: dict[Any, bytes] = {}
+        self._written: Any = None  # the texts of this rank's record, as they were last written
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -74,19 +82,22 @@ class Endpoint:
 
     # ---- what this rank says of itself ----------------------------------------------------------
 
+    def runs(self) -> None:
+        """Write on the board that this rank waits no more."""
+        if self.board is not None:
+            self.board.runs(self.rank)
+
     def blocked(self, message: Message) -> None:
         """Write on the board that this rank now waits for `message`. About a microsecond."""
         if self.board is None:
             return
+        frame = learner_frame(sys._getframe(2)) or sys._getframe(2)
+        self._texts(message.peers, message.label, frame)
         self._events += 1
-        doing = SEND if message.sends else RECV
-        peers: tuple[int, ...] = (message.world,)
-        if len(message.batch) > 1:
-            doing, peers = EXCHANGE, tuple(dict.fromkeys(m.world for m in message.batch))
+        doing = EXCHANGE if len(message.peers) > 1 else SEND if message.sends else RECV
         self.board.write(
-            self.rank, self._events, doing, message.sends, threading.active_count() == 1,
+            self.rank, self._events, doing, message.sends, _thread._count() == 0,
             message.world, message.context, message.number, message.nbytes,
-            self._peers(peers), self._label(message.label), self._line(sys._getframe(2)),
         )
 
     def say(self, doing: int, label: str = "") -> None:
@@ -94,32 +105,20 @@ class Endpoint:
         if self.board is None:
             return
         self._events += 1
-        if doing == RUNNING:
-            self.board.touch(self.rank, self._events, doing)
-        else:
-            line = self._line(sys._getframe(2)) if doing == COMPUTE else b""
-            self.board.write(self.rank, self._events, doing, label=self._label(label), line=line)
+        frame = learner_frame(sys._getframe(2)) if doing == COMPUTE else None
+        self._texts((), label, frame)
+        self.board.write(self.rank, self._events, doing)
 
-    def _line(self, frame: FrameType) -> bytes:
-        learner = learner_frame(frame) or frame
-        key = (learner.f_code, learner.f_lineno)
-        text = self._texts.get(key)
-        if text is None:
-            text = self._texts[key] = learner_line(learner).encode()[:160]
-        return text
-
-    def _peers(self, peers: tuple[int, ...]) -> bytes:
-        text = self._texts.get(peers)
-        if text is None:
+    def _texts(self, peers: tuple[int, ...], label: str, frame: FrameType | None) -> None:
+        """Write the texts of the record, unless they are there already."""
+        assert self.board is not None
+        texts = (peers, label, frame and frame.f_code, frame and frame.f_lineno)
+        if texts != self._written:
             names = ["anyone" if peer < 0 else str(peer) for peer in peers]
-            text = self._texts[peers] = " and ".join(names).encode()[:40]
-        return text
-
-    def _label(self, label: str) -> bytes:
-        text = self._texts.get(label)
-        if text is None:
-            text = self._texts[label] = label.split("(")[0].encode()[:40]
-        return text
+            self.board.write_texts(
+                self.rank, " and ".join(names), label.split("(")[0], learner_line(frame)
+            )
+            self._written = texts
 
     # ---- the trace ------------------------------------------------------------------------------
 
@@ -134,9 +133,11 @@ class Endpoint:
         self._log, self._spans = [], []
 
     def diary(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """This rank's side of the trace: messages and spans, times as the clock gave them."""
+        """This rank's side of the trace: messages and spans, in seconds since the run began."""
+        t0 = self.start_s
         messages = [
-            (m.sends, m.world, m.context, m.nbytes, m.posted_s, m.done_s, m.label)
+            (m.sends, m.world, m.context, m.nbytes, m.posted_s - t0,
+             m.done_s - t0 if m.done_s else None, m.label)
             for m in self._log
         ]
-        return messages, list(self._spans)
+        return messages, [(kind, a - t0, b - t0, label) for kind, a, b, label in self._spans]

@@ -9,12 +9,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.output import RankOutput
 from dtlab.processes import transfer, verdict
-from dtlab.processes.board import Board
+from dtlab.processes.board import EPOCH, Board
+from dtlab.processes.endpoint import Reply
 from dtlab.processes.rank import Settings
 from dtlab.processes.server import STATUS, ask_rank, new_crew
 from dtlab.processes.verdict import RankView
@@ -22,15 +24,7 @@ from dtlab.processes.watchdog import Watchdog
 from dtlab.processes.wire import Line
 
 _PIPE_BYTES = 1 << 20
-
-
-class Reply(NamedTuple):
-    """What one rank brought home."""
-
-    done_s: float
-    value: Any
-    messages: list[tuple[Any, ...]]
-    spans: list[tuple[Any, ...]]
+_HOLD_S = 0.25
 
 
 class Crew:
@@ -42,7 +36,8 @@ class Crew:
         self._select = selectors.DefaultSelector()
         self._ranks: list[RankView] = []
         self._context = 0
-        self._screen: list[str] = []  # lines to show
+        self._screen: list[tuple[int, str]] = []  # (rank, line) to show
+        self._held_since = 0.0
         self._channel: socket.socket | None = None
         self._files: list[int] = []
         self._orphaned = False  # the server is gone
@@ -110,8 +105,8 @@ class Crew:
             for rank in self._ranks:
                 rank.line.close()
                 os.close(rank.pipe)
-                if rank.returned:
-                    os.close(rank.returned[1])
+                if rank.returned is not None:
+                    os.close(rank.returned)
             for file in self._files:
                 os.close(file)
             if self._channel is not None:
@@ -141,20 +136,20 @@ class Crew:
     # ---- one call -------------------------------------------------------------------------------
 
     def call(self, what: str, parcel: int, *, timeout: float | None, echo: bool,
-             stay: bool = False) -> tuple[float, list[Reply], list[str]]:
-        """Have all ranks do the same; returns when it began, their replies and their output.
+             stay: bool = False) -> tuple[list[Reply], list[str]]:
+        """Have all ranks do the same; returns their replies and their output, by rank.
 
         `stay`: after a failure, ranks that can still answer stay alive.
         """
         for number, rank in enumerate(self._ranks):
-            rank.begin(RankOutput(number, self._screen.append if echo else None))
+            rank.begin(RankOutput(number, partial(self._hold, number) if echo else None))
         try:
             for rank in self._ranks:
                 with contextlib.suppress(OSError):  # it died; the server tells how
                     rank.line.send((what, self._context), [parcel])
             return self._attend(timeout)
         except DtlabError:
-            self._context += 2000  # messages of this call may be astray: leave its context behind
+            self._context += EPOCH  # messages of this call may be astray: leave its context behind
             if stay and self._all_came_back():
                 self._finish_output()
             else:
@@ -164,19 +159,19 @@ class Crew:
             self.close(wait=True)
             raise
 
-    def _attend(self, timeout: float | None) -> tuple[float, list[Reply], list[str]]:
+    def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:
         watchdog = Watchdog(self.board, timeout)
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
-        start_s = time.perf_counter()
+        start_s = time.perf_counter()  # one clock for the whole machine
         watchdog.start()
         self._began = True
         for rank in self._ranks:
             with contextlib.suppress(OSError):
                 rank.line.send(("go", start_s))
-        self._wait_for(lambda: all(rank.returned for rank in self._ranks), watchdog)
+        self._wait_for(lambda: all(rank.returned is not None for rank in self._ranks), watchdog)
         replies = [self._unpack(number, rank) for number, rank in enumerate(self._ranks)]
-        return start_s, replies, self._finish_output()
+        return replies, self._finish_output()
 
     def _wait_for(self, done: Callable[[], bool], watchdog: Watchdog) -> None:
         while not done():
@@ -186,14 +181,14 @@ class Crew:
 
     def _unpack(self, number: int, rank: RankView) -> Reply:
         assert rank.returned is not None
-        (done_s, file), rank.returned = rank.returned, None
+        file, rank.returned = rank.returned, None
         try:
-            value, (messages, spans) = transfer.unpack(file)
+            reply: Reply = transfer.unpack(file)
         except Exception as error:
             raise ConfigError(
                 f"what rank {number} returned can't be read here: {type(error).__name__}: {error}"
             ) from error
-        return Reply(done_s, value, messages, spans)
+        return reply
 
     def _all_came_back(self) -> bool:
         """Can all ranks be asked again? Those that wait for a failed one will never answer."""
@@ -214,13 +209,20 @@ class Crew:
         """Take what comes within `pause_s`."""
         for key, _ in self._select.select(pause_s):
             key.data()
-        self._show()
+        if self._screen and time.monotonic() - self._held_since > _HOLD_S:
+            self._show()
+
+    def _hold(self, number: int, line: str) -> None:
+        if not self._screen:
+            self._held_since = time.monotonic()
+        self._screen.append((number, line))
 
     def _show(self) -> None:
-        if self._screen:
-            lines = "".join(self._screen)
-            self._screen.clear()
-            sys.stdout.write(lines)
+        """Lines are held back a moment and shown by rank: what comes together reads in order."""
+        lines = sorted(self._screen, key=lambda item: item[0])
+        self._screen.clear()
+        if lines:
+            sys.stdout.write("".join(line for _, line in lines))
             sys.stdout.flush()
 
     def _on_status(self) -> None:

@@ -1,9 +1,9 @@
 """A rank's side of the ledger: refuse a message that does not fit, before a byte of it moves.
 
 Gloo compares nothing: a message larger than its buffer aborts the process, a smaller one fills a
-part of it in silence. So before a message is handed to Gloo, its side writes a header on the board
-(number k of this pair and context), then looks for the k-th header of the other side. Whoever
-comes second finds it, and raises `ShapeMismatch` there.
+part of it in silence. So before a message is handed to Gloo, its side looks on the board whether
+the other side has announced message k of this pair and context. If so, it compares headers, and
+raises `ShapeMismatch` if they differ. If not, it leaves its own header there for the other.
 
 Only the last few headers of a pair are kept: with more messages outstanding than that, the check
 is skipped, never wrong.
@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dtlab.matching import Header, check_match
-from dtlab.processes.board import Board
+from dtlab.processes.board import COUNT_BITS, Board
 
 _ROOM = 248  # bytes of text that fit beside a header's stamp
+_COUNTS = 1 << COUNT_BITS
 
 
 def encode(header: Header) -> bytes:
@@ -34,94 +35,107 @@ def decode(text: bytes) -> Header:
     return Header(kind, dtype, tuple(shape), nbytes, label)
 
 
-class Ledger:
-    """What rank `me` has posted, and what the others have. Ranks here are those of the run."""
+class Pair:
+    """The messages src → dst of one context, seen from one of the two (`receiving`: from dst).
 
-    def __init__(self, board: Board, me: int):
-        self._board = board
-        self._me = me
+    Ranks are those of the run. Called for every message, so that it costs a few microseconds.
+    """
+
+    def __init__(self, board: Board, src: int, dst: int, receiving: bool, context: int):
+        self._board, self._src, self._dst, self._receiving = board, src, dst, receiving
+        self._context = context
+        self._words = board.words
+        self._mine = board.count_at(src, dst, receiving, context)
+        self._theirs = board.count_at(src, dst, not receiving, context)
+        self._base = (context + 1) << COUNT_BITS
         self._fence = threading.Lock()
 
-    def send(self, dst: int, context: int, number: int, text: bytes, *, first: bool) -> None:
-        """About to send message `number` to `dst`. `first`: all earlier ones have arrived."""
-        board, me = self._board, self._me
-        board.put_header(me, dst, False, context, number, text)
-        board.set_count(me, dst, False, context, number + 1)
-        self._publish()
-        posted = board.count(me, dst, True, context)
-        try:
-            if posted is not None and posted > number:
-                self._compare(text, me, dst, lambda: board.header(me, dst, True, context, number))
-            elif first:  # then a receive from anyone is what it would meet
-                pending, wanted = board.anyone(dst, context)
-                if pending and wanted:
-                    self._compare(text, me, dst, lambda: board.anyone(dst, context)[1])
-        except Exception:
-            board.set_count(me, dst, False, context, number)  # it was not sent
-            raise
+    def announce(self, number: int, text: bytes) -> bool:
+        """Message `number` is about to be handed to Gloo. Raises `ShapeMismatch` if it can't fit.
 
-    def recv(self, src: int, context: int, number: int, text: bytes) -> None:
-        """About to receive message `number` from `src`. Empty `text`: which one is uncertain."""
-        board, me = self._board, self._me
-        if text:
-            board.put_header(src, me, True, context, number, text)
-        board.set_count(src, me, True, context, number + 1)
-        self._publish()
-        posted = board.count(src, me, False, context)
-        if text and posted is not None and posted > number:
-            try:
-                self._compare(text, src, me, lambda: board.header(src, me, False, context, number))
-            except Exception:
-                board.set_count(src, me, True, context, number)
-                raise
-
-    def recv_anyone(
-        self, taken: dict[int, int], context: int, pending: int, text: bytes
-    ) -> None:
-        """About to post the pending-th receive from anyone; `taken`: messages so far, by sender.
-
-        Whoever has sent already is compared here, whoever comes later compares itself.
+        Returns whether the other side had announced it before. Empty `text`: don't compare.
         """
-        board, me = self._board, self._me
-        board.set_anyone(me, context, pending, text)
+        words, base = self._words, self._base
+        if number < words[self._theirs] - base < _COUNTS:
+            self._compare(number, text)
+            words[self._mine] = base + number + 1
+            return True
+        if text:
+            self._board.put_header(
+                self._src, self._dst, self._receiving, self._context, number, text
+            )
+        words[self._mine] = base + number + 1
+        with self._fence:  # a lock is a memory fence: else both might look too early, in vain
+            pass
+        if number < words[self._theirs] - base < _COUNTS:
+            try:
+                self._compare(number, text)
+            except Exception:
+                words[self._mine] = base + number  # it was not sent
+                raise
+            return True
+        return False
+
+    def _compare(self, number: int, text: bytes) -> None:
+        def theirs() -> bytes | None:
+            return self._board.header(
+                self._src, self._dst, not self._receiving, self._context, number
+            )
+
+        compare(text, theirs, self._src, self._dst, self._receiving)
+
+
+def compare(
+    mine: bytes, read: Callable[[], bytes | None], src: int, dst: int, receiving: bool
+) -> None:
+    """Raise `ShapeMismatch` if the header that `read` gives is there, and another than mine."""
+    theirs = read()
+    if not mine or not theirs or theirs.startswith(mine):
+        return
+    time.sleep(0.002)  # they may have been in the middle of writing it: look again
+    theirs = read()
+    if not theirs or theirs.startswith(mine):
+        return
+    sent, wanted = (theirs, mine) if receiving else (mine, theirs)
+    check_match(decode(sent), src, decode(wanted), dst)
+
+
+class Anyone:
+    """The receives from anyone of rank `me` in one context: they have no number until they are met.
+
+    Whoever has sent already is compared when such a receive is posted, whoever comes later
+    compares itself.
+    """
+
+    def __init__(self, board: Board, me: int, context: int):
+        self._board, self._me, self._context = board, me, context
+        self._pending: dict[object, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def announce(self, message: object, text: bytes, taken: Iterator[tuple[int, int]]) -> None:
+        """About to post `message`; `taken`: (sender, its messages that we have accounted for)."""
+        board, me, context = self._board, self._me, self._context
+        self._pending[message] = text
         self._publish()
-        if not text:
-            return
         try:
-            for src, number in taken.items():
+            for src, number in taken:
                 posted = board.count(src, me, False, context) if src != me else 0
                 if posted and posted > number:
-                    self._compare(
-                        text, src, me,
-                        lambda src=src, number=number:  # type: ignore[misc]
-                        board.header(src, me, False, context, number),
-                    )
+                    header = board.header(src, me, False, context, number)
+                    compare(text, lambda header=header: header, src, me, True)  # type: ignore[misc]
         except Exception:
-            board.set_anyone(me, context, pending - 1, b"")
+            self.met(message)
             raise
 
-    def took(self, src: int, context: int, count: int, pending: int, text: bytes) -> None:
-        """A receive from anyone turned out to be from `src`: its count-th message."""
-        self._board.set_count(src, self._me, True, context, count)
-        self._board.set_anyone(self._me, context, pending, text)
+    def met(self, message: object) -> None:
+        """`message` has got its sender."""
+        del self._pending[message]
+        self._publish()
 
     def _publish(self) -> None:
-        """What was written is visible to others before anything further is read.
-
-        Else both sides might look too early and miss each other. A lock is a memory fence.
-        """
-        with self._fence:
-            pass
-
-    def _compare(
-        self, mine: bytes, src: int, dst: int, read: Callable[[], bytes | None]
-    ) -> None:
-        theirs = read()
-        if not mine or not theirs or theirs[: len(mine)] == mine:
-            return
-        time.sleep(0.002)  # they may have been in the middle of writing it: look again
-        theirs = read()
-        if not theirs or theirs[: len(mine)] == mine:
-            return
-        sent, wanted = (mine, theirs) if src == self._me else (theirs, mine)
-        check_match(decode(sent), src, decode(wanted), dst)
+        """How many are pending, and their header if all have the same."""
+        texts = set(self._pending.values())
+        text = texts.pop() if len(texts) == 1 else b""
+        self._board.set_anyone(self._me, self._context, len(self._pending), text)

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from dtlab.errors import ConfigError
 from dtlab.processes import failures, transfer
 from dtlab.processes.board import RAISED, RETURNED, RUNNING, STARTING, Board
 from dtlab.processes.communicator import GlooComm
-from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.endpoint import Reply
+from dtlab.processes.group import join_group, open_communicator
 from dtlab.processes.server import ONE_THREAD
 from dtlab.processes.wire import Line
 
@@ -88,7 +88,6 @@ class Rank:
         os.close(board)
         self._listener = listener
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
-        self._context = 0
         self._comm: GlooComm | None = None
 
     def serve(self) -> None:
@@ -106,7 +105,7 @@ class Rank:
                     continue
                 comm.end.begin(start_s)
                 value = work()
-                reply = self._pack(value, comm)
+                file = self._pack(value, comm)
             except SystemExit as goodbye:
                 _exit(goodbye)
             except EOFError:
@@ -117,8 +116,8 @@ class Rank:
                 self._line.send(("raised", time.perf_counter(), failures.capture(error)))
                 continue
             self._say(RETURNED)
-            self._line.send(("returned", reply[0]), [reply[1]])
-            os.close(reply[1])
+            self._line.send(("returned",), [file])
+            os.close(file)
 
     def _say(self, doing: int) -> None:
         if self._comm is not None:
@@ -143,21 +142,22 @@ class Rank:
             "dtlab": import_module("dtlab"),  # the front door: above this room, so imported late
         }
 
-        def work() -> None:
+        def work() -> str | None:
             exec(body, self._namespace)
             value = eval(shown, self._namespace) if shown else None
-            if value is not None:
-                self._namespace["_"] = value
-                print(repr(value))
+            if value is None:
+                return None
+            self._namespace["_"] = value
+            return repr(value)
 
         return work
 
-    def _pack(self, value: Any, comm: GlooComm) -> tuple[float, int]:
-        """When it was done, and a file with the value and this rank's side of the trace."""
-        done_s = time.perf_counter()
+    def _pack(self, value: Any, comm: GlooComm) -> int:
+        """A file with the value and this rank's side of the trace."""
+        done_s = comm.now()
         _flush()
         try:
-            return done_s, transfer.pack((value, comm.end.diary()))
+            return transfer.pack(Reply(done_s, value, *comm.end.diary()))
         except Exception as error:
             raise ConfigError(
                 f"rank {comm.rank} returned a {type(value).__name__} that can't be sent back "
@@ -169,14 +169,14 @@ class Rank:
     def _communicator(self, context: int) -> GlooComm:
         """The communicator of all ranks; another one once messages of the last may be astray."""
         if self._comm is None:
-            self._comm = GlooComm(self._connect(), list(range(self._settings.size)), context)
-        elif context != self._context:
-            self._comm = GlooComm(self._comm.end, self._comm.members, context)
-        self._context = context
+            self._comm = self._connect(context)
+        elif context != self._comm.context:
+            end = self._comm.end
+            end.next_context = context // 2 + 1
+            self._comm = type(self._comm)(end, self._comm.members, context)
         return self._comm
 
-    def _connect(self) -> Endpoint:
-        """Form the process group, so that torch.distributed works in here too."""
+    def _connect(self, context: int) -> GlooComm:
         told = self._settings
         self._board.write(told.rank, 0, STARTING)
         store = TCPStore(
@@ -184,13 +184,10 @@ class Rank:
             wait_for_workers=False, use_libuv=True,
             master_listen_fd=self._listener[0] if self._listener else None,
         )
-        # The launcher watches over time, and kills; Gloo must never give up on its own.
-        dist.init_process_group(
-            "gloo", store=store, rank=told.rank, world_size=told.size, timeout=timedelta(days=30)
+        join_group(told.backend, store, told.rank, told.size)
+        return open_communicator(
+            told.backend, told.device, told.rank, self._board, told.trace, context
         )
-        group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-        device = torch.device(told.device)
-        return Endpoint(told.rank, told.size, group, device, self._board, told.trace)
 
 
 def _adopt(told: Settings, output: int, diagnosis: int) -> None:

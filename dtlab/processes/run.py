@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlab.errors import ConfigError
-from dtlab.processes.launcher import Crew, Reply
+from dtlab.errors import ConfigError, DtlabError
+from dtlab.processes import torchrun
+from dtlab.processes.endpoint import Reply
+from dtlab.processes.launcher import Crew
 from dtlab.processes.transfer import pack_call
 from dtlab.result import Result
 from dtlab.trace import Trace
@@ -38,14 +40,23 @@ def run(
     in `Result.output`). `timeout` is in seconds, None for no limit. Raises `RankFailed` when a
     rank raises, `RankDied` when one dies, `Deadlock` or `RunTimeout` when nobody goes on,
     `ConfigError` for arguments that make no sense. Whatever happens, no process is left.
+
+    Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo` and
+    `threads` don't count.
     """
     check_ranks(ranks)
     check_backend(backend, device, ranks)
     check_limits(timeout, threads)
+    if torchrun.launched():
+        replies = torchrun.run_here(fn, args, backend, device, trace)
+        return gather(replies, [""] * len(replies))
     parcel = pack_call(fn, args)
     try:
         with Crew(ranks, backend=backend, device=device, threads=threads, trace=trace) as crew:
             return gather(*crew.call("call", parcel, timeout=timeout, echo=echo))
+    except DtlabError as error:
+        error.__traceback__ = None  # our own frames would only hide the rank's
+        raise
     finally:
         os.close(parcel)
 
@@ -102,35 +113,30 @@ def check_limits(timeout: Any, threads: Any) -> None:
 # ---- what came back -----------------------------------------------------------------------------
 
 
-def gather(start_s: float, replies: Sequence[Reply], output: list[str]) -> Result:
+def gather(replies: Sequence[Reply], output: list[str]) -> Result:
     """One result from what each rank brought home."""
-    elapsed_s = max(reply.done_s for reply in replies) - start_s
     values = [reply.value for reply in replies]
-    return Result(values, elapsed_s, merge(start_s, replies), output)
+    elapsed_s = max(reply.done_s for reply in replies)
+    return Result(values, elapsed_s, merge(replies), output)
 
 
-def merge(start_s: float, replies: Sequence[Reply]) -> Trace:
+def merge(replies: Sequence[Reply]) -> Trace:
     """One trace from both sides' diaries: the k-th send of a pair and context meets its k-th
     receive. A message moves once both have posted it, and ends when the first of them knows."""
     sides: dict[tuple[int, int, int], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     for rank, reply in enumerate(replies):
-        for sends, peer, context, *times in reply.messages:
+        for sends, peer, context, *rest in reply.messages:
             pair = (rank, peer) if sends else (peer, rank)
-            sides[*pair, context][0 if sends else 1].append(times)
+            sides[*pair, context][0 if sends else 1].append(rest)
     messages = []
     for (src, dst, _), (sent, received) in sides.items():
         for (nbytes, sent_s, left_s, label), (_, wanted_s, got_s, _) in zip(
             sent, received, strict=False
         ):
-            if not (left_s or got_s):
-                continue  # nobody waited for it: nobody knows
-            begin_s = max(sent_s, wanted_s)
-            end_s = max(begin_s, min(left_s or got_s, got_s or left_s))
-            moments = (t - start_s for t in (sent_s, wanted_s, begin_s, end_s))
-            messages.append((src, dst, nbytes, *moments, label))
-    spans = [
-        (rank, kind, begin - start_s, end - start_s, label)
-        for rank, reply in enumerate(replies)
-        for kind, begin, end, label in reply.spans
-    ]
+            known = [end_s for end_s in (left_s, got_s) if end_s is not None]
+            if known:  # else nobody waited for it
+                begin_s = max(sent_s, wanted_s)
+                end_s = max(begin_s, min(known))
+                messages.append((src, dst, nbytes, sent_s, wanted_s, begin_s, end_s, label))
+    spans = [(rank, *span) for rank, reply in enumerate(replies) for span in reply.spans]
     return Trace(len(replies), messages, spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import linecache
 import os
@@ -22,10 +23,10 @@ class Session:
     """`ranks` processes that live until `close()`, with variables that last between calls.
 
     >>> with Session(ranks=2, echo=False) as session:
-    ...     session.execute("x = torch.ones(2) * rank").output
-    ...     session.execute("dtlab.collectives.all_reduce(comm, x)").output
-    ['', '']
-    ['tensor([1., 1.])\\n', 'tensor([1., 1.])\\n']
+    ...     session.execute("x = torch.ones(2) * rank").values
+    ...     session.execute("dtlab.collectives.all_reduce(comm, x)").values
+    [None, None]
+    ['tensor([1., 1.])', 'tensor([1., 1.])']
 
     In `execute`, each rank has its own variables, and `rank`, `size`, `comm`, `torch` and `dtlab`.
     After an error that all ranks survive, they and their variables go on. If a rank died or hung,
@@ -52,13 +53,18 @@ class Session:
         return self._ask("call", transfer.pack_call(fn, args))
 
     def execute(self, source: str, name: str | None = None) -> Result:
-        """Run `source` on every rank, like a notebook cell: a last expression is shown.
+        """Run `source` on every rank, like a notebook cell: a last expression is shown, as text.
 
-        `name` is what tracebacks call it. `Result.output` holds what each rank showed.
+        `name` is what tracebacks call it. `Result.values` holds these texts (or None).
         """
+        ast.parse(source, name or "<ranks>")  # a syntax error is shown here, not four times
         name = name or f"<ranks {next(_cells)}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        return self._ask("execute", transfer.pack((source, name)))
+        result = self._ask("execute", transfer.pack((source, name)))
+        for rank, text in enumerate(result.values):
+            if text is not None and self._echo:
+                print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="")
+        return result
 
     def _ask(self, what: str, parcel: int) -> Result:
         try:
@@ -70,9 +76,10 @@ class Session:
                 what, parcel, timeout=self.timeout, echo=self._echo, stay=True
             ))
         except DtlabError as error:
-            if self._crew is not None and self._crew.closed:
+            if self._crew is not None and self._crew.closed and not self._closed:
                 error.add_note("The ranks had to be stopped, so their variables are gone; "
                                "the next call starts new ones.")
+            error.__traceback__ = None  # our own frames would only hide the rank's
             raise
         finally:
             os.close(parcel)

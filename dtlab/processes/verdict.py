@@ -31,7 +31,7 @@ class RankView:
         self.output: RankOutput | None = None
         self.pid = 0  # known once it is ready
         self.ready = False
-        self.returned: tuple[float, int] | None = None  # when, and the file with the value
+        self.returned: int | None = None  # the file with what it returned
         self.raised: tuple[float, failures.Failure] | None = None
         self.stopped = False  # did not begin, as another one could not
         self.died: int | None = None  # wait status
@@ -44,7 +44,7 @@ class RankView:
     @property
     def answered(self) -> bool:
         """Has it said how the call ended?"""
-        return bool(self.returned or self.raised or self.stopped)
+        return self.returned is not None or self.raised is not None or self.stopped
 
     def read_frames(self) -> bool:
         """Take what it says. False: it has hung up."""
@@ -56,7 +56,7 @@ class RankView:
             if frame[0] == "ready":
                 self.ready, self.pid = True, frame[1]
             elif frame[0] == "returned":
-                self.returned = (frame[1], fds[0])
+                self.returned = fds[0]
             elif frame[0] == "raised":
                 self.raised = (frame[1], frame[2])
             else:

@@ -1,0 +1,82 @@
+"""Ranks that someone else started: under torchrun, `run` uses the processes that are there.
+
+That is how the course leaves one machine. There is no launcher of ours then: no board, so that
+neither mismatches nor deadlocks are named; output goes where torchrun sends it; and torchrun stops
+the others when one fails.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch.distributed as dist
+
+from dtlab.processes import failures
+from dtlab.processes.board import EPOCH
+from dtlab.processes.communicator import GlooComm
+from dtlab.processes.endpoint import Reply
+from dtlab.processes.group import join_group, open_communicator
+
+_PATIENCE_S = 2.0  # a rank whose wire broke waits so long to hear who broke it
+_calls = 0
+
+
+def launched() -> bool:
+    """Was this process started as one of many, by torchrun or alike?"""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def run_here(
+    fn: Callable[..., Any], args: tuple[Any, ...], backend: str, device: str, trace: bool
+) -> list[Reply]:
+    """Call `fn(comm, *args)` in this process, as in all the others; everyone's replies, by rank.
+
+    Raises `RankFailed` on every rank that gets here after one has failed.
+    """
+    global _calls
+    if not dist.is_initialized():
+        join_group(backend, None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    here, _calls = _calls, _calls + 1
+    comm = open_communicator(
+        backend, device, int(os.environ.get("LOCAL_RANK", 0)), None, trace, context=here * EPOCH
+    )
+    dist.barrier()
+    comm.end.begin(time.perf_counter())
+    store = dist.PrefixStore(f"dtlab/{here}", dist.distributed_c10d._get_default_store())
+    try:
+        value = fn(comm, *args)
+        reply = cloudpickle.dumps(Reply(comm.now(), value, *comm.end.diary()))
+    except Exception as error:
+        failure = failures.capture(error)
+        if failure.secondary:
+            _raise_failure(store, _PATIENCE_S)
+        store.set("failed", pickle.dumps((comm.rank, failure)).hex())
+        raise failures.rank_failed(comm.rank, failure) from None
+    _wait_for_all(comm, store)
+    replies: list[Any] = [None] * comm.size
+    dist.all_gather_object(replies, reply)
+    return [pickle.loads(reply) for reply in replies]
+
+
+def _wait_for_all(comm: GlooComm, store: dist.Store) -> None:
+    """Until all ranks have returned; raise `RankFailed` if one of them has raised instead."""
+    store.set(f"returned/{comm.rank}", "")
+    everyone = [f"returned/{rank}" for rank in range(comm.size)]
+    while not store.check(everyone):
+        _raise_failure(store, 0.005)
+
+
+def _raise_failure(store: dist.Store, patience_s: float) -> None:
+    """Raise for the rank that failed, if one says so within this time."""
+    until = time.monotonic() + patience_s
+    while not store.check(["failed"]):
+        if time.monotonic() > until:
+            return
+        time.sleep(patience_s / 4)
+    rank, failure = pickle.loads(bytes.fromhex(store.get("failed").decode()))
+    raise failures.rank_failed(rank, failure)
