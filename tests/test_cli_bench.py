@@ -45,7 +45,7 @@ def test_collectives_prints_nccl_tests_columns_and_draws(tmp_path: Path) -> None
     result = bench("collectives", "all_reduce", "-p", "2", "-n", "4kB,8kB", "--repeats", "1",
                    "-a", "ring", "--plot", str(picture))
     assert result.exit_code == 0, result.output
-    for column in ("size", "count", "type", "time", "algbw", "busbw", "geometric mean"):
+    for column in ("size(B)", "count", "time(us)", "algbw", "busbw", "Geometric mean"):
         assert column in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -41,7 +41,7 @@ def collectives(
     """Time each algorithm and torch.distributed's own, taking turns in one run.
 
     As nccl-tests prints: algorithm bandwidth is bytes/time; bus bandwidth is comparable between
-    rank counts. The last column is time over torch's time: below 1 is faster than torch.
+    rank counts.
     """
     from dtlab.bench import measure
     from dtlab.bench.calls import check_known
@@ -66,28 +66,36 @@ def collectives(
 
 def watched(jobs: list[Any], doing: str) -> Any:
     """The jobs, with a progress bar on the terminal while they are worked through."""
-    return track(jobs, doing, console=show.progress_console(), transient=True)
+    return track(jobs, doing, console=show.progress_console(), transient=True,
+                 refresh_per_second=1)  # it would disturb what is measured
 
 
 def print_collectives(rows: list[Any]) -> None:
-    """A line a contestant and size, in nccl-tests' units; then the mean ratios."""
-    ratios = defaultdict(list)
+    """A table a collective, in nccl-tests' units; then the mean ratios."""
+    by_collective, ratios = defaultdict(list), defaultdict(list)
     for row in rows:
+        by_collective[row.collective].append(row)
         if row.ratio is not None and row.algorithm != "torch":
             ratios[f"{row.collective} {row.algorithm}"].append(row.ratio)
+    for name, group in by_collective.items():
+        first = group[0]
+        show.table(
+            f"{name}, {first.dtype}, {first.ranks} processes here: measured, median of "
+            f"{first.repeats}",
+            ("algorithm", "size(B)", "count", "time(us)", "min", "max", "algbw", "busbw",
+             "/torch"),
+            [(r.algorithm, r.nbytes, r.elements, *(f"{t * 1e6:.0f}" for t in
+              (r.time_s, r.fastest_s, r.slowest_s)), gigabytes(r.algorithm_Bps),
+              gigabytes(r.bus_Bps), "" if r.ratio is None else f"{r.ratio:.2f}")
+             for r in group],
+        )
+        typer.echo()
     means = ", ".join(f"{name} {math.exp(sum(map(math.log, r)) / len(r)):.2f}"
                       for name, r in ratios.items())
-    show.table(
-        f"Collectives on {rows[0].ranks} processes here (measured, median of {rows[0].repeats})",
-        ("collective", "algorithm", "size (B)", "count", "type", "time (us)", "min to max (us)",
-         "algbw (GB/s)", "busbw (GB/s)", "time/torch's"),
-        [(r.collective, r.algorithm, r.nbytes, r.elements, r.dtype, f"{r.time_s * 1e6:.1f}",
-          f"{r.fastest_s * 1e6:.0f} to {r.slowest_s * 1e6:.0f}", *map(gigabytes,
-          (r.algorithm_Bps, r.bus_Bps)), "" if r.ratio is None else f"{r.ratio:.2f}")
-         for r in rows],
-    )
+    typer.echo("algbw, busbw in GB/s, as in nccl-tests; /torch: time over that of "
+               "torch.distributed,\nbelow 1 is faster than torch.")
     if means:
-        typer.echo(f"Time over torch's, geometric mean over the sizes: {means}.")
+        typer.echo(f"Geometric mean of /torch over the sizes: {means}.")
 
 
 def gigabytes(rate_Bps: float | None) -> str:
@@ -132,8 +140,8 @@ def launch(
 def print_launch(rows: list[Any]) -> None:
     show.table(
         f"Starting {rows[0].ranks} processes that form a Gloo group and end (measured, medians)",
-        ("launcher", "time (ms)", "min to max (ms)", "repetitions", "time/dtlab's"),
+        ("launcher", "time(ms)", "min", "max", "repeats", "/dtlab.run"),
         [(r.launcher, f"{r.time_s * 1e3:.1f}",
-          f"{r.fastest_s * 1e3:.0f} to {r.slowest_s * 1e3:.0f}", r.repeats, f"{r.ratio:.2f}")
+          f"{r.fastest_s * 1e3:.0f}", f"{r.slowest_s * 1e3:.0f}", r.repeats, f"{r.ratio:.2f}")
          for r in rows],
     )

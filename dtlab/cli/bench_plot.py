@@ -46,19 +46,22 @@ def bandwidths(rows: Sequence[Row]) -> Picture:
 
 
 def starts(rows: Sequence[Start]) -> Picture:
-    """How long each launcher takes, as bars on a logarithmic axis."""
+    """How long each launcher takes, on a logarithmic axis: dots, as bars would need a zero."""
     with styled():
         picture = new_picture(11, 1.9 + 0.6 * len(rows))
         write_title(picture, f"Starting {rows[0].ranks} processes (measured)",
                     f"median of up to {rows[0].repeats} repetitions; bars: fastest to slowest")
         axes = place_axes(picture, left=3.2, right=1.2, bottom=0.8, top=1.0)
         for number, row in enumerate(rows):
-            axes.barh(number, row.time_s, color=line_style(number).color, height=0.6,
-                      xerr=[[row.time_s - row.fastest_s], [row.slowest_s - row.time_s]])
+            spread = [[row.time_s - row.fastest_s], [row.slowest_s - row.time_s]]
+            axes.errorbar([row.time_s], [number], xerr=spread, color=line_style(number).color,
+                          marker="o", markersize=12, capsize=4, linestyle="none")
             axes.annotate(seconds_text(row.time_s), (row.slowest_s, number), (8, 0),
                           textcoords="offset points", va="center")
         axes.set_yticks(range(len(rows)), [row.launcher for row in rows])
-        axes.invert_yaxis()
-        axes.set(xscale="log", xlabel="time from call to return (s)")
+        axes.set(xscale="log", xlabel="time from call to return (s)",
+                 ylim=(len(rows) - 0.5, -0.5))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
     picture.alt = "; ".join(f"{row.launcher} {seconds_text(row.time_s)}" for row in rows)
     return picture

@@ -26,18 +26,19 @@ def progress_console() -> Console:
     return Console(stderr=True, quiet=not sys.stderr.isatty())
 
 
-def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = ""
-) -> None:
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under their columns: text to the left, all else to the right."""
-    made = Table(title=title, title_justify="left", caption=note or None, caption_justify="left",
-                 title_style="bold", box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, padding=(0, 2 if len(columns) < 8 else 1, 0, 0),
+                 header_style="bold")
     listed = [list(row) for row in rows]
     for number, name in enumerate(columns):
         is_text = all(isinstance(row[number], str) for row in listed)
-        made.add_column(name, justify="left" if is_text and number == 0 else "right")
+        made.add_column(name, justify="left" if is_text and number == 0 else "right",
+                        no_wrap=True)
     for row in listed:
         made.add_row(*(Text(str(cell)) for cell in row))
+    if title:
+        typer.secho(title, bold=True)
     console().print(made)
 
 
