@@ -76,20 +76,24 @@ class Inmate:
             return "", 0.0  # it is gone, or this isn't Linux
         return stat[0], (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
-    def end(self) -> str:
-        """Kill the process and all that it started. Returns how it had ended by itself, or ""."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if not pid:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+    def how_it_ended(self) -> str:
+        """"exit code 3", "signal SIGSEGV"; "" if it is alive."""
+        for _ in range(100):  # the socket closes a moment before the process is gone
+            info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is not None and info.si_code == os.CLD_EXITED:
+                return f"exit code {info.si_status}"
+            if info is not None:
+                return f"signal {signal.Signals(info.si_status).name}"
+            time.sleep(0.002)
+        return ""
+
+    def end(self) -> None:
+        """Kill the process and all that it started (unless it left its group)."""
+        for kill in (os.killpg, os.kill):  # in its first moments it has no group yet
+            with suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
         self.link.close()
-        if not pid:
-            return ""
-        code = os.waitstatus_to_exitcode(status)
-        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 def _become_inmate(link: Link, serve: Callable[[Link], None]) -> None:
@@ -205,7 +209,7 @@ class _Play:
         except Silence:
             self.fail(self._hung(rank))
         except Hangup as error:
-            how = self._how_it_ended(rank) or str(error)
+            how = self.inmates[rank].how_it_ended() or str(error)
             self.fail(Failure("died", rank, message=how, at=self.lines[rank]))
 
     def _hung(self, rank: int) -> Failure:
@@ -215,17 +219,6 @@ class _Play:
             os.kill(self.inmates[rank].pid, signal.SIGUSR1)
             at = str(self.inmates[rank].link.recv(time.monotonic() + 1.0)[0].get("at", ""))
         return Failure("hung", rank, message=f"no end after {CASE_LIMIT_S} s", at=at)
-
-    def _how_it_ended(self, rank: int) -> str:
-        for _ in range(50):  # the socket closes a moment before the process is gone
-            time.sleep(0.002)
-            info = os.waitid(os.P_PID, self.inmates[rank].pid,
-                             os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if info is not None:
-                if info.si_code == os.CLD_EXITED:
-                    return f"exit code {info.si_status}"
-                return f"signal {signal.Signals(info.si_status).name}"
-        return ""
 
 
 class _Refused(Work):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from dtlab.errors import DtlabError
 from dtlab.grading.case import Submission
 from dtlab.grading.court import settle_down
 from dtlab.grading.inmate import Printed, describe_error, silence_files
@@ -33,8 +34,12 @@ def open_workshop(pieces: list[Piece], names: list[str]) -> Made:
     A piece that raises, hangs or ends the process is left out, and noted; the others count.
     """
     limit_s = PATIENCE * CELL_LIMIT_S * (len(pieces) + 2)
-    made: Made = run(_supervise, pieces, names, ranks=1, timeout=limit_s, trace=False,
-                     echo=False).values[0]
+    try:
+        made: Made = run(_supervise, pieces, names, ranks=1, timeout=limit_s, trace=False,
+                         echo=False).values[0]
+    except DtlabError as error:  # a cell reached out of its sandbox
+        why = f"the notebook's cells ended what graded them ({str(error).splitlines()[0]})"
+        return Made({}, {piece.answers: piece.error or why for piece in pieces})
     return made
 
 
@@ -45,40 +50,47 @@ def _supervise(_comm: Any, pieces: list[Piece], names: list[str]) -> Made:
     left = [number for number, piece in enumerate(pieces) if piece.code]
     while True:
         inmate = Inmate(lambda link: _execute(link, pieces, left, names))
-        bad, why, said, blobs = _watch(inmate)
-        ended = inmate.end()
-        if bad is None:
-            break
-        _note(troubles, pieces[bad], why or f"the cell ended the process ({ended})")
-        left.remove(bad)
-    for number, text in said["troubles"].items():
-        _note(troubles, pieces[int(number)], str(text))
-    sources = {_file(piece, n): piece.code for n, piece in enumerate(pieces)}
-    functions = {
-        str(name): Submission(blob, list(sys.path), os.getcwd(), sources)
-        for name, blob in zip(said["names"], blobs, strict=False)
-    }
-    return Made(functions, troubles)
+        end = _watch(inmate)
+        if end.broke_off is None:
+            inmate.end()
+            for number, text in end.troubles.items():
+                troubles.setdefault(pieces[number].answers, text)
+            sources = {_file(piece, n): piece.code for n, piece in enumerate(pieces)}
+            place = list(sys.path), os.getcwd(), sources
+            return Made({n: Submission(b, *place) for n, b in end.functions.items()}, troubles)
+        why = end.why or f"the cell ended the process ({inmate.how_it_ended() or 'it hung up'})"
+        inmate.end()
+        if end.broke_off not in left:  # nothing left that could be left out
+            return Made({}, troubles)
+        troubles.setdefault(pieces[end.broke_off].answers, why)
+        left.remove(end.broke_off)
 
 
-def _note(troubles: dict[str, str], piece: Piece, text: str) -> None:
-    troubles.setdefault(piece.answers, text)
+class _End(NamedTuple):
+    """How an execution of the pieces ended."""
+
+    broke_off: int | None = None  # at this piece; None: it came to the end
+    why: str = ""
+    functions: dict[str, bytes] = {}  # noqa: RUF012 (never changed)
+    troubles: dict[int, str] = {}  # noqa: RUF012
 
 
-def _watch(inmate: Inmate) -> tuple[int | None, str, dict[str, Any], list[bytes]]:
-    """Listen to the process: (the piece at which it broke off or None, why, its words, blobs)."""
+def _watch(inmate: Inmate) -> _End:
+    """Listen to the process to its end. What it says may be anything."""
     current = 0
     while True:
         try:
             inmate.begin()
             said, blobs = inmate.listen(CELL_LIMIT_S)
             if said["do"] == "done":
-                return None, "", said, blobs
+                troubles = {int(number): str(text) for number, text in said["troubles"].items()}
+                names = [str(name) for name in said["names"]]
+                return _End(None, "", dict(zip(names, blobs, strict=True)), troubles)
             current = int(said["piece"])
         except Silence:
-            return current, f"the cell had not ended after {CELL_LIMIT_S:g} s", {}, []
-        except (Hangup, KeyError, ValueError, TypeError):
-            return current, "", {}, []
+            return _End(current, f"the cell had not ended after {CELL_LIMIT_S:g} s")
+        except (Hangup, KeyError, ValueError, TypeError, AttributeError):
+            return _End(current)
 
 
 def _file(piece: Piece, number: int) -> str:

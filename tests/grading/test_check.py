@@ -1,0 +1,147 @@
+"""`check`: its arguments, its display, its exercises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import dtlab
+from dtlab import ConfigError, check
+from dtlab.grading import catalogue
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def hello(comm):
+    return comm.rank, comm.size, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+
+def test_an_unknown_exercise_lists_the_known_ones():
+    with pytest.raises(ConfigError) as error:
+        check("ring", hello)
+    for known in catalogue():
+        assert known in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "hello", (0, 4, 3, 1)])
+def test_the_result_instead_of_the_function_is_explained(wrong):
+    with pytest.raises(ConfigError, match="without calling it"):
+        check("hello-ranks", wrong)
+
+
+def test_what_cannot_be_pickled_is_explained():
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="create what it needs inside"):
+        check("hello-ranks", lambda comm: (lock, hello(comm))[1])
+
+
+def test_the_table_is_printed_once_and_the_report_returned(capsys):
+    report = check("hello-ranks", hello)
+    out = capsys.readouterr()
+    assert out.out.count("hello-ranks: 4 of 4 points") == 1
+    assert out.err == ""
+    assert report.points == 4
+    check("hello-ranks", hello, show=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("answer", [
+    lambda comm: hello(comm),
+    partial(lambda extra, comm: hello(comm), None),
+    type("Callable", (), {"__call__": lambda self, comm: hello(comm)})(),
+], ids=["lambda", "partial", "object"])
+def test_any_callable_can_be_checked(answer):
+    assert check("hello-ranks", answer, show=False).points == 4
+
+
+def test_it_works_from_a_script_without_a_main_guard(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import dtlab\n"
+        "print('once')\n"
+        "def hello(comm):\n"
+        "    n = comm.size\n"
+        "    return comm.rank, n, (comm.rank - 1) % n, (comm.rank + 1) % n\n"
+        "dtlab.check('hello-ranks', hello)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True,
+                          timeout=100, cwd=tmp_path, env=None)
+    assert done.stderr == ""
+    assert done.stdout.count("once") == 1
+    assert "4 of 4 points" in done.stdout
+
+
+def test_a_helper_module_beside_the_notebook_can_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "helper_of_mine.py").write_text("def mod(a, b):\n    return a % b\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def with_helper(comm):
+        import helper_of_mine
+
+        mod = helper_of_mine.mod
+        return comm.rank, comm.size, mod(comm.rank - 1, comm.size), mod(comm.rank + 1, comm.size)
+
+    assert check("hello-ranks", with_helper, show=False).points == 4
+
+
+def test_other_sizes_are_tried_with_another_seed():
+    def tried(seed):
+        return [[case.tried for case in each.cases]
+                for each in catalogue()["ring-all-reduce"].build(seed)]
+
+    assert tried(0) == tried(0)
+    assert tried(0) != tried(2)
+
+
+# ---- the exercises, their notebooks and their points agree --------------------------------------
+
+
+def cells():
+    for path in sorted((ROOT / "solutions").glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            yield path, cell, "".join(cell["source"])
+
+
+def test_every_exercise_has_its_cells_and_every_cell_its_points():
+    answers, graded = {}, {}
+    for path, cell, source in cells():
+        mark = cell["metadata"].get("nbgrader", {})
+        if mark.get("solution"):
+            answers[mark["grade_id"]] = (path.name, source)
+        if mark.get("grade"):
+            graded[mark["grade_id"].removesuffix("-points")] = (path.name, source, mark["points"])
+    assert set(answers) == set(graded) == set(catalogue())
+    for each in catalogue().values():
+        name, source = answers[each.id]
+        assert name.startswith(each.chapter)
+        assert f"def {each.function}(" in source
+        name, source, points = graded[each.id]
+        assert points == each.points
+        assert f'check("{each.id}", {each.function}' in source
+        assert "### BEGIN HIDDEN TESTS" in source
+        assert source.rstrip().endswith(".points")
+
+
+def test_the_task_texts_name_the_points_that_the_checks_give():
+    text = "".join(source for _, cell, source in cells() if cell["cell_type"] == "markdown")
+    for each in catalogue().values():
+        heading = f"({each.points:g} points)"
+        assert heading in text, f"{each.id}: {heading}"
+
+
+def test_seeds_change_no_points():
+    for each in catalogue().values():
+        shape = [(c.name, c.points) for c in each.build(0)]
+        assert shape == [(c.name, c.points) for c in each.build(2)]
+        assert len({name for name, _ in shape}) == len(shape)
+
+
+def test_check_is_at_the_front_door():
+    assert dtlab.check is check

@@ -1,0 +1,236 @@
+"""Whole notebooks: answers are found, hostile cells are survived, bad files get one sentence."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from dtlab import ConfigError
+from dtlab.grading import grade_many, grade_notebook
+from dtlab.grading.notebook import class_table, to_csv
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted(path.name for path in (ROOT / "solutions").glob("*.ipynb"))
+
+
+def load(folder: str, name: str) -> dict:
+    return json.loads((ROOT / folder / name).read_text())
+
+
+def marked(notebook: dict, grade_id: str) -> dict:
+    for cell in notebook["cells"]:
+        if cell["metadata"].get("nbgrader", {}).get("grade_id") == grade_id:
+            return cell
+    raise KeyError(grade_id)
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Writes a notebook as a learner would hand it in, and grades it."""
+
+    def save_and_grade(notebook: dict, name: str = "mine.ipynb"):
+        path = tmp_path / name
+        path.write_text(json.dumps(notebook))
+        return grade_notebook(path)
+
+    return save_and_grade
+
+
+@pytest.fixture
+def welcome() -> dict:
+    """Chapter 00 with both answers right."""
+    return copy.deepcopy(load("solutions", "00_welcome.ipynb"))
+
+
+def code_cell(source: str) -> dict:
+    return {"cell_type": "code", "metadata": {}, "source": source, "outputs": [],
+            "execution_count": None, "id": "extra"}
+
+
+def points(report) -> dict:
+    return {each.exercise: each.points for each in report.exercises}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_solutions_get_all_points(name):
+    report = grade_notebook(ROOT / "solutions" / name)
+    assert report.points == report.max_points > 0, str(report)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_untouched_exercises_get_none(name):
+    report = grade_notebook(ROOT / "exercises" / name)
+    assert report.points == 0
+    assert report.max_points == grade_notebook(ROOT / "solutions" / name).max_points
+    for each in report.exercises:
+        assert "Not written yet" in each.hints[0]
+
+
+def test_the_report_says_the_same_as_text_and_as_a_dictionary(welcome, submit):
+    report = submit(welcome)
+    told = json.loads(json.dumps(report.to_dict()))
+    assert (told["points"], told["max_points"], told["error"]) == (8, 8, "")
+    assert [each["exercise"] for each in told["exercises"]] == ["hello-ranks", "fix-deadlock"]
+    assert "8 of 8 points" in report.to_text()
+
+
+# ---- what counts -------------------------------------------------------------------------------
+
+
+def test_tests_come_from_the_course_not_from_the_learner(welcome, submit):
+    marked(welcome, "hello-ranks")["source"] = "def hello(comm):\n    return 1"
+    marked(welcome, "hello-ranks-points")["source"] = "99"
+    welcome["cells"].remove(marked(welcome, "fix-deadlock-points"))
+    assert points(submit(welcome)) == {"hello-ranks": 0, "fix-deadlock": 4}
+
+
+def test_patching_the_grader_in_the_notebook_changes_nothing(welcome, submit):
+    marked(welcome, "hello-ranks")["source"] = (
+        "import dtlab.grading.check, dtlab.grading.exercise as e\n"
+        "dtlab.grading.check.check = dtlab.check = None\n"
+        "e.verdict_of = lambda *a: None\n"
+        "def hello(comm):\n    return None\n"
+    )
+    assert points(submit(welcome)) == {"hello-ranks": 0, "fix-deadlock": 4}
+
+
+def test_helpers_in_other_cells_may_be_used(welcome, submit):
+    marked(welcome, "hello-ranks")["source"] = (
+        "def hello(comm):\n"
+        "    return comm.rank, comm.size, beside(comm, -1), beside(comm, math.ceil(0.5))\n"
+    )
+    welcome["cells"].insert(1, code_cell(
+        "import math\n\ndef beside(comm, k):\n    return (comm.rank + k) % comm.size\n\n1 / 0"
+    ))
+    assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
+
+
+def test_an_answer_is_found_by_its_function_when_the_marks_are_lost(welcome, submit):
+    for cell in welcome["cells"]:
+        cell["metadata"] = {}
+    assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
+
+
+def test_the_name_of_the_file_does_not_matter(welcome, submit):
+    assert submit(welcome, "final (2) really.ipynb").points == 8
+
+
+def test_output_cells_and_sources_as_lists_are_fine(welcome, submit):
+    for cell in welcome["cells"]:
+        cell["source"] = cell["source"] if isinstance(cell["source"], list) else [cell["source"]]
+        if cell["cell_type"] == "code":
+            cell["outputs"] = [{"output_type": "stream", "name": "stderr", "text": "noise"}]
+    assert submit(welcome).points == 8
+
+
+# ---- one bad answer does not spoil the others --------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "told"), [
+    ("while True: pass", "had not ended"),
+    ("import os; os._exit(3)", "exit code 3"),
+    ("raise ValueError('no')", "ValueError: no"),
+    ("import sys; sys.exit()", "SystemExit"),
+    ("def hello(comm:\n", "SyntaxError"),
+    ("%pip install torch", "SyntaxError"),
+    ("hello = 3", "no cell defines it"),
+    ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+    ("print('x' * 10**8)", "no cell defines it"),
+    ("", "no cell defines it"),
+    ("input()", "EOFError"),
+])
+def test_a_bad_cell_is_named_and_the_others_count(welcome, submit, source, told):
+    marked(welcome, "hello-ranks")["source"] = source
+    report = submit(welcome)
+    assert points(report) == {"hello-ranks": 0, "fix-deadlock": 4}
+    assert told in report.exercises[0].hints[0]
+
+
+def test_a_cell_that_kills_the_grader_ends_only_its_own_notebook(welcome, submit):
+    marked(welcome, "hello-ranks")["source"] = "import os; os.kill(os.getppid(), 9)"
+    report = submit(welcome)
+    assert report.points == 0
+    assert report.max_points == 8
+    assert "ended what graded them" in report.exercises[0].hints[0]
+
+
+def test_a_missing_answer_is_named(welcome, submit):
+    welcome["cells"].remove(marked(welcome, "hello-ranks"))
+    report = submit(welcome)
+    assert points(report) == {"hello-ranks": 0, "fix-deadlock": 4}
+    assert "not in the notebook" in report.exercises[0].hints[0]
+
+
+def test_a_traceback_shows_the_line_of_the_cell(welcome, submit):
+    marked(welcome, "hello-ranks")["source"] = "def hello(comm):\n    return comm.rank / 0\n"
+    report = submit(welcome).exercises[0]
+    assert "return comm.rank / 0" in report.details
+    assert "line 2" in report.details
+
+
+# ---- bad files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    (None, "no such file"),
+    ("", "is empty"),
+    ("  \n", "is empty"),
+    ("{", "is not a notebook"),
+    ("[1, 2]", "is not a notebook"),
+    ('{"a": 1}', "is not a notebook"),
+    ('{"cells": 3}', "is not a notebook"),
+    ("[" * 100_000, "is not a notebook"),
+    ("\x00\x01", "is not a notebook"),
+    (json.dumps({"cells": []}), "no exercise of this course"),
+    (json.dumps({"cells": [None, 3, {"cell_type": "code"}, {"cell_type": "code", "source": 4},
+                           {"cell_type": "code", "source": "x = 1", "metadata": 5}]}),
+     "no exercise of this course"),
+    (json.dumps({"cells": [{"cell_type": "code", "source": "def mine(): pass", "metadata": {}}]}),
+     "no exercise of this course"),
+])
+def test_a_bad_file_gets_one_clear_sentence(tmp_path, content, told):
+    path = tmp_path / "bad.ipynb"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=told) as error:
+        grade_notebook(path)
+    assert "bad.ipynb" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_and_bytes_that_are_no_text_get_a_sentence_too(tmp_path):
+    with pytest.raises(ConfigError, match="is a folder"):
+        grade_notebook(tmp_path)
+    (tmp_path / "x.ipynb").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="can't be read"):
+        grade_notebook(tmp_path / "x.ipynb")
+
+
+def test_missing_solutions_are_explained(tmp_path):
+    with pytest.raises(ConfigError, match="solutions"):
+        grade_notebook(ROOT / "exercises" / NOTEBOOKS[0], solutions=tmp_path)
+
+
+# ---- a class -----------------------------------------------------------------------------------
+
+
+def test_one_bad_notebook_does_not_stop_the_others(tmp_path, welcome):
+    (tmp_path / "ada.ipynb").write_text(json.dumps(welcome))
+    (tmp_path / "bob.ipynb").write_text("{")
+    marked(welcome, "hello-ranks")["source"] = "def hello(comm): return 0"
+    (tmp_path / "cyd.ipynb").write_text(json.dumps(welcome))
+    reports = list(grade_many(sorted(tmp_path.glob("*.ipynb"))))
+    assert [report.points for report in reports] == [8, 0, 4]
+    assert [bool(report.error) for report in reports] == [False, True, False]
+    rows = list(csv.DictReader(io.StringIO(to_csv(reports))))
+    assert [row["points"] for row in rows] == ["8", "", "4"]
+    assert [row["hello-ranks"] for row in rows] == ["4", "", "0"]
+    assert "not a notebook" in rows[1]["error"]
+    table = class_table(reports)
+    assert "hello-ranks 0/4" in table
+    assert "ada.ipynb" in table

@@ -1,0 +1,63 @@
+"""Reports: for people as text and HTML, for scripts as dictionaries."""
+
+from __future__ import annotations
+
+import json
+
+from dtlab.grading.report import Report, Row, text_table, whole
+
+
+def example() -> Report:
+    return Report("ring", "A ring", [
+        Row("sums", True, 2, 2, "4 ranks", "the sum", "the sum"),
+        Row("bytes", False, 0, 1.5, "4 ranks, 8 × float32", "[rank 0] sent 96 B", "≤ 48 B",
+            "96 / 48", hint="Send <one> chunk."),
+    ], printed="hello", details="line 3")
+
+
+def test_points_are_sums_and_whole_numbers_are_ints():
+    report = example()
+    assert report.points == 2
+    assert isinstance(report.points, int)
+    assert report.max_points == 3.5
+    assert not report.passed
+    assert report.hints == ["Send <one> chunk."]
+    assert isinstance(whole(3.0), int)
+
+
+def test_a_report_goes_through_json_and_back():
+    report = example()
+    again = Report.from_dict(json.loads(json.dumps(report.to_dict())))
+    assert again == report
+    assert report.to_dict()["rows"][1]["nbytes"] == "96 / 48"
+
+
+def test_the_text_holds_what_a_learner_needs_at_every_width():
+    for width in (60, 80, 110):
+        text = example().to_text(width)
+        assert text.startswith("ring: 2 of 3.5 points · A ring")
+        assert all(len(line) <= width for line in text.splitlines())
+        assert "Hint: Send <one> chunk." in text
+        assert "✗" in text
+        assert "✓" in text
+    assert "[rank 0] sent 96 B" in example().to_text(200)  # brackets are no markup
+    assert "rounds" not in text  # a column that nobody fills is not shown
+
+
+def test_html_escapes_what_learners_print():
+    report = example()
+    report.printed = "<script>alert(1)</script>"
+    html = report._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;one&gt;" in html
+    assert 'aria-label="failed"' in html  # not by colour alone
+
+
+def test_the_repr_is_one_line():
+    assert repr(example()) == "<Report ring: 2 of 3.5 points>"
+
+
+def test_a_table_wraps_all_but_the_unbroken_columns():
+    text = text_table(["a", "b"], [["x" * 30, "1 of 2"]], 24, unbroken=[1])
+    assert "1 of 2" in text
+    assert max(map(len, text.splitlines())) <= 24
