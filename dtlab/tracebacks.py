@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
 
 PACKAGE = str(Path(__file__).parent)
+_CELL = re.compile(r'[^\s"]*ipykernel_\d+[/\\]\d+\.py')  # how a kernel names the file of a cell
+
+
+def shown_name(file: str) -> str:
+    """A notebook's cell by its number, "Cell In[3]"; any other file as it is.
+
+    Only the notebook's own process knows its cells; elsewhere their file names mean nothing.
+    """
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython else None
+    cell = shell.compile.format_code_name(file) if shell is not None else None
+    return " ".join(cell) if cell else file
 
 
 def learner_frame(frame: FrameType | None) -> FrameType | None:
@@ -17,12 +31,16 @@ def learner_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def learner_line(frame: FrameType | None) -> str:
-    """"ring.py:17 in step": the learner's line that led to `frame`; "" if there is none."""
+    """"ring.py:17 in step", "Cell In[3]:2 in step": the learner's line that led to `frame`.
+
+    "" if there is none.
+    """
     frame = learner_frame(frame)
     if frame is None:
         return ""
     code = frame.f_code
-    return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+    name = shown_name(code.co_filename)
+    return f"{Path(name).name}:{frame.f_lineno} in {code.co_name}"
 
 
 def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
@@ -30,4 +48,5 @@ def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
     step: TracebackType | None = error.__traceback__
     while step is not None and step.tb_frame.f_code.co_filename in skip and step.tb_next:
         step = step.tb_next
-    return "".join(traceback.format_exception(type(error), error, step))
+    text = "".join(traceback.format_exception(type(error), error, step))
+    return _CELL.sub(lambda file: shown_name(file[0]), text)
