@@ -69,17 +69,19 @@ def cost_curves(
         axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.55)
         for index, name in enumerate(names):
             style = line_style(_place(collective, name, index))
-            axes.plot(grid, curves[name], color=style.color, linestyle=style.dashes,
+            seen = np.where(curves[name] > 0, curves[name], np.nan)
+            axes.plot(grid, seen, color=style.color, linestyle=style.dashes,
                       marker=style.marker, markevery=(4 + 3 * index % 8, 12), label=name, zorder=3)
             _draw_measured(axes, (measured or {}).get(name, {}), style.color, style.marker, name)
         _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
         axes.set_xlim(grid[0], grid[-1])
-        if not any(map(np.any, curves.values())):
+        if not any(map(np.any, curves.values())):  # one rank: no curve has a place on log axes
             axes.text(0.5, 0.5, "nothing to do: it takes no time", transform=axes.transAxes,
                       ha="center", color=QUIET)
             times = times or (1e-6, 1e-3)
-        axes.set_ylim(times)
         logarithmic(axes)
+        if times:  # set_ylim(None) would freeze the limits as they are
+            axes.set_ylim(times)
         _draw_turns(axes, collective, names, grid, turns, best)
         axes.legend(loc="upper left", ncols=1 if len(names) < 6 else 2, labelspacing=0.35,
                     handlelength=4)
@@ -159,7 +161,7 @@ def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
         axes.set_xlabel("size of the vector (bytes)")
     if y:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(10, numticks=9))
+        axes.yaxis.set_major_locator(LogLocator(10, numticks=14))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda t, _: seconds_text(t)))
         axes.set_ylabel("time")

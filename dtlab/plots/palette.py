@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 
 INK = "#1c2833"  # text, strong lines
+DARK = "#0a0f14"  # text on a rank's colour
 QUIET = "#5d6d7e"  # secondary text, axes, hatches: 5.3:1 on white
 FAINT = "#d5dbe1"  # grids, empty cells
 PAPER = "#ffffff"
@@ -74,7 +75,7 @@ def mix(color: str, towards: str, share: float) -> str:
 @lru_cache(maxsize=1024)
 def ink_on(color: str) -> str:
     """Dark or white text, whichever reads better on `color`."""
-    return INK if contrast(color, INK) >= contrast(color, PAPER) else PAPER
+    return DARK if contrast(color, DARK) >= contrast(color, PAPER) else PAPER
 
 
 def contrast(one: str, other: str) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from dtlab.plots.palette import INK, QUIET
@@ -50,7 +51,7 @@ class Picture(Figure):
             canvas.draw()
             pixels = np.asarray(canvas.buffer_rgba())[..., :3]
             page = io.BytesIO()
-            Image.fromarray(pixels).save(page, "PNG", compress_level=1 if quick else 9)
+            Image.fromarray(pixels).save(page, "PNG", compress_level=1 if quick else 6)
             return page.getvalue()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -89,13 +90,17 @@ def write_title(figure: Picture, title: str, subtitle: str = "") -> None:
         fit_text(drawn, width - 2 * MARGIN_IN)
 
 
-def fit_text(text: Any, width_in: float, smallest: float = 8) -> None:
-    """Shrink `text` until it is no wider than `width_in` inches; no smaller than `smallest`."""
+def fit_text(text: Text, width_in: float, smallest: float = 9) -> None:
+    """Shrink `text` until it is no wider than `width_in` inches; below `smallest`, cut its end."""
     # DejaVu Sans: on average 0.6 of the type size a letter, bold 0.7.
-    share = 0.7 if text.get_weight() == "bold" else 0.62
-    letters = max((len(line) for line in text.get_text().split("\n")), default=0)
-    if letters:
-        text.set_fontsize(max(smallest, min(text.get_fontsize(), width_in * 72 / letters / share)))
+    share = 0.7 if text.get_fontweight() == "bold" else 0.62
+    letters = len(text.get_text())
+    if not letters:
+        return
+    size = min(float(text.get_fontsize()), width_in * 72 / letters / share)
+    text.set_fontsize(max(smallest, size))
+    if size < smallest:
+        text.set_text(text.get_text()[: int(width_in * 72 / smallest / share) - 1] + "…")
 
 
 def clock_name(virtual: bool) -> str:

@@ -76,7 +76,8 @@ def describe(frame: Frame) -> str:
     if len(frame.arrows) > len(moved):
         moved.append(f"{len(frame.arrows) - len(moved)} more")
     messages = f" Messages: {'; '.join(moved)}." if moved else ""
-    return f"{_heading(frame)}.{messages} {_progress(frame)}."
+    progress = _progress(frame)
+    return f"{_heading(frame)}.{messages} {progress[0].upper()}{progress[1:]}."
 
 
 def _heading(frame: Frame) -> str:

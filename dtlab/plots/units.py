@@ -42,6 +42,6 @@ def count_text(count: int, one: str, many: str = "") -> str:
 
 
 def _three_digits(value: float) -> str:
-    if abs(value) >= 999.5:
+    if 999.5 <= abs(value) < 1e5:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -12,7 +12,7 @@ from dtlab.plots.curves import Measured
 from dtlab.plots.units import bytes_text, seconds_text
 from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
 
-TIMES = (1e-7, 1e2)  # of the axis: fixed, so that curves move and the axis does not
+TIMES = (1e-6, 1e2)  # of the axis: fixed, so that curves move and the axis does not
 
 
 class AlphaBetaExplorer(Explorer):

@@ -14,7 +14,7 @@ from dtlab.result import Result
 from dtlab.widgets.explorer import DPI, Explorer, button
 
 MOST_RANKS = 16
-HEIGHT_IN = 3.75  # whatever the number of ranks, so that nothing below jumps
+HEIGHT_IN = 3.4  # whatever the number of ranks, so that nothing below jumps
 
 
 def introduce(comm: Comm) -> str:

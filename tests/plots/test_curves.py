@@ -1,0 +1,86 @@
+"""Curves are the closed forms; crossovers are where they cross."""
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from dtlab import cost, plots
+from dtlab.collectives import ALGORITHMS
+from dtlab.plots.network import layout_of
+from dtlab.topology import Topology, uniform
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+def test_a_curve_is_the_closed_form(algorithm: str) -> None:
+    picture = plots.cost_curves("all_reduce", [algorithm], 6, 1e-6, 1e-9, 1e-10)
+    line = next(line for line in picture.axes[0].lines if line.get_label() == algorithm)
+    for size, time in np.asarray(line.get_xydata()):
+        predicted = cost.time_s("all_reduce", algorithm, 6, int(size), 1e-6, 1e-9, 1e-10)
+        assert time == pytest.approx(predicted, rel=1e-12)
+
+
+@pytest.mark.parametrize("p", [4, 5, 8, 100])
+def test_at_a_crossover_the_fastest_changes(p: int) -> None:
+    alpha, beta = 5e-6, 1e-10
+    names = list(ALGORITHMS["all_reduce"])
+
+    def fastest(nbytes: int) -> set[str]:
+        times = {a: cost.time_s("all_reduce", a, p, nbytes, alpha, beta) for a in names}
+        return {a for a in names if times[a] <= min(times.values()) * (1 + 1e-9)}
+
+    found = plots.crossovers("all_reduce", names, p, alpha, beta)
+    assert found
+    for turn in found:
+        assert set(turn.after.split(" = ")) == fastest(turn.nbytes)
+        assert set(turn.before.split(" = ")) == fastest(int(turn.nbytes * 0.998))
+
+
+def test_a_crossover_lies_where_algebra_says() -> None:
+    p, alpha, beta = 8, 5e-6, 1e-10  # 6(α + nβ) = 14(α + nβ/8), so 4.25nβ = 8α
+    (turn,) = plots.crossovers("all_reduce", ["tree", "ring"], p, alpha, beta)
+    assert (turn.before, turn.after) == ("tree", "ring")
+    assert turn.nbytes == pytest.approx(8 * alpha / (4.25 * beta), rel=2e-3)
+
+
+def test_equals_are_named_together() -> None:
+    assert plots.crossovers("broadcast", ["flat", "binomial"], 2, 1e-6, 1e-9) == []
+    assert "flat = binomial" in plots.cost_curves("broadcast", ["flat", "binomial"], 2).alt
+
+
+def test_the_fit_reports_its_error_at_sizes_it_has_not_seen() -> None:
+    sizes, held_out = [100, 10_000], [1000, 10**6]
+    times = [1e-5 + n * 1e-9 for n in sizes]
+    off = [(1e-5 + n * 1e-9) / 1.25 for n in held_out]  # the line predicts a quarter too much
+    assert "off by 25%" in plots.fit(1e-5, 1e-9, sizes, times, (held_out, off)).alt
+
+
+def test_hosts_stand_below_their_switches() -> None:
+    places = layout_of(uniform(40, 1e-6, 1e9).graph())
+    assert places["switch"][1] > max(y for node, (_, y) in places.items() if node != "switch")
+    assert len(set(places.values())) == 41
+
+
+def test_links_of_two_speeds_are_told_apart() -> None:
+    def graph() -> nx.DiGraph:
+        g = nx.DiGraph()
+        for rank, rack in ((0, "A"), (1, "A"), (2, "B")):
+            g.add_edge(rank, rack, latency_s=1e-6, bandwidth_Bps=1e10)
+            g.add_edge(rack, rank, latency_s=1e-6, bandwidth_Bps=1e10)
+        for rack in "AB":
+            g.add_edge(rack, "spine", latency_s=2e-6, bandwidth_Bps=4e10)
+            g.add_edge("spine", rack, latency_s=2e-6, bandwidth_Bps=4e10)
+        return g
+
+    racks = Topology("racks", 3, (), lambda src, dst: (0.0, ()), graph)
+    assert "40 GB/s, 2 µs" in plots.topology(racks).alt
+    assert "10 GB/s, 1 µs" in plots.topology(racks).alt
+    places = layout_of(graph())
+    assert places["spine"][1] > places["A"][1] > places[0][1]
+
+
+def test_hosts_without_switches_stand_in_a_circle() -> None:
+    ring = nx.DiGraph()
+    for rank in range(6):
+        ring.add_edge(rank, (rank + 1) % 6, latency_s=0.0, bandwidth_Bps=1e9)
+    x, y = np.array(list(layout_of(ring).values())).T
+    assert np.hypot(x - 0.5, y - 0.5) == pytest.approx(0.5)

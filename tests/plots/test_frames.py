@@ -1,0 +1,236 @@
+"""The film of a collective says what really happened."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
+from dtlab.collectives import ALGORITHMS
+from dtlab.plots import Frame, frames_of, stepper_frames
+from dtlab.plots.goals import arguments, goal_of
+from dtlab.topology import uniform
+
+EVERY = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
+SIZES = [*range(1, 10), 13]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+@pytest.mark.parametrize("p", SIZES)
+def test_every_registered_algorithm_ends_complete(collective: str, algorithm: str, p: int) -> None:
+    for root in {0, p // 2, p - 1}:
+        film = stepper_frames(collective, algorithm, p, root)
+        assert film[-1].done, film[-1].holds
+        assert [frame.step for frame in film] == list(range(len(film)))
+        assert not any(frame.wrong.any() for frame in film)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+@pytest.mark.parametrize("p", [2, 5, 8])
+def test_wanted_contributions_are_never_lost_again(
+    collective: str, algorithm: str, p: int
+) -> None:
+    film = stepper_frames(collective, algorithm, p)
+    for before, after in itertools.pairwise(film):
+        ours = before.judged[..., None] & before.wanted
+        assert (after.holds[ours] >= before.holds[ours]).all()
+        assert np.array_equal(after.changed, (after.holds != before.holds).any(axis=2))
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+@pytest.mark.parametrize("p", [1, 3, 4, 9])
+def test_arrows_are_the_messages_of_an_unwatched_run(
+    collective: str, algorithm: str, p: int
+) -> None:
+    fn = ALGORITHMS[collective][algorithm]
+    goal = goal_of(collective, p, 0)
+
+    def plain(comm: Comm) -> None:
+        fn(comm, **arguments(fn, goal, comm.rank, p, 0))
+
+    trace = simulate(plain, network=uniform(p, 1.0, float("inf"))).trace
+    film = stepper_frames(collective, algorithm, p)
+    shown = Counter((a.src, a.dst, a.nbytes) for frame in film for a in frame.arrows)
+    assert shown == Counter((m.src, m.dst, m.nbytes) for m in trace.transfers)
+    assert film[-1].sent_bytes == film[-1].total_bytes == trace.sent_bytes()
+    assert film[-1].steps == len({m.end_s for m in trace.transfers})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+@pytest.mark.parametrize("p", [2, 4, 7])
+def test_bytes_in_the_film_are_those_of_the_closed_form(algorithm: str, p: int) -> None:
+    film = stepper_frames("all_reduce", algorithm, p)
+    assert film[-1].sent_bytes == sum(cost.sent_bytes("all_reduce", algorithm, p, p * p * 4))
+
+
+@pytest.mark.parametrize("p", [2, 4, 7])
+def test_each_message_of_the_ring_carries_one_piece(p: int) -> None:
+    film = stepper_frames("all_reduce", "ring", p)
+    assert len(film) == 1 + 2 * (p - 1)
+    for frame in film[1:]:
+        assert {(a.src, a.dst) for a in frame.arrows} == {(r, (r + 1) % p) for r in range(p)}
+        assert all(len(arrow.pieces) == 1 for arrow in frame.arrows)
+        for arrow in frame.arrows:  # what arrived is in the piece that the arrow names
+            assert frame.holds[arrow.dst, arrow.pieces[0], arrow.src] == 1
+
+
+def test_halfway_the_ring_rank_r_has_the_whole_of_piece_r_plus_1() -> None:
+    frame = stepper_frames("all_reduce", "ring", 5)[4]
+    assert np.array_equal(np.argwhere(frame.complete), [[r, (r + 1) % 5] for r in [0, 1, 2, 3, 4]])
+
+
+def test_a_piece_added_twice_is_shown_as_spoilt() -> None:
+    def greedy(comm: Comm, x: torch.Tensor) -> None:
+        inbox = torch.empty_like(x)
+        for _ in range(comm.size):  # one time too often: one's own comes back
+            out = x.clone()
+            comm.sendrecv(out, (comm.rank + 1) % comm.size, inbox, (comm.rank - 1) % comm.size)
+            comm.accumulate_(x, inbox)
+
+    last = frames_of(greedy, 3)[-1]
+    assert last.wrong.all()
+    assert not last.done
+    assert last.holds.max() > 1
+
+
+def test_a_ring_that_stops_early_is_not_done() -> None:
+    def half(comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        p, me = comm.size, comm.rank
+        chunks, inbox = x.chunk(p), torch.empty(p)
+        for step in range(p - 1):
+            comm.sendrecv(chunks[(me - step) % p], (me + 1) % p, inbox, (me - 1) % p)
+            comm.accumulate_(chunks[(me - step - 1) % p], inbox)
+        return x
+
+    film = frames_of(half, 4)
+    assert not film[-1].done
+    assert film[-1].complete.sum() == 4
+    assert "half" in film[0].title
+
+
+def test_a_result_in_a_new_tensor_is_shown() -> None:
+    def gather_and_add(comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        total = x.clone()
+        for distance in range(1, comm.size):
+            other = torch.empty_like(x)
+            comm.sendrecv(x, (comm.rank + distance) % comm.size, other,
+                          (comm.rank - distance) % comm.size)
+            total = total + other
+        return total / comm.size  # an average counts like a sum
+
+    assert frames_of(gather_and_add, 4)[-1].done
+
+
+def test_errors_of_the_learners_function_come_through() -> None:
+    def stuck(comm: Comm, x: torch.Tensor) -> None:
+        comm.recv(x, (comm.rank + 1) % comm.size)
+
+    def broken(comm: Comm, x: torch.Tensor) -> None:
+        raise ValueError("no luck")
+
+    with pytest.raises(Deadlock):
+        frames_of(stuck, 3)
+    with pytest.raises(RankFailed, match="no luck"):
+        frames_of(broken, 3)
+
+
+@pytest.mark.parametrize("bad", [
+    lambda: stepper_frames("all_reduce", "telepathy", 4),
+    lambda: stepper_frames("gossip", "ring", 4),
+    lambda: stepper_frames("all_reduce", "ring", 0),
+    lambda: stepper_frames("all_reduce", "ring", 33),
+    lambda: stepper_frames("broadcast", "flat", 4, root=4),
+])
+def test_what_does_not_exist_is_a_config_error(bad: object) -> None:
+    with pytest.raises(ConfigError):
+        bad()  # type: ignore[operator]
+
+
+def test_a_parameter_that_nobody_can_give_is_named() -> None:
+    with pytest.raises(RankFailed, match="'wheels'") as caught:
+        frames_of(lambda comm, x, wheels: None, 2)
+    assert isinstance(caught.value, ConfigError)
+
+
+def all_gather(comm: Comm, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(comm.size, *x.shape)
+    out[comm.rank] = x
+    for distance in range(1, comm.size):
+        src = (comm.rank - distance) % comm.size
+        comm.sendrecv(x, (comm.rank + distance) % comm.size, out[src], src)
+    return out
+
+
+def reduce_scatter(comm: Comm, parts: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    inbox = torch.empty_like(parts[0])
+    for distance in range(1, comm.size):
+        dst, src = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+        comm.sendrecv(parts[dst].clone(), dst, inbox, src)
+        comm.accumulate_(parts[comm.rank], inbox, op)
+    return parts[comm.rank]
+
+
+def all_to_all(comm: Comm, parts: torch.Tensor) -> torch.Tensor:
+    out = parts.clone()
+    for distance in range(1, comm.size):
+        dst, src = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+        comm.sendrecv(parts[dst], dst, out[src], src)
+    return out
+
+
+def scan(comm: Comm, x: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    if comm.rank:
+        inbox = torch.empty_like(x)
+        comm.recv(inbox, comm.rank - 1)
+        comm.accumulate_(x, inbox, op)
+    if comm.rank < comm.size - 1:
+        comm.send(x, comm.rank + 1)
+    return x
+
+
+def scatter(comm: Comm, parts: torch.Tensor, x: torch.Tensor, root: int = 0) -> torch.Tensor:
+    if comm.rank == root:
+        for distance in range(1, comm.size):
+            dst = (root + distance) % comm.size
+            comm.send(parts[dst], dst)
+    else:
+        comm.recv(parts[comm.rank], root)
+    return parts[comm.rank]
+
+
+@pytest.mark.parametrize("fn", [all_gather, reduce_scatter, all_to_all, scan, scatter])
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+def test_collectives_of_other_signatures_are_shown_too(fn: object, p: int) -> None:
+    film = frames_of(fn, p, fn.__name__, root=p - 1)  # type: ignore[arg-type, attr-defined]
+    assert film[-1].done
+    assert film[-1].pieces == p
+
+
+def test_memory_that_nobody_wrote_counts_as_empty() -> None:
+    first = frames_of(all_gather, 4, "all_gather")[0]
+    assert np.array_equal(first.holds.sum(axis=2), np.eye(4))
+
+
+def test_an_unknown_collective_is_shown_but_not_judged() -> None:
+    last = frames_of(scan, 3, "rumour")[-1]
+    assert not last.judged.any()
+    assert last.holds[2].all()
+
+
+def test_a_barrier_shows_whose_news_has_spread() -> None:
+    film = stepper_frames("barrier", next(iter(ALGORITHMS["barrier"])), 6)
+    assert film[0].what == "news"
+    assert np.array_equal(film[0].holds[:, 0], np.eye(6))
+    assert film[-1].holds.all()
+
+
+def test_watching_changes_nothing() -> None:
+    seen: list[Frame] = stepper_frames("all_reduce", "ring", 4)
+    again = stepper_frames("all_reduce", "ring", 4)
+    assert all(np.array_equal(a.holds, b.holds) for a, b in zip(seen, again, strict=True))
+    assert not torch.are_deterministic_algorithms_enabled()
+    x = torch.arange(16.0)
+    frames_of(lambda comm, given: ALGORITHMS["all_reduce"]["ring"](comm, x, "sum"), 4)
+    assert torch.equal(x, torch.arange(16.0))  # what the function closes over is copied

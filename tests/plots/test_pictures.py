@@ -1,0 +1,197 @@
+"""Every picture is honest, legible and complete, for all that it may be asked to show."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, simulate
+from dtlab.errors import RankDied, Waiting
+from dtlab.plots import Picture
+from dtlab.plots.units import bytes_text, seconds_text, time_unit
+from dtlab.topology import uniform
+from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
+from tests.plots.samples import ring_trace
+
+SIZES = [2**k for k in range(6, 24, 2)]
+HELD_OUT = [2**k for k in range(7, 25, 4)]
+
+
+def times(sizes: list[int]) -> list[list[float]]:
+    return [[(2e-5 + n * 2e-10) * (1 + 0.1 * k) for k in range(5)] for n in sizes]
+
+
+def rows(count: int, name: str = "ring") -> list[tuple[str, float, list[float]]]:
+    return [(f"{name}, {k} kB", 1e-5 * 10**k, [1.1e-5 * 10**k, 2e-5 * 10**k])
+            for k in range(count)]
+
+
+LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+PICTURES: dict[str, Callable[[], Picture]] = {
+    **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
+    **{f"timeline of {t} s": lambda t=t: plots.timeline(ring_trace(4, t))
+       for t in (1e-12, 3.7e-3, 1.0, 1e5)},
+    "timeline empty": lambda: plots.timeline(Trace(4)),
+    "timeline long title": lambda: plots.timeline(ring_trace(4), LONG),
+    "timeline window": lambda: plots.timeline(ring_trace(8), window=(2e-5, 5e-5)),
+    **{f"ring {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "ring", p)[-1])
+       for p in (1, 2, 4, 5, 8, 13, 16, 32)},
+    **{f"tree {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "tree", p)[1])
+       for p in (2, 5, 16)},
+    "flat broadcast": lambda: plots.stepper(plots.stepper_frames("broadcast", "flat", 4, 2)[0]),
+    "barrier": lambda: plots.stepper(plots.stepper_frames("barrier", "dissemination", 8)[1]),
+    **{f"cost {p}": lambda p=p: plots.cost_curves("all_reduce", ranks=p) for p in (1, 2, 8, 1024)},
+    "cost measured": lambda: plots.cost_curves(
+        "all_reduce", ranks=4, gamma=1e-11, measured={"ring": {4096: [3e-5, 4e-5], 10**6: [1e-3]}}),
+    "cost barrier": lambda: plots.cost_curves("barrier"),
+    "cost slow": lambda: plots.cost_curves("broadcast", ranks=8, alpha=0.0, beta=1e-3),
+    "fit": lambda: plots.fit(2e-5, 2e-10, SIZES, times(SIZES), (HELD_OUT, times(HELD_OUT))),
+    "fit one": lambda: plots.fit(1e-4, 0.0, [1000], [1e-4]),
+    "rows": lambda: plots.predicted_vs_measured(rows(6)),
+    "rows long": lambda: plots.predicted_vs_measured(rows(2, LONG)),
+    "rows one": lambda: plots.predicted_vs_measured([("x", 1e-6, 2e-6)]),
+    **{f"grid {p}": lambda p=p: plots.rank_grid(p) for p in (1, 2, 4, 5, 7, 8, 16, 33, 64)},
+    "grid values": lambda: plots.rank_grid([{"loss": 0.125, "name": LONG}, None, 3, LONG]),
+    "topology 1": lambda: plots.topology(uniform(1, 5e-6, 1e10)),
+    "topology 16": lambda: plots.topology(uniform(16, 5e-6, 1e10)),
+    "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
+}
+
+
+@pytest.fixture(params=PICTURES, scope="module")
+def picture(request: pytest.FixtureRequest) -> Picture:
+    return PICTURES[request.param]()
+
+
+def test_no_text_lies_on_another(picture: Picture) -> None:
+    assert overlaps(picture) == []
+
+
+def test_all_text_is_on_the_page(picture: Picture) -> None:
+    assert off_page(picture) == []
+
+
+def test_it_can_be_read_aloud_and_looked_at(picture: Picture) -> None:
+    assert len(picture.alt) > 15
+    data, metadata = picture._repr_mimebundle_()
+    assert data["text/plain"] == metadata["image/png"]["alt"] == picture.alt == repr(picture)
+    image = pixels(data["image/png"])
+    assert image.size == tuple(round(side * 100) for side in picture.get_size_inches())
+    assert image.getpixel((0, 0)) == (255, 255, 255)  # solid, whatever the notebook's theme
+
+
+def test_axes_with_numbers_have_units(picture: Picture) -> None:
+    for axes in picture.axes:
+        labels = {axes.get_xlabel(), axes.get_ylabel()} - {""}
+        for label in labels:
+            ticks = " ".join(text for text, _ in texts_of(picture))
+            unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes"))
+            assert unit or any(f" {u}" in ticks for u in ("s", "ms", "µs", "ns")), label
+
+
+@pytest.mark.parametrize(("name", "word"), [
+    ("timeline 4", "simulated"), ("timeline empty", "measured"), ("ring 4", "simulated"),
+    ("cost 8", "predicted"), ("cost measured", "predicted and measured"), ("fit", "measured"),
+    ("rows", "measured"),
+])
+def test_the_title_says_whether_it_was_measured(name: str, word: str) -> None:
+    assert word in title_of(PICTURES[name]()).lower()
+
+
+def test_type_is_large_enough_for_the_last_row() -> None:
+    for name in ("timeline 8", "ring 4", "ring 8", "tree 5", "cost 8", "fit", "rows", "grid 4"):
+        picture = PICTURES[name]()
+        for text in picture.findobj(mpl.text.Text):
+            assert isinstance(text, mpl.text.Text)
+            assert not text.get_text().strip() or text.get_fontsize() >= 12, text.get_text()
+
+
+def test_the_readers_own_style_changes_nothing() -> None:
+    before = PICTURES["fit"]().png()
+    with mpl.rc_context():
+        mpl.rcParams.update({"figure.facecolor": "black", "text.color": "white", "font.size": 5,
+                             "axes.labelcolor": "white", "lines.linewidth": 1})
+        assert PICTURES["fit"]().png() == before
+        assert mpl.rcParams["font.size"] == 5
+
+
+def test_pictures_need_no_pyplot() -> None:
+    code = "import sys; from dtlab import plots; plots.rank_grid(2).png(); " \
+           "sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_equal_pictures_have_equal_bytes() -> None:
+    assert PICTURES["ring 4"]().png() == PICTURES["ring 4"]().png()
+    quick, small = PICTURES["ring 4"]().png(quick=True), PICTURES["ring 4"]().png()
+    assert np.array_equal(np.asarray(pixels(quick)), np.asarray(pixels(small)))
+    assert len(small) <= len(quick)
+
+
+def test_a_rank_has_its_colour_in_every_picture() -> None:
+    blue = (0x16, 0x68, 0xE8)
+    for name in ("timeline 4", "ring 4", "grid 4", "topology 16"):
+        image = np.asarray(pixels(PICTURES[name]().png()))
+        assert (image == blue).all(axis=2).sum() > 50, name
+
+
+@pytest.mark.parametrize(("bytes_", "text"), [(0, "0 B"), (1, "1 B"), (999, "999 B"),
+                                              (1000, "1 kB"), (94208, "94.2 kB"), (5e9, "5 GB"),
+                                              (999_999, "1 MB"), (3e15, "3,000 TB")])
+def test_sizes_read_well(bytes_: float, text: str) -> None:
+    assert bytes_text(bytes_) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 s"), (1e-9, "1 ns"), (12.5e-6, "12.5 µs"),
+                                               (0.9999e-3, "1 ms"), (90.0, "90 s"),
+                                               (5000.0, "5,000 s"), (float("inf"), "∞ s")])
+def test_times_read_well(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+    assert time_unit(2e-6) == (1e-6, "µs")
+
+
+def test_the_grid_tells_who_failed_and_who_waits() -> None:
+    def fail(comm: object) -> None:
+        raise ValueError("no luck")
+
+    net = uniform(3, 1e-6, 1e9)
+    with pytest.raises(RankFailed) as failed:
+        simulate(fail, network=net, echo=False)
+    assert "rank 0 failed ValueError: no luck" in plots.rank_grid(failed.value, ranks=3).alt
+    with pytest.raises(Deadlock) as stuck:
+        simulate(lambda comm: comm.recv_object((comm.rank + 1) % 3), network=net, echo=False)
+    alt = plots.rank_grid(stuck.value).alt
+    assert "rank 0 waiting recv from 1" in alt
+    assert "rank 2 waiting recv from 0" in alt
+    died = plots.rank_grid(RankDied("rank 1 was killed by SIGKILL", 1, -9), ranks=2)
+    assert "rank 0 stopped; rank 1 died" in died.alt
+    wait = Deadlock("stuck", [Waiting(0, "send", "1", 4), Waiting(1, "returned")])
+    assert "rank 0 waiting send to 1; rank 1 returned" in plots.rank_grid(wait).alt
+
+
+def test_the_grid_shows_what_a_run_returned() -> None:
+    result = simulate(lambda comm: comm.rank**2, network=uniform(4, 1e-6, 1e9))
+    picture = plots.rank_grid(result)
+    assert "simulated" in title_of(picture)
+    assert "rank 3 returned 9" in picture.alt
+
+
+@pytest.mark.parametrize("bad", [
+    lambda: plots.rank_grid(0),
+    lambda: plots.rank_grid([]),
+    lambda: plots.rank_grid(3, statuses=["idle"]),
+    lambda: plots.rank_grid(ValueError("no ranks here")),
+    lambda: plots.fit(1e-6, 1e-9, [1, 2], [1.0]),
+    lambda: plots.fit(1e-6, 1e-9, [], []),
+    lambda: plots.predicted_vs_measured([]),
+    lambda: plots.cost_curves("gossip"),
+    lambda: plots.cost_curves("all_reduce", ["telepathy"]),
+    lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
+    lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+])
+def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError):
+        bad()

@@ -1,0 +1,75 @@
+"""The timeline's bars are the trace's events; long traces are thinned, and that is said."""
+
+import pytest
+
+from dtlab import Message, Span, Trace, plots, simulate
+from dtlab.collectives import all_reduce
+from dtlab.plots.bars import Bar, bars_of, merge_slivers, side_by_side
+from dtlab.topology import uniform
+from tests.plots.looks import texts_of
+from tests.plots.samples import ring_trace
+
+
+def test_a_message_is_drawn_at_both_ends_after_the_wait_for_its_partner() -> None:
+    trace = Trace(2, [Message(0, 1, 8, 1.0, 3.0, 3.0, 5.0, "x")])
+    assert bars_of(trace) == [
+        Bar(0, "wait", "send", 1.0, 3.0, 0, ""),
+        Bar(0, "send", "send", 3.0, 5.0, 0, "→1"),
+        Bar(1, "recv", "recv", 3.0, 5.0, 0, "←0"),
+    ]
+
+
+def test_a_span_is_drawn_with_its_label() -> None:
+    trace = Trace(1, [], [Span(0, "compute", 0.0, 2.0, "forward"), Span(0, "reduce", 2.0, 3.0, "")])
+    assert [(b.kind, b.track, b.text) for b in bars_of(trace)] == [
+        ("compute", "work", "forward"), ("reduce", "work", "reduce")]
+
+
+def test_messages_at_the_same_time_lie_side_by_side() -> None:
+    trace = Trace(3, [Message(0, 1, 8, 0, 0, 0, 2, ""), Message(0, 2, 8, 0, 0, 0, 2, ""),
+                      Message(0, 1, 8, 2, 2, 2, 3, "")])
+    sends = [bar for bar in bars_of(trace) if bar.kind == "send"]
+    assert [(bar.slot, bar.slots) for bar in sends] == [(0, 2), (1, 2), (0, 2)]
+    assert side_by_side([(0, 1), (0, 5), (1, 2), (1.5, 3)]) == [0, 1, 0, 2]
+
+
+def test_time_in_the_bars_is_time_in_the_trace() -> None:
+    x_bytes = 4000
+    import torch
+
+    result = simulate(lambda comm: all_reduce(comm, torch.ones(x_bytes // 4)),
+                      network=uniform(4, 1e-5, 1e9), gamma=1e-9)
+    bars = bars_of(result.trace)
+    for kind, events in (("send", "send"), ("recv", "recv"), ("reduce", "reduce")):
+        drawn = sum(bar.end_s - bar.start_s for bar in bars if bar.kind == kind)
+        real = sum(e.end_s - e.moved_s for e in result.trace.events if e.kind == events)
+        assert drawn == pytest.approx(real)
+
+
+def test_slivers_are_merged_without_losing_the_rest() -> None:
+    slivers = [Bar(0, "send", "send", k * 1e-3, k * 1e-3 + 5e-4, 0, "→1") for k in range(1000)]
+    wide = Bar(1, "compute", "work", 0.0, 1.0, 1, "forward")
+    merged = merge_slivers([*slivers, wide], pixel_s=0.01)
+    assert wide in merged
+    assert len(merged) == 2
+    line = next(bar for bar in merged if bar.rank == 0)
+    assert (line.start_s, line.end_s) == (0.0, slivers[-1].end_s)
+    assert merge_slivers([*slivers, wide], pixel_s=1e-5) != merged
+
+
+def test_too_many_arrows_are_thinned_and_the_picture_says_so() -> None:
+    few = " ".join(text for text, _ in texts_of(plots.timeline(ring_trace(4))))
+    many = " ".join(text for text, _ in texts_of(plots.timeline(ring_trace(16, rounds=200))))
+    assert "arrows:" not in few
+    assert "of 3,200 messages" in many
+
+
+def test_the_words_name_who_waited() -> None:
+    assert "rank 2" in plots.timeline(ring_trace(4)).alt.split("Waited")[1]
+    assert "Nobody waited" in plots.timeline(Trace(3)).alt
+
+
+def test_a_window_shows_only_its_time() -> None:
+    picture = plots.timeline(ring_trace(4), window=(2e-5, 4e-5))
+    assert picture.axes[0].get_xlim() == pytest.approx((20, 40))
+    assert picture.axes[0].get_xlabel() == "time (µs)"
