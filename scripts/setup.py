@@ -47,11 +47,11 @@ class SetupError(Exception):
 
 
 def fingerprint() -> str:
-    """Changes when .venv has to: with the pins, the requirements, the place or the Python."""
-    digest = hashlib.sha256(str(ROOT).encode())
+    """Changes when .venv has to: where it stands, and what is asked for and pinned."""
+    digest = hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
-    return digest.hexdigest()
+    return f"{ROOT}\n{digest.hexdigest()}\n"
 
 
 def is_ready() -> bool:
@@ -60,8 +60,9 @@ def is_ready() -> bool:
 
 
 def make_environment() -> None:
-    """An empty .venv; one that works is kept, one that is half made or broken is made again."""
-    if VENV.exists() and (UNDER_WAY.exists() or not answers(PYTHON)):
+    """An empty .venv. One that works is kept; one that is half made, broken or was moved is not."""
+    moved = STAMP.exists() and STAMP.read_text().splitlines()[:1] != [str(ROOT)]
+    if VENV.exists() and (moved or UNDER_WAY.exists() or not answers(PYTHON)):
         shutil.rmtree(VENV)
     if not VENV.exists():
         free_gb = shutil.disk_usage(ROOT).free / 1e9

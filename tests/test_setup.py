@@ -72,12 +72,15 @@ def test_a_machine_without_any_python_is_told_how_to_get_one(clone: Path) -> Non
 
 @pytest.mark.slow
 def test_without_network_it_says_so_and_leaves_nothing_half_made(clone: Path) -> None:
+    stand_in(clone, "Successfully installed", 0)
+    (clone / ".venv" / "dtlab-under-way").touch()  # an earlier attempt was cut off
     closed = "http://127.0.0.1:9/simple"  # the port "discard": nobody listens
     code, errors = make(clone, PIP_INDEX_URL=closed, PIP_EXTRA_INDEX_URL="", PIP_FIND_LINKS="",
                         PIP_CONFIG_FILE=os.devnull, PIP_RETRIES="1", PIP_NO_CACHE_DIR="1")
     assert code != 0
     assert "can't reach its package index" in sentence(errors)
     assert not (clone / ".venv").exists()
+    assert not (clone / "calls").exists(), "what was half made must not be used"
 
 
 def stand_in(clone: Path, says: str, code: int) -> None:
@@ -116,6 +119,15 @@ def test_a_second_call_installs_nothing_until_the_pins_change(clone: Path) -> No
         pins.write("another==1.0\n")
     assert make(clone)[0] == 0
     assert installs() == 2
+
+
+def test_an_environment_that_was_moved_is_not_used(clone: Path) -> None:
+    stand_in(clone, "Successfully installed", 0)
+    assert make(clone)[0] == 0
+    stamp = clone / ".venv" / "dtlab-ready"
+    stamp.write_text(stamp.read_text().replace(str(clone), "/where/it/was"))
+    make(clone, PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
+    assert (clone / "calls").read_text().count("pip install") == 1
 
 
 def test_an_install_that_failed_is_tried_again(clone: Path) -> None:
