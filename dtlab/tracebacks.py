@@ -8,6 +8,8 @@ import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from dtlab.errors import DtlabError
+
 PACKAGE = str(Path(__file__).parent)
 _CELL = re.compile(r'[^\s"]*ipykernel_\d+[/\\]\d+\.py')  # how a kernel names the file of a cell
 
@@ -44,9 +46,15 @@ def learner_line(frame: FrameType | None) -> str:
 
 
 def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
-    """The traceback of `error`, without the leading frames that lie in the files `skip`."""
+    """The traceback of `error`, without the leading frames that lie in the files `skip`.
+
+    What dtlab raises on purpose ends at the line that called dtlab.
+    """
     step: TracebackType | None = error.__traceback__
-    while step is not None and step.tb_frame.f_code.co_filename in skip and step.tb_next:
+    while step is not None and step.tb_frame.f_code.co_filename in skip:
         step = step.tb_next
-    text = "".join(traceback.format_exception(type(error), error, step))
-    return _CELL.sub(lambda file: shown_name(file[0]), text)
+    story = traceback.TracebackException(type(error), error, step)
+    if isinstance(error, DtlabError):
+        while len(story.stack) > 1 and story.stack[-1].filename.startswith(PACKAGE):
+            story.stack.pop()
+    return _CELL.sub(lambda file: shown_name(file[0]), "".join(story.format()))

@@ -22,7 +22,7 @@ FLOORS = (
     "ps parallel models",
     "simulator",
     "processes",
-    "bench",
+    "bench calibrate",
     "grading",
     "plots",
     "widgets",

@@ -1,0 +1,76 @@
+"""What a message costs on this machine: time a ping-pong, draw the line α + nβ through it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.processes import run
+
+SIZES = tuple(4**k for k in range(2, 12))  # bytes: 16 B to 4 MB, evenly spaced on a log axis
+
+
+class Line(NamedTuple):
+    """A message of n bytes takes alpha + n·beta seconds. Chapter: 03."""
+
+    alpha: float  # seconds per message
+    beta: float  # seconds per byte
+
+    def time_s(self, nbytes: float) -> float:
+        """The predicted time of one message."""
+        return self.alpha + nbytes * self.beta
+
+
+def ping_pong(comm: Comm, sizes: Sequence[int], repeats: int) -> list[list[float]]:
+    """Seconds of one message between ranks 0 and 1, by size and repeat: half of a round trip.
+
+    Only rank 0's answer counts; ranks beyond 1 stand by. One round more than `repeats` is played,
+    and the first left out: it fills caches and buffers. Chapter: 03.
+    """
+    balls = [torch.zeros(nbytes, dtype=torch.uint8, device=comm.device) for nbytes in sizes]
+    times: list[list[float]] = [[] for _ in sizes]
+    order = list(range(len(sizes)))
+    for turn in range(repeats + 1):  # all sizes in turn: a slow moment hits one repeat of each
+        random.Random(turn).shuffle(order)  # both ranks alike; nobody always follows the largest
+        for which in order:
+            ball = balls[which]
+            begun_s = comm.now()
+            if comm.rank == 0:
+                comm.send(ball, 1)
+                comm.recv(ball, 1)
+            elif comm.rank == 1:
+                comm.recv(ball, 0)
+                comm.send(ball, 0)
+            times[which].append((comm.now() - begun_s) / 2)
+    return [halves[1:] for halves in times]
+
+
+def fit(sizes: Sequence[int], times: Sequence[Sequence[float]]) -> Line:
+    """The line through the median times, by least squares of the *relative* errors.
+
+    sizes: bytes. times: seconds, one or more repeats a size. With absolute errors the largest
+    messages alone would draw the line, and α would be lost. Raises `ConfigError` unless there are
+    two different sizes, and a positive time for each. Chapter: 03.
+    """
+    n = np.asarray(sizes, dtype=float)
+    if len(n) != len(times) or len(np.unique(n)) < 2:
+        raise ConfigError("fit needs times for at least two different sizes, a list for each size")
+    t = np.array([np.median(repeats) if len(repeats) else 0.0 for repeats in times])
+    if not (t > 0).all():
+        raise ConfigError(f"fit needs positive times; the medians are {t.tolist()} s")
+    rows = np.stack([1 / t, n / t], axis=1)  # each row says: (α + nβ) / t = 1
+    (alpha, beta), *_ = np.linalg.lstsq(rows, np.ones_like(t), rcond=None)
+    return Line(float(alpha), float(beta))
+
+
+def measure(sizes: Sequence[int] = SIZES, repeats: int = 25) -> list[list[float]]:
+    """`ping_pong` between two real processes of this machine, over Gloo."""
+    result = run(ping_pong, sizes, repeats, ranks=2, trace=False, echo=False)
+    halves: list[list[float]] = result.values[0]
+    return halves
