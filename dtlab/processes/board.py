@@ -20,6 +20,7 @@ import struct
 from typing import NamedTuple
 
 from dtlab.errors import Waiting
+from dtlab.processes.names import shown_place
 
 DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned", "raised")
 STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED = range(len(DOING))
@@ -27,8 +28,8 @@ ANYONE = -1
 
 # A record: the fields of `State`, in their order, numbers first.
 _NUMBERS = struct.Struct("=QBBBxiqqq")
-_TEXTS = struct.Struct("=40s40s160s")
-_RECORD_SIZE = 320
+_TEXTS = struct.Struct("=40s40s256s")
+_RECORD_SIZE = 384
 EPOCH = 1 << 12  # contexts from here on are a new beginning: what older ones left is void
 _SLOTS = 16  # contexts that can be told apart at one time
 _DEPTH = 8  # headers kept of each direction of a pair
@@ -65,7 +66,8 @@ class State(NamedTuple):
         if self.label:
             doing += f" in {self.label}"
         blocked = self.doing in (SEND, RECV, EXCHANGE)
-        return Waiting(rank, doing, self.peers, self.nbytes if blocked else None, self.line)
+        return Waiting(rank, doing, self.peers, self.nbytes if blocked else None,
+                       shown_place(self.line))
 
 
 class Board:

@@ -7,8 +7,6 @@ has a name; and the trace.
 
 from __future__ import annotations
 
-import pickle
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,70 +21,10 @@ from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.ledger import Anyone, Pair, compare, encode
+from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
 from dtlab.reduction import combine_
 
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
-_FRAME = struct.Struct("<QI")  # an object's pickled length, and the tag of what is too long
-_FRAME_BYTES = 256  # an object travels in a frame of this size, if it fits
-
-
-class Message(Work):
-    """One side of one message, from `post` until `wait`. Afterwards a line of the trace."""
-
-    __slots__ = (
-        "comm", "context", "done_s", "handles", "label", "nbytes", "number", "peer", "peers",
-        "posted_s", "sends", "target", "visible", "wire", "world",
-    )
-
-    def __init__(self, comm: GlooComm, sends: bool, peer: int, target: Any, wire: torch.Tensor):
-        self.comm, self.sends, self.peer, self.target, self.wire = comm, sends, peer, target, wire
-        self.world = comm.members[peer] if peer >= 0 else ANYONE
-        self.nbytes = wire.nbytes
-        self.context, self.label, self.visible = comm.context, comm.label, comm.visible
-        self.number = -1
-        self.handles: tuple[Any, ...] = ()  # Gloo's
-        self.peers: tuple[int, ...] = (self.world,)  # of all messages that were posted together
-        self.posted_s = self.done_s = 0.0
-
-    def wait(self) -> int:
-        """Block until it is sent, or received into its place. Returns the peer's rank."""
-        if self.done_s:
-            return self.peer
-        end = self.comm.end
-        end.blocked(self)
-        try:
-            for handle in self.handles:
-                handle.wait()
-            if not self.sends:
-                self._receive()
-        finally:
-            end.runs()
-        self.done_s = time.perf_counter()
-        end.done(self)
-        self.handles, self.target, self.wire = (), None, _NOTHING
-        return self.peer
-
-    def _receive(self) -> None:
-        """What has arrived in `wire` goes where it was wanted."""
-        if self.peer < 0:
-            self.world = self.handles[0]._source_rank()
-            self.comm.met(self)
-        if isinstance(self.target, list):
-            self.target.append(self._object())
-        elif self.target is not self.wire:
-            self.target.detach().copy_(self.wire.view(self.target.shape))
-
-    def _object(self) -> Any:
-        """The object whose frame has arrived; if it was too long for a frame, the rest follows."""
-        frame = self.wire.numpy().tobytes()
-        self.nbytes, tag = _FRAME.unpack_from(frame)
-        if not tag:
-            return pickle.loads(frame[_FRAME.size : _FRAME.size + self.nbytes])
-        payload = torch.empty(self.nbytes, dtype=torch.uint8)
-        rest = self.comm.end.group.recv([payload], self.world, tag)
-        rest.wait()
-        self.handles += (rest,)
-        return pickle.loads(payload.numpy().data)
 
 
 class GlooComm(Comm):
@@ -152,6 +90,7 @@ class GlooComm(Comm):
         if isinstance(x, torch.Tensor):
             wire = x if _is_direct(x) else _direct_copy(x)
             message = Message(self, True, dst, None, wire)
+            message.nbytes = x.nbytes
         else:
             wire, payload, nbytes, tag = self._frame(x)
             message = Message(self, True, dst, None, wire)
@@ -171,12 +110,13 @@ class GlooComm(Comm):
 
     def _recv(self, x: Any, src: int | None) -> Message:
         if isinstance(x, list):
-            wire = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
+            wire = torch.empty(FRAME_BYTES, dtype=torch.uint8)
         elif _is_direct(x):
             wire = x
         else:
-            wire = torch.empty(x.shape, dtype=x.dtype)
+            wire = torch.empty(x.shape, dtype=x.dtype) if x.nbytes else _NOTHING.clone()
         message = Message(self, False, ANYONE if src is None else src, x, wire)
+        message.nbytes = 0 if isinstance(x, list) else x.nbytes
         end, group = self.end, self.end.group
         with end.lock:
             if end.board:
@@ -194,13 +134,13 @@ class GlooComm(Comm):
     def _frame(self, x: Any) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
         """An object as (frame, payload, bytes, tag); None and 0 if the frame holds it."""
         pickled = cloudpickle.dumps(x)
-        frame = bytearray(_FRAME_BYTES)
-        if len(pickled) <= _FRAME_BYTES - _FRAME.size:
-            _FRAME.pack_into(frame, 0, len(pickled), 0)
-            frame[_FRAME.size : _FRAME.size + len(pickled)] = pickled
+        frame = bytearray(FRAME_BYTES)
+        if len(pickled) <= FRAME_BYTES - FRAME.size:
+            FRAME.pack_into(frame, 0, len(pickled), 0)
+            frame[FRAME.size : FRAME.size + len(pickled)] = pickled
             return torch.frombuffer(frame, dtype=torch.uint8), None, len(pickled), 0
         tag = self.end.payload_tag()
-        _FRAME.pack_into(frame, 0, len(pickled), tag)
+        FRAME.pack_into(frame, 0, len(pickled), tag)
         payload = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
         return torch.frombuffer(frame, dtype=torch.uint8), payload, len(pickled), tag
 
@@ -311,14 +251,19 @@ class GlooComm(Comm):
         return self.end.next_context
 
 
-_NOTHING = torch.empty(0)
+# What travels for a tensor without elements: Gloo won't receive zero bytes from anyone.
+_NOTHING = torch.zeros(1, dtype=torch.uint8)
 
 
 def _direct_copy(x: torch.Tensor) -> torch.Tensor:
     """A copy of `x` that Gloo can read."""
+    if not x.nbytes:
+        return _NOTHING
     return x.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def _is_direct(x: torch.Tensor) -> bool:
     """Can Gloo read and write the memory of `x` as it is?"""
-    return x.is_contiguous() and x.is_cpu and not x.is_conj() and not x.is_neg()
+    return (
+        x.is_contiguous() and x.is_cpu and x.nbytes > 0 and not x.is_conj() and not x.is_neg()
+    )

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from dtlab.processes.board import COMPUTE, EXCHANGE, RECV, SEND, Board
-from dtlab.tracebacks import learner_frame, learner_line
+from dtlab.processes.names import place
+from dtlab.tracebacks import learner_frame
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from dtlab.processes.communicator import Message
+    from dtlab.processes.messages import Message
 
 _GRAVES = 64
 _GRAVE_BYTES = 64 << 20
@@ -116,7 +117,7 @@ class Endpoint:
         if texts != self._written:
             names = ["anyone" if peer < 0 else str(peer) for peer in peers]
             self.board.write_texts(
-                self.rank, " and ".join(names), label.split("(")[0], learner_line(frame)
+                self.rank, " and ".join(names), label.split("(")[0], place(frame)
             )
             self._written = texts
 

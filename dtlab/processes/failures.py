@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from dtlab.errors import DtlabError, RankFailed
+from dtlab.processes.names import shown_name
 from dtlab.tracebacks import PACKAGE
 
 _HERE = str(Path(__file__).parent)
@@ -102,7 +103,9 @@ def render(failure: Failure) -> str:
         lines.append(joint)
         if frames:
             lines.append("Traceback (most recent call last):\n")
-            summaries = [traceback.FrameSummary(*frame) for frame in frames]
-            lines.extend(traceback.StackSummary.from_list(summaries).format())
+            for file, number, function in frames:
+                lines.append(f'  File "{shown_name(file)}", line {number}, in {function}\n')
+                source = linecache.getline(file, number).strip()
+                lines.append(f"    {source}\n" if source else "")
         lines.extend(text)
     return "".join(lines).lstrip("\n")

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from dtlab.comm import Recv, Send, Work
 from dtlab.errors import ConfigError
-from dtlab.processes.communicator import GlooComm, Message
+from dtlab.processes.communicator import GlooComm
+from dtlab.processes.messages import Message
 
 
 class _Batch:
@@ -76,6 +77,7 @@ class NcclComm(GlooComm):
         assert peer is not None
         wire = op.x if op.x.is_contiguous() else op.x.detach().contiguous()
         message = Message(self, sends, peer, None if sends else op.x, wire)
+        message.nbytes = op.x.nbytes
         counts = self._sent if sends else self._received
         with self.end.lock:
             message.number = counts[peer]

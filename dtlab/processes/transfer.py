@@ -7,6 +7,7 @@ write to them (MAP_PRIVATE), which changes only their own copy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import io
@@ -17,6 +18,7 @@ import struct
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -30,6 +32,7 @@ from dtlab.tracebacks import PACKAGE
 _LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
 _ALIGN = 64
 _COUNTS = struct.Struct("<QQ")  # bytes of pickle, number of buffers
+_registry = threading.Lock()  # cloudpickle's list of modules that go by value
 _PLACE = struct.Struct("<QQ")  # offset and size of a buffer
 
 
@@ -105,37 +108,30 @@ def _dump(value: Any, buffers: list[memoryview]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, which takes lambdas, closures and cells; large tensors go aside."""
+    """cloudpickle, which takes lambdas, closures and cells; tensors lend their memory.
+
+    A tensor pickles as a view of its storage, so that tensors which share memory still do when
+    they arrive. Torch would copy each storage, and knows no way for some dtypes.
+    """
 
     def reducer_override(self, x: Any) -> Any:
         """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
-        if type(x) is torch.Tensor and _is_plain(x):
-            raw = x.detach().reshape(-1).view(torch.uint8).numpy()
-            buffer = pickle.PickleBuffer(raw.data)
-            return _rebuild_tensor, (buffer, x.dtype, tuple(x.shape), x.requires_grad)
+        if isinstance(x, torch.UntypedStorage) and x.device.type == "cpu":
+            raw = torch.empty(0, dtype=torch.uint8).set_(x)
+            return _rebuild_storage, (pickle.PickleBuffer(raw.numpy().data),)
+        if isinstance(x, torch.storage.TypedStorage) and x._untyped_storage.device.type == "cpu":
+            return _rebuild_typed_storage, (x._untyped_storage, x.dtype)
         return super().reducer_override(x)
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    """Is `x` large, on the CPU, dense, and all of its storage?"""
-    return (
-        x.device.type == "cpu"
-        and x.layout is torch.strided
-        and x.is_leaf
-        and x.nbytes >= _LARGE
-        and x.is_contiguous()
-        and not (x.is_conj() or x.is_neg() or x.is_quantized)
-        and x.untyped_storage().nbytes() == x.nbytes
-        and not x.__dict__
-        and not x._backward_hooks
-    )
+def _rebuild_storage(buffer: Any) -> torch.UntypedStorage:
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def _rebuild_tensor(
-    buffer: memoryview, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
-) -> torch.Tensor:
-    x = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
-    return x.requires_grad_(requires_grad)
+def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 # ---- functions: by value where the ranks could not import them ----------------------------------
@@ -149,13 +145,13 @@ def pack_call(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
     """
     module = _own_module(function)
     if module is not None:
-        cloudpickle.register_pickle_by_value(module)
-        try:
-            return pack((function, args))
-        except Exception:
-            pass  # some global of it does not pickle; by reference it may still work
-        finally:
-            cloudpickle.unregister_pickle_by_value(module)
+        with _registry, contextlib.suppress(Exception):
+            # If some global of it does not pickle, by reference it may still work.
+            cloudpickle.register_pickle_by_value(module)
+            try:
+                return pack((function, args))
+            finally:
+                cloudpickle.unregister_pickle_by_value(module)
     try:
         return pack((function, args))
     except Exception as error:
@@ -173,7 +169,8 @@ def _own_module(function: Callable[..., Any]) -> ModuleType | None:
     name = getattr(function, "__module__", None) or type(function).__module__
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
-    if module is None or name == "__main__" or file is None:
+    known = cloudpickle.list_registry_pickle_by_value()
+    if module is None or name == "__main__" or file is None or name in known:
         return None
     installed = {PACKAGE, *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))}
     if any(file.startswith(folder + os.sep) for folder in installed):

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from dtlab.errors import RankDied
 from dtlab.output import RankOutput
@@ -120,5 +119,5 @@ def where(rank: RankView, diagnosis: int) -> str:
             time.sleep(0.01)
     for file, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', text):
         if not file.startswith((PACKAGE, sys.prefix)):
-            return f"{Path(file).name}:{line} in {function}"
+            return f"{file}:{line} in {function}"
     return ""
