@@ -107,11 +107,16 @@ def _dump(value: Any, buffers: list[memoryview]) -> bytes:
     return sink.getvalue()
 
 
+# Torch writes the pickle of a tensor of these dtypes, then can't read it: they go as integers.
+_UNPICKLABLE = frozenset(torch.storage._new_dtypes())
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, which takes lambdas, closures and cells; tensors lend their memory.
 
     A tensor pickles as a view of its storage, so that tensors which share memory still do when
-    they arrive. Torch would copy each storage, and knows no way for some dtypes.
+    they arrive. Torch itself would copy each storage.
     """
 
     def reducer_override(self, x: Any) -> Any:
@@ -121,7 +126,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _rebuild_storage, (pickle.PickleBuffer(raw.numpy().data),)
         if isinstance(x, torch.storage.TypedStorage) and x._untyped_storage.device.type == "cpu":
             return _rebuild_typed_storage, (x._untyped_storage, x.dtype)
+        if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
+            return _rebuild_odd_tensor, (x.detach().view(_SAME_SIZE[x.itemsize]), x.dtype)
         return super().reducer_override(x)
+
+
+def _rebuild_odd_tensor(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.view(dtype)
 
 
 def _rebuild_storage(buffer: Any) -> torch.UntypedStorage:
