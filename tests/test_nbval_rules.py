@@ -26,8 +26,11 @@ def sanitized(text: str) -> str:
         ("<object at 0x7f3a12bc90>", "<object at 0x7f0012bc90>"),
         ("<Figure size 640x480 with 1 Axes>", "<Figure size 800x480 with 1 Axes>"),
         ("VBox(children=(IntSlider(value=3),))", "VBox(…)"),
+        ("VBox(children=(IntSlider(value=3), Lab…", "VBox(…)"),
+        ("4  Cell In[1]:6 in step", "4  Cell In[33]:6 in step"),
         ("[rank 1] b\n[rank 0] a\n[rank 1] c\n", "[rank 0] a\n[rank 1] b\n[rank 1] c\n"),
         ("start\n[rank 10] b\n[rank 2] a\nend", "start\n[rank 2] a\n[rank 10] b\nend"),
+        ("Cell In[1]:5 in dizzy", "Cell In[26]:5 in dizzy"),
         ("File /home/ada/dtlab/notebooks/x.ipynb", "File /srv/course/notebooks/x.ipynb"),
     ],
 )
@@ -43,6 +46,7 @@ def test_what_may_differ_is_made_equal(one: str, other: str) -> None:
         ("17.6 ms of virtual time", "17.7 ms of virtual time"),
         ("175,000,000 bytes", "175,000,004 bytes"),
         ("14 rounds", "15 rounds"),
+        ("Cell In[1]:5 in dizzy", "Cell In[1]:6 in dizzy"),
     ],
 )
 def test_a_fact_that_changes_is_noticed(one: str, other: str) -> None:
