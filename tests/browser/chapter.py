@@ -1,0 +1,117 @@
+"""A chapter open in the browser: run it, read its outputs, move its sliders, photograph it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.browser.lab import Lab
+
+OPEN_LIMIT_S = 60
+RUN_LIMIT_S = 150  # a chapter takes under 40 s on two free cores; nobody promises that these are
+SLIDER = ".noUi-handle"
+WIDGET = f".widget-vbox:has(img.widget-image):has({SLIDER})"
+
+READY = """() => {
+  const panel = window.jupyterapp?.shell.currentWidget;
+  return panel?.sessionContext?.session?.kernel?.status === 'idle' && panel.context.isReady;
+}"""
+
+CELLS = """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
+  .filter(cell => cell.cell_type === 'code' && cell.getSource().trim())
+  .map(cell => ({id: cell.getId(), count: cell.execution_count, outputs: cell.getOutputs()}))"""
+
+FINISHED = f"""() => {{
+  const cells = ({CELLS})();
+  const failed = cells.some(cell => cell.outputs.some(output => output.output_type === 'error'));
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  return kernel.status === 'idle' && (failed || cells.every(cell => cell.count));
+}}"""
+
+# From the next key on, look every 10 ms whether the picture shows something else.
+WATCH = """img => {
+  const page = document.createElement('canvas');
+  const pixels = () => {
+    [page.width, page.height] = [img.naturalWidth, img.naturalHeight];
+    page.getContext('2d').drawImage(img, 0, 0);
+    return page.toDataURL();
+  };
+  const watch = window.dtlabWatch = {before: pixels(), src: img.src, took_s: null};
+  document.addEventListener('keydown', () => {
+    const begun = performance.now();
+    const look = () => {
+      const loaded = img.src !== watch.src && img.complete && img.naturalWidth;
+      if (loaded && pixels() !== watch.before) watch.took_s = (performance.now() - begun) / 1000;
+      else if (performance.now() - begun < 5000) setTimeout(look, 10);
+      else watch.took_s = Infinity;
+    };
+    look();
+  }, {capture: true, once: true});
+}"""
+
+
+class Chapter:
+    """One notebook in one page of the browser."""
+
+    def __init__(self, browser: Any, lab: Lab, name: str, folder: Path):
+        self.name, self.folder = name, folder
+        self.page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        self.page.set_default_timeout(OPEN_LIMIT_S * 1000)
+        self.page.goto(lab.address(name))
+        self.page.wait_for_function(READY)
+
+    def run_all(self) -> None:
+        """Choose Run, Run All Cells, as a reader does; wait for the end or for an error."""
+        self.page.get_by_role("menuitem", name="Run", exact=True).click()
+        self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+        self.page.wait_for_function(FINISHED, timeout=RUN_LIMIT_S * 1000, polling=250)
+        self.page.wait_for_timeout(500)  # widgets and pictures still have to be drawn
+
+    def complaints(self) -> list[str]:
+        """Every error, and everything on stderr, which a reader sees in red."""
+        found = []
+        for cell in self.page.evaluate(CELLS):
+            for output in cell["outputs"]:
+                if output["output_type"] == "error":
+                    found.append(f"cell {cell['id']}: {output['ename']}: {output['evalue']}")
+                elif output.get("name") == "stderr":
+                    found.append(f"cell {cell['id']}, stderr: {text_of(output)}")
+        for words in ("Error displaying widget", "Error creating widget", "Loading widget"):
+            if self.page.get_by_text(words).count():
+                found.append(f"the page says {words!r}")
+        return found
+
+    def widgets(self) -> Any:
+        """The widgets that have a picture and a slider."""
+        return self.page.locator(WIDGET)
+
+    def move(self, widget: Any, slider: Any) -> float:
+        """Move a slider by one stop, with the keyboard: seconds until the picture is another."""
+        low, now, high = (float(slider.get_attribute(f"aria-{name}") or 0)
+                          for name in ("valuemin", "valuenow", "valuemax"))
+        slider.scroll_into_view_if_needed()
+        picture = widget.locator("img.widget-image")
+        picture.evaluate(WATCH)
+        slider.focus()
+        self.page.keyboard.press("ArrowRight" if high - now >= now - low else "ArrowLeft")
+        self.page.wait_for_function("window.dtlabWatch.took_s !== null", timeout=30_000)
+        return float(self.page.evaluate("window.dtlabWatch.took_s"))
+
+    def photograph(self) -> None:
+        """The whole chapter, one screen after the other, as PNG files."""
+        panel = self.page.locator(".jp-NotebookPanel .jp-WindowedPanel-outer")
+        height, screen = panel.evaluate("panel => [panel.scrollHeight, panel.clientHeight]")
+        for old in self.folder.glob(f"{Path(self.name).stem}-*.png"):
+            old.unlink()
+        for number, top in enumerate(range(0, int(height), int(screen) - 40)):
+            panel.evaluate("(panel, top) => panel.scrollTop = top", top)
+            self.page.wait_for_timeout(50)
+            self.page.screenshot(path=self.folder / f"{Path(self.name).stem}-{number:02}.png")
+
+    def close(self) -> None:
+        self.page.close()
+
+
+def text_of(output: dict[str, Any]) -> str:
+    text = output["text"]
+    return text if isinstance(text, str) else "".join(text)

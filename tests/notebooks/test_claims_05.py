@@ -1,0 +1,220 @@
+"""What chapter 05 says in prose is true; each sentence is looked up there, then recomputed."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+from dtlab import Comm, cost, plots, simulate
+from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.topology import uniform
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ALPHA, BETA, N = 20e-6, 0.8e-9, 102_400_000
+TOLD = ("flat", "tree", "ring")
+RANKS = [*range(1, 10), 13]
+
+
+@pytest.fixture(scope="module")
+def prose() -> str:
+    """The text of the chapter, line breaks and emphasis removed."""
+    notebook = nbformat.read(ROOT / "notebooks" / "05_all_reduce.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text.replace("*", ""))
+
+
+def reduced(comm: Comm, algorithm: str, elements: int) -> None:
+    all_reduce(comm, torch.empty(elements, device="meta"), algorithm=algorithm)
+
+
+def sent(algorithm: str, ranks: int, elements: int) -> list[int]:
+    """Bytes by rank, counted in the trace."""
+    trace = simulate(reduced, algorithm, elements, network=uniform(ranks, ALPHA, 1 / BETA)).trace
+    return [trace.sent_bytes(rank) for rank in range(ranks)]
+
+
+def ring_s(ranks: int, nbytes: float, beta: float = BETA) -> float:
+    return 2 * (ranks - 1) * ALPHA + 2 * (ranks - 1) / ranks * nbytes * beta
+
+
+def test_the_example(prose: str) -> None:
+    assert "ResNet-50 has about 25.6 million parameters" in prose
+    assert N == 4 * 25_600_000
+    assert "β = 0.8 ns for each byte (1.25 GB/s)" in prose
+    assert "10 Gb/s" in prose
+    assert pytest.approx(10e9 / 8) == 1 / BETA
+
+
+def test_four_machines_are_slower_than_one_with_flat_and_2_2_times_as_fast_with_a_ring(
+    prose: str,
+) -> None:
+    def speedup(algorithm: str) -> float:
+        return 4 * 0.150 / (0.150 + cost.time_s("all_reduce", algorithm, 4, N, ALPHA, BETA))
+
+    assert "three quarters of the step go into the all-reduce" in prose
+    flat_s = cost.time_s("all_reduce", "flat", 4, N, ALPHA, BETA)
+    assert flat_s / (0.150 + flat_s) == pytest.approx(0.75, abs=0.03)
+    assert "2.2 instead of 0.94" in prose
+    assert round(speedup("flat"), 2) == 0.94
+    assert round(speedup("ring"), 1) == 2.2
+    assert speedup("flat") < 1 < speedup("tree") < speedup("ring")
+    assert "123 ms of sending are still there" in prose
+    assert round(cost.time_s("all_reduce", "ring", 4, N, ALPHA, BETA) * 1e3) == 123
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("elements", [1000, 1001, 7, 0])
+def test_all_three_move_the_least_there_is_in_total(prose: str, ranks: int, elements: int) -> None:
+    assert "They already move the least there is in total" in prose
+    for algorithm in TOLD:
+        assert sum(sent(algorithm, ranks, elements)) == 2 * (ranks - 1) * 4 * elements
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_busiest_rank_sends_p_n_with_flat_lg_p_n_with_tree_and_the_bound_with_ring(
+    prose: str, ranks: int
+) -> None:
+    for answer in ("A p·n", "B lg p·n", "C 2·n", "D n/p"):
+        assert answer in prose
+    n = 4 * 5040  # divisible by 1 to 10
+    lg = math.ceil(math.log2(ranks))
+    bound = Fraction(2 * (ranks - 1) * n, ranks)
+    assert max(sent("flat", ranks, n // 4)) == (ranks - 1) * n
+    assert max(sent("tree", ranks, n // 4)) <= max(lg, 1) * n
+    ring = sent("ring", ranks, n // 4)
+    assert Fraction(sum(ring), ranks) == bound < 2 * n
+    if ranks < 11:
+        assert set(ring) == {bound}
+    assert max(ring) - min(ring) <= 8, "an element or two"
+
+
+def test_the_tree_of_eight(prose: str) -> None:
+    assert "6 instead of the flat algorithm's 14" in prose
+    assert cost.rounds("all_reduce", "tree", 8, N) == 6
+    assert cost.rounds("all_reduce", "flat", 8, N) == 14
+    assert "The busiest ranks are 0, with three children, and 4, with a parent and two" in prose
+    by_rank = sent("tree", 8, 1000)
+    assert [rank for rank in range(8) if by_rank[rank] == max(by_rank)] == [0, 4]
+    assert max(by_rank) == 3 * 4000
+    assert "In the last round up, two ranks of eight are at work" in prose
+    trace = simulate(reduced, "tree", 1000, network=uniform(8, 1.0, math.inf)).trace
+    assert [(m.src, m.dst) for m in trace.transfers if m.start_s == 2.0] == [(4, 0)]
+
+
+def test_where_the_ring_stands_after_three_and_six_steps(prose: str) -> None:
+    assert "chunk 1 is complete on rank 0 after step 3. After step 6 everyone has every" in prose
+    film = plots.stepper_frames("all_reduce", "ring", 4)
+    assert film[3].complete.nonzero()[1].tolist() == [1, 2, 3, 0]
+    assert not film[2].complete.any()
+    assert not film[5].done
+    assert film[6].done
+    assert film[6].step == film[6].steps
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_ring_needs_no_more_memory_than_one_chunk(prose: str, ranks: int) -> None:
+    assert "nobody needs more memory than one chunk beside the vector" in prose
+    asked: list[int] = []
+
+    class Counting(torch.Tensor):
+        def new_empty(self, *size, **how):  # type: ignore[no-untyped-def]
+            asked.append(size[0])
+            return torch.empty(*size)
+
+    def ring(comm: Comm) -> None:
+        ALGORITHMS["all_reduce"]["ring"](comm, torch.zeros(1000).as_subclass(Counting), "sum")
+
+    simulate(ring, network=uniform(ranks, 0.0, math.inf))
+    assert max(asked) == -(-1000 // ranks)
+    assert len(asked) == ranks, "one room a rank"
+
+
+def test_small_vectors_want_a_tree_by_a_factor_of_nine(prose: str) -> None:
+    assert "on 64 ranks by a factor of nine: a ring needs 126 rounds where the tree needs" in prose
+    tree, ring = (cost.time_s("all_reduce", a, 64, 4000, ALPHA, BETA) for a in ("tree", "ring"))
+    assert round(ring / tree) == 9
+    assert cost.rounds("all_reduce", "ring", 64, 4000) == 126
+    assert cost.rounds("all_reduce", "tree", 64, 4000) == 12
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5, 8, 13, 64, 1024])
+@pytest.mark.parametrize(("alpha", "beta"), [(ALPHA, BETA), (ALPHA / 10, BETA), (ALPHA, BETA / 10)])
+def test_the_crossover_is_where_the_formula_says(
+    prose: str, ranks: int, alpha: float, beta: float
+) -> None:
+    assert "n is proportional to α/β" in prose  # n*, its star taken for emphasis
+    lg = (ranks - 1).bit_length()
+    n = (ranks - 1 - lg) / (lg - (ranks - 1) / ranks) * alpha / beta
+    if n:  # three ranks: the ring is never slower
+        tree, ring = (
+            cost.time_s("all_reduce", a, ranks, round(n / 4 / ranks) * 4 * ranks, alpha, beta)
+            for a in ("tree", "ring")
+        )
+        assert tree == pytest.approx(ring, rel=0.03)
+
+
+def test_the_byte_term_doubles_and_the_latency_term_grows(prose: str) -> None:
+    assert "the factor is 2(n−1)/n, and between 2 and 1024 machines it doubles" in prose
+    assert round((2 * 1023 / 1024) / (2 * 1 / 2), 2) == 2
+    assert "the small message takes 55 times as long on 1024 machines as on 16" in prose
+    assert round(ring_s(1024, N // 1000) / ring_s(16, N // 1000)) == 55
+    assert "about 41 ms at p = 1024" in prose
+    assert round(ring_s(1024, 0) * 1e3) == 41
+
+
+def test_a_thousand_ranks_are_no_wall(prose: str) -> None:
+    def busy(ranks: int, nbytes: float) -> float:
+        return 1 - ring_s(ranks, 0) / ring_s(ranks, nbytes)
+
+    assert "For 1024 ranks that is a vector of n = p·α/β = 25.6 MB" in prose
+    assert busy(1024, 25.6e6) == pytest.approx(0.5)
+    assert "For 1 GB of gradients the ring keeps 1024 ports 98 % busy" in prose
+    assert round(busy(1024, 1e9), 2) == 0.98
+    assert "for 1 MB it wastes half of the time on 40 ranks already" in prose
+    assert busy(40, 1e6) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_all_ranks_end_with_the_same_bits(prose: str, ranks: int) -> None:
+    assert "all ranks have the same bits, whatever the algorithm" in prose
+
+    def random_sum(comm: Comm, algorithm: str) -> torch.Tensor:
+        mine = torch.rand(1003, generator=torch.Generator().manual_seed(comm.rank))
+        return all_reduce(comm, mine, algorithm=algorithm)
+
+    for algorithm in ALGORITHMS["all_reduce"]:
+        first, *others = simulate(random_sum, algorithm, network=uniform(ranks, 0, math.inf)).values
+        assert all(torch.equal(first, other) for other in others)
+
+
+def test_algorithms_differ_by_a_few_units_in_the_last_place(prose: str) -> None:
+    assert "More than a third of the sums differ between two algorithms, but only by a few" in prose
+
+    def random_sum(comm: Comm, algorithm: str) -> torch.Tensor:
+        mine = torch.rand(100_000, generator=torch.Generator().manual_seed(comm.rank))
+        return all_reduce(comm, mine, algorithm=algorithm)
+
+    network = uniform(8, 0, math.inf)
+    sums = [simulate(random_sum, a, network=network).values[0].view(torch.int32) for a in TOLD]
+    for i, one in enumerate(sums):
+        for other in sums[:i]:
+            apart = (one - other).abs()  # positive floats: the integers count their last places
+            assert (apart > 0).double().mean() > 1 / 3
+            assert apart.max() <= 4
+
+
+def test_the_orders_of_summing_that_the_chapter_explains(prose: str) -> None:
+    assert "((2²⁴ + 1) + 1) − 2²⁴ = 0" in prose
+    assert "(2²⁴ + 1) + (1 − 2²⁴) = 1" in prose
+    big, one = torch.tensor(2.0**24), torch.tensor(1.0)
+    assert ((big + one) + one) - big == 0
+    assert (big + one) + (one - big) == 1
+    parts = [big, one, one, -big]
+    chunks = [((parts[c] + parts[c - 3]) + parts[c - 2]) + parts[c - 1] for c in range(4)]
+    assert chunks == [0, 2, 2, 2]  # chunk c starts at rank c and goes round
