@@ -55,9 +55,9 @@ def fit(
     if unseen:
         found += f" · off by {_error(alpha, beta, unseen):.0%} (median) at held-out sizes"
     with styled():
-        picture = new_picture(11, 6, dpi)
+        picture = new_picture(11, 6.3, dpi)
         write_title(picture, heading, found)
-        axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.05)
+        axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.35)
         low, high = min(n for n, _ in everything) / 2, max(n for n, _ in everything) * 2
         grid = np.geomspace(low, high, 200)
         axes.plot(grid, alpha + beta * grid, color=INK, label="α + nβ", zorder=3)
@@ -66,13 +66,15 @@ def fit(
         _dots(axes, seen, "o", _USED, _USED, "measured, fitted to")
         _dots(axes, unseen, "s", PAPER, _HELD_OUT, "measured, held out")
         axes.set_xlim(low, high)
-        middle = [float(np.median(t)) for _, t in everything]
-        axes.set_ylim(min([*middle, alpha or 1.0]) / 2.5, max(middle) * 2.5)
+        lowest = min(float(t.min()) for _, t in everything)
+        highest = max(float(t.max()) for _, t in everything)
+        axes.set_ylim(min(lowest, alpha if alpha > 0 else lowest) / 2, highest * 2)
         logarithmic(axes)
         axes.set_xlabel("size of the message (bytes)")
         if low < half < high:
             _mark_half(axes, half)
-        axes.legend(loc="upper left", labelspacing=0.35, handlelength=3)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.07, 1.0), ncols=5, handlelength=2,
+                    columnspacing=1.4)  # above: bars may reach anywhere
     picture.alt = (f"{heading}. {found}. {count_text(len(seen), 'size')} fitted, "
                    f"{len(unseen)} held out, {bytes_text(low * 2)} to {bytes_text(high / 2)}.")
     return picture
