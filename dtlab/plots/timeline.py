@@ -67,7 +67,8 @@ def timeline(
         if not seen:
             axes.text(0.5, 0.5, "nothing happened here: no message, no work", color=QUIET,
                       ha="center", va="center", transform=axes.transAxes)
-    picture.alt = f"{heading}: {_summary(trace)}. {_waits(trace)}"
+    part = f" Shown: {seconds_text(begin)} to {seconds_text(end)}." if window else ""
+    picture.alt = f"{heading}: {_summary(trace)}. {_waits(trace)}{part}"
     return picture
 
 
@@ -180,6 +181,8 @@ def _draw_texts(
     picture = axes.get_figure()
     assert isinstance(picture, Picture)
     dpi, top_in = picture.get_dpi(), picture.get_figheight() - _TOP_IN
+    if lane_in * 0.84 * 72 < 9:
+        return  # not even a whole lane is high enough for letters
     longest = {kind: max((len(b.text) for b in bars if b.kind == kind), default=0)
                for kind in ("send", "recv")}
     looks: dict[tuple[str, float], list[tuple[str, float, float]]] = {}

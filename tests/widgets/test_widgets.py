@@ -1,0 +1,292 @@
+"""Widgets: moving a control changes the picture and its words, and nothing else."""
+
+import asyncio
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from dtlab import Comm, ConfigError, Deadlock, Result, Trace, simulate
+from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.plots import Picture
+from dtlab.topology import uniform
+from dtlab.widgets import AlphaBetaExplorer, RankGrid, Stepper, TimelineExplorer
+from dtlab.widgets.explorer import Explorer
+
+NETWORK = uniform(4, 5e-6, 1e9)
+
+
+def ring_run() -> Result:
+    return simulate(lambda comm: all_reduce(comm, torch.ones(4000)), network=NETWORK)
+
+
+def simulated(fn: Callable[..., Any], *, ranks: int, timeout: float, echo: bool) -> Result:
+    return simulate(fn, network=uniform(ranks, 1e-6, 1e9), echo=echo)
+
+
+MAKE: dict[str, Callable[[], Explorer]] = {
+    "Stepper": Stepper,
+    "AlphaBetaExplorer": AlphaBetaExplorer,
+    "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
+    "RankGrid": lambda: RankGrid(run=simulated),
+}
+MOVES: dict[str, Callable[[Any], None]] = {
+    "Stepper": lambda w: setattr(w.step, "value", 3),
+    "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
+    "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
+    "RankGrid": lambda w: setattr(w.ranks, "value", 6),
+}
+
+
+def size(png: bytes) -> tuple[int, int]:
+    return Image.open(io.BytesIO(png)).size
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_moving_a_control_changes_picture_and_words_but_no_size(name: str) -> None:
+    widget = MAKE[name]()
+    before, words = widget.image.value, widget.words.value
+    MOVES[name](widget)
+    assert widget.image.value != before
+    assert widget.words.value != words
+    assert size(widget.image.value) == size(before)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_there_is_a_text_alternative_from_the_first_moment(name: str) -> None:
+    widget = MAKE[name]()
+    assert bytes(widget.image.value).startswith(b"\x89PNG")
+    assert 'role="status"' in widget.words.value
+    assert "aria-live" in widget.words.value
+    assert len(widget.image.tooltip) > 5
+    assert widget.image.tooltip in widget.words.value
+    assert widget.image.description == ""  # the frontend fails on a tooltip without it
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_static_picture_stands_beside_it(name: str) -> None:
+    picture = MAKE[name]().static()
+    assert isinstance(picture, Picture)
+    assert picture.alt
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_every_control_can_be_reached_by_keyboard(name: str) -> None:
+    widget = MAKE[name]()
+    assert widget.controls
+    assert all(control.tabbable is not False for control in widget.controls)
+    shown = [child for row in widget.box.children[:-2] for child in row.children]
+    assert shown == widget.controls
+    assert list(widget.box.children[-2:]) == [widget.image, widget.words]
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_it_displays_its_box(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("dtlab.widgets.explorer.display", shown.append)
+    widget = MAKE[name]()
+    widget._ipython_display_()
+    assert shown == [widget.box]
+
+
+def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    widget = Stepper()
+    widget.forward()
+    first = widget.image.value
+    widget.forward()
+    monkeypatch.setattr("dtlab.widgets.stepper.stepper", None)  # drawing would fail
+    widget.back()
+    assert widget.image.value == first
+
+
+def test_in_a_kernel_the_next_step_is_drawn_ahead() -> None:
+    async def session() -> int:
+        widget = Stepper()
+        await asyncio.sleep(0.05)
+        for _ in range(100):
+            if len(widget._kept) >= 3:
+                break
+            await asyncio.sleep(0.05)
+        return len(widget._kept)
+
+    assert asyncio.run(session()) == 3  # this step, the next, and the one before
+
+
+# ---- stepper ----------------------------------------------------------------------------------
+
+
+def test_stepper_offers_all_that_is_registered() -> None:
+    widget = Stepper()
+    assert widget.collective is not None
+    assert widget.algorithm is not None
+    for collective, algorithms in ALGORITHMS.items():
+        widget.collective.value = collective
+        assert list(widget.algorithm.options) == list(algorithms)
+        for algorithm in algorithms:
+            widget.algorithm.value = algorithm
+            assert widget.frame.title == f"{collective}, {algorithm}"
+            assert f"{collective}, {algorithm}" in widget.words.value
+
+
+def test_stepper_steps_and_stops_at_both_ends() -> None:
+    widget = Stepper("all_reduce", "ring", 3)
+    seen = [widget.frame.step]
+    for _ in range(6):
+        widget.forward()
+        seen.append(widget.frame.step)
+    assert seen == [1, 2, 3, 4, 4, 4, 4]
+    for _ in range(6):
+        widget.back()
+    assert widget.frame.step == 0
+    assert widget.play.max == widget.step.max == 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 16])
+def test_stepper_takes_any_number_of_ranks(ranks: int) -> None:
+    widget = Stepper()
+    widget.ranks.value = ranks
+    assert widget.frame.ranks == ranks
+    assert widget.step.disabled == (ranks == 1)
+    assert "complete" in widget.words.value.lower()
+
+
+def test_stepper_shows_a_learners_own_function() -> None:
+    def my_ring(comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        return all_reduce(comm, x, algorithm="ring")
+
+    widget = Stepper(fn=my_ring, ranks=3)
+    assert widget.collective is None
+    assert "my_ring" in widget.words.value
+    assert "complete: 9 of 9" in widget.static(-1).alt.lower()
+
+
+def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_picture() -> None:
+    def odd_only(comm: Comm, x: torch.Tensor) -> None:
+        if comm.size % 2:
+            comm.recv(x, (comm.rank + 1) % comm.size)
+
+    widget = Stepper(fn=odd_only, ranks=2)
+    before = widget.image.value
+    widget.ranks.value = 3
+    assert "deadlock" in widget.words.value
+    assert widget.image.value == before
+    with pytest.raises(Deadlock):
+        Stepper(fn=odd_only, ranks=3)
+
+
+@pytest.mark.parametrize("bad", [
+    lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
+    lambda: Stepper(ranks=0), lambda: AlphaBetaExplorer("gossip"),
+])
+def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError):
+        bad()
+
+
+# ---- α–β explorer -----------------------------------------------------------------------------
+
+
+def test_fitted_values_are_stops_of_the_sliders() -> None:
+    widget = AlphaBetaExplorer(ranks=6, alpha=2.37e-5, beta=3.21e-10, gamma=7e-11)
+    assert widget._choice() == ("all_reduce", 6, 2.37e-5, 3.21e-10, 7e-11)
+    assert "α = 23.7 µs" in widget.words.value
+
+
+def test_measured_dots_belong_to_their_own_collective_and_ranks() -> None:
+    widget = AlphaBetaExplorer(ranks=4, measured={"ring": {4096: [1e-4, 2e-4]}})
+    assert "measured" in widget.words.value
+    widget.ranks.value = 8
+    assert "measured" not in widget.words.value
+
+
+# ---- timeline ---------------------------------------------------------------------------------
+
+
+def test_zooming_and_moving_stay_within_the_run() -> None:
+    widget = TimelineExplorer(ring_run().trace)
+    widget._zoom(0.5)
+    assert widget.window.value == (25, 75)
+    for _ in range(5):
+        widget._shift(0.5)
+    assert widget.window.value == (50, 100)
+    for _ in range(12):
+        widget._zoom(0.5)
+    low, high = widget.window.value
+    assert 0 < high - low <= 2
+    for _ in range(12):
+        widget._zoom(2.0)
+    assert widget.window.value == (0, 100)
+
+
+def test_an_empty_trace_can_be_explored() -> None:
+    widget = TimelineExplorer(Trace(2))
+    widget.window.value = (30, 30)
+    assert bytes(widget.image.value).startswith(b"\x89PNG")
+
+
+# ---- rank grid --------------------------------------------------------------------------------
+
+
+def test_processes_start_only_from_the_run_button() -> None:
+    calls: list[int] = []
+
+    def run(fn: Callable[..., Any], *, ranks: int, timeout: float, echo: bool) -> Result:
+        calls.append(ranks)
+        assert widget.button.disabled
+        assert "running" in widget.words.value
+        return simulated(fn, ranks=ranks, timeout=timeout, echo=echo)
+
+    widget = RankGrid(lambda comm: comm.rank * 10, run=run)
+    widget.ranks.value = 3
+    widget.ranks.value = 5
+    assert calls == []
+    widget.button.click()
+    assert calls == [5]
+    assert "rank 4 returned 40" in widget.words.value
+    assert not widget.button.disabled
+
+
+def test_errors_are_shown_on_the_tiles() -> None:
+    def fail(comm: Comm) -> None:
+        if comm.rank == 1:
+            raise ValueError("no luck")
+
+    widget = RankGrid(fail, ranks=3, run=simulated)
+    widget.run()
+    assert "no luck" in widget.words.value
+    assert "rank 1 failed" in widget.static().alt
+    assert not widget.button.disabled
+    widget.ranks.value = 4  # and it goes on working
+    assert "rank 3 idle" in widget.words.value
+
+
+def test_any_other_error_is_shown_in_words() -> None:
+    def broken(fn: object, **_: object) -> Result:
+        raise RuntimeError("the machine is on fire")
+
+    widget = RankGrid(run=broken)
+    widget.run()
+    assert "the machine is on fire" in widget.words.value
+    assert "rank 0 stopped" in widget.static().alt
+
+
+def test_what_ranks_print_is_told() -> None:
+    widget = RankGrid(lambda comm: print(f"hello from {comm.rank}"), ranks=2, run=simulated)
+    widget.run()
+    assert "hello from 0 | hello from 1" in widget.words.value
+
+
+def test_words_are_escaped() -> None:
+    widget = RankGrid(lambda comm: "<script>", ranks=1, run=simulated)
+    widget.run()
+    assert "<script>" not in widget.words.value
+    assert "&lt;script&gt;" in widget.words.value
+
+
+def test_real_processes_by_default() -> None:
+    widget = RankGrid(lambda comm: comm.size + comm.rank, ranks=2)
+    widget.run()
+    assert "rank 0 returned 2; rank 1 returned 3" in widget.words.value
