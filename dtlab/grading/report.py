@@ -136,7 +136,8 @@ class Report:
         hints = "".join(f"<li>{html.escape(hint)}</li>" for hint in self.hints)
         below = f'<div class="dt-hints"><b>Hint</b><ul>{hints}</ul></div>' if hints else ""
         for heading, text in self._extras():
-            below += (f"<details><summary>{heading}</summary>"
+            opened = " open" if text.count("\n") < 12 else ""
+            below += (f"<details{opened}><summary>{heading}</summary>"
                       f"<pre>{html.escape(text)}</pre></details>")
         return (
             f'<div class="dt-report"><style>{_STYLE}</style>'
@@ -191,7 +192,9 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     page = io.StringIO()
-    Console(file=page, width=width, color_system=None, legacy_windows=False).print(table)
+    # In a notebook rich would show the table instead of writing it to `page`.
+    console = Console(file=page, width=width, color_system=None, force_jupyter=False)
+    console.print(table)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).rstrip()
 
 
@@ -208,19 +211,21 @@ def _html_row(row: Row, shown: list[int]) -> str:
 # Colours of Okabe & Ito, which people with colour-blindness tell apart; backgrounds are left to
 # the notebook's theme, so that light and dark both work.
 _STYLE = """
-.dt-report{font-size:13px;line-height:1.35;max-width:1100px}
+.dt-report{font-size:13px;line-height:1.35}
 .dt-report .dt-head{display:flex;gap:1em;align-items:baseline;margin:.3em 0 .4em}
 .dt-report .dt-head b{font-size:15px}
-.dt-report table{border-collapse:collapse;margin:0;width:100%}
-.dt-report th,.dt-report td{text-align:left;vertical-align:top;padding:.3em .7em .3em 0;
- white-space:normal;border:0;border-bottom:1px solid rgba(128,128,128,.3);background:none}
+.dt-report table{border-collapse:collapse;margin:0;width:auto;max-width:100%;table-layout:auto}
+.dt-report th,.dt-report td{text-align:left!important;vertical-align:top;max-width:22em;
+ padding:.3em 1.2em .3em 0!important;white-space:normal;border:0;
+ border-bottom:1px solid rgba(128,128,128,.3)!important}
+.dt-report tr{background:none!important}
 .dt-report th{font-weight:600;opacity:.75}
-.dt-report .dt-c0{font-weight:700}.dt-report .dt-c1{white-space:nowrap;font-weight:600}
-.dt-report .dt-c6,.dt-report .dt-c7{white-space:nowrap}
-.dt-report .dt-passed .dt-c0{color:#009e73}.dt-report .dt-failed .dt-c0{color:#d55e00}
-.dt-report .dt-failed{box-shadow:inset 3px 0 0 #d55e00}
-.dt-report .dt-failed .dt-c0{padding-left:.5em}.dt-report .dt-passed .dt-c0{padding-left:.5em}
+.dt-report td.dt-c0{font-weight:700;padding-left:.6em!important}
+.dt-report td.dt-c1{white-space:nowrap;font-weight:600}
+.dt-report td.dt-c5,.dt-report td.dt-c6,.dt-report td.dt-c7{white-space:nowrap}
+.dt-report .dt-passed td.dt-c0{color:#009e73}
+.dt-report .dt-failed td.dt-c0{color:#d55e00;box-shadow:inset 3px 0 0 #d55e00}
 .dt-report .dt-hints{margin:.6em 0;padding:.1em .9em;border-left:3px solid #0072b2}
 .dt-report .dt-hints ul{margin:.2em 0 .3em;padding-left:1.1em}
-.dt-report pre{font-size:12px;overflow-x:auto}
+.dt-report pre{font-size:12px;overflow-x:auto;margin:.3em 0 .6em 1em}
 """.replace("\n", "")

@@ -32,7 +32,7 @@ from dtlab.simulator import simulate
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
 PATIENCE = 6  # on a busy machine, so many times longer for a process that gets no processor
 REQUESTS_PER_RANK = 3_000  # of one call; a right answer makes a few dozen
-MEMORY_BYTES = 4 << 30  # what a rank may take on top of what it starts with
+MEMORY_BYTES = 1 << 30  # what a rank may take on top of what it starts with
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 

@@ -51,7 +51,7 @@ def counts_from_one(comm):
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_hello_ranks(answer, rows, hint):
     report = judged("hello-ranks", answer)
-    assert lost(report) == rows
+    assert lost(report) == rows, str(report)
     assert hint in " ".join(report.hints)
 
 
@@ -132,7 +132,7 @@ def receives_first(comm, value):
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_fix_deadlock(answer, rows, hint):
     report = judged("fix-deadlock", answer)
-    assert lost(report) == rows
+    assert lost(report) == rows, str(report)
     assert hint in " ".join(report.hints)
 
 

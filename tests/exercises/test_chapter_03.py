@@ -79,7 +79,7 @@ def nans(sizes, times):
 @pytest.mark.parametrize("seed", [0, 2])
 def test_fit_alpha_beta(answer, rows, hint, seed):
     report = judged("fit-alpha-beta", answer, seed)
-    assert lost(report) == rows
+    assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
 
 
@@ -193,7 +193,7 @@ def sends_to_everyone(comm, x):
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_shift(answer, rows, hint):
     report = judged("shift", answer)
-    assert lost(report) == rows
+    assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
 
 

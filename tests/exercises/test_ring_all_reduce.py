@@ -194,6 +194,13 @@ def receives_into_what_it_sends(comm, x):
         comm.sendrecv(x, right, x, left)
 
 
+def torchs_own_where_there_is_one(comm, x):
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(x)
+    else:
+        ring(comm, x)
+
+
 WRONG = [
     (whole_vector_each_step, {"bytes", "memory"}, "whole vector goes out in every step"),
     (relies_on_buffers, ALL, "use comm.sendrecv"),
@@ -203,6 +210,7 @@ WRONG = [
     (forgets_the_remainder, {"any n"}, "p does not divide n"),
     (sum_on_one_rank, ALL, "Only rank 0 holds the sum"),
     (torchs_own, ALL, "torch.distributed isn't the communicator"),
+    (torchs_own_where_there_is_one, {"real"}, "not as a ring of real processes"),
     (returns_a_new_tensor, ALL, "in place"),
     (averages, ALL, "That is the average"),
     (copies_it_all, {"memory"}, "whole copy of x"),
@@ -223,7 +231,7 @@ WRONG = [
 @pytest.mark.parametrize(("answer", "rows", "hint"), WRONG, ids=[w[0].__name__ for w in WRONG])
 def test_a_wrong_answer_loses_the_right_points_and_is_told_why(answer, rows, hint):
     report = judged("ring-all-reduce", answer)
-    assert lost(report) == rows
+    assert lost(report) == rows, str(report)
     if hint == "ConfigError":
         assert "receives into the tensor that it is sending" in report.rows[0].came
     else:

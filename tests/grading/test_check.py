@@ -100,6 +100,25 @@ def test_other_sizes_are_tried_with_another_seed():
     assert tried(0) != tried(2)
 
 
+def test_a_notebook_shows_the_table_once_as_html_and_nothing_goes_to_stderr():
+    import nbformat
+    from nbclient import NotebookClient
+
+    hello = "def hello(comm):\n    print('seen by nobody')\n    return comm.rank / 0\n"
+    last = "from dtlab import check\n" + hello + "check('hello-ranks', hello)"
+    kept = "report = check('hello-ranks', hello)"
+    cells = [nbformat.v4.new_code_cell(source) for source in (last, kept, "report", "1 + 1")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    for cell in cells[:3]:
+        (output,) = cell["outputs"]
+        assert output["output_type"] == "display_data"
+        assert "0 of 4 points" in output["data"]["text/html"]
+        assert "return comm.rank / 0" in output["data"]["text/html"]  # the learner's own line
+        assert "your cell" in output["data"]["text/html"]
+        assert "hello-ranks: 0 of 4 points" in output["data"]["text/plain"]
+
+
 # ---- the exercises, their notebooks and their points agree --------------------------------------
 
 
