@@ -89,6 +89,8 @@ def fork_server() -> ForkServer:
     global _server
     with _starting:
         if _server is None or not _server.alive:
+            if _server is not None:
+                _server.close()
             _server = ForkServer()
         return _server
 

@@ -1,0 +1,148 @@
+"""Arguments that make no sense are refused in words, before anything starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, Session, run
+from dtlab.processes.run import check_backend
+
+lock = threading.Lock()
+nested = {"deep": [1, {"lock": lock}]}
+
+
+def nothing(comm: Comm) -> None:
+    pass
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 3.5, "4", None, True, [2], 10_000])
+def test_ranks_is_a_reasonable_number(ranks: Any) -> None:
+    for start in (partial(run, nothing), Session):
+        with pytest.raises(ConfigError, match="ranks="):
+            start(ranks=ranks)
+
+
+def test_too_many_ranks_get_the_reason_and_another_way() -> None:
+    with pytest.raises(ConfigError, match=r"cores.*simulate"):
+        run(nothing, ranks=10_000)
+
+
+@pytest.mark.parametrize("how", [
+    {"backend": "mpi"}, {"backend": "tpu"}, {"device": "quantum"}, {"device": 7.5},
+    {"timeout": 0}, {"timeout": -1}, {"timeout": "soon"}, {"threads": 0}, {"threads": 1.5},
+])
+def test_other_options_too(how: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(how))}="):
+        run(nothing, **how)
+
+
+def test_a_backend_that_is_not_built_lists_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"backend='mpi' is not available.*gloo"):
+        run(nothing, backend="mpi")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="no GPU"):
+        run(nothing, device="cuda")
+
+
+def test_nccl_wants_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(check_backend.__globals__["BACKENDS"], "nccl", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"one GPU for each rank.*has 2"):
+        check_backend("nccl", "cuda", 3)
+    with pytest.raises(ConfigError, match="device='cuda'"):
+        check_backend("nccl", "cpu", 2)
+    check_backend("nccl", "cuda", 2)
+
+
+def cell(name: str) -> Callable[..., object]:
+    """A function of a notebook's cell: it can only travel by value."""
+    namespace: dict[str, Any] = {"__name__": "__main__", "lock": lock, "nested": nested}
+    exec(
+        "def uses_a_global(comm): return lock\n"
+        "def uses_a_nested_global(comm): return nested\n"
+        "def calls_one_that_does(comm): return uses_a_global(comm)\n"
+        "def closure(lock):\n"
+        "    mine = lock\n"
+        "    return lambda comm: mine\n"
+        "over_a_lock = closure(lock)\n",
+        namespace,
+    )
+    function: Callable[..., object] = namespace[name]
+    return function
+
+
+@pytest.mark.parametrize(("function", "args", "where"), [
+    (cell("uses_a_global"), (), r"global `lock` used by `uses_a_global`"),
+    (cell("uses_a_nested_global"), (),
+     r"global `nested` used by `uses_a_nested_global`\['deep'\]\[1\]\["),
+    (cell("calls_one_that_does"), (), r"global `lock` used by `uses_a_global`"),
+    (cell("over_a_lock"), (), r"variable `mine` used by `<lambda>`"),
+    (nothing, (1, {"a": [lock]}), r"argument 2\['a'\]\[0\]"),
+    (nothing, ((n for n in range(3)),), r"argument 1"),
+])
+def test_what_cannot_be_pickled_is_named(
+    function: Callable[..., object], args: tuple[Any, ...], where: str
+) -> None:
+    with pytest.raises(ConfigError, match=where):
+        run(function, *args)
+
+
+def locked(comm: Comm) -> bool:
+    with lock:
+        return True
+
+
+def test_a_function_of_an_importable_module_may_use_what_cannot_be_pickled() -> None:
+    """Then the ranks import its module, and have a lock of their own."""
+    assert run(locked, ranks=2).values == [True, True]
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda comm: comm.send(torch.zeros(1), comm.rank), "itself"),
+    (lambda comm: comm.recv(torch.zeros(1), comm.rank), "itself"),
+    (lambda comm: comm.send(torch.zeros(1), comm.size), "rank 2; the ranks here are 0 to 1"),
+    (lambda comm: comm.send(torch.zeros(1), -1), "rank -1"),
+    (lambda comm: comm.send(torch.zeros(1), "0"), "a rank is an int"),
+    (lambda comm: comm.send(torch.zeros(1), None), "a rank is an int"),
+    (lambda comm: comm.recv(5, 1 - comm.rank), "can't receive into a int"),
+    (lambda comm: comm.send(torch.zeros(1, device="meta"), 1 - comm.rank), "on meta"),
+    (lambda comm: comm.send(torch.eye(3).to_sparse(), 1 - comm.rank), "make it dense"),
+])
+def test_a_message_that_makes_no_sense_is_refused(
+    call: Callable[[Comm], object], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        run(call, ranks=2)
+    assert "test_bad_input.py" in str(caught.value)
+
+
+def test_a_batch_with_one_bad_message_posts_none_of_it() -> None:
+    def batch(comm: Comm) -> float:
+        from dtlab import Recv, Send
+
+        x, peer = torch.zeros(1), 1 - comm.rank
+        with pytest.raises(ConfigError):
+            comm.exchange(Send(torch.ones(1), peer), Recv(x, comm.rank))
+        comm.sendrecv(torch.full((1,), 2.0), peer, x, peer)
+        return x.item()
+
+    assert run(batch, ranks=2).values == [2.0, 2.0]
+
+
+def test_ranks_may_be_named_by_numpy_integers() -> None:
+    def send(comm: Comm) -> float:
+        x, peer = torch.zeros(1), np.int64(1 - comm.rank)
+        comm.sendrecv(torch.ones(1), peer, x, peer)
+        return x.item()
+
+    assert run(send, ranks=2).values == [1.0, 1.0]

@@ -1,0 +1,272 @@
+"""Nothing is left behind, nothing listens beyond loopback, and nobody disturbs anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtlab import Comm, run
+from dtlab.collectives import all_reduce
+from dtlab.processes.server import fork_server
+
+pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
+LISTENING = "0A"
+
+
+def script(source: str, **how: Any) -> subprocess.Popen[str]:
+    """A user's own process, running this source. It says "ready" when it is."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", "import dtlab, os, time, torch\n" + textwrap.dedent(source)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how,
+    )
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """All descendants: the fork server and the ranks."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+                   for p in processes if psutil.pid_exists(p.pid))
+
+
+@contextlib.contextmanager
+def endless_run(ranks: int = 3) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A user whose ranks are busy, and all processes that this takes."""
+    with script(f"""
+        def busy(comm):
+            if comm.rank == 0:
+                print("ready")
+            x = torch.ones(1000)
+            while True:
+                dtlab.collectives.all_reduce(comm, x, "max")
+        try:
+            dtlab.run(busy, ranks={ranks}, timeout=100)
+        except KeyboardInterrupt:
+            print("interrupted", dtlab.run(lambda comm: comm.rank, ranks=2).values)
+            """) as user:
+        try:
+            assert user.stdout is not None
+            assert "ready" in user.stdout.readline()
+            processes = family(user.pid)
+            assert len(processes) == ranks + 1
+            yield user, processes
+        finally:
+            user.kill()
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_when_the_user_is_killed_all_are_gone_within_two_seconds() -> None:
+    with endless_run() as (user, processes):
+        user.kill()
+        user.wait()
+        wait_until(lambda: gone(processes), 2)
+
+
+@pytest.mark.slow
+def test_when_the_server_is_killed_the_ranks_go_and_the_user_hears_of_it() -> None:
+    with endless_run() as (user, processes):
+        processes[0].kill()
+        _, errors = user.communicate(timeout=20)
+        assert "RankDied" in errors
+        assert gone(processes)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_ranks_and_the_next_run_works() -> None:
+    with endless_run() as (user, processes):
+        began = time.monotonic()
+        user.send_signal(signal.SIGINT)
+        assert user.stdout is not None
+        assert user.stdout.readline().strip() == "interrupted [0, 1]"
+        assert time.monotonic() - began < 2 + 1  # 2 s to stop, and the next run
+        assert gone(processes[1:])
+        assert user.wait(timeout=10) == 0
+        wait_until(lambda: gone(processes), 2)
+
+
+@pytest.mark.slow
+def test_a_session_that_nobody_closed_ends_with_its_user() -> None:
+    with script("""
+        session = dtlab.Session(ranks=2)
+        print("ready", session.run(lambda comm: os.getpid()).values)
+        os.kill(os.getpid(), 9)
+        """) as user:
+        out, errors = user.communicate(timeout=30)
+    assert "ready" in out, errors
+    pids = [int(word.strip("[],")) for word in out.split()[1:]]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2)
+
+
+def test_no_process_outlives_its_run() -> None:
+    pids = run(lambda comm: os.getpid(), ranks=3).values
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2)
+    assert psutil.Process(fork_server().pid).children() == []
+
+
+def test_a_killed_server_is_replaced() -> None:
+    run(lambda comm: None, ranks=1)
+    before = fork_server().pid
+    psutil.Process(before).kill()
+    wait_until(lambda: psutil.Process(before).status() == psutil.STATUS_ZOMBIE, 5)
+    assert run(lambda comm: comm.rank, ranks=2).values == [0, 1]
+    assert fork_server().pid != before
+
+
+def test_a_fork_of_the_user_starts_its_own_server() -> None:
+    with script("""
+        dtlab.run(lambda comm: None, ranks=1)
+        from dtlab.processes.server import fork_server
+        mine = fork_server().pid
+        child = os.fork()
+        if child == 0:
+            ok = dtlab.run(lambda comm: comm.rank, ranks=2).values == [0, 1]
+            os._exit(0 if ok and fork_server().pid != mine else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert dtlab.run(lambda comm: comm.rank, ranks=2).values == [0, 1]
+        print("ready")
+        """) as user:
+        out, errors = user.communicate(timeout=60)
+    assert "ready" in out, errors
+
+
+# ---- files, sockets, memory ---------------------------------------------------------------------
+
+
+def test_no_file_and_no_open_file_is_left() -> None:
+    def big(comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        all_reduce(comm, y := x[:1000].clone())
+        dist.barrier()
+        return x + y.sum()
+
+    def look() -> tuple[set[str], set[str], int]:
+        files, shared = os.listdir("/tmp"), os.listdir("/dev/shm")
+        return set(files), set(shared), len(os.listdir("/proc/self/fd"))
+
+    def fails(comm: Comm) -> None:
+        raise ValueError
+
+    run(big, torch.ones(100_000), ranks=2)
+    before = look()
+    for _ in range(5):
+        run(big, torch.ones(100_000), ranks=2)
+        with pytest.raises(Exception, match="ValueError"):
+            run(fails, ranks=2)
+    files, shared, descriptors = look()
+    ours = ("dtlab", "torch", "gloo", "pymp", "sem.", "listener")
+    assert not [name for name in (files - before[0]) | (shared - before[1])
+                if name.startswith(ours)]
+    assert descriptors <= before[2]
+
+
+def sockets(pids: set[int]) -> tuple[list[str], list[str]]:
+    """The kernel's tables: local addresses of inet sockets, and names of unix sockets, of these."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = os.readlink(fd)
+                if target.startswith("socket:"):
+                    inodes.add(target[8:-1])
+    inet = []
+    for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        rows = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        inet += [row.split()[1] for row in rows if row.split()[9] in inodes]
+    unix = Path("/proc/net/unix").read_text().splitlines()[1:]
+    return inet, [row.split()[7] for row in unix
+                  if row.split()[6] in inodes and len(row.split()) > 7]
+
+
+def is_loopback(address: str) -> bool:
+    host = bytes.fromhex(address.split(":")[0])
+    words = b"".join(host[n : n + 4][::-1] for n in range(0, len(host), 4))  # network order
+    if len(words) == 16 and words[:12] == bytes(10) + b"\xff\xff":
+        words = words[12:]  # an IPv4 address in IPv6 clothes
+    return words[0] == 127 if len(words) == 4 else words == bytes(15) + b"\1"
+
+
+def test_nothing_is_bound_beyond_loopback_at_any_time() -> None:
+    """Read from the kernel's own tables, again and again, while ranks meet, talk and part."""
+
+    def talk(comm: Comm) -> None:
+        all_reduce(comm, torch.ones(10))
+        dist.all_reduce(torch.ones(10))
+        dist.new_group([0])
+        comm.split(0)
+        time.sleep(0.3)
+
+    run(talk, ranks=1)  # the server is there
+    parent = os.getpid()
+    seen_inet: set[str] = set()
+    seen_unix: set[str] = set()
+    child = os.fork()
+    if child == 0:  # a fork starts its own server, so that start is watched too
+        try:
+            for _ in range(3):
+                run(talk, ranks=3, echo=False)
+        finally:
+            os._exit(0)
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        with contextlib.suppress(psutil.Error, OSError):
+            pids = {p.pid for p in psutil.Process(child).children(recursive=True)} | {child}
+            inet, unix = sockets(pids)
+            seen_inet.update(inet)
+            seen_unix.update(unix)
+    assert parent == os.getpid()
+    assert len(seen_inet) > 6  # it did look
+    assert [address for address in seen_inet if not is_loopback(address)] == []
+    assert [name for name in seen_unix if "dtlab" in name or "torch" in name] == []
+
+
+def test_the_watch_for_sockets_would_notice() -> None:
+    with socket.socket() as everywhere, socket.socket() as local:
+        everywhere.bind(("0.0.0.0", 0))
+        everywhere.listen()
+        local.bind(("127.0.0.1", 0))
+        local.listen()
+        inet, _ = sockets({os.getpid()})
+    assert sorted(map(is_loopback, inet))[:1] == [False]
+    assert any(map(is_loopback, inet))
+
+
+# ---- others -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_thirty_runs_of_many_users_at_once_do_not_clash() -> None:
+    users = [script("""
+        for n in range(6):
+            def f(comm):
+                x = torch.full((100,), float(n))
+                return dtlab.collectives.all_reduce(comm, x).sum().item()
+            assert dtlab.run(f, ranks=3, echo=False).values == [300.0 * n] * 3
+        print("ready")
+        """) for _ in range(5)]
+    for user in users:
+        out, errors = user.communicate(timeout=110)
+        assert "ready" in out, errors
