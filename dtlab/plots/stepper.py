@@ -199,6 +199,8 @@ def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
         x, y = layout.box(rank, piece)
         places.setdefault((color, "bold" if mark else "normal"), []).append(
             (f"{mark} {count}".strip(), x + layout.box_w / 2, y + 0.3 * layout.box_h))
+    if size < 6:  # more than 16 ranks or so: only the bars can be read
+        return
     for (color, weight), texts in places.items():
         write_many(axes, texts, size=size, color=color, weight=weight, downwards=True)
 

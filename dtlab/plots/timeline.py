@@ -120,7 +120,7 @@ def _frame(axes: Axes, ranks: int, begin: float, end: float, lanes_in: float) ->
 
 
 _LOOKS = {  # kind: how much white is in its colour, hatch, name in the legend
-    "send": (0.15, "", "sending (top)"),
+    "send": (0.0, "", "sending (top)"),
     "compute": (0.0, "", "compute (middle)"),
     "reduce": (0.5, "+++", "reduce (middle)"),
     "recv": (0.6, "...", "receiving (bottom)"),
