@@ -149,14 +149,14 @@ class Connection:
         """Say something that needs no answer."""
         self._link.send({"do": do, **details}, *blobs)
 
-    def ask(self, do: str, **details: Any) -> tuple[dict[str, Any], list[bytes]]:
+    def ask(self, do: str, *blobs: bytes, **details: Any) -> tuple[dict[str, Any], list[bytes]]:
         """Say something and wait for the answer; raises the error that the answer names."""
-        self.tell(do, at=place(sys._getframe(1)), **details)
-        answer, blobs = self._link.recv()
+        self.tell(do, *blobs, at=place(sys._getframe(1)), **details)
+        answer, came = self._link.recv()
         if "error" in answer:
             family = getattr(errors, answer["error"], errors.DtlabError)
             raise family(answer["message"])
-        return answer, blobs
+        return answer, came
 
     def quiet(self) -> AbstractContextManager[None]:
         """What the proxy itself allocates is not the learner's."""
@@ -178,17 +178,23 @@ class InmateWork(Work):
     def wait(self) -> int:
         if self._peer is None:
             with self._line.quiet():
-                answer, blobs = self._line.ask("wait", work=self._number)
-                if isinstance(self._into, torch.Tensor):
-                    shape = list(self._into.shape)
-                    arrived = tensor_from(blobs[0], dtype_name(self._into.dtype), shape)
-                    self._into.detach().copy_(arrived)
-                    del arrived, blobs
-                elif self._into is not None:
-                    self._into.append(pickle.loads(blobs[0]))
-                self._peer = int(answer["peer"])
-                self._into = None
+                self._peer = self._wait()
         return self._peer
+
+    def _wait(self) -> int:
+        answer, came = self._line.ask("wait", works=[self._number])
+        deliver(self._into, came)
+        self._into = None
+        return int(answer["peers"][0])
+
+
+def deliver(into: Any, blobs: list[bytes]) -> None:
+    """Put the first of `blobs` where it was wanted; None: nothing was."""
+    if isinstance(into, torch.Tensor):
+        data = blobs.pop(0)
+        into.detach().copy_(tensor_from(data, dtype_name(into.dtype), list(into.shape)))
+    elif into is not None:
+        into.append(pickle.loads(blobs.pop(0)))
 
 
 class InmateComm(Comm):
@@ -199,37 +205,55 @@ class InmateComm(Comm):
         self._line, self._group = line, group
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        works: list[Work] = []
         with self._line.quiet():
-            check_overlap(self.rank, ops)
-            for op in ops:
-                works.append(self._send(*op) if isinstance(op, Send) else self._recv(*op))
-        return works
+            numbers = self._post(ops)
+        return [
+            InmateWork(self._line, number, op.x if isinstance(op, Recv) else None)
+            for number, op in zip(numbers, ops, strict=True)
+        ]
 
-    def _send(self, x: Any, dst: int) -> Work:
-        self._check_peer(dst, "send to")
-        work = self._line.number()
-        if isinstance(x, torch.Tensor):
-            kind: Any = [dtype_name(x.dtype), list(x.shape)]
-            data = tensor_bytes(x)
-        else:
-            kind, data = None, cloudpickle.dumps(x)
-        self._line.tell("send", data, group=self._group, label=self.label, work=work, peer=dst,
-                        tensor=kind)
-        return InmateWork(self._line, work)
+    def exchange(self, *ops: Send | Recv) -> None:
+        """As in `Comm`, but in one word with the referee."""
+        with self._line.quiet():
+            self._exchange(ops)
 
-    def _recv(self, x: Any, src: int | None) -> Work:
-        self._check_peer(src, "receive from")
-        if not isinstance(x, (torch.Tensor, list)):
+    # Functions of their own, so that their data is gone when the meter looks again.
+
+    def _post(self, ops: Sequence[Send | Recv]) -> list[int]:
+        told, blobs = self._told(ops)
+        self._line.tell("post", *blobs, **told)
+        numbers: list[int] = told["works"]
+        return numbers
+
+    def _exchange(self, ops: Sequence[Send | Recv]) -> None:
+        told, blobs = self._told(ops)
+        _, came = self._line.ask("exchange", *blobs, **told)
+        for op in ops:
+            deliver(op.x if isinstance(op, Recv) else None, came)
+
+    def _told(self, ops: Sequence[Send | Recv]) -> tuple[dict[str, Any], list[bytes]]:
+        """What to tell the referee of these operations, and the data that they send."""
+        check_overlap(self.rank, ops)
+        blobs: list[bytes] = []
+        rows = [self._described(op, blobs) for op in ops]
+        works = [self._line.number() for _ in ops]
+        return {"group": self._group, "label": self.label, "ops": rows, "works": works}, blobs
+
+    def _described(self, op: Send | Recv, blobs: list[bytes]) -> list[Any]:
+        """[verb, peer, [dtype, shape] of a tensor or None for an object]."""
+        x, peer = op
+        tensor = [dtype_name(x.dtype), list(x.shape)] if isinstance(x, torch.Tensor) else None
+        if isinstance(op, Send):
+            self._check_peer(peer, "send to")
+            blobs.append(tensor_bytes(x) if tensor else cloudpickle.dumps(x))
+            return ["send", peer, tensor]
+        self._check_peer(peer, "receive from")
+        if tensor is None and not isinstance(x, list):
             raise errors.ConfigError(
                 f"rank {self.rank}: recv needs a tensor or a list to receive into, "
                 f"not {type(x).__name__}"
             )
-        kind = [dtype_name(x.dtype), list(x.shape)] if isinstance(x, torch.Tensor) else None
-        work = self._line.number()
-        self._line.tell("recv", group=self._group, label=self.label, work=work, peer=src,
-                        tensor=kind)
-        return InmateWork(self._line, work, x)
+        return ["recv", peer, tensor]
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:

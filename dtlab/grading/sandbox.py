@@ -1,6 +1,6 @@
 """The trusted side of the sandbox: starts the ranks' processes, plays a case on them, ends them.
 
-Each rank of a simulation is driven by `_Driver`: it waits for what the rank's process wants to do
+Each rank of a simulation is driven by `Driver`: it waits for what the rank's process wants to do
 and does it in the simulator. Nothing a learner's process says is believed beyond its own messages,
 its own result and (for the memory check) its own meter.
 """
@@ -14,32 +14,23 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
-
-import torch
+from typing import Any, NoReturn
 
 from dtlab import topology
-from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import Deadlock, DtlabError, waiting_table
 from dtlab.grading import inmate
 from dtlab.grading.case import Case, Failure, Outcome, Submission
-from dtlab.grading.wire import Hangup, Link, Silence, decode, link_pair, tensor_bytes, tensor_from
+from dtlab.grading.driver import Aborted, Driver
+from dtlab.grading.wire import Hangup, Link, Silence, link_pair
 from dtlab.simulator import simulate
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
 PATIENCE = 6  # on a busy machine, so many times longer for a process that gets no processor
-REQUESTS_PER_RANK = 3_000  # of one call; a right answer makes a few dozen
 MEMORY_BYTES = 1 << 30  # what a rank may take on top of what it starts with
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-
-
-class Sealed(NamedTuple):
-    """An object on its way between two learners' processes; the referee never opens it."""
-
-    data: bytes
 
 
 class Inmate:
@@ -62,7 +53,7 @@ class Inmate:
         until_s = self._since_s + limit_s
         while not self.link.wait(until_s):
             state, used_s = self._processor_s()
-            starved = state == "R" and used_s - self._used_s < limit_s / 2
+            starved = state == "R" and used_s - self._used_s < limit_s / 4
             if not starved or until_s > self._since_s + PATIENCE * limit_s:
                 raise Silence
             until_s += 0.5
@@ -142,7 +133,7 @@ class Sandbox:
             self._inmates.append(Inmate())
         outcome = Outcome([None] * case.ranks, [()] * case.ranks, 0.0,
                           peak_bytes=[0] * case.ranks, printed=[""] * case.ranks)
-        play = _Play(case, outcome, self._inmates)
+        play = Play(case, outcome, self._inmates)
         play.order(self._submission)
         play.simulate()
         if outcome.failure:
@@ -156,11 +147,7 @@ class Sandbox:
         self._inmates = []
 
 
-class _Aborted(Exception):
-    """A rank gave no result; `outcome.failure` says why."""
-
-
-class _Play:
+class Play:
     """One case on its way."""
 
     def __init__(self, case: Case, outcome: Outcome, inmates: list[Inmate]):
@@ -185,7 +172,7 @@ class _Play:
         case, outcome = self.case, self.outcome
         network = topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
         try:
-            result = simulate(lambda comm: _Driver(comm, self).run(), network=network, echo=False)
+            result = simulate(lambda comm: Driver(comm, self).run(), network=network, echo=False)
         except Deadlock as error:
             rows = [row._replace(line=self.lines[row.rank]) for row in error.waiting]
             outcome.failure = Failure("deadlock", error="Deadlock", details=waiting_table(rows),
@@ -200,7 +187,7 @@ class _Play:
         """Give up: the first failure is the one that counts."""
         if self.outcome.failure is None:
             self.outcome.failure = failure
-        raise _Aborted
+        raise Aborted
 
     def hear(self, rank: int) -> tuple[dict[str, Any], list[bytes]]:
         """What the process of `rank` says next; fails the case if that is nothing."""
@@ -212,6 +199,12 @@ class _Play:
             how = self.inmates[rank].how_it_ended() or str(error)
             self.fail(Failure("died", rank, message=how, at=self.lines[rank]))
 
+    def answer(self, rank: int, header: dict[str, Any], blobs: Sequence[bytes]) -> None:
+        """Say something to the process of `rank`."""
+        with suppress(Silence, Hangup):  # it shows when we listen again
+            self.inmates[rank].link.send(header, *blobs,
+                                         until_s=time.monotonic() + CASE_LIMIT_S)
+
     def _hung(self, rank: int) -> Failure:
         """Ask a rank that doesn't answer where it is; perhaps it still can say."""
         at = ""
@@ -219,120 +212,3 @@ class _Play:
             os.kill(self.inmates[rank].pid, signal.SIGUSR1)
             at = str(self.inmates[rank].link.recv(time.monotonic() + 1.0)[0].get("at", ""))
         return Failure("hung", rank, message=f"no end after {CASE_LIMIT_S} s", at=at)
-
-
-class _Refused(Work):
-    """A message that could not be posted."""
-
-    def __init__(self, error: DtlabError):
-        self._error = error
-
-    def wait(self) -> int:
-        raise self._error
-
-
-class _Driver:
-    """Does in the simulator what the process of one rank asks for."""
-
-    def __init__(self, comm: Comm, play: _Play):
-        self.comm, self.play, self.rank = comm, play, comm.rank
-        self.groups = [comm]
-        self.works: dict[int, tuple[Work, Any]] = {}
-        self.spans: list[AbstractContextManager[None]] = []
-
-    def run(self) -> None:
-        """Serve the process until its function returns."""
-        for _ in range(REQUESTS_PER_RANK):
-            said, blobs = self.play.hear(self.rank)
-            try:
-                if self._returned(said, blobs):
-                    return
-                answer = getattr(self, f"_do_{said['do']}")(said, blobs)
-            except DtlabError as error:
-                answer = {"error": type(error).__name__, "message": str(error)}, ()
-            except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-                self.play.fail(Failure("died", self.rank, message=f"it spoke nonsense ({error})"))
-            if answer is not None:
-                self._answer(*answer)
-        self.play.fail(Failure("chatter", self.rank, at=self.play.lines[self.rank],
-                               message=f"more than {REQUESTS_PER_RANK:,} operations"))
-
-    def _returned(self, said: dict[str, Any], blobs: list[bytes]) -> bool:
-        """Is this the end of the function? Notes its result, or fails with what it raised."""
-        outcome, rank = self.play.outcome, self.rank
-        self.play.lines[rank] = str(said.get("at") or self.play.lines[rank])
-        if said["do"] in ("return", "raise"):
-            outcome.printed[rank] = str(said["printed"])
-        if said["do"] == "raise":
-            self.play.fail(Failure("raised", rank, str(said["error"]), str(said["message"]),
-                                   str(said["at"]), str(said["traceback"])))
-        if said["do"] != "return":
-            return False
-        outcome.values[rank] = decode(said["value"], blobs)
-        outcome.after[rank] = decode(said["after"], blobs)
-        outcome.peak_bytes[rank] = int(said["peak"])
-        return True
-
-    def _answer(self, header: dict[str, Any], blobs: tuple[bytes, ...]) -> None:
-        with suppress(Silence, Hangup):  # it shows when we listen again
-            self.play.inmates[self.rank].link.send(header, *blobs,
-                                                   until_s=time.monotonic() + CASE_LIMIT_S)
-
-    # ---- what a rank may ask for; None: no answer is due ----------------------------------------
-
-    def _do_send(self, said: dict[str, Any], blobs: list[bytes]) -> None:
-        if said["tensor"] is None:
-            x: Any = Sealed(blobs[0])
-        else:
-            x = tensor_from(blobs[0], *said["tensor"])
-        self._post(said, Send(x, int(said["peer"])), None)
-
-    def _do_recv(self, said: dict[str, Any], blobs: list[bytes]) -> None:
-        if said["tensor"] is None:
-            into: Any = []
-        else:
-            dtype, shape = said["tensor"]
-            into = torch.empty(shape, dtype=getattr(torch, dtype))
-        self._post(said, Recv(into, said["peer"]), into)
-
-    def _post(self, said: dict[str, Any], op: Send | Recv, into: Any) -> None:
-        group = self.groups[said["group"]]
-        work: Work
-        try:
-            with group.labelled(str(said["label"])):
-                work = group.post(op)[0]
-        except DtlabError as error:
-            work = _Refused(error)  # no answer is due now: the rank learns of it when it waits
-        self.works[int(said["work"])] = work, into
-
-    def _do_wait(self, said: dict[str, Any], _: list[bytes]) -> Any:
-        work, into = self.works.pop(int(said["work"]))
-        peer = work.wait()
-        if into is None:
-            return {"peer": peer}, ()
-        data = tensor_bytes(into) if isinstance(into, torch.Tensor) else into[0].data
-        return {"peer": peer}, (data,)
-
-    def _do_now(self, *_: Any) -> Any:
-        return {"now": self.comm.now()}, ()
-
-    def _do_compute(self, said: dict[str, Any], _: list[bytes]) -> Any:
-        span = self.comm.compute(str(said["label"]), float(said["seconds"]))
-        span.__enter__()
-        self.spans.append(span)
-        return {}, ()
-
-    def _do_computed(self, *_: Any) -> Any:
-        self.spans.pop().__exit__(None, None, None)
-        return {}, ()
-
-    def _do_agree(self, said: dict[str, Any], _: list[bytes]) -> Any:
-        return {"votes": self.groups[said["group"]]._agree(said["value"])}, ()
-
-    def _do_context(self, said: dict[str, Any], _: list[bytes]) -> Any:
-        return {"context": self.groups[said["group"]]._next_context()}, ()
-
-    def _do_subgroup(self, said: dict[str, Any], _: list[bytes]) -> Any:
-        new = self.groups[said["group"]]._subgroup(said["ranks"], int(said["context"]))
-        self.groups.append(new)
-        return {"group": len(self.groups) - 1, "rank": new.rank}, ()

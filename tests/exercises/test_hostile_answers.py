@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dtlab.processes.server import fork_server
-from tests.exercises.answers import first_hint, judged, lost, solutions
-from tests.exercises.test_ring_all_reduce import ring
+from tests.exercises.answers import first_hint, judged, solutions
+from tests.exercises.test_chapter_03 import right_shift
 
 SHARED = {}
 
@@ -47,7 +47,7 @@ def crashes(comm, x):
 
 def closes_everything(comm, x):
     os.closerange(0, 256)
-    ring(comm, x)
+    return right_shift(comm, x)
 
 
 def kills_its_parent(comm, x):
@@ -92,7 +92,7 @@ ENDLESS = "does not end"
 
 
 @pytest.mark.parametrize(("answer", "hint"), [
-    (loops_for_ever, ENDLESS),
+    (loops_for_ever, "The last line seen: test_hostile_answers.py:"),
     (sleeps, ENDLESS),
     (loops_in_messages, ENDLESS),
     (exits, "process ended before"),
@@ -103,12 +103,12 @@ ENDLESS = "does not end"
     (takes_all_memory, ""),
     (returns_what_cannot_be_shown, ""),
     (shares_globals, ENDLESS),
-    (patches_torch, "unchanged"),
+    (patches_torch, "Return the tensor"),
     (patches_the_grader, ""),
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_a_hostile_answer_gets_nothing_and_stops_nothing(answer, hint):
     began = time.monotonic()
-    report = judged("ring-all-reduce", answer)
+    report = judged("shift", answer)
     took_s = time.monotonic() - began
     assert report.points == 0
     assert hint in first_hint(report)
@@ -147,37 +147,32 @@ def test_a_process_that_an_answer_starts_ends_with_it():
         subprocess.Popen(["sleep", "1000"])
         raise ValueError
 
-    assert judged("ring-all-reduce", starts_a_process).points == 0
+    assert judged("shift", starts_a_process).points == 0
     assert left_behind() == []
 
 
 def test_files_cannot_be_shared_between_ranks(tmp_path):
     def shares_a_file(comm, x):
         (tmp_path / str(comm.rank)).write_text(str(x.tolist()))
-        ring(comm, x)
+        return right_shift(comm, x)
 
-    report = judged("ring-all-reduce", shares_a_file)
+    report = judged("shift", shares_a_file)
     assert report.points == 0
     assert "File too large" in report.rows[0].came
 
 
-def test_the_learners_line_of_an_endless_loop_is_named():
-    assert "in loops_for_ever" in first_hint(judged("ring-all-reduce", loops_for_ever))
-
-
 def test_a_hundred_megabytes_of_prints_are_cut_and_cost_nothing():
     def prints_a_flood(comm, x):
-        for _ in range(10_000):
-            print("x" * 10_000)
-        return ring(comm, x)
+        for _ in range(100 if comm.size == 8 else 0):
+            print("x" * 1_000_000)
+        return right_shift(comm, x)
 
     def prints_and_fails(comm, x):
-        prints_a_flood(comm, x)
+        print("x" * 100_000_000)
         raise ValueError("after the flood")
 
-    assert "memory" not in lost(report := judged("ring-all-reduce", prints_a_flood))
-    assert report.points == 10
-    report = judged("ring-all-reduce", prints_and_fails)
+    assert judged("shift", prints_a_flood).points == 6
+    report = judged("shift", prints_and_fails)
     assert len(report.printed) < 5_000
     assert "more characters" in report.printed
 
@@ -186,9 +181,9 @@ def test_what_is_written_below_python_goes_nowhere(capfd):
     def writes_to_the_terminal(comm, x):
         os.write(1, b"noise")
         os.write(2, b"noise")
-        return ring(comm, x)
+        return right_shift(comm, x)
 
-    assert judged("ring-all-reduce", writes_to_the_terminal).points == 10
+    assert judged("shift", writes_to_the_terminal).points == 6
     assert "noise" not in "".join(capfd.readouterr())
 
 
@@ -199,9 +194,9 @@ def test_globals_are_fresh_in_every_case():
         calls.append(1)
         if len(calls) > 1:
             raise ValueError("called before")
-        return ring(comm, x)
+        return right_shift(comm, x)
 
-    assert judged("ring-all-reduce", only_once).points == 10
+    assert judged("shift", only_once).points == 6
 
 
 def test_a_notebook_that_patched_torch_is_judged_by_the_real_one(monkeypatch):
