@@ -15,6 +15,7 @@ from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import PAPER, QUIET, ink_on, line_style
 from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.spread import draw_spread
 from dtlab.plots.units import bytes_text, count_text, seconds_text
 
 Measured = Mapping[str, Mapping[int, Sequence[float]]]  # algorithm → bytes → seconds, repeated
@@ -72,7 +73,9 @@ def cost_curves(
             seen = np.where(curves[name] > 0, curves[name], np.nan)
             axes.plot(grid, seen, color=style.color, linestyle=style.dashes,
                       marker=style.marker, markevery=(4 + 3 * index % 8, 12), label=name, zorder=3)
-            _draw_measured(axes, (measured or {}).get(name, {}), style.color, style.marker, name)
+            dots = (measured or {}).get(name, {})
+            draw_spread(axes, list(dots), list(dots.values()), color=style.color,
+                        marker=style.marker, fill=PAPER, label=f"{name}, measured")
         _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
         axes.set_xlim(grid[0], grid[-1])
         if not any(map(np.any, curves.values())):  # one rank: no curve has a place on log axes
@@ -176,19 +179,6 @@ def _draw_bound(axes: Axes, collective: str, ranks: int, grid: Sequence[int], al
         return
     if max(bound) > 0:
         axes.plot(grid, bound, color=QUIET, linewidth=2, linestyle=":", label="lower bound")
-
-
-def _draw_measured(axes: Axes, dots: Mapping[int, Sequence[float]], color: str, marker: str,
-                   name: str) -> None:
-    """Median as a dot, smallest to largest as a bar."""
-    if not dots:
-        return
-    sizes = sorted(dots)
-    middle = np.array([np.median(dots[n]) for n in sizes])
-    low = middle - [min(dots[n]) for n in sizes]
-    high = np.array([max(dots[n]) for n in sizes]) - middle
-    axes.errorbar(sizes, middle, yerr=[low, high], fmt=marker, color=color, mfc=PAPER, mew=2.5,
-                  capsize=5, elinewidth=2.5, markersize=11, zorder=5, label=f"{name}, measured")
 
 
 def _draw_turns(

@@ -19,6 +19,7 @@ from dtlab.plots.picture import (
     styled,
     write_title,
 )
+from dtlab.plots.spread import draw_spread
 from dtlab.plots.units import bytes_text, count_text, seconds_text
 
 Repeats = Sequence[float] | Sequence[Sequence[float]]  # one time a size, or several
@@ -40,7 +41,7 @@ def fit(
     """Times of messages against their size, and the line α + nβ fitted to them.
 
     sizes: bytes, more than 0. times: seconds, one or several repeats a size; the dot is their
-    median, the bar goes from the least to the greatest. held_out: sizes and times that the fit has
+    median, the bar holds their middle half, the line all. held_out: sizes and times the fit has
     not seen; the subtitle says how far off the line is there. Raises `ConfigError` if the lengths
     differ.
     """
@@ -94,13 +95,8 @@ def _error(alpha: float, beta: float, rows: list[tuple[int, np.ndarray]]) -> flo
 
 def _dots(axes: Axes, rows: list[tuple[int, np.ndarray]], marker: str, fill: str, edge: str,
           label: str) -> None:
-    if not rows:
-        return
-    middle = np.array([np.median(t) for _, t in rows])
-    low = middle - [t.min() for _, t in rows]
-    high = np.array([t.max() for _, t in rows]) - middle
-    axes.errorbar([n for n, _ in rows], middle, yerr=[low, high], fmt=marker, color=edge, mfc=fill,
-                  mew=2.5, markersize=10, capsize=5, elinewidth=2.5, zorder=4, label=label)
+    draw_spread(axes, [n for n, _ in rows], [t.tolist() for _, t in rows], color=edge,
+                marker=marker, fill=fill, label=label)
 
 
 def _mark_half(axes: Axes, half: float) -> None:
@@ -117,8 +113,9 @@ def predicted_vs_measured(
 ) -> Picture:
     """One line for each row (what, predicted seconds, measured seconds: one or several).
 
-    ◆ predicted, ● median measured with a bar from least to greatest; at the right, how many times
-    longer it took than predicted. Raises `ConfigError` without rows.
+    ◆ predicted; ● median measured, with a bar over the middle half of the repeats and a line over
+    all; at the right, how many times longer it took than predicted. Raises `ConfigError`
+    without rows.
     """
     if not rows:
         raise ConfigError("predicted_vs_measured needs at least one row")
@@ -130,17 +127,14 @@ def predicted_vs_measured(
               for _, guess, times in table]
     with styled():
         picture = new_picture(11, height, dpi)
-        write_title(picture, title, "bar: least to greatest of the repeats; at the right: "
-                                     "measured / predicted")
+        write_title(picture, title, "bar: the middle half of the repeats; line: all of them; "
+                                     "at the right: measured / predicted")
         axes = place_axes(picture, left=left, right=1.2, bottom=0.85, top=1.0)
         for row, (what, guess, times) in enumerate(table):
-            middle = float(np.median(times))
-            axes.plot([times.min(), times.max()], [row, row], color=_USED, lw=5, alpha=0.45,
-                      solid_capstyle="butt")
-            axes.plot([guess, middle], [row, row], color=QUIET, lw=1.2, zorder=2)
-            axes.plot(middle, row, "o", color=_USED, label="measured" if not row else None)
-            axes.plot(guess, row, "D", mfc=PAPER, mec=INK, mew=2,
-                      label="predicted" if not row else None)
+            draw_spread(axes, [row], [times.tolist()], color=_USED, marker="o", fill=_USED,
+                        label="" if row else "measured", across=True)
+            axes.plot(guess, row, "D", mfc=PAPER, mec=INK, mew=2, zorder=6,
+                      label=None if row else "predicted")
             off = 1.0 / 1.5 <= ratios[row] <= 1.5
             axes.text(1.015, row, f"× {ratios[row]:.2f}", transform=axes.get_yaxis_transform(),
                       va="center", color=INK if off else ALARM, weight="normal" if off else "bold")
