@@ -68,14 +68,7 @@ def cost_curves(
         picture = new_picture(11, 6.2, dpi)
         write_title(picture, title, machine_text(alpha, beta, gamma))
         axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.55)
-        for index, name in enumerate(names):
-            style = line_style(_place(collective, name, index))
-            seen = np.where(curves[name] > 0, curves[name], np.nan)
-            axes.plot(grid, seen, color=style.color, linestyle=style.dashes,
-                      marker=style.marker, markevery=(4 + 3 * index % 8, 12), label=name, zorder=3)
-            dots = (measured or {}).get(name, {})
-            draw_spread(axes, list(dots), list(dots.values()), color=style.color,
-                        marker=style.marker, fill=PAPER, label=f"{name}, measured")
+        _draw_curves(axes, collective, grid, curves, measured or {})
         _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
         axes.set_xlim(grid[0], grid[-1])
         if not any(map(np.any, curves.values())):  # one rank: no curve has a place on log axes
@@ -169,6 +162,18 @@ def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda t, _: seconds_text(t)))
         axes.set_ylabel("time")
     axes.grid(True, which="major")
+
+
+def _draw_curves(axes: Axes, collective: str, grid: Sequence[int],
+                 curves: Mapping[str, np.ndarray], measured: Measured) -> None:
+    for index, (name, times) in enumerate(curves.items()):
+        style = line_style(_place(collective, name, index))
+        seen = np.where(times > 0, times, np.nan)
+        axes.plot(grid, seen, color=style.color, linestyle=style.dashes, marker=style.marker,
+                  markevery=(4 + 3 * index % 8, 12), label=name, zorder=3)
+        dots = measured.get(name, {})
+        draw_spread(axes, list(dots), list(dots.values()), color=style.color,
+                    marker=style.marker, fill=PAPER, label=f"{name}, measured")
 
 
 def _draw_bound(axes: Axes, collective: str, ranks: int, grid: Sequence[int], alpha: float,

@@ -60,10 +60,7 @@ def fit(
         write_title(picture, heading, found)
         axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.35)
         low, high = min(n for n, _ in everything) / 2, max(n for n, _ in everything) * 2
-        grid = np.geomspace(low, high, 200)
-        axes.plot(grid, alpha + beta * grid, color=INK, label="α + nβ", zorder=3)
-        axes.plot(grid, np.full_like(grid, alpha), color=QUIET, lw=2, ls=":", label="α alone")
-        axes.plot(grid, beta * grid, color=QUIET, lw=2, ls=(0, (5, 2)), label="nβ alone")
+        _draw_line(axes, alpha, beta, np.geomspace(low, high, 200))
         _dots(axes, seen, "o", _USED, _USED, "measured, fitted to")
         _dots(axes, unseen, "s", PAPER, _HELD_OUT, "measured, held out")
         axes.set_xlim(low, high)
@@ -79,6 +76,13 @@ def fit(
     picture.alt = (f"{heading}. {found}. {count_text(len(seen), 'size')} fitted, "
                    f"{len(unseen)} held out, {bytes_text(low * 2)} to {bytes_text(high / 2)}.")
     return picture
+
+
+def _draw_line(axes: Axes, alpha: float, beta: float, grid: np.ndarray) -> None:
+    """α + nβ, and each of its two terms alone."""
+    axes.plot(grid, alpha + beta * grid, color=INK, label="α + nβ", zorder=3)
+    axes.plot(grid, np.full_like(grid, alpha), color=QUIET, lw=2, ls=":", label="α alone")
+    axes.plot(grid, beta * grid, color=QUIET, lw=2, ls=(0, (5, 2)), label="nβ alone")
 
 
 def _repeats(sizes: Sequence[int], times: Repeats) -> list[tuple[int, np.ndarray]]:
