@@ -100,7 +100,7 @@ _CELL_FILE = re.compile(r"[^\s\"]*ipykernel_\d+/\d+\.py")
 
 def place(frame: FrameType | None) -> str:
     """The learner's line that led to `frame`: "ring.py:17 in step", "line 3 in step" of a cell."""
-    return re.sub(r"^\d+\.py:(\d+)", r"line \1", learner_line(frame))
+    return re.sub(r"^(?:\d+\.py|<cell .*>):(\d+)", r"line \1", learner_line(frame))
 
 
 def _text(error: BaseException) -> str:
