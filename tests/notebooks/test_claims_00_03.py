@@ -1,0 +1,229 @@
+"""What chapters 00 and 03 say in prose and no cell prints."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+import dtlab
+from dtlab import Comm, Deadlock, calibrate, cost, run, simulate
+from dtlab.topology import uniform
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+MINE = ("00_welcome.ipynb", "03_messages.ipynb")
+ALPHA, BETA = 20e-6, 0.8e-9  # chapter 03's Ethernet
+MB = 1_000_000
+
+
+def cells(name: str, kind: str) -> list[str]:
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
+
+
+def code_with(name: str, words: str) -> str:
+    """The one code cell that holds `words`."""
+    (source,) = [source for source in cells(name, "code") if words in source]
+    return source
+
+
+# ---- what holds for every chapter ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_links_into_the_repository_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", "\n".join(cells(name, "markdown")))
+    assert links
+    assert [link for link in links if not (NOTEBOOKS / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_it_is_built_as_the_readme_of_the_notebooks_says(name: str) -> None:
+    text = "\n".join(cells(name, "markdown"))
+    order = [r"^# ", r"^\*Chapter \d\d\. Before it: ", r"^\*\*The question\.\*\*", r"Your guess$",
+             r"What breaks, and why$", r"Now you$", r"^## Further reading$"]
+    places = [re.search(pattern, text, flags=re.M) for pattern in order]
+    assert all(places)
+    starts = [place.start() for place in places if place]
+    assert starts == sorted(starts)
+    numbers = [int(n) for n in re.findall(r"^## (\d+)\. ", text, flags=re.M)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_cells_are_short(name: str) -> None:
+    assert [c for c in cells(name, "code") if len(c.splitlines()) > 17] == []
+
+
+@pytest.mark.parametrize(("name", "letter"), [(MINE[0], "B"), (MINE[1], "C")])
+def test_whatever_you_guess_the_answer_is_kind(name: str, letter: str) -> None:
+    assert code_with(name, "my_guess = ").startswith('my_guess = "?"')
+    check = code_with(name, "my_guess.strip()")
+    for guess in (letter, letter.lower(), f" {letter} ", "?", "", "A", "forty-two"):
+        x, result = torch.tensor(10), dtlab.Result([1] * 4, 0.0, dtlab.Trace(4), ["x"] * 4)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(check, {"my_guess": guess, "x": x, "result": result})
+        first = said.getvalue().splitlines()[0]
+        right = guess.strip().upper() == letter
+        assert first == (f"{letter}, as you guessed." if right
+                         else f"You wrote {guess}. It is {letter}.")
+
+
+# ---- chapter 00 ---------------------------------------------------------------------------------
+
+
+def test_hello_gives_the_same_in_the_simulator() -> None:
+    scope: dict[str, Any] = {"torch": torch}
+    exec(code_with(MINE[0], "def hello"), scope)
+    simulated = simulate(scope["hello"], network=uniform(4, 1e-6, 1e9), echo=False)
+    assert simulated.values == [10, 11, 12, 13]
+    assert scope["x"].item() == 10
+
+
+def test_arguments_follow_comm() -> None:
+    assert run(lambda comm, a, b: (a, b), 1, 2, ranks=2, echo=False).values == [(1, 2)] * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_around_never_has_two_messages_under_way(ranks: int) -> None:
+    scope: dict[str, Any] = {"torch": torch}
+    exec(code_with(MINE[0], "def around"), scope)
+    result = simulate(scope["around"], network=uniform(ranks, 5e-6, 10e9))
+    assert result.values[0] == sum(range(ranks))
+    moves = result.trace.transfers
+    assert len(moves) == ranks
+    for before, after in itertools.pairwise(moves):
+        assert after.start_s >= before.end_s
+    assert [m.end_s - m.start_s for m in moves] == pytest.approx([5.0004e-6] * ranks)
+
+
+def test_chapter_05_sums_a_thousand_numbers_in_20_rounds() -> None:
+    assert cost.rounds("all_reduce", "tree", 1000, 4) == 20
+
+
+def test_a_run_gives_up_after_60_seconds() -> None:
+    assert inspect.signature(run).parameters["timeout"].default == 60
+
+
+def test_no_message_is_so_small_that_it_hides_the_deadlock() -> None:
+    def send_first(comm: Comm, length: int) -> None:
+        x = torch.zeros(length, dtype=torch.uint8)
+        comm.send(x, (comm.rank + 1) % comm.size)
+        comm.recv(x, (comm.rank - 1) % comm.size)
+
+    for length in (0, 1, 1000):
+        with pytest.raises(Deadlock):
+            simulate(send_first, length, network=uniform(4, 1e-6, 1e9))
+        with pytest.raises(Deadlock):
+            run(send_first, length, ranks=3, echo=False)
+
+
+# ---- chapter 03 ---------------------------------------------------------------------------------
+
+
+def one_message_s(nbytes: float) -> float:
+    return ALPHA + nbytes * BETA
+
+
+def test_a_message_of_alpha_over_beta_bytes_takes_twice_as_long_as_an_empty_one() -> None:
+    half = round(ALPHA / BETA)
+    network = uniform(2, ALPHA, 1 / BETA)
+    (empty,), (full,) = simulate(calibrate.ping_pong, [0, half], 1, network=network).values[0]
+    assert full == pytest.approx(2 * empty, rel=1e-9)
+
+
+def test_a_thousand_messages_take_25_times_as_long_as_one() -> None:
+    assert 1000 * one_message_s(1000) / one_message_s(MB) == pytest.approx(25, rel=0.02)
+
+
+def test_the_wrong_reading_of_b_gives_thirteen_minutes_and_a_factor_of_a_million() -> None:
+    wrong_s = ALPHA + MB * BETA * MB
+    assert wrong_s // 60 == 13
+    assert wrong_s / one_message_s(MB) == pytest.approx(1e6, rel=0.05)
+
+
+@pytest.mark.parametrize("work_s", [0.0, 1e-4, one_message_s(MB), 1e-3])
+def test_work_before_wait_hides_the_message(work_s: float) -> None:
+    def early(comm: Comm) -> None:
+        x = torch.zeros(MB, dtype=torch.uint8)
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            message = comm.irecv(x, 0)
+            with comm.compute("work", seconds=work_s):
+                pass
+            message.wait()
+
+    took_s = simulate(early, network=uniform(2, ALPHA, 1 / BETA)).elapsed_s
+    assert took_s == pytest.approx(max(work_s, one_message_s(MB)), rel=1e-9)
+
+
+@pytest.mark.parametrize("messages", [2, 3, 5])
+def test_messages_out_of_one_port_share_it(messages: int) -> None:
+    def fan_out(comm: Comm) -> None:
+        x = torch.zeros(MB, dtype=torch.uint8)
+        if comm.rank == 0:
+            comm.exchange(*(dtlab.Send(x, dst) for dst in range(1, comm.size)))
+        else:
+            comm.recv(x, 0)
+
+    took_s = simulate(fan_out, network=uniform(messages + 1, ALPHA, 1 / BETA)).elapsed_s
+    assert took_s == pytest.approx(ALPHA + messages * MB * BETA, rel=1e-9)
+
+
+def test_a_tensor_left_alone_until_wait_arrives_whole() -> None:
+    def patient(comm: Comm) -> list[float]:
+        x = torch.ones(3)
+        if comm.rank == 0:
+            message = comm.isend(x, 1)
+            message.wait()
+            x.zero_()
+        else:
+            comm.recv(x, 0)
+        return x.tolist()
+
+    for result in (run(patient, ranks=2, echo=False),
+                   simulate(patient, network=uniform(2, ALPHA, 1 / BETA))):
+        assert result.values[1] == [1.0] * 3
+
+
+def test_a_careless_fit_loses_alpha_and_a_careful_one_does_not() -> None:
+    sizes = np.array([4**k for k in range(2, 14)])
+    careless, careful = [], []
+    for seed in range(200):
+        noise = 1 + 0.05 * np.random.default_rng(seed).standard_normal(len(sizes))
+        times = (ALPHA + sizes * BETA) * noise
+        careless.append(np.polyfit(sizes, times, 1)[1])
+        careful.append(calibrate.fit(sizes, times[:, None]).alpha)
+    assert np.mean(np.array(careless) < 0) > 0.25, "often negative"
+    assert np.abs(np.array(careful) / ALPHA - 1).max() < 0.1
+    assert 0.05 * one_message_s(sizes[-1]) > 100 * ALPHA
+
+
+def test_answers_to_the_first_question_to_carry_along() -> None:
+    alpha, beta = 5e-6, 1 / 450e9
+    assert alpha / beta == pytest.approx(2.25e6)
+    assert (alpha + 40e3 * beta) * 1e6 == pytest.approx(5.09, abs=0.005)
+    assert 40e3 * beta * 1e6 == pytest.approx(0.09, abs=0.005)
+    assert (alpha + 50 * 40e3 * beta) * 1e6 == pytest.approx(9.4, abs=0.05)
+    assert 50 * (alpha + 40e3 * beta) * 1e6 == pytest.approx(254, abs=0.5)
+
+
+def test_ping_pong_sizes_span_a_quarter_of_a_million_and_the_test_goes_15_times_beyond() -> None:
+    scope: dict[str, Any] = {}
+    lines = code_with(MINE[1], "seen = [").splitlines()[1:3]
+    exec("\n".join(lines), scope)
+    seen, held_out = scope["seen"], scope["held_out"]
+    assert max(seen) / min(seen) == pytest.approx(250_000, rel=0.05)
+    assert not set(seen) & set(held_out)
+    assert 64e6 / max(seen) == pytest.approx(15, rel=0.02)
