@@ -19,6 +19,7 @@ from dtlab.processes.board import EPOCH, Board
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.rank import Settings
 from dtlab.processes.server import STATUS, ask_rank, new_crew
+from dtlab.processes.store import StoreDesk
 from dtlab.processes.verdict import RankView
 from dtlab.processes.watchdog import Watchdog
 from dtlab.processes.wire import Line
@@ -35,6 +36,7 @@ class Crew:
         self.size = ranks
         self._select = selectors.DefaultSelector()
         self._ranks: list[RankView] = []
+        self._desk = StoreDesk()
         self._context = 0
         self._screen: list[tuple[int, str]] = []  # (rank, line) to show
         self._held_since = 0.0
@@ -56,38 +58,36 @@ class Crew:
         self._diagnosis, diagnosis = os.pipe()
         os.set_blocking(self._diagnosis, False)
         self._files += [self._diagnosis, diagnosis]
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))  # TCPStore itself would listen on every interface
-            listener.listen(self.size)
-            self._channel = new_crew()
-            self._watch(self._channel, self._on_status)
-            told = Settings(
-                0, self.size, listener.getsockname()[1], backend, device, threads, trace,
-                dict(os.environ), _cwd(), list(sys.path),
-            )
-            for rank in range(self.size):
-                shared = [diagnosis, board] + ([listener.fileno()] if rank == 0 else [])
-                self._start_rank(told._replace(rank=rank), shared)
+        self._channel = new_crew()
+        self._watch(self._channel, self._on_status)
+        told = Settings(
+            0, self.size, backend, device, threads, trace, dict(os.environ), _cwd(), list(sys.path)
+        )
+        for rank in range(self.size):
+            self._start_rank(told._replace(rank=rank), [diagnosis, board])
 
     def _start_rank(self, told: Settings, shared: list[int]) -> None:
         assert self._channel is not None
         ours, theirs = socket.socketpair()
+        store, their_store = socket.socketpair()
         output, their_output = os.pipe()
         with contextlib.suppress(Exception):  # more room: fewer switches when much is printed
             import fcntl
 
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(output, False)
-        rank = RankView(Line(ours), output)
+        rank = RankView(Line(ours), Line(store), output)
         self._ranks.append(rank)
         try:
             ask_rank(self._channel, theirs)
             with contextlib.suppress(OSError):  # it died at once; the server will tell
-                rank.line.send(told, [their_output, *shared])
+                rank.line.send(told, [their_output, *shared, their_store.fileno()])
         finally:
             theirs.close()
+            their_store.close()
             os.close(their_output)
         self._watch(rank.line, lambda: self._on_frame(rank))
+        self._watch(rank.store, lambda: self._on_store(rank))
         self._watch(output, lambda: self._on_output(rank))
 
     def _watch(self, file: Any, act: Callable[[], object]) -> None:
@@ -104,6 +104,7 @@ class Crew:
         finally:
             for rank in self._ranks:
                 rank.line.close()
+                rank.store.close()
                 os.close(rank.pipe)
                 if rank.returned is not None:
                     os.close(rank.returned)
@@ -209,6 +210,7 @@ class Crew:
         """Take what comes within `pause_s`."""
         for key, _ in self._select.select(pause_s):
             key.data()
+        self._desk.look_again()
         if self._screen and time.monotonic() - self._held_since > _HOLD_S:
             self._show()
 
@@ -241,6 +243,10 @@ class Crew:
     def _on_frame(self, rank: RankView) -> None:
         if not rank.read_frames():
             self._select.unregister(rank.line)
+
+    def _on_store(self, rank: RankView) -> None:
+        if not self._desk.serve(rank.store):
+            self._select.unregister(rank.store)
 
     def _on_output(self, rank: RankView) -> None:
         if rank.read_output() == b"":

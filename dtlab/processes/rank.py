@@ -15,13 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from dtlab.errors import ConfigError
 from dtlab.processes import failures, transfer
@@ -30,6 +28,7 @@ from dtlab.processes.communicator import GlooComm
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.group import join_group, open_communicator
 from dtlab.processes.server import ONE_THREAD
+from dtlab.processes.store import RankStore
 from dtlab.processes.wire import Line
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -38,11 +37,10 @@ _libc = ctypes.CDLL(None)
 
 
 class Settings(NamedTuple):
-    """What a rank is told when it starts. Files beside it: output, diagnosis, board[, listener]."""
+    """What a rank is told when it starts. Files beside it: output, diagnosis, board, store."""
 
     rank: int
     size: int
-    port: int  # of the rendezvous on loopback
     backend: str
     device: str
     threads: int
@@ -82,11 +80,11 @@ class Rank:
 
     def __init__(self, line: Line, settings: Settings, fds: list[int]):
         self._line, self._settings = line, settings
-        output, diagnosis, board, *listener = fds
+        output, diagnosis, board, store = fds
         _adopt(settings, output, diagnosis)
         self._board = Board(board, settings.size)
         os.close(board)
-        self._listener = listener
+        self._store = RankStore(Line(socket.socket(fileno=store)))
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._comm: GlooComm | None = None
 
@@ -179,12 +177,7 @@ class Rank:
     def _connect(self, context: int) -> GlooComm:
         told = self._settings
         self._board.write(told.rank, 0, STARTING)
-        store = TCPStore(
-            "127.0.0.1", told.port, told.size, told.rank == 0, timedelta(seconds=60),
-            wait_for_workers=False, use_libuv=True,
-            master_listen_fd=self._listener[0] if self._listener else None,
-        )
-        join_group(told.backend, store, told.rank, told.size)
+        join_group(told.backend, self._store, told.rank, told.size)
         return open_communicator(
             told.backend, told.device, told.rank, self._board, told.trace, context
         )

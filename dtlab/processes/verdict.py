@@ -24,8 +24,8 @@ _READ_BYTES = 1 << 20
 class RankView:
     """The launcher's view of one rank."""
 
-    def __init__(self, line: Line, output: int):
-        self.line, self.pipe = line, output
+    def __init__(self, line: Line, store: Line, output: int):
+        self.line, self.store, self.pipe = line, store, output
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.output: RankOutput | None = None
         self.pid = 0  # known once it is ready

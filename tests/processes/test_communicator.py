@@ -21,8 +21,9 @@ LAYOUTS = ["contiguous", "transposed", "strided", "expanded", "conjugated", "cha
 
 def raw(x: torch.Tensor) -> bytes:
     """The elements of `x`, in order, as bytes: equal for NaNs too."""
-    flat = x.detach().resolve_conj().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if x.numel() else b""
+    flat = torch.empty(x.numel(), dtype=x.dtype)
+    flat.copy_(x.detach().reshape(-1))
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def laid_out(shape: list[int], dtype: torch.dtype, layout: str, seed: int) -> torch.Tensor:

@@ -1,0 +1,143 @@
+"""The store of a process group: where ranks leave each other their addresses when they join.
+
+Torch's own, TCPStore, listens on a port, and asks the name server who 127.0.0.1 is: that hangs
+for seconds on a laptop without network. This one is a dictionary in the launcher, which each rank
+reaches over a socket pair: no port, no name, nothing to clash or to leave behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from dtlab.processes.wire import Line
+
+_TIMED_OUT = "the other ranks did not write what this one waits for in the store"
+
+
+class RankStore(dist.Store):
+    """The store, seen from a rank. `line` leads to the launcher's `StoreDesk`."""
+
+    def __init__(self, line: Line):
+        super().__init__()
+        self._line = line
+        self._one_at_a_time = threading.Lock()
+
+    def _ask(self, *request: Any) -> Any:
+        with self._one_at_a_time:
+            self._line.send(request)
+            (done, reply), _ = self._line.recv()
+        if not done:
+            raise dist.DistStoreError(reply)
+        return reply
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write `value` under `key`."""
+        self._ask("set", key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """The value under `key`, once there is one."""
+        value: bytes = self._ask("get", key)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number under `key`; returns the sum."""
+        total: int = self._ask("add", key, amount)
+        return total
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write `desired` if `expected` is there, or nothing and nothing expected."""
+        now: bytes = self._ask("compare_set", key, expected.encode(), desired.encode())
+        return now
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Are all `keys` there?"""
+        there: bool = self._ask("check", list(keys))
+        return there
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Until all `keys` are there. Raises `DistStoreError` after `timeout`."""
+        self._ask("wait", list(keys), timeout.total_seconds() if timeout else None)
+
+    def delete_key(self, key: str) -> bool:
+        """Forget `key`; was it there?"""
+        there: bool = self._ask("delete_key", key)
+        return there
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        count: int = self._ask("num_keys")
+        return count
+
+    def clone(self) -> RankStore:
+        """Torch asks for a connection of its own for some threads; ours takes turns."""
+        return self
+
+
+class StoreDesk:
+    """The store itself, in the launcher: answers one request at a time, or later."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, bytes] = {}
+        self._waiting: list[tuple[Line, list[str], bool, float]] = []  # …, wants value, deadline
+
+    def serve(self, line: Line) -> bool:
+        """Answer what has come on `line`. False: its rank is gone."""
+        try:
+            for request, _ in line.ready_frames():
+                self._answer(line, *request)
+        except EOFError:
+            self._waiting = [entry for entry in self._waiting if entry[0] is not line]
+            return False
+        return True
+
+    def _answer(self, line: Line, what: str, *args: Any) -> None:
+        data = self._data
+        if what == "get":
+            self._waiting.append((line, [args[0]], True, float("inf")))
+        elif what == "wait":
+            limit_s = args[1] if args[1] is not None else float("inf")
+            self._waiting.append((line, args[0], False, time.monotonic() + limit_s))
+        elif what == "check":
+            _reply(line, all(key in data for key in args[0]))
+        elif what == "num_keys":
+            _reply(line, len(data))
+        elif what == "delete_key":
+            _reply(line, data.pop(args[0], None) is not None)
+        elif what == "set":
+            data[args[0]] = args[1]
+            _reply(line, None)
+        elif what == "add":
+            total = int(data.get(args[0], b"0")) + args[1]
+            data[args[0]] = str(total).encode()
+            _reply(line, total)
+        elif what == "compare_set":
+            key, expected, desired = args
+            if data.get(key, b"") == expected:
+                data[key] = desired
+            _reply(line, data.get(key, expected))
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Answer those who wait: what they want has come, or their time is over."""
+        now, still = time.monotonic(), []
+        for entry in self._waiting:
+            line, keys, wants_value, deadline = entry
+            if all(key in self._data for key in keys):
+                _reply(line, self._data[keys[0]] if wants_value else None)
+            elif now > deadline:
+                _reply(line, _TIMED_OUT, done=False)
+            else:
+                still.append(entry)
+        self._waiting = still
+
+
+def _reply(line: Line, answer: Any, done: bool = True) -> None:
+    with contextlib.suppress(OSError):  # its rank has just died
+        line.send((done, answer))
