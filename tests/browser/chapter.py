@@ -57,14 +57,27 @@ class Chapter:
         self.name, self.folder = name, folder
         self.page = browser.new_page(viewport={"width": 1400, "height": 1000})
         self.page.set_default_timeout(OPEN_LIMIT_S * 1000)
-        self.page.goto(lab.address(name))
-        self.page.wait_for_function(READY)
+        self.address = lab.address(name)
+
+    def open(self) -> None:
+        """Load the page, and wait until the notebook has its kernel."""
+        self.page.goto(self.address)
+        self._wait(READY, OPEN_LIMIT_S, "has no idle kernel")
+
+    def _wait(self, condition: str, limit_s: float, otherwise: str) -> None:
+        """Until `condition` holds; if it never does, leave a picture of what the page shows."""
+        try:
+            self.page.wait_for_function(condition, timeout=limit_s * 1000, polling=250)
+        except Exception as error:
+            seen = self.folder / f"{Path(self.name).stem}-stuck.png"
+            self.page.screenshot(path=seen)
+            raise RuntimeError(f"{self.name} {otherwise} after {limit_s} s; see {seen}") from error
 
     def run_all(self) -> None:
         """Choose Run, Run All Cells, as a reader does; wait for the end or for an error."""
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-        self.page.wait_for_function(FINISHED, timeout=RUN_LIMIT_S * 1000, polling=250)
+        self._wait(FINISHED, RUN_LIMIT_S, "has not finished")
         self.page.wait_for_timeout(500)  # widgets and pictures still have to be drawn
 
     def complaints(self) -> list[str]:

@@ -16,7 +16,7 @@ from tests.browser.lab import ROOT, Lab, running_lab
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 CHAPTERS = sorted(ROOT.glob("notebooks/*.ipynb"))
 PICTURE_LIMIT_S = 1.0
-TRIES = 3  # of which the best counts: the machine may do something else for a moment
+TRIES = 3  # of which one must be in time: the machine may do something else for a moment
 
 
 @pytest.fixture(scope="module", params=CHAPTERS, ids=lambda path: path.stem)
@@ -26,6 +26,7 @@ def chapter(
     """The chapter, opened and run."""
     opened = Chapter(browser, lab, request.param.name, shots)
     try:
+        opened.open()
         opened.run_all()
         opened.photograph()
         yield opened
@@ -47,9 +48,10 @@ def test_every_slider_changes_the_picture_within_a_second_and_not_its_size(
         picture = widget.locator("img.widget-image")
         size = picture.bounding_box()
         for slider in widget.locator(".noUi-handle").all():
-            took_s = min(chapter.move(widget, slider) for _ in range(TRIES))
-            name = slider.get_attribute("aria-label") or slider.get_attribute("aria-valuetext")
-            assert took_s < PICTURE_LIMIT_S, f"widget {number}, slider {name}"
+            moves = (chapter.move(widget, slider) for _ in range(TRIES))
+            in_time = any(took_s < PICTURE_LIMIT_S for took_s in moves)  # stops at the first
+            at = slider.get_attribute("aria-valuetext")
+            assert in_time, f"widget {number}, the slider now at {at}"
             now = picture.bounding_box()
             assert (now["width"], now["height"]) == (size["width"], size["height"])
         widget.screenshot(path=shots / f"{Path(chapter.name).stem}-widget-{number}.png")
