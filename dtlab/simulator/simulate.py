@@ -40,7 +40,8 @@ def simulate(
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
     matters. Each rank has its own copies of `args` and of the tensors `fn` closes over, and its
-    own random numbers, as separate processes would. Equal inputs give equal results, bit for bit.
+    own random numbers from torch (seeded with its number), as under `run`. Equal inputs give equal
+    results, bit for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.

@@ -17,9 +17,6 @@ import greenlet
 import torch
 
 
-FRESH_RANDOM_STATE = torch.Generator().get_state()
-
-
 class Stopped(BaseException):
     """Thrown into a strand that shall end because the run is over. Never seen outside."""
 
@@ -56,7 +53,7 @@ class Strand(ABC):
         """The innermost Python frame of a paused strand."""
 
     def _run_body(self) -> None:
-        torch.default_generator.set_state(FRESH_RANDOM_STATE)
+        torch.default_generator.manual_seed(self.rank)  # as in `run`: other numbers a rank
         try:
             self._body(self)
         finally:

@@ -1,0 +1,218 @@
+"""What a simulated rank has to itself, and what becomes of it when something goes wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import Comm, run, simulate, topology
+from dtlab.collectives import all_reduce, broadcast, reduce
+
+
+def net(p: int) -> topology.Topology:
+    return topology.uniform(p, 1e-6, 1e9)
+
+
+def dead(comm: Comm) -> None:
+    comm.send(torch.ones(2), (comm.rank + 1) % comm.size)
+
+
+def test_a_deadlock_is_reported_at_once_with_what_every_rank_waits_for() -> None:
+    with pytest.raises(dtlab.Deadlock) as caught:
+        simulate(dead, network=net(3))
+    rows = caught.value.waiting
+    assert [(w.rank, w.doing, w.peer, w.nbytes) for w in rows] == [
+        (0, "send", "1", 8), (1, "send", "2", 8), (2, "send", "0", 8)]
+    assert all("test_ranks.py" in w.line and "dead" in w.line for w in rows)
+
+
+def test_a_rank_that_has_returned_stands_in_the_table() -> None:
+    with pytest.raises(dtlab.Deadlock, match="returned"):
+        simulate(lambda comm: comm.recv(torch.ones(1), 0) if comm.rank else None, network=net(2))
+
+
+@pytest.mark.parametrize("strands", ["greenlet", "thread"])
+def test_a_rank_that_raises_is_named_and_the_others_clean_up(strands: str) -> None:
+    log: list[int] = []
+
+    def fn(comm: Comm) -> None:
+        if comm.rank == 1:
+            raise KeyError("lost")
+        try:
+            comm.recv(torch.ones(1), 1)
+        finally:
+            log.append(comm.rank)
+
+    with pytest.raises(dtlab.RankFailed, match="lost") as caught:
+        simulate(fn, network=net(3), strands=strands)
+    assert caught.value.rank == 1
+    assert 'raise KeyError("lost")' in caught.value.traceback_text
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert sorted(log) in ([0], [0, 2])  # rank 2 may never have begun
+
+
+def test_exit_and_interrupt_in_a_rank() -> None:
+    with pytest.raises(dtlab.RankDied, match=r"rank 1 .*exit"):
+        simulate(lambda comm: sys.exit(3) if comm.rank else None, network=net(2))
+
+    def interrupted(comm: Comm) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(interrupted, network=net(2))
+    assert simulate(lambda comm: comm.rank, network=net(2)).values == [0, 1]
+
+
+@pytest.mark.parametrize(("fn", "says"), [
+    (lambda comm: comm.send(torch.ones(1), comm.rank), "itself"),
+    (lambda comm: comm.send(torch.ones(1), 2), "0 to 1"),
+    (lambda comm: comm.recv(torch.ones(1), -1), "0 to 1"),
+    (lambda comm: comm.send(torch.ones(1), 0.5), "rank is an int"),
+    (lambda comm: comm.recv("nowhere", 1 - comm.rank), "tensor"),
+    (lambda comm: all_reduce(comm, torch.ones(4), algorithm="rign"), "flat, tree, ring"),
+    (lambda comm: all_reduce(comm, torch.ones(4), op="mean"), "sum, avg"),
+    (lambda comm: all_reduce(comm, [1.0]), "takes a tensor"),
+    (lambda comm: all_reduce(comm, torch.ones(2, dtype=torch.int32), op="avg"), "avg"),
+    (lambda comm: all_reduce(comm, torch.ones(2, dtype=torch.complex64), op="max"), "no order"),
+    (lambda comm: broadcast(comm, torch.ones(4), root=2), "no root 2"),
+    (lambda comm: comm.compute("x", seconds=-1).__enter__(), "-1"),
+])
+def test_arguments_that_make_no_sense_get_one_sentence(fn: Any, says: str) -> None:
+    with pytest.raises(dtlab.ConfigError, match=says):
+        simulate(fn, network=net(2))
+
+
+@pytest.mark.parametrize("options", [
+    {"network": 4}, {"network": None}, {"gamma": -1.0}, {"gamma": float("nan")},
+    {"strands": "fibers"}, {"timeout": 0}, {"eager_bytes": float("nan")},
+])
+def test_simulate_refuses_settings_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(dtlab.ConfigError):
+        simulate(lambda comm: None, **({"network": net(2)} | options))
+
+
+@pytest.mark.parametrize("bad", [
+    (0, 1, 1), (-1, 1, 1), (2.5, 1, 1), (True, 1, 1), (2, -1, 1), (2, float("inf"), 1),
+    (2, float("nan"), 1), (2, 1, 0), (2, 1, -5), (2, 1, float("nan")), (2, "1", 1),
+])
+def test_a_uniform_network_of_nonsense_is_refused(bad: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(dtlab.ConfigError):
+        topology.uniform(*bad)
+
+
+def test_mismatched_messages_name_both_sides() -> None:
+    def shapes(comm: Comm) -> None:
+        comm.send(torch.ones(3), 1) if comm.rank == 0 else comm.recv(torch.ones(4), 0)
+
+    with pytest.raises(dtlab.ShapeMismatch, match=r"rank 0 sent float32 \(3,\).*rank 1.*\(4,\)"):
+        simulate(shapes, network=net(2))
+    with pytest.raises(dtlab.ShapeMismatch, match=r"\[4\].*\[5\]|\[5\].*\[4\]"):
+        simulate(lambda comm: all_reduce(comm, torch.ones(4 + comm.rank)), network=net(2))
+    with pytest.raises(dtlab.ShapeMismatch, match="op=sum.*op=max|op=max.*op=sum"):
+        simulate(lambda comm: all_reduce(comm, torch.ones(4), op=("sum", "max")[comm.rank]),
+                 network=net(2))
+
+
+def test_different_collectives_never_pass_for_each_other() -> None:
+    def fn(comm: Comm) -> None:
+        x = torch.ones(4)
+        broadcast(comm, x) if comm.rank == 0 else reduce(comm, x)
+
+    with pytest.raises(dtlab.DtlabError):  # both send: a deadlock; else labels differ
+        simulate(fn, network=net(2))
+
+
+def test_ranks_do_not_share_tensors_nor_arguments() -> None:
+    x = torch.ones(3)
+
+    def fn(comm: Comm, given: torch.Tensor) -> tuple[list[float], list[float]]:
+        all_reduce(comm, x)
+        given += comm.rank
+        return x.tolist(), given.tolist()
+
+    values = simulate(fn, torch.zeros(1), network=net(4)).values
+    assert values == [([4.0] * 3, [float(rank)]) for rank in range(4)]
+    assert x.tolist() == [1.0] * 3
+
+
+def test_random_numbers_are_those_of_separate_processes() -> None:
+    def fn(comm: Comm) -> list[float]:
+        drawn = [torch.rand(1).item()]
+        torch.manual_seed(comm.rank)
+        for _ in range(3):
+            drawn.append(torch.rand(1).item())
+            comm.exchange(dtlab.Send(torch.ones(1), (comm.rank + 1) % comm.size),
+                          dtlab.Recv(torch.ones(1), (comm.rank - 1) % comm.size))
+        return drawn
+
+    before = torch.default_generator.get_state()
+    simulated = simulate(fn, network=net(3)).values
+    assert torch.equal(torch.default_generator.get_state(), before)
+    assert simulated == run(fn, ranks=3).values
+
+
+def test_gradients_stay_switched_off_for_whoever_switched_them_off() -> None:
+    def fn(comm: Comm) -> bool:
+        neighbour = 1 - comm.rank
+        if comm.rank == 0:
+            with torch.no_grad():
+                comm.sendrecv(torch.ones(1), neighbour, torch.ones(1), neighbour)
+                return torch.is_grad_enabled()
+        comm.sendrecv(torch.ones(1), neighbour, torch.ones(1), neighbour)
+        return torch.is_grad_enabled()
+
+    assert simulate(fn, network=net(2)).values == [False, True]
+
+
+class Exchanged(torch.autograd.Function):
+    """Identity forwards; backwards, the gradients of the two ranks are added."""
+
+    @staticmethod
+    def forward(ctx: Any, comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        ctx.comm = comm
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, all_reduce(ctx.comm, grad.clone())
+
+
+def test_thread_strands_communicate_inside_backward() -> None:
+    def fn(comm: Comm) -> float:
+        x = torch.tensor([1.0], requires_grad=True)
+        (Exchanged.apply(comm, x) * (comm.rank + 1)).sum().backward()
+        assert x.grad is not None
+        return x.grad.item()
+
+    assert simulate(fn, network=net(3), strands="thread").values == [6.0, 6.0, 6.0]
+
+
+def test_prints_come_back_by_rank_and_labelled(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(comm: Comm) -> None:
+        print("hello", comm.rank)
+        print("bar 1%", "\rbar 100%", end="\n")
+        print("no newline", end="")
+
+    result = simulate(fn, network=net(2))
+    assert result.output == [f"hello {r}\nbar 100%\nno newline\n" for r in range(2)]
+    assert "[rank 1] hello 1\n" in capsys.readouterr().out
+
+
+def test_a_simulation_inside_a_simulated_rank() -> None:
+    def fn(comm: Comm) -> int:
+        return sum(simulate(lambda c: c.rank, network=net(3)).values) + comm.rank
+
+    assert simulate(fn, network=net(2)).values == [3, 4]
+
+
+def test_a_simulation_that_never_ends_is_stopped() -> None:
+    def fn(comm: Comm) -> None:
+        while True:
+            comm.sendrecv(torch.ones(1), 1 - comm.rank, torch.ones(1), 1 - comm.rank)
+
+    with pytest.raises(dtlab.RunTimeout):
+        simulate(fn, network=net(2), timeout=0.2)
