@@ -31,7 +31,10 @@ from dtlab.processes.server import ONE_THREAD
 from dtlab.processes.store import RankStore
 from dtlab.processes.wire import Line
 
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+_GLOO = {
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # loopback, nothing else
+    "GLOO_ENABLE_STORE_V2_API": "1",  # ask the store for all addresses at once
+}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -192,18 +195,20 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
     faulthandler.enable(file=2)  # a crash in C says where
     faulthandler.register(signal.SIGUSR1, file=diagnosis, all_threads=False)
-    os.environ.clear()
-    os.environ.update(told.env)
-    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    for name in ONE_THREAD:
-        os.environ[name] = str(told.threads)
+    env = told.env | dict.fromkeys(ONE_THREAD, str(told.threads)) | _GLOO
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    os.environ.update(env.items() - os.environ.items())
     if told.threads != torch.get_num_threads():
         torch.set_num_threads(told.threads)
     with contextlib.suppress(OSError):  # the caller's folder may be gone
         os.chdir(told.cwd)
     sys.path[:] = told.path
     sys.argv = [""]
-    np.random.seed()  # else all ranks, and all runs, would inherit one state from the server
+    torch.default_generator.manual_seed(told.rank)  # as in the simulator: other numbers a rank
+    # Else all ranks, and all runs, would inherit one state from the server. (Without an argument
+    # numpy would first import a dozen modules, in each rank.)
+    np.random.seed(int.from_bytes(os.urandom(4)))
     random.seed()
 
 
