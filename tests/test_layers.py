@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 FLOORS = (
     "errors",
     "reduction",
-    "comm trace tracebacks output",
+    "comm trace tracebacks output calls",
     "result matching",
     "topology",
     "cost",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from dtlab.errors import DtlabError, RankFailed
-from dtlab.processes.names import shown_name
+from dtlab.tracebacks import shown_name
 from dtlab.tracebacks import PACKAGE
 
 _HERE = str(Path(__file__).parent)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import FrameType
+
+from dtlab.tracebacks import shown_name
 
 
 def place(frame: FrameType | None) -> str:
@@ -19,14 +20,3 @@ def shown_place(text: str) -> str:
     file, colon, rest = text.rpartition(":")
     name = shown_name(file)
     return f"{Path(file).name if name == file else name}{colon}{rest}"
-
-
-def shown_name(file: str) -> str:
-    """A notebook's cell by its number, any other file as it is.
-
-    Only the notebook's own process knows its cells; in a rank they have meaningless file names.
-    """
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = get_ipython() if get_ipython else None
-    cell = shell.compile.format_code_name(file) if shell is not None else None
-    return " ".join(cell) if cell else file

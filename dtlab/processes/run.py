@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtlab.calls import check_call
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import torchrun
 from dtlab.processes.endpoint import Reply
@@ -47,6 +49,7 @@ def run(
     check_ranks(ranks)
     check_backend(backend, device, ranks)
     check_limits(timeout, threads)
+    check_call(fn, args, "run")
     if torchrun.launched():
         replies = torchrun.run_here(fn, args, backend, device, trace)
         return gather(replies, [""] * len(replies))
@@ -59,6 +62,11 @@ def run(
         raise
     finally:
         os.close(parcel)
+
+
+def introduce(comm: Comm) -> str:
+    """What ranks can do if you have nothing else for them: say which process they are."""
+    return f"process {os.getpid()}"
 
 
 # ---- arguments that make no sense ---------------------------------------------------------------

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import ipywidgets
 
-from dtlab.comm import Comm
 from dtlab.plots import Picture, rank_grid
+from dtlab.processes.run import introduce
 from dtlab.result import Result
 from dtlab.widgets.explorer import DPI, Explorer, button
 
 MOST_RANKS = 16
 HEIGHT_IN = 3.4  # whatever the number of ranks, so that nothing below jumps
-
-
-def introduce(comm: Comm) -> str:
-    """What ranks do if you give `RankGrid` nothing else: say which process they are."""
-    return f"process {os.getpid()}"
 
 
 class RankGrid(Explorer):
