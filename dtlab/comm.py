@@ -13,6 +13,7 @@ written here, once.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -159,7 +160,7 @@ class Comm(ABC):
 
         Collectives use it, so that a broadcast that meets a reduce is named, not mixed up.
         """
-        outer, self.label = self.label, label
+        outer, self.label = self.label, sys.intern(label)  # equal ones compare faster
         try:
             yield
         finally:

@@ -11,8 +11,8 @@ from dtlab.collectives.reduce import flat as flat_reduce
 from dtlab.collectives.registry import (
     algorithm,
     check_tensor,
-    chunk_edges,
     choose,
+    chunk_edges,
     flattened,
     signature,
     write_back,
@@ -70,22 +70,19 @@ def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
     edges = chunk_edges(x.numel(), p)
+    inbox = x.new_empty(edges[1])  # chunk 0 is as large as any
 
-    def chunk(number: int) -> torch.Tensor:
-        return x[edges[number % p] : edges[number % p + 1]]
-
-    inbox = x.new_empty(edges[1])
-    room = {size: inbox[:size] for size in (chunk(0).numel(), chunk(-1).numel())}
-
-    mine = chunk(me)
+    mine = x[edges[me] : edges[me + 1]]
     for step in range(p - 1):  # reduce-scatter: each chunk gathers one summand a step
-        arriving = chunk(me - step - 1)
-        summand = room[arriving.numel()]
+        c = (me - step - 1) % p
+        start, end = edges[c], edges[c + 1]
+        arriving, summand = x[start:end], inbox[: end - start]
         comm.sendrecv(mine, right, summand, left)
         mine = comm.accumulate_(arriving, summand, op)
 
     for step in range(p - 1):  # all-gather: each complete chunk goes once round
-        arriving = chunk(me - step)
+        c = (me - step) % p
+        arriving = x[edges[c] : edges[c + 1]]
         comm.sendrecv(mine, right, arriving, left)
         mine = arriving
     return x

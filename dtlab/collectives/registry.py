@@ -7,6 +7,7 @@ function under `@algorithm(...)`, and its closed form in `dtlab.cost`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -84,10 +85,11 @@ def write_back(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def chunk_edges(n: int, parts: int) -> list[int]:
+@lru_cache(maxsize=64)  # simulated ranks share one list: thousands of them would fill the caches
+def chunk_edges(n: int, parts: int) -> tuple[int, ...]:
     """Where to cut n elements into `parts` chunks: chunk c is x[edges[c]:edges[c + 1]].
 
     Sizes differ by one at most, the larger ones first, as torch.tensor_split cuts.
     """
     small, extra = divmod(n, parts)
-    return [c * small + min(c, extra) for c in range(parts + 1)]
+    return tuple(c * small + min(c, extra) for c in range(parts + 1))

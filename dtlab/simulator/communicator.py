@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-import cloudpickle
 import torch
 
-from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.simulator.engine import Engine
-from dtlab.simulator.messages import Channel, Incoming, Outgoing
+from dtlab.simulator.messages import Channel, Envelope, Inbox, Mailbox, Message, Receiving, Sending
 from dtlab.simulator.strands import Stopped, Strand
 
 
@@ -26,72 +26,132 @@ class SimComm(Comm):
         self._contexts = contexts if contexts is not None else [1]  # the next free one, shared
         self.rank, self.size = ranks.index(strand.rank), len(ranks)
         self.device = torch.device("cpu")
-        self._to: dict[int, Channel] = {}
-        self._from: dict[int, Channel] = {}
+        self._to = _Made(self._channel_to)
+        self._from = _Made(self._channel_from)
         self._meetings = 0
 
-    def post(self, *ops: Send | Recv) -> list[Work]:
-        engine = self._engine
-        if engine.stopping:
-            raise Stopped
-        works: list[Work] = []
+    def post(self, *ops: Send | Recv) -> list[Sending | Receiving]:  # type: ignore[override]
+        works: list[Sending | Receiving] = []
         for op in ops:
-            works.append(self._send(*op) if op.__class__ is Send else self._recv(*op))
+            if op.__class__ is Send:
+                works.append(Sending(self._send(*op), self._strand, op[1]))
+            else:
+                works.append(Receiving(self._recv(*op), self._strand))
         return works
 
+    def exchange(self, *ops: Send | Recv) -> None:
+        # As in Comm, but all of them stand in the table if none comes.
+        works = self.post(*ops)
+        self._strand.waits_for = [work.message for work in works]
+        for work in works:
+            work.finish()
+
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        # What Comm.sendrecv does, without its intermediate records: rings live in this call.
-        if self._engine.stopping:
-            raise Stopped
+        # As in Comm, without its intermediate records: rings live in this call.
         sent, received = self._send(out, dst), self._recv(into, src)
-        if not sent.done:
-            sent.wait()
-        if not received.done:
-            received.wait()
+        strand = self._strand
+        strand.waits_for = sent, received
+        if not sent.left:
+            sent.sender = strand
+            strand.pause()
+        if not received.arrived:
+            received.receiver = strand
+            strand.pause()
 
-    def _send(self, x: Any, dst: int) -> Outgoing:
-        channel = self._to.get(dst) or self._channel_to(dst)
+    def _send(self, x: Any, dst: int) -> Message:
+        """Post the sender's side of a message."""
+        engine, channel = self._engine, self._to[dst]
+        if engine.stopping:
+            raise Stopped
         if isinstance(x, torch.Tensor):
-            nbytes = x.nbytes
-            self._strand.real = not x.is_meta
+            real = not x.is_meta
+            if real:
+                self._check_tensor(x, "send")
         else:
-            x = cloudpickle.dumps(x)
-            nbytes = len(x)
-        engine = self._engine
-        side = Outgoing(x, nbytes, dst, self.label, engine.now, self._strand, channel)
-        engine.send(side)
-        return side
+            x, real = Envelope(x), True
+        message = channel.take_recv() if channel.first is not None or channel.shared else None
+        if message is None:
+            message = Message()
+            message.into = message.receiver = None
+            message.arrived = False
+            engine.order = message.order = engine.order + 1
+            channel.put_send(message)
+        message.channel = channel
+        message.x = x
+        message.nbytes = x.nbytes
+        message.real = self._strand.real = real
+        message.label = self.label
+        message.sent_s = engine.now
+        message.left = False
+        message.sender = None
+        if message.nbytes <= engine.eager_bytes:
+            self._send_eagerly(message)
+        if message.into is not None:
+            engine.match(message)
+        return message
 
-    def _recv(self, x: Any, src: int | None) -> Incoming:
-        if isinstance(x, torch.Tensor):
-            nbytes = x.nbytes
-        elif isinstance(x, list):
-            nbytes = -1  # an object: its sender knows how large
-        else:
-            raise ConfigError(f"rank {self.rank}: recv needs a tensor or a list to receive into, "
-                              f"not {type(x).__name__}")
-        engine = self._engine
-        side = Incoming(x, nbytes, src, self.label, engine.now, self._strand)
-        if src is None:
-            engine.recv_from_anyone(side, engine.mailbox(self._context, self._strand.rank))
-        else:
-            engine.recv(side, self._from.get(src) or self._channel_from(src))
-        return side
+    def _send_eagerly(self, message: Message) -> None:
+        """Let a small message go before its receiver is there; its sender is free at once."""
+        if isinstance(message.x, torch.Tensor):
+            message.x = message.x.detach().clone()
+        message.left = True
+        message.end_s = 0.0
+        self._engine.start(message)
+
+    def _recv(self, x: Any, src: int | None) -> Message:
+        """Post the receiver's side of a message."""
+        engine, source = self._engine, self._from[src]
+        if engine.stopping:
+            raise Stopped
+        if not isinstance(x, torch.Tensor):
+            x = self._inbox(x)
+        elif self._strand.real:
+            self._check_tensor(x, "receive into")
+        message = source.take_send() if source.first is not None or source.shared else None
+        if message is None:
+            message = Message()
+            message.x = message.sender = None
+            message.left = False
+            message.source = source
+            engine.order = message.order = engine.order + 1
+            source.put(message)
+        message.into = x
+        message.wanted_label = self.label
+        message.wanted_s = engine.now
+        message.arrived = False
+        message.receiver = None
+        if message.x is not None:
+            engine.match(message)
+        return message
+
+    def _inbox(self, x: Any) -> Inbox:
+        if isinstance(x, list):
+            return Inbox(x)
+        raise ConfigError(f"rank {self.rank}: recv needs a tensor or a list to receive into, "
+                          f"not {type(x).__name__}")
+
+    def _check_tensor(self, x: torch.Tensor, verb: str) -> None:
+        """Raise `ConfigError` unless `x` is dense and, if it is to be filled, has no element
+        twice (as an expanded tensor has)."""
+        if x.layout is not torch.strided or x.is_quantized:
+            raise ConfigError(f"rank {self.rank}: can't {verb} a {x.layout} tensor; make it dense")
+        if verb == "receive into" and not x.is_contiguous() and 0 in x.stride():
+            raise ConfigError(f"rank {self.rank}: can't receive into an expanded tensor, whose "
+                              f"elements share memory; receive into a copy (x.contiguous())")
 
     def _channel_to(self, dst: int) -> Channel:
         self._check_peer(dst, "send to")
-        channel = self._engine.channel(self._context, self._strand.rank, self._ranks[dst],
-                                       self.rank)
-        return self._to.setdefault(dst, channel)
+        return self._engine.channel(self._context, self._strand.rank, self._ranks[dst], self.rank)
 
-    def _channel_from(self, src: int) -> Channel:
+    def _channel_from(self, src: int | None) -> Channel | Mailbox:
+        if src is None:
+            return self._engine.mailbox(self._context, self._strand.rank).open()
         self._check_peer(src, "receive from")
-        channel = self._engine.channel(self._context, self._ranks[src], self._strand.rank, src)
-        return self._from.setdefault(src, channel)
+        return self._engine.channel(self._context, self._ranks[src], self._strand.rank, src)
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
-        if not seconds >= 0:
+        if not 0 <= seconds < math.inf:
             raise ConfigError(f"rank {self.rank}: compute({label!r}) can't take {seconds} s")
         engine = self._engine
         start_s = engine.now
@@ -102,7 +162,7 @@ class SimComm(Comm):
             engine.spans.append((self._strand.rank, "compute", start_s, engine.now, label))
 
     def _pass_time(self, seconds: float, doing: str) -> None:
-        self._strand.doing = doing
+        self._strand.waits_for = doing
         self._engine.sleep(self._strand, seconds)
 
     def _reduced(self, nbytes: int) -> None:
@@ -124,9 +184,10 @@ class SimComm(Comm):
         meeting = self._engine.meetings.setdefault(key, {})
         meeting[self.rank] = (value, self._strand)
         if len(meeting) < self.size:
-            self._strand.doing = "split"
+            self._strand.waits_for = "split"
             self._strand.pause()
         else:
+            del self._engine.meetings[key]
             for rank, (_, strand) in sorted(meeting.items()):
                 if rank != self.rank:
                     self._engine.wake(strand)
@@ -139,3 +200,19 @@ class SimComm(Comm):
 
     def _next_context(self) -> int:
         return self._contexts[0]
+
+
+Peer = TypeVar("Peer", int, int | None)
+Found = TypeVar("Found")
+
+
+class _Made(dict[Peer, Found]):
+    """By peer; made when first asked for."""
+
+    def __init__(self, make: Callable[[Peer], Found]):
+        super().__init__()
+        self._make: Callable[[Peer], Found] = make
+
+    def __missing__(self, peer: Peer) -> Found:
+        found = self[peer] = self._make(peer)
+        return found

@@ -1,4 +1,4 @@
-"""The engine: one clock, one list of what happens next, and the rule that time moves only when
+"""The engine: one clock, one agenda of what happens next, and the rule that time moves only when
 every rank waits.
 
 A message lives through: *posted* by one side, *matched* when the other side posts too, *moving*
@@ -10,21 +10,33 @@ from __future__ import annotations
 
 import gc
 import heapq
-import pickle
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from dtlab.errors import Deadlock, RunTimeout, Waiting
+from dtlab.errors import Deadlock, RunTimeout
 from dtlab.matching import check_match, describe
-from dtlab.simulator.messages import Channel, Incoming, Mailbox, Outgoing, Side
-from dtlab.simulator.network import Network
+from dtlab.simulator.messages import Channel, Mailbox, Message
+from dtlab.simulator.network import ARRIVED, Network
 from dtlab.simulator.strands import Strand
+from dtlab.simulator.waiting import hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
-from dtlab.tracebacks import learner_line
+
+
+class Instant:
+    """What is due at one instant, in order of planning."""
+
+    __slots__ = ("arriving", "starting", "waking")
+
+    def __init__(self) -> None:
+        self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
+        self.starting: list[Message] = []  # the latency has passed
+        self.waking: list[Strand] = []  # the strand has slept enough
 
 
 class Engine:
@@ -33,57 +45,54 @@ class Engine:
     def __init__(self, topology: Topology, *, gamma: float, eager_bytes: float, trace: bool):
         self.topology = topology
         self.gamma = gamma
-        self.eager_bytes = eager_bytes
+        self.eager_bytes = eager_bytes or -1  # even empty messages wait for their receivers
         self.now = 0.0
+        self.order = 0  # of the last message that found no partner at once
         self.stopping = False
         self.tracing = trace
         self.messages = Rows(8)  # the fields of trace.Message
         self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
         self.meetings: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
-        self._record = self.messages.extend
         self._channels: dict[tuple[int, int, int], Channel] = {}
         self._mailboxes: dict[tuple[int, int], Mailbox] = {}
         self._network = Network(topology)
         self._ready: deque[Strand] = deque()
-        self._times: list[float] = []  # a heap of the instants at which something is due
-        self._due: dict[float, list[Outgoing | Strand]] = {}  # what is due then, oldest first
-        self._order = 0
+        self._agenda: dict[float, Instant] = {}
+        self._times: list[float] = []  # the keys of the agenda, as a heap
         self._begun = False
         self._limit_s: float | None = None  # of real time
         self._broken: BaseException | None = None  # why `next_strand` gave up
 
     # ---- the clock -----------------------------------------------------------------------------
 
-    def run(self, strands: list[Strand], timeout: float | None) -> None:
+    def run(self, strands: Sequence[Strand], timeout: float | None) -> None:
         """Run all strands to their ends. Raises `Deadlock` or `RunTimeout`. The rows of the trace
         are in `messages` and `spans` afterwards."""
         self._limit_s = None if timeout is None else time.monotonic() + timeout
-        collecting = gc.isenabled()
-        gc.disable()  # millions of short-lived records, no cycles: searching for them costs much
         try:
-            for strand in strands:  # the first steps of each; nobody hands over meanwhile
-                strand.resume()
-                if self.stopping:
-                    return
-            self._begun = True
-            while following := self.next_strand():
-                following.resume()
-                if self.stopping:
-                    return
-            if isinstance(self._broken, RunTimeout):
-                raise RunTimeout(str(self._broken), self.waiting(strands))
-            if self._broken is not None:
-                raise self._broken
-            if not all(strand.done for strand in strands):
-                raise Deadlock("deadlock: every rank that is left waits for another",
-                               self.waiting(strands))
+            with _seldom_collecting():
+                self._drive(strands)
         finally:
             self.stopping = True
             for strand in strands:
                 if not strand.done:
                     strand.stop()
-            if collecting:
-                gc.enable()
+
+    def _drive(self, strands: Sequence[Strand]) -> None:
+        for strand in strands:  # the first steps of each; nobody hands over meanwhile
+            strand.resume()
+            if self.stopping:
+                return
+        self._begun = True
+        while following := self.next_strand():
+            following.resume()
+        if isinstance(self._broken, RunTimeout):
+            raise RunTimeout(str(self._broken), table(strands))
+        if self._broken is not None:
+            raise self._broken
+        if not self.stopping and not all(strand.done for strand in strands):
+            raise Deadlock("deadlock: every rank that is left waits for another" + hint(strands),
+                           table(strands))
 
     def next_strand(self) -> Strand | None:
         """The strand to go on next, once the clock has moved as far as it takes. None: there is
@@ -91,43 +100,42 @@ class Engine:
 
         Called by whoever pauses, so that control passes from strand to strand directly.
         """
-        if not self._begun:
+        if not self._begun or self.stopping:
             return None
-        try:
-            ready = self._ready
-            while not ready:
-                self._settle()
-                if not self._times:
-                    return None
-                self.now = heapq.heappop(self._times)
-                for what in self._due.pop(self.now):
-                    if what.__class__ is Outgoing:
-                        self._advance(what)
-                    else:
-                        ready.append(what)  # type: ignore[arg-type]
-            return None if self.stopping else ready.popleft()
-        except BaseException as error:  # must not surface in the rank that happened to pause
-            self._broken = error
-            return None
+        ready = self._ready
+        if not ready:
+            try:
+                self._pass_time()
+            except BaseException as error:  # must not surface in the rank that happened to pause
+                self._broken = error
+                return None
+        return ready.popleft() if ready else None
 
-    def _settle(self) -> None:
-        """Plan the ends of the flows whose rates change at this instant."""
-        if self._limit_s is not None and time.monotonic() > self._limit_s:
-            raise RunTimeout("the simulation did not end within its limit of real time")
-        due = self._due
-        for flow in self._network.settle(self.now):
-            if flow.end_s in due:
-                due[flow.end_s].append(flow)  # type: ignore[arg-type]
-            else:
-                self._at(flow.end_s, flow)  # type: ignore[arg-type]
+    def _pass_time(self) -> None:
+        """Move the clock on until a strand can go on, or nothing is due any more."""
+        torch.set_grad_enabled(False)  # bytes that arrive leave no history; strands set their own
+        network, ready, agenda = self._network, self._ready, self._agenda
+        while not ready:
+            if self._limit_s is not None and time.monotonic() > self._limit_s:
+                raise RunTimeout("the simulation did not end within its limit of real time")
+            for flow in network.settle(self.now):
+                instant = agenda.get(flow.end_s) or self._at(flow.end_s)
+                instant.arriving.append(flow)  # type: ignore[arg-type]
+            if not self._times:
+                return
+            self.now = now = heapq.heappop(self._times)
+            instant = agenda.pop(now)
+            self._deliver(network.end(instant.arriving, now))
+            network.start(instant.starting, now)
+            ready.extend(instant.waking)
 
-    def _at(self, when_s: float, what: Outgoing | Strand) -> None:
-        """At virtual time `when_s`, advance the message or let the strand go on."""
-        if when_s in self._due:
-            self._due[when_s].append(what)
-        else:
-            self._due[when_s] = [what]
+    def _at(self, when_s: float) -> Instant:
+        """What is due at virtual time `when_s`, to be added to."""
+        instant = self._agenda.get(when_s)
+        if instant is None:
+            instant = self._agenda[when_s] = Instant()
             heapq.heappush(self._times, when_s)
+        return instant
 
     def wake(self, strand: Strand) -> None:
         """Let a paused strand go on at this instant."""
@@ -135,24 +143,8 @@ class Engine:
 
     def sleep(self, strand: Strand, seconds: float) -> None:
         """Called on `strand`: pause it for virtual `seconds`."""
-        self._at(self.now + seconds, strand)
+        self._at(self.now + seconds).waking.append(strand)
         strand.pause()
-
-    def waiting(self, strands: list[Strand]) -> list[Waiting]:
-        """What each rank is doing, as a table for people."""
-        rows = []
-        for strand in strands:
-            what = strand.doing
-            line = learner_line(strand.frame()) if not strand.done else ""
-            if strand.done:
-                rows.append(Waiting(strand.rank, "returned"))
-            elif isinstance(what, Side):
-                peer = "anyone" if what.peer is None else str(what.peer)
-                nbytes = None if what.nbytes < 0 else what.nbytes
-                rows.append(Waiting(strand.rank, what.verb, peer, nbytes, line))
-            else:
-                rows.append(Waiting(strand.rank, str(what or "compute"), line=line))
-        return rows
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -168,92 +160,59 @@ class Engine:
         """Where `dst` receives the messages of one communicator's context."""
         return self._mailboxes.setdefault((context, dst), Mailbox())
 
-    def send(self, send: Outgoing) -> None:
-        """Post a send: match the receive that has waited longest for it, or wait."""
-        channel = send.channel
-        recvs, anyone = channel.recvs, channel.mailbox.from_anyone
-        if anyone and (not recvs or anyone[0].order < recvs[0].order):
-            self._match(send, anyone.popleft())
-        elif recvs:
-            self._match(send, recvs.popleft())
-        else:
-            send.order = self._order = self._order + 1
-            channel.sends.append(send)
-            if channel.mailbox.sends is not None:
-                channel.mailbox.sends[send] = None
-            if self.eager_bytes and send.nbytes <= self.eager_bytes:
-                self._send_eagerly(send)
-
-    def recv(self, recv: Incoming, channel: Channel) -> None:
-        """Post a receive from one rank."""
-        if channel.sends:
-            send = channel.sends.popleft()
-            if channel.mailbox.sends is not None:
-                del channel.mailbox.sends[send]
-            self._match(send, recv)
-        else:
-            recv.order = self._order = self._order + 1
-            channel.recvs.append(recv)
-
-    def recv_from_anyone(self, recv: Incoming, mailbox: Mailbox) -> None:
-        """Post a receive from anyone: the oldest send wins."""
-        sends = mailbox.oldest_sends()
-        if sends:
-            send, _ = sends.popitem(last=False)
-            send.channel.sends.popleft()
-            self._match(send, recv)
-        else:
-            recv.order = self._order = self._order + 1
-            mailbox.from_anyone.append(recv)
-
-    def _match(self, send: Outgoing, recv: Incoming) -> None:
-        a, b, channel = send.x, recv.x, send.channel
+    def match(self, message: Message) -> None:
+        """Both sides are there: let it move, if they fit together. Else raises `ShapeMismatch`."""
+        x, into = message.x, message.into
         if not (
-            send.nbytes == recv.nbytes
-            and a.dtype == b.dtype
-            and (a.ndim == b.ndim == 1 or a.shape == b.shape)
-            and send.label == recv.label
-        ):  # an object, or something that doesn't fit
-            check_match(describe(a, send.label), channel.src, describe(b, recv.label), channel.dst)
-        recv.peer = channel.peer
-        send.recv = recv
-        if not send.done:
-            send.matched_s = self.now
-            self._at(self.now + channel.latency_s, send)
-        elif send.arrived:
-            self._deliver(send, recv)
+            x.dtype is into.dtype
+            and message.nbytes == into.nbytes
+            and (x.ndim == into.ndim == 1 or x.shape == into.shape)  # the first is the cheaper
+            and message.label == message.wanted_label
+        ):
+            channel = message.channel
+            check_match(describe(x, message.label), channel.src,
+                        describe(into, message.wanted_label), channel.dst)
+        if not message.left:
+            self.start(message)
+        elif message.end_s == ARRIVED:  # it was sent eagerly
+            with torch.no_grad():
+                self._deliver([message])
 
-    def _send_eagerly(self, send: Outgoing) -> None:
-        """Move a small message before its receiver is there: the sender is free at once."""
-        if isinstance(send.x, torch.Tensor):
-            send.x = send.x.detach().clone()
-        send.done = True
-        send.matched_s = self.now
-        self._at(self.now + send.channel.latency_s, send)
+    def start(self, message: Message) -> None:
+        """Send `message` on its way: its bytes flow once its latency has passed."""
+        channel = message.channel
+        message.start_s = self.now
+        message.remaining = message.nbytes
+        message.links = channel.links
+        due_s = self.now + channel.latency_s
+        (self._agenda.get(due_s) or self._at(due_s)).starting.append(message)
 
-    def _advance(self, send: Outgoing) -> None:
-        """Its latency has passed: it begins to flow. Or its last byte has come: deliver it."""
-        if not send.moving:
-            send.moving = True
-            self._network.start(send, self.now)
-        elif send.end_s == self.now:  # else its rate has changed since this was planned
-            send.end_s = -1.0
-            self._network.end(send)
-            if send.recv is not None:
-                self._deliver(send, send.recv)
-
-    def _deliver(self, send: Outgoing, recv: Incoming) -> None:
+    def _deliver(self, messages: Sequence[Message]) -> None:
         """Put the data in place and let both sides go on."""
-        if recv.nbytes < 0:
-            recv.x.append(pickle.loads(send.x))
-        elif not send.x.is_meta and not recv.x.is_meta:
-            recv.x.detach().copy_(send.x.detach())
-        if self.tracing:
-            channel = send.channel
-            self._record((channel.src, channel.dst, send.nbytes, send.posted_s,
-                          recv.posted_s, send.matched_s, self.now, send.label))
-        send.done = recv.done = True
-        if send.waited:
-            self._ready.append(send.strand)
-        if recv.waited:
-            self._ready.append(recv.strand)
+        now, ready, record = self.now, self._ready, self.messages.extend
+        for m in messages:
+            if m.into is None:  # sent eagerly, and nobody has asked for it yet
+                continue
+            if m.real:
+                m.into.copy_(m.x)
+            if self.tracing:
+                channel = m.channel
+                record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
+                        m.label))
+            m.left = m.arrived = True
+            if m.sender is not None:
+                ready.append(m.sender)
+            if m.receiver is not None:
+                ready.append(m.receiver)
+
+
+@contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    """Inside, search for unreachable cycles only once in a while: messages come and go by the
+    million, without cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(1_000_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -8,61 +8,80 @@ Source: Bertsekas & Gallager, Data Networks, 2nd ed., §6.5.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from dtlab.topology import Topology
 
+ARRIVED = -1.0
+
 
 class Flow:
-    """`remaining` bytes on their way across `links` at `rate_Bps`, as of `since_s`.
+    """`remaining` bytes on their way across `links` at `rate_Bps`, as of `since_s`."""
 
-    The fields are declared here; whoever is a flow (`messages.Outgoing`) has slots for them.
-    """
-
-    __slots__ = ()
+    __slots__ = ("end_s", "links", "rate_Bps", "remaining", "since_s")
 
     links: tuple[int, ...]
     remaining: float
     rate_Bps: float  # 0: not known yet
     since_s: float
-    end_s: float  # when it will have arrived, if no rate changes; −1: it isn't moving
+    end_s: float  # when it will have arrived, if no rate changes; ARRIVED afterwards
+
+
+AnyFlow = TypeVar("AnyFlow", bound=Flow)
 
 
 class Network:
-    """The flows that are moving now."""
+    """The flows that are moving now.
+
+    A link carries nothing (None), one flow, or a crowd. Most carry one at most, and pay little.
+    """
 
     def __init__(self, topology: Topology):
         self.capacity_Bps = topology.capacity_Bps
-        self._on: list[dict[Flow, None]] = [{} for _ in self.capacity_Bps]  # flows of each link
+        self._on: list[Flow | dict[Flow, None] | None] = [None] * len(self.capacity_Bps)
         self._fresh: list[Flow] = []  # started at this instant
-        self._touched: set[int] = set()  # links that lost a flow at this instant
+        self._touched: set[int] = set()  # crowded links that lost a flow at this instant
 
-    def start(self, flow: Flow, now_s: float) -> None:
-        """The first byte of `flow` enters its links."""
-        flow.since_s = now_s
-        for link in flow.links:
-            self._on[link][flow] = None
-        self._fresh.append(flow)
+    def start(self, flows: Sequence[Flow], now_s: float) -> None:
+        """The first bytes of `flows` enter their links."""
+        on = self._on
+        for flow in flows:
+            flow.since_s, flow.rate_Bps = now_s, 0.0
+            for link in flow.links:
+                if on[link] is None:
+                    on[link] = flow
+                else:
+                    self._crowd(link)[flow] = None
+        self._fresh.extend(flows)
 
-    def end(self, flow: Flow) -> None:
-        """The last byte of `flow` has arrived."""
-        for link in flow.links:
-            flows = self._on[link]
-            del flows[flow]
-            if flows:
-                self._touched.add(link)
+    def end(self, flows: Iterable[AnyFlow], now_s: float) -> list[AnyFlow]:
+        """Take off their links those of `flows` that end now; the rate of others has changed since
+        this end was planned. Returns them."""
+        on = self._on
+        ended = []
+        for flow in flows:
+            if flow.end_s == now_s:
+                flow.end_s = ARRIVED
+                ended.append(flow)
+                for link in flow.links:
+                    if on[link] is flow:
+                        on[link] = None
+                    else:
+                        self._leave_crowd(link, flow)
+        return ended
 
-    def settle(self, now_s: float) -> Iterable[Flow]:
+    def settle(self, now_s: float) -> list[Flow]:
         """Give every flow its fair rate. Returns those whose `end_s` changed."""
         if not self._fresh and not self._touched:
-            return ()
+            return []
         changed: list[Flow] = []
         crowded: dict[Flow, None] = {}
         on, capacity = self._on, self.capacity_Bps
         for flow in self._fresh:
             rate = float("inf")
             for link in flow.links:
-                if len(on[link]) > 1:
+                if on[link] is not flow:
                     crowded[flow] = None
                     break
                 if capacity[link] < rate:
@@ -72,7 +91,7 @@ class Network:
                 flow.end_s = now_s + flow.remaining / rate
                 changed.append(flow)
         for link in sorted(self._touched):
-            crowded.update(on[link])
+            crowded.update(dict.fromkeys(self._flows(link)))
         self._fresh, self._touched = [], set()
         while crowded:
             group = self._sharing(next(iter(crowded)))
@@ -80,6 +99,27 @@ class Network:
                 crowded.pop(flow, None)
             changed += self._share(group, now_s)
         return changed
+
+    def _flows(self, link: int) -> Iterable[Flow]:
+        """The flows on `link`, oldest first."""
+        flows = self._on[link]
+        if isinstance(flows, Flow):
+            return (flows,)
+        return flows or ()
+
+    def _crowd(self, link: int) -> dict[Flow, None]:
+        """The flows on `link`, which carries one or more, as a crowd that may grow."""
+        crowd = self._on[link]
+        if not isinstance(crowd, dict):
+            crowd = self._on[link] = dict.fromkeys(self._flows(link))
+        return crowd
+
+    def _leave_crowd(self, link: int, flow: Flow) -> None:
+        crowd = self._crowd(link)
+        del crowd[flow]
+        self._touched.add(link)
+        if len(crowd) == 1:
+            self._on[link] = next(iter(crowd))
 
     def _sharing(self, first: Flow) -> list[Flow]:
         """All flows that share a link with `first`, or with one that does, and so on."""
@@ -89,7 +129,7 @@ class Network:
             for link in todo.pop().links:
                 if link not in links:
                     links.add(link)
-                    new = [flow for flow in self._on[link] if flow not in group]
+                    new = [flow for flow in self._flows(link) if flow not in group]
                     group.update(dict.fromkeys(new))
                     todo += new
         return list(group)
@@ -107,7 +147,7 @@ class Network:
         return changed
 
 
-def fair_rates(flows: list[Flow], capacity_Bps: tuple[float, ...]) -> dict[Flow, float]:
+def fair_rates(flows: Sequence[Flow], capacity_Bps: Sequence[float]) -> dict[Flow, float]:
     """Max–min fair rates, by filling up: the tightest link fixes the rate of its flows, which
     leaves the other links less to share among fewer; repeat."""
     on: dict[int, dict[Flow, None]] = {}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any, TextIO
 
 import torch
 
+from dtlab.calls import check_call
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, RankDied, RankFailed
 from dtlab.output import RankOutput
@@ -39,9 +42,10 @@ def simulate(
     """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
-    matters. Each rank has its own copies of `args` and of the tensors `fn` closes over, and its
-    own random numbers from torch (seeded with its number), as under `run`. Equal inputs give equal
-    results, bit for bit.
+    matters. As separate processes would, each rank has its own copies of `args` and of the tensors,
+    modules and optimizers that `fn` closes over or reads as globals, its own gradient mode, and its
+    own random numbers from torch, seeded with its number (not from `random` or NumPy). Equal inputs
+    give equal results, bit for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
@@ -54,7 +58,8 @@ def simulate(
     Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, `RankDied` when
     one calls exit, `RunTimeout`, `ConfigError`.
     """
-    _check(fn, network, gamma, strands, eager_bytes, timeout)
+    check_call(fn, args, "simulate")
+    _check(network, gamma, strands, eager_bytes, timeout)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
     return simulation.run(timeout)
 
@@ -64,10 +69,11 @@ class _Simulation:
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], network: Topology,
                  trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
-        self.fn, self.args = fn, args
+        self.isolation = isolation.Isolation(fn, args)
+        self.isolation.check_room(network.ranks)
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
-        show = sys.stdout.write if echo else None
+        show = _as_whoever_calls(sys.stdout.write) if echo else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
@@ -78,7 +84,7 @@ class _Simulation:
         strand = strands.STRANDS[self.kind]
         everyone = [strand(r, self._body, self.engine.next_strand) for r in ranks]
         try:
-            with _own_random_numbers(), self._routed_output():
+            with _undisturbed(), self._routed_output():
                 self.engine.run(everyone, timeout)
         finally:
             for output in self.output:
@@ -94,7 +100,7 @@ class _Simulation:
         everyone = range(self.engine.topology.ranks)
         comm: Comm = communicator.SimComm(self.engine, strand, everyone)
         try:
-            fn, args = isolation.private(self.fn), isolation.copied(self.args)
+            fn, args = self.isolation.copies()
             self.values[strand.rank] = fn(comm, *args)
             self.elapsed_s = self.engine.now  # the last to return has the last word
         except strands.Stopped:
@@ -110,9 +116,11 @@ class _Simulation:
         if isinstance(error, KeyboardInterrupt):
             return error
         if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
             return RankDied(f"rank {rank} called exit({error.code!r}) instead of returning", rank,
-                            error.code if isinstance(error.code, int) else 1)
-        return RankFailed.from_rank(rank, error, traceback_text(error, MACHINERY))
+                            code)
+        text = traceback_text(error, MACHINERY)
+        return RankFailed.from_rank(rank, error.with_traceback(None), text)
 
     @contextmanager
     def _routed_output(self) -> Iterator[None]:
@@ -139,29 +147,47 @@ class _Router(io.TextIOBase):
         self._outside.flush()
 
 
+def _as_whoever_calls(write: Callable[[str], object]) -> Callable[[str], object]:
+    """`write` on behalf of the caller, who may be a rank of an outer simulation."""
+    rank = _RANK.get()
+
+    def show(text: str) -> None:
+        token = _RANK.set(rank)
+        try:
+            write(text)
+        finally:
+            _RANK.reset(token)
+
+    return show
+
+
 @contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Put torch's generator back afterwards: a simulation must not change its caller's numbers."""
-    before = torch.default_generator.get_state()
+def _undisturbed() -> Iterator[None]:
+    """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes and
+    random numbers as they were."""
+    before = strands.thread_state()
     try:
-        yield
+        with torch.inference_mode(False):  # this puts back the gradient mode, too
+            yield
     finally:
-        torch.default_generator.set_state(before)
+        strands.set_thread_state(before)
 
 
-def _check(fn: Any, network: Any, gamma: float, kind: str, eager_bytes: float,
+def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
            timeout: float | None) -> None:
     """Raise `ConfigError` for arguments that make no sense."""
-    if not callable(fn):
-        raise ConfigError(f"simulate needs a function of a communicator, not {fn!r}")
     if not isinstance(network, Topology):
         raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
                           f"10e9), not {network!r}")
-    if not gamma >= 0:
-        raise ConfigError(f"gamma must be 0 seconds per byte or more, not {gamma}")
+    if not _is_number(gamma) or not 0 <= gamma < math.inf:
+        raise ConfigError(f"gamma must be seconds per byte: 0 or more, and finite, not {gamma!r}")
     if kind not in strands.STRANDS:
         raise ConfigError(f"strands must be one of {', '.join(strands.STRANDS)}, not {kind!r}")
-    if eager_bytes != eager_bytes:
-        raise ConfigError("eager_bytes must be a number of bytes, not nan")
-    if timeout is not None and not timeout > 0:
-        raise ConfigError(f"timeout must be more than 0 seconds, not {timeout}")
+    if not _is_number(eager_bytes) or not eager_bytes >= 0:
+        raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")
+    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+        raise ConfigError(f"timeout must be more than 0 seconds, or None, not {timeout!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -10,11 +10,34 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import greenlet
 import torch
+
+if TYPE_CHECKING:
+    from dtlab.simulator.messages import Message
+
+is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
+
+
+def thread_state() -> tuple[torch.Tensor, bool, torch.dtype]:
+    """Random numbers and autocast: a rank's own affair, but torch keeps them once a thread."""
+    return (torch.default_generator.get_state(), torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"))
+
+
+def set_thread_state(state: tuple[torch.Tensor, bool, torch.dtype]) -> None:
+    """Put back what `thread_state` has returned."""
+    random_state, autocast, dtype = state
+    torch.default_generator.set_state(random_state)
+    if autocast or torch.is_autocast_enabled("cpu"):
+        torch.set_autocast_enabled("cpu", autocast)
+        torch.set_autocast_dtype("cpu", dtype)
+        torch.clear_autocast_cache()  # what others have cast may have changed since
 
 
 class Stopped(BaseException):
@@ -27,11 +50,14 @@ class Strand(ABC):
     next_strand: moves the clock on and says whose turn it is; None if it is nobody's.
     """
 
+    __slots__ = ("_body", "_next_strand", "done", "rank", "real", "waits_for")
+
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None]):
         self.rank = rank
         self.done = False
-        self.doing: object = None  # what it waits for, while it is paused
+        # What it waits for, while it is paused: messages, or in words.
+        self.waits_for: Sequence[Message] | str = ()
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
         self._next_strand = next_strand
@@ -63,44 +89,50 @@ class Strand(ABC):
 class GreenletStrand(Strand):
     """A strand on the engine's own thread.
 
-    Gradient mode and random numbers belong to the thread, so each strand keeps its own: a rank
-    inside `torch.no_grad()` must not switch gradients off for the others. A strand that pauses
-    moves the clock itself and hands over directly to the next, which may be itself.
+    Torch keeps gradient, inference and autocast modes once a thread, so each strand puts back its
+    own: a rank inside `torch.no_grad()` must not switch gradients off for the others. A strand
+    that pauses moves the clock itself and hands over directly to the next, which may be itself.
     """
+
+    __slots__ = ("_engine", "_greenlet")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None]):
         super().__init__(rank, body, next_strand)
         self._engine = greenlet.getcurrent()
         self._greenlet = greenlet.greenlet(self._main)
-        self.resume = self._greenlet.switch  # type: ignore[method-assign]  # one call less
 
     def _main(self) -> None:
         torch.set_grad_enabled(True)
         self._run_body()
 
     def resume(self) -> None:
-        """Replaced in `__init__`."""
+        self._greenlet.switch()
 
     def pause(self) -> None:
-        grad = torch.is_grad_enabled()
-        random_state = torch.default_generator.get_state() if self.real else None
-        strand = self._next_strand()
-        if strand is None:
-            self._engine.switch()
-        elif strand is not self:
-            strand.resume()
-        if torch.is_grad_enabled() != grad:
+        grad = is_grad_enabled()
+        if not grad and torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # the others'; at its end, this rank's again
+                self._hand_over()
+        else:
+            self._hand_over()
+        if is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
-        if random_state is not None:
-            torch.default_generator.set_state(random_state)
+
+    def _hand_over(self) -> None:
+        state = thread_state() if self.real else None
+        following = self._next_strand()
+        if following is None:
+            self._engine.switch()
+        elif following is not self:
+            following._greenlet.switch()  # type: ignore[attr-defined]  # of the same kind as this
+        if state is not None:
+            set_thread_state(state)
 
     def stop(self) -> None:
         while not self._greenlet.dead:  # a `finally` block may pause once more
-            try:
+            with suppress(Stopped):  # it comes back from a strand that has not begun
                 self._greenlet.throw(Stopped)
-            except Stopped:
-                pass  # it had not begun
         self.done = True
 
     def frame(self) -> FrameType | None:
@@ -136,7 +168,7 @@ class ThreadStrand(Strand):
         self._ended.acquire()
 
     def pause(self) -> None:
-        random_state = torch.default_generator.get_state()
+        random_state = torch.default_generator.get_state()  # which is the whole process's
         self._ended.release()
         self._go.acquire()
         torch.default_generator.set_state(random_state)

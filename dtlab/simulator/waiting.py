@@ -1,0 +1,71 @@
+"""Who waits for what: the table that a deadlock prints, and what the collectives' names tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtlab.errors import Waiting
+from dtlab.simulator.messages import Channel, Message
+from dtlab.simulator.strands import Strand
+from dtlab.tracebacks import learner_line
+
+
+def table(strands: Sequence[Strand]) -> list[Waiting]:
+    """What each rank is doing."""
+    return [_row(strand) for strand in strands]
+
+
+def hint(strands: Sequence[Strand]) -> str:
+    """What went wrong, if ranks wait in different collectives, or some have left early."""
+    stuck = [strand for strand in strands if not strand.done]
+    calls = dict.fromkeys(filter(None, map(_collective, stuck)))
+    gone = [str(strand.rank) for strand in strands if strand.done]
+    if len(calls) > 1:
+        return (f": some are in {', others in '.join(calls)}; "
+                f"all ranks must make the same calls, in the same order")
+    if calls and gone:
+        return (f": {' and '.join(gone)} returned without calling {next(iter(calls))}; "
+                f"every rank must call it")
+    return ""
+
+
+def _row(strand: Strand) -> Waiting:
+    if strand.done:
+        return Waiting(strand.rank, "returned")
+    line = learner_line(strand.frame())
+    messages = _open(strand)
+    if not messages:
+        return Waiting(strand.rank, str(strand.waits_for or "compute"), line=line)
+    first = messages[0]
+    doing = "send" if first.is_sent_by(strand.rank) else "recv"
+    if len(messages) > 1:
+        doing = "exchange"
+    if label := _collective(strand):
+        doing += f" in {label}"
+    peers = dict.fromkeys(_peer(message, strand.rank) for message in messages)
+    nbytes = (first.into if first.x is None else first.x).nbytes
+    known = None if nbytes < 0 else nbytes  # of an object only its sender knows
+    return Waiting(strand.rank, doing, " and ".join(peers), known, line)
+
+
+def _open(strand: Strand) -> list[Message]:
+    """The messages that `strand` waits for and that have not come."""
+    if isinstance(strand.waits_for, str):
+        return []
+    return [message for message in strand.waits_for
+            if not (message.left if message.is_sent_by(strand.rank) else message.arrived)]
+
+
+def _peer(message: Message, rank: int) -> str:
+    if message.is_sent_by(rank):
+        return str(message.channel.dst)
+    source = message.source if message.x is None else message.channel
+    return str(source.src) if isinstance(source, Channel) else "anyone"
+
+
+def _collective(strand: Strand) -> str:
+    """The name of the collective in which `strand` waits; "" if none."""
+    for message in _open(strand):
+        label = message.label if message.is_sent_by(strand.rank) else message.wanted_label
+        return label.split("(")[0]
+    return ""
