@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from dtlab.errors import DtlabError, RankFailed
-from dtlab.tracebacks import shown_name
-from dtlab.tracebacks import PACKAGE
+from dtlab.tracebacks import PACKAGE, shown_name
 
 _HERE = str(Path(__file__).parent)
 _BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "gloo")  # Gloo's words

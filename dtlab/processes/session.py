@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from dtlab.calls import check_call
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import transfer
 from dtlab.processes.launcher import Crew
@@ -50,6 +51,7 @@ class Session:
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Result:
         """Call `fn(comm, *args)` on every rank, as `dtlab.run` does."""
+        check_call(fn, args, "session.run")
         return self._ask("call", transfer.pack_call(fn, args))
 
     def execute(self, source: str, name: str | None = None) -> Result:

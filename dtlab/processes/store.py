@@ -75,6 +75,24 @@ class RankStore(dist.Store):
         count: int = self._ask("num_keys")
         return count
 
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values under `keys`, once they are all there: one question instead of many."""
+        values: list[bytes] = self._ask("multi_get", list(keys))
+        return values
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Write `values` under `keys`."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Write `value` behind what is under `key`."""
+        self._ask("append", key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def has_extended_api(self) -> bool:
+        """Torch asks whether the three above may be used."""
+        return True
+
     def clone(self) -> RankStore:
         """Torch asks for a connection of its own for some threads; ours takes turns."""
         return self
@@ -85,7 +103,7 @@ class StoreDesk:
 
     def __init__(self) -> None:
         self._data: dict[str, bytes] = {}
-        self._waiting: list[tuple[Line, list[str], bool, float]] = []  # …, wants value, deadline
+        self._waiting: list[tuple[Line, str, list[str], float]] = []  # who, what, keys, deadline
 
     def serve(self, line: Line) -> bool:
         """Answer what has come on `line`. False: its rank is gone."""
@@ -99,11 +117,12 @@ class StoreDesk:
 
     def _answer(self, line: Line, what: str, *args: Any) -> None:
         data = self._data
-        if what == "get":
-            self._waiting.append((line, [args[0]], True, float("inf")))
+        if what in ("get", "multi_get"):
+            keys = [args[0]] if what == "get" else args[0]
+            self._waiting.append((line, what, keys, float("inf")))
         elif what == "wait":
             limit_s = args[1] if args[1] is not None else float("inf")
-            self._waiting.append((line, args[0], False, time.monotonic() + limit_s))
+            self._waiting.append((line, what, args[0], time.monotonic() + limit_s))
         elif what == "check":
             _reply(line, all(key in data for key in args[0]))
         elif what == "num_keys":
@@ -112,6 +131,9 @@ class StoreDesk:
             _reply(line, data.pop(args[0], None) is not None)
         elif what == "set":
             data[args[0]] = args[1]
+            _reply(line, None)
+        elif what == "append":
+            data[args[0]] = data.get(args[0], b"") + args[1]
             _reply(line, None)
         elif what == "add":
             total = int(data.get(args[0], b"0")) + args[1]
@@ -128,9 +150,10 @@ class StoreDesk:
         """Answer those who wait: what they want has come, or their time is over."""
         now, still = time.monotonic(), []
         for entry in self._waiting:
-            line, keys, wants_value, deadline = entry
+            line, what, keys, deadline = entry
             if all(key in self._data for key in keys):
-                _reply(line, self._data[keys[0]] if wants_value else None)
+                values = [self._data[key] for key in keys]
+                _reply(line, values[0] if what == "get" else values)
             elif now > deadline:
                 _reply(line, _TIMED_OUT, done=False)
             else:
