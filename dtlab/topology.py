@@ -81,4 +81,4 @@ def check_link(latency_s: float, bandwidth_Bps: float) -> None:
     if not 0 <= latency_s < math.inf:
         raise ConfigError(f"latency_s must be 0 or more, and finite, not {latency_s}")
     if bandwidth_Bps <= 0:
-        raise ConfigError(f"bandwidth_Bps must be more than 0 bytes per second, not {bandwidth_Bps}")
+        raise ConfigError(f"bandwidth_Bps must be more than 0 bytes a second, not {bandwidth_Bps}")

@@ -88,7 +88,8 @@ class Trace:
     @cached_property
     def transfers(self) -> list[Message]:
         """Every message, in order of its start."""
-        return sorted(map(Message._make, self._rows.rows()), key=lambda m: (m.start_s, m.src, m.dst))
+        rows = map(Message._make, self._rows.rows())
+        return sorted(rows, key=lambda m: (m.start_s, m.src, m.dst))
 
     @cached_property
     def spans(self) -> list[Span]:

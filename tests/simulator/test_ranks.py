@@ -112,7 +112,7 @@ def test_mismatched_messages_name_both_sides() -> None:
         simulate(shapes, network=net(2))
     with pytest.raises(dtlab.ShapeMismatch, match=r"\[4\].*\[5\]|\[5\].*\[4\]"):
         simulate(lambda comm: all_reduce(comm, torch.ones(4 + comm.rank)), network=net(2))
-    with pytest.raises(dtlab.ShapeMismatch, match="op=sum.*op=max|op=max.*op=sum"):
+    with pytest.raises(dtlab.ShapeMismatch, match=r"op=sum.*op=max|op=max.*op=sum"):
         simulate(lambda comm: all_reduce(comm, torch.ones(4), op=("sum", "max")[comm.rank]),
                  network=net(2))
 
@@ -216,3 +216,26 @@ def test_a_simulation_that_never_ends_is_stopped() -> None:
 
     with pytest.raises(dtlab.RunTimeout):
         simulate(fn, network=net(2), timeout=0.2)
+
+
+WHERE = "outside"
+
+
+def test_a_global_that_a_rank_assigns_to_is_its_own() -> None:
+    def fn(comm: Comm) -> str:
+        global WHERE
+        before, WHERE = WHERE, f"rank {comm.rank}"
+        return before
+
+    assert simulate(fn, network=net(3)).values == ["outside"] * 3
+    assert WHERE == "outside"
+
+
+def test_a_function_that_cannot_take_the_call_is_refused_before_it_starts() -> None:
+    def hello(comm: Comm) -> None:
+        """Takes nothing but the communicator."""
+
+    with pytest.raises(dtlab.ConfigError, match=r"hello\(comm, 4\).*ranks=4"):
+        run(hello, 4)
+    with pytest.raises(dtlab.ConfigError, match=r"defined as <lambda>\(\)"):
+        simulate(lambda: 1, network=net(2))
