@@ -50,3 +50,8 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
 def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
     """The last step of op "avg": x ← x / count, in place. Other ops: nothing. Returns `x`."""
     return x.div_(count) if op == "avg" and not x.is_meta else x
+
+
+def overlaps_itself(x: torch.Tensor) -> bool:
+    """Do elements of `x` share memory, as in an expanded tensor? Then it can't be changed."""
+    return any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))

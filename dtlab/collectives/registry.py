@@ -14,6 +14,7 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
+from dtlab.reduction import overlaps_itself
 
 ALGORITHMS: dict[str, dict[str, Callable[..., Any]]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -38,7 +39,7 @@ def choose(collective: str, name: str) -> Callable[..., Any]:
 
 
 def check_tensor(comm: Comm, x: Any, collective: str) -> None:
-    """Raise unless `x` is a tensor on the communicator's device (or on "meta": no data)."""
+    """Raise unless `x` is a dense tensor on the communicator's device (or on "meta": no data)."""
     if not isinstance(x, torch.Tensor):
         raise ConfigError(
             f"rank {comm.rank}: {collective} takes a tensor, not {type(x).__name__}; "
@@ -51,6 +52,9 @@ def check_tensor(comm: Comm, x: Any, collective: str) -> None:
         )
     if x.layout is not torch.strided:
         raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a dense tensor, not {x.layout}")
+    if not x.is_contiguous() and overlaps_itself(x):
+        raise ShapeMismatch(f"rank {comm.rank}: {collective} can't change an expanded tensor: its "
+                            f"elements share memory; give it a copy (x.contiguous())")
 
 
 def check_root(comm: Comm, root: int, collective: str) -> None:
@@ -68,7 +72,7 @@ def signature(collective: str, x: torch.Tensor, **how: Any) -> str:
     >>> signature("reduce", torch.zeros(2, 3), op="sum", root=0)
     'reduce(float32 [2, 3], op=sum, root=0)'
     """
-    dtype = str(x.dtype).split(".")[-1]
+    dtype = str(x.dtype).split(".")[-1] + " meta" * x.is_meta
     details = "".join(f", {key}={getattr(value, '__name__', value)}" for key, value in how.items())
     return f"{collective}({dtype} {list(x.shape)}{details})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import NamedTuple
 
 from dtlab.errors import ConfigError
@@ -39,16 +40,11 @@ def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int
     nbytes: the size of the vector that textbooks call n. The whole of it for broadcast, reduce
     and all-reduce. itemsize: bytes per element, for vectors are cut between elements, not within.
     """
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise ConfigError(f"ranks must be a whole number, 1 or more, not {ranks!r}")
-    if nbytes < 0:
-        raise ConfigError(f"nbytes must be 0 or more, not {nbytes}")
-    if itemsize < 1:
-        raise ConfigError(f"itemsize must be 1 byte or more, not {itemsize}")
+    _check_sizes(ranks, nbytes, itemsize)
     if (collective, algorithm) not in FORMS:
         known = ", ".join(f"{c} {a}" for c, a in sorted(FORMS))
         raise ConfigError(f"no closed form for {collective!r} {algorithm!r}; there are: {known}")
-    return FORMS[collective, algorithm](ranks, nbytes, itemsize)
+    return FORMS[collective, algorithm](ranks, int(nbytes), itemsize)
 
 
 def time_s(
@@ -69,9 +65,7 @@ def time_s(
     >>> time_s("all_reduce", "ring", 4, 4000, alpha=1e-6, beta=1e-9)  # 2·3·(1 µs + 1000 B)
     1.2e-05
     """
-    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
-        if not value >= 0:
-            raise ConfigError(f"{name} must be 0 or more, not {value}")
+    _check_machine(alpha, beta, gamma)
     f = form(collective, algorithm, ranks, nbytes, itemsize)
     return f.rounds * alpha + f.path_bytes * beta + f.reduced_bytes * gamma
 
@@ -100,8 +94,10 @@ def lower_bound_s(
 ) -> float:
     """No algorithm can take less. Source: Chan, Heimlich, Purkayastha, van de Geijn 2007, table 1.
 
-    Each term is a bound of its own; their sum is what the literature draws.
+    Each term is a bound of its own; their sum is what the literature draws. Units as in `time_s`.
     """
+    _check_sizes(ranks, nbytes)
+    _check_machine(alpha, beta, gamma)
     p, n = ranks, nbytes
     lg, part = lg_ceil(p), (p - 1) / p
     bounds = {
@@ -121,14 +117,32 @@ def bus_factor(collective: str, ranks: int) -> float:
 
     Source: NVIDIA nccl-tests, doc/PERFORMANCE.md.
     """
-    p = ranks
-    factors = {
-        "all_reduce": 2 * (p - 1) / p,
-        "reduce_scatter": (p - 1) / p,
-        "all_gather": (p - 1) / p,
-        "all_to_all": (p - 1) / p,
-    }
-    return factors.get(collective, 1.0)
+    _check_sizes(ranks)
+    part = (ranks - 1) / ranks
+    factors = {"all_reduce": 2 * part, "broadcast": 1.0, "reduce": 1.0, "barrier": 1.0}
+    factors |= dict.fromkeys(
+        ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"), part
+    )
+    if collective not in factors:
+        raise ConfigError(f"no bus factor for {collective!r}; there are: {', '.join(factors)}")
+    return factors[collective]
+
+
+def _check_sizes(ranks: int, nbytes: float = 0, itemsize: int = 1) -> None:
+    """Raise `ConfigError` unless there can be so many ranks and bytes."""
+    if isinstance(ranks, bool) or not isinstance(ranks, Integral) or ranks < 1:
+        raise ConfigError(f"ranks must be a whole number, 1 or more, not {ranks!r}")
+    if not (0 <= nbytes < math.inf and nbytes == int(nbytes)):
+        raise ConfigError(f"nbytes must be a whole number, 0 or more, not {nbytes}")
+    if itemsize < 1:
+        raise ConfigError(f"itemsize must be 1 byte or more, not {itemsize}")
+
+
+def _check_machine(alpha: float, beta: float, gamma: float) -> None:
+    """Raise `ConfigError` unless these are seconds: 0 or more, and finite."""
+    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{name} must be 0 seconds or more, and finite, not {value}")
 
 
 def lg_ceil(p: int) -> int:

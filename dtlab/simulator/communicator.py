@@ -11,6 +11,7 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
+from dtlab.reduction import overlaps_itself
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.messages import Channel, Envelope, Inbox, Mailbox, Message, Receiving, Sending
 from dtlab.simulator.strands import Stopped, Strand
@@ -135,7 +136,7 @@ class SimComm(Comm):
         twice (as an expanded tensor has)."""
         if x.layout is not torch.strided or x.is_quantized:
             raise ConfigError(f"rank {self.rank}: can't {verb} a {x.layout} tensor; make it dense")
-        if verb == "receive into" and not x.is_contiguous() and 0 in x.stride():
+        if verb == "receive into" and not x.is_contiguous() and overlaps_itself(x):
             raise ConfigError(f"rank {self.rank}: can't receive into an expanded tensor, whose "
                               f"elements share memory; receive into a copy (x.contiguous())")
 

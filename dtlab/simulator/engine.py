@@ -194,7 +194,7 @@ class Engine:
             if m.into is None:  # sent eagerly, and nobody has asked for it yet
                 continue
             if m.real:
-                m.into.copy_(m.x)
+                _put(m.into, m.x)
             if self.tracing:
                 channel = m.channel
                 record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
@@ -204,6 +204,15 @@ class Engine:
                 ready.append(m.sender)
             if m.receiver is not None:
                 ready.append(m.receiver)
+
+
+def _put(into: Any, x: Any) -> None:
+    """Copy `x` into its place."""
+    if isinstance(into, torch.Tensor) and into.is_inference():
+        with torch.inference_mode():  # where else torch refuses to change it
+            into.copy_(x)
+    else:
+        into.copy_(x)
 
 
 @contextmanager

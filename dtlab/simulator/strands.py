@@ -103,7 +103,8 @@ class GreenletStrand(Strand):
         self._greenlet = greenlet.greenlet(self._main)
 
     def _main(self) -> None:
-        torch.set_grad_enabled(True)
+        torch.set_grad_enabled(True)  # whatever the mode of the rank that ran before
+        torch.set_autocast_enabled("cpu", False)
         self._run_body()
 
     def resume(self) -> None:

@@ -1,0 +1,108 @@
+"""Calls that don't fit together end with one sentence that names both sides, never with a hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import Comm, simulate, topology
+from dtlab.collectives import ALGORITHMS, all_reduce, barrier, broadcast, reduce
+
+
+def failing(error: type[Exception], p: int, fn: Any) -> str:
+    with pytest.raises(error) as caught:
+        simulate(fn, network=topology.uniform(p, 1e-6, 1e9), echo=False)
+    return str(caught.value)
+
+
+def first_or_rest(one: Any, other: Any) -> Any:
+    def fn(comm: Comm) -> None:
+        (one if comm.rank == 0 else other)(comm, torch.ones(6))
+
+    return fn
+
+
+def test_a_broadcast_that_meets_an_all_reduce_is_named() -> None:
+    says = failing(dtlab.ShapeMismatch, 2, first_or_rest(
+        lambda comm, x: broadcast(comm, x), lambda comm, x: all_reduce(comm, x)))
+    assert "rank 0 is in broadcast(" in says
+    assert "rank 1 is in all_reduce(" in says
+    assert "same calls" in says
+
+
+def test_two_senders_that_wait_for_each_other_are_told_that_their_calls_differ() -> None:
+    says = failing(dtlab.Deadlock, 2, first_or_rest(
+        lambda comm, x: broadcast(comm, x), lambda comm, x: reduce(comm, x)))
+    assert "some are in broadcast, others in reduce" in says
+
+
+@pytest.mark.parametrize(("one", "other", "words"), [
+    (lambda c, x: all_reduce(c, x), lambda c, x: all_reduce(c, x[:5]), ("[6]", "[5]")),
+    (lambda c, x: all_reduce(c, x), lambda c, x: all_reduce(c, x.reshape(2, 3)),
+     ("[6]", "[2, 3]")),
+    (lambda c, x: all_reduce(c, x), lambda c, x: all_reduce(c, x.double()),
+     ("float32", "float64")),
+    (lambda c, x: all_reduce(c, x, "sum"), lambda c, x: all_reduce(c, x, "max"),
+     ("op=sum", "op=max")),
+    (lambda c, x: all_reduce(c, x, algorithm="tree"), lambda c, x: all_reduce(c, x),
+     ("algorithm=tree", "algorithm=ring")),
+    (lambda c, x: all_reduce(c, x.to("meta")), lambda c, x: all_reduce(c, x),
+     ("meta",)),
+    (lambda c, x: barrier(c), lambda c, x: all_reduce(c, x), ("barrier", "all_reduce")),
+    (lambda c, x: c.send(x, 1), lambda c, x: broadcast(c, x), ("a plain send", "broadcast(")),
+    (lambda c, x: broadcast(c, x), lambda c, x: c.recv(x, 0), ("a plain recv", "broadcast(")),
+])
+def test_unequal_arguments_are_quoted_side_by_side(
+    one: Any, other: Any, words: tuple[str, ...]
+) -> None:
+    says = failing(dtlab.ShapeMismatch, 2, first_or_rest(one, other))
+    assert all(word in says for word in words), says
+    assert "rank 0" in says
+    assert "rank 1" in says
+
+
+def test_different_roots_never_pass_unnoticed() -> None:
+    for collective in (broadcast, reduce):
+        for algorithm in ALGORITHMS[collective.__name__]:
+            for p in (2, 3, 5):
+                failing(dtlab.DtlabError, p, lambda comm, c=collective, a=algorithm: c(
+                    comm, torch.ones(3), root=int(comm.rank == 1), algorithm=a))
+
+
+@pytest.mark.parametrize("p", [2, 4, 5])
+def test_a_rank_that_does_not_call_is_named(p: int) -> None:
+    def fn(comm: Comm) -> None:
+        if comm.rank != 1:
+            all_reduce(comm, torch.ones(4))
+
+    says = failing(dtlab.Deadlock, p, fn)
+    assert "1 returned without calling all_reduce" in says
+    assert "in all_reduce" in says.splitlines()[2]
+
+
+def test_wrong_arguments_name_the_rank_and_what_would_do() -> None:
+    for call, words in (
+        (lambda c: all_reduce(c, 1.0), ("rank 0", "float", "torch.tensor")),
+        (lambda c: all_reduce(c, torch.ones(2).to_sparse()), ("rank 0", "dense")),
+        (lambda c: all_reduce(c, torch.ones(1).expand(4)), ("rank 0", "expand")),
+        (lambda c: broadcast(c, torch.ones(2), root=-1), ("rank 0", "root -1", "0 to 1")),
+        (lambda c: broadcast(c, torch.ones(2), root=True), ("root True",)),
+        (lambda c: reduce(c, torch.ones(2), op="median"), ("median", "sum", "function")),
+        (lambda c: broadcast(c, torch.ones(2), algorithm="ring"), ("ring", "flat", "binomial")),
+        (lambda c: barrier(c, "star"), ("star", "dissemination")),
+        (lambda c: c.recv(torch.ones(1).expand(4), 1), ("rank 0", "share memory")),
+        (lambda c: c.send(torch.ones(2).to_sparse(), 1), ("rank 0", "dense")),
+    ):
+        says = failing(dtlab.DtlabError, 2, lambda comm, call=call: (
+            call(comm) if comm.rank == 0 else None))
+        assert all(word in says for word in words), says
+
+
+def test_nothing_is_lost_after_a_mistake() -> None:
+    failing(dtlab.DtlabError, 2, lambda comm: all_reduce(comm, torch.ones(comm.rank)))
+    values = simulate(lambda comm: all_reduce(comm, torch.ones(2)).tolist(),
+                      network=topology.uniform(2, 1e-6, 1e9)).values
+    assert values == [[2.0, 2.0]] * 2

@@ -1,0 +1,119 @@
+"""Closed forms against the simulator, which knows nothing of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import cost, simulate, topology
+from dtlab.cost.model import FORMS
+from tests import oracle
+
+ALPHA, BETA, GAMMA = 3.1e-6, 1 / 0.7e9, 1 / 2.9e9
+RANKS = range(1, 18)
+# Elements and dtype: no element, one, fewer than ranks, uneven, even; 1 to 16 bytes each.
+VECTORS = [(0, torch.float32), (1, torch.float64), (5, torch.uint8), (23, torch.float16),
+           (67, torch.complex128), (720, torch.float32)]
+
+
+def same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-30)
+
+
+def simulated(collective: str, algorithm: str, p: int, n: int, dtype: torch.dtype,
+              alpha: float = ALPHA, bandwidth: float = 1 / BETA, gamma: float = GAMMA
+              ) -> dtlab.Result:
+    def fn(comm: dtlab.Comm) -> None:
+        oracle.call(comm, collective, algorithm, torch.empty(n, dtype=dtype, device="meta"))
+
+    return simulate(fn, network=topology.uniform(p, alpha, bandwidth), gamma=gamma)
+
+
+def test_every_algorithm_has_a_form_and_every_form_an_algorithm() -> None:
+    assert set(FORMS) == set(oracle.ALGORITHMS)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), oracle.ALGORITHMS)
+def test_time_bytes_and_messages_are_what_the_simulator_measures(
+    collective: str, algorithm: str
+) -> None:
+    for p in RANKS:
+        for n, dtype in VECTORS:
+            nbytes, item = n * dtype.itemsize, dtype.itemsize
+            result = simulated(collective, algorithm, p, n, dtype)
+            asked = (collective, algorithm, p, nbytes)
+            assert same(result.elapsed_s, cost.time_s(*asked, ALPHA, BETA, GAMMA, item)), asked
+            trace = result.trace
+            assert [trace.sent_bytes(r) for r in range(p)] == cost.sent_bytes(*asked, item), asked
+            assert [trace.messages(r) for r in range(p)] == cost.messages(*asked, item), asked
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), oracle.ALGORITHMS)
+def test_rounds_are_counted_by_a_network_without_limit_of_bandwidth(
+    collective: str, algorithm: str
+) -> None:
+    for p in RANKS:
+        result = simulated(collective, algorithm, p, 20, torch.float32, 1.0, math.inf, 0.0)
+        assert result.elapsed_s == cost.rounds(collective, algorithm, p, 80)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), oracle.ALGORITHMS)
+def test_no_algorithm_is_faster_than_the_lower_bound_allows(
+    collective: str, algorithm: str
+) -> None:
+    for p in RANKS:
+        for terms in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):  # each bound by itself
+            time_s = cost.time_s(collective, algorithm, p, 40 * p, *terms)
+            assert time_s >= cost.lower_bound_s(collective, p, 40 * p, *terms) - 1e-9
+
+
+def test_textbook_values() -> None:
+    """Worked by hand: 8 ranks, a vector that divides, α = 1, β = 1/10, γ = 1/100."""
+    hand = {
+        ("broadcast", "flat"): 7 * (1 + 8), ("broadcast", "binomial"): 3 * (1 + 8),
+        ("reduce", "flat"): 7 * (1 + 8 + 0.8), ("reduce", "binomial"): 3 * (1 + 8 + 0.8),
+        ("all_reduce", "flat"): 14 * 9 + 7 * 0.8, ("all_reduce", "tree"): 6 * 9 + 3 * 0.8,
+        ("all_reduce", "ring"): 14 * (1 + 1) + 7 * 0.1, ("barrier", "dissemination"): 3,
+    }
+    for (collective, algorithm), seconds in hand.items():
+        assert same(cost.time_s(collective, algorithm, 8, 80, 1.0, 0.1, 0.01, 1), seconds)
+
+
+def test_a_ring_sends_what_no_algorithm_can_save() -> None:
+    for p in (2, 4, 8, 16):
+        assert cost.sent_bytes("all_reduce", "ring", p, 1600) == [2 * (p - 1) * 1600 // p] * p
+
+
+def test_bus_factors_are_those_of_nccl_tests() -> None:
+    assert cost.bus_factor("all_reduce", 4) == 1.5
+    assert cost.bus_factor("all_gather", 4) == cost.bus_factor("reduce_scatter", 4) == 0.75
+    assert cost.bus_factor("broadcast", 4) == cost.bus_factor("reduce", 4) == 1.0
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("all_reduce", "rign", 4, 4, 1, 1), "ring"), (("all_reduce", "ring", 0, 4, 1, 1), "not 0"),
+    (("all_reduce", "ring", 2.5, 4, 1, 1), "2.5"), (("all_reduce", "ring", True, 4, 1, 1), "True"),
+    (("all_reduce", "ring", 4, -4, 1, 1), "-4"), (("all_reduce", "ring", 4, 4.5, 1, 1), "4.5"),
+    (("all_reduce", "ring", 4, 4, -1, 1), "alpha"),
+    (("all_reduce", "ring", 4, 4, 1, math.nan), "beta"),
+    (("all_reduce", "ring", 4, 4, 1, 1, math.inf), "gamma"),
+    (("all_reduce", "ring", 4, 4, 1, 1, 0, 0), "itemsize"),
+])
+def test_arguments_that_make_no_sense_are_refused(arguments: tuple[Any, ...], says: str) -> None:
+    with pytest.raises(dtlab.ConfigError, match=says):
+        cost.time_s(*arguments)
+
+
+def test_unknown_collectives_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(dtlab.ConfigError, match="all_reduce"):
+        cost.lower_bound_s("all_reduction", 4, 4, 1, 1)
+    with pytest.raises(dtlab.ConfigError, match="all_reduce"):
+        cost.bus_factor("all_reduction", 4)
+    with pytest.raises(dtlab.ConfigError, match="not 0"):
+        cost.bus_factor("all_reduce", 0)
+    with pytest.raises(dtlab.ConfigError, match="not -1"):
+        cost.lower_bound_s("all_reduce", -1, 4, 1, 1)

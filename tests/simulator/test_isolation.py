@@ -1,0 +1,198 @@
+"""What ranks that share one Python process nevertheless have to themselves."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import Comm, simulate, topology
+from dtlab.collectives import all_reduce
+from dtlab.simulator.isolation import private
+
+
+def values(fn: Any, *args: Any, p: int = 3, **options: Any) -> list[Any]:
+    network = topology.uniform(p, 1e-6, 1e9)
+    return simulate(fn, *args, network=network, echo=False, **options).values
+
+
+WEIGHT = torch.zeros(2)
+MODEL = torch.nn.Linear(2, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+NESTED = {"list": [torch.zeros(1)]}
+
+
+def add_to_global(amount: float) -> float:
+    WEIGHT.add_(amount)
+    return WEIGHT[0].item()
+
+
+def test_globals_read_through_a_helper_beside_it_are_copied() -> None:
+    def fn(comm: Comm) -> tuple[float, float]:
+        def inner() -> float:
+            NESTED["list"][0] += comm.rank
+            return NESTED["list"][0].item()
+
+        return add_to_global(comm.rank + 1.0), inner()
+
+    assert values(fn) == [(1.0, 0.0), (2.0, 1.0), (3.0, 2.0)]
+    assert WEIGHT.tolist() == [0.0, 0.0]
+    assert NESTED["list"][0].item() == 0.0
+
+
+def test_an_optimizer_still_steps_the_model_beside_it() -> None:
+    before = MODEL.bias.item()
+
+    def step() -> None:
+        OPTIMIZER.zero_grad()
+        MODEL(torch.ones(1, 2)).sum().backward()
+        OPTIMIZER.step()
+
+    def fn(comm: Comm) -> float:
+        for _ in range(comm.rank):
+            step()
+        return MODEL.bias.item()
+
+    assert values(fn) == pytest.approx([before - 0.1 * rank for rank in range(3)])
+    assert MODEL.bias.item() == before
+
+
+def test_closures_defaults_partials_methods_and_objects() -> None:
+    x = torch.zeros(1)
+
+    def closure(comm: Comm) -> float:
+        return x.add_(comm.rank).item()
+
+    def default(comm: Comm, y: torch.Tensor = x, *, z: torch.Tensor = x) -> float:
+        return y.add_(comm.rank).item() + z.item()
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.state = torch.zeros(1)
+
+        def train(self, comm: Comm) -> float:
+            return self.state.add_(comm.rank).item()
+
+        __call__ = train
+
+    trainer = Trainer()
+    assert values(closure) == [0.0, 1.0, 2.0]
+    assert values(default) == [0.0, 2.0, 4.0]  # y and z are one tensor, as they were
+    assert values(functools.partial(lambda y, comm: y.add_(comm.rank).item(), x)) == [0, 1, 2]
+    assert values(trainer.train) == values(trainer) == [0.0, 1.0, 2.0]
+    assert x.item() == trainer.state.item() == 0.0
+
+
+def test_functions_that_call_each_other() -> None:
+    x = torch.zeros(1)
+
+    def even(n: int) -> float:
+        return x.add_(1).item() if n == 0 else odd(n - 1)
+
+    def odd(n: int) -> float:
+        return even(n - 1)
+
+    assert values(lambda comm: even(4)) == [1.0, 1.0, 1.0]
+    assert x.item() == 0.0
+
+
+def test_a_variable_that_is_assigned_later_is_no_obstacle() -> None:
+    def fn(comm: Comm) -> int:
+        return comm.rank if comm.rank < 9 else later  # noqa: F821
+
+    assert values(fn) == [0, 1, 2]
+    if False:
+        later = 1
+
+
+def test_arguments_are_copied_whatever_they_are() -> None:
+    leaf = torch.ones(1, requires_grad=True)
+    middle = leaf * 2  # torch refuses to copy it deeply
+    lock = threading.Lock()
+
+    def fn(comm: Comm, items: list[int], x: torch.Tensor, lock: Any, leaf: torch.Tensor) -> Any:
+        items.append(comm.rank)
+        with torch.no_grad():
+            x += comm.rank
+        return items, x.item(), leaf.requires_grad, lock.locked()
+
+    given: list[int] = []
+    assert values(fn, given, middle, lock, leaf) == [
+        ([rank], 2.0 + rank, True, False) for rank in range(3)]
+    assert given == []
+    assert middle.item() == 2.0
+
+
+def test_what_holds_no_tensor_is_shared_so_that_a_notebook_may_collect() -> None:
+    seen: list[int] = []
+    values(lambda comm: seen.append(comm.rank))
+    assert seen == [0, 1, 2]
+    assert private(values) is values  # nothing to copy: the function itself
+
+
+def test_copies_that_no_machine_could_hold_are_refused() -> None:
+    huge = torch.empty(1).expand(1)  # one element is enough: see below
+    assert values(lambda comm, x: x.numel(), huge) == [1, 1, 1]
+    with pytest.raises(dtlab.ConfigError, match="meta"):
+        simulate(lambda comm, x: None, torch.empty(1 << 20),
+                 network=topology.uniform(10_000_000, 0, 1))
+    assert values(lambda comm, x: x.numel(), torch.empty(1 << 40, device="meta")) == [1 << 40] * 3
+
+
+def neighbours(comm: Comm) -> None:
+    x = torch.ones(1)
+    comm.sendrecv(x, (comm.rank + 1) % comm.size, torch.ones(1), (comm.rank - 1) % comm.size)
+
+
+def test_modes_of_torch_belong_to_the_rank_and_the_caller_keeps_his() -> None:
+    def fn(comm: Comm) -> list[Any]:
+        seen: list[Any] = []
+        contexts = [torch.inference_mode, lambda: torch.autocast("cpu"), torch.no_grad]
+        for turn in range(6):
+            with contexts[(turn + comm.rank) % 3]():
+                neighbours(comm)
+                seen.append((torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"),
+                             torch.is_grad_enabled()))
+                neighbours(comm)
+            neighbours(comm)
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+            assert not torch.is_autocast_enabled("cpu")
+        return seen
+
+    inside = [(True, False, False), (False, True, True), (False, False, False)]
+    with torch.no_grad():
+        got = values(fn)
+        assert not torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+    for rank, seen in enumerate(got):
+        assert seen == [inside[(turn + rank) % 3] for turn in range(6)]
+    with torch.inference_mode():
+        assert values(lambda comm: torch.is_grad_enabled()) == [True] * 3
+        assert torch.is_inference_mode_enabled()
+
+
+def test_received_data_leaves_no_history() -> None:
+    def fn(comm: Comm) -> bool:
+        x = torch.ones(2, requires_grad=True)
+        all_reduce(comm, x)
+        box = torch.zeros(2, requires_grad=True)
+        comm.sendrecv(x * 2, (comm.rank + 1) % 3, box, (comm.rank - 1) % 3)
+        return x.is_leaf and box.is_leaf and box.tolist() == [6.0, 6.0]
+
+    assert values(fn) == [True] * 3
+    assert values(fn, strands="thread") == [True] * 3
+
+
+def test_a_simulation_inside_a_rank_prints_through_it() -> None:
+    def fn(comm: Comm) -> None:
+        simulate(lambda inner: print("inner", inner.rank), network=topology.uniform(2, 0, 1))
+        print("outer", comm.rank)
+
+    result = simulate(fn, network=topology.uniform(2, 0, 1), echo=False)
+    assert result.output == [
+        f"[rank 0] inner 0\n[rank 1] inner 1\nouter {rank}\n" for rank in range(2)]
