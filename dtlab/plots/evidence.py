@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from dtlab.errors import ConfigError
 from dtlab.plots.curves import logarithmic, machine_text
@@ -148,9 +149,11 @@ def predicted_vs_measured(
         axes.set_ylim(len(table) - 0.5, -0.5)
         axes.spines["left"].set_visible(False)
         logarithmic(axes, y=False)
+        shortest_s, longest_s = axes.get_xlim()
+        if longest_s < 100 * shortest_s:  # else a decade alone could bear a single tick
+            axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5), numticks=12))
         _time_axis(axes)
-        picture.legend(loc="lower left", bbox_to_anchor=(0.02, 0.02), ncols=1,
-                       labelspacing=0.25)
+        picture.legend(loc="lower right", bbox_to_anchor=(0.99, 0.01), ncols=2)
     told = "; ".join(f"{what}: predicted {seconds_text(guess)}, measured "
                      f"{seconds_text(float(np.median(times)))}" for what, guess, times in table)
     picture.alt = f"{title}. {told}."
