@@ -70,13 +70,14 @@ def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
     edges = chunk_edges(x.numel(), p)
-    inbox = x.new_empty(edges[1])  # chunk 0 is as large as any
+    inbox = x.new_empty(edges[1])
+    room = {size: inbox[:size] for size in (edges[1], edges[p] - edges[p - 1])}  # only two sizes
 
     mine = x[edges[me] : edges[me + 1]]
     for step in range(p - 1):  # reduce-scatter: each chunk gathers one summand a step
         c = (me - step - 1) % p
         start, end = edges[c], edges[c + 1]
-        arriving, summand = x[start:end], inbox[: end - start]
+        arriving, summand = x[start:end], room[end - start]
         comm.sendrecv(mine, right, summand, left)
         mine = comm.accumulate_(arriving, summand, op)
 

@@ -100,7 +100,9 @@ class GreenletStrand(Strand):
                  next_strand: Callable[[], Strand | None]):
         super().__init__(rank, body, next_strand)
         self._engine = greenlet.getcurrent()
-        self._greenlet = greenlet.greenlet(self._main)
+        # A switch copies the greenlet's part of the C stack, so that is kept small: a function
+        # takes less of it than a method, and `f(x)` less than `f(*args)`.
+        self._greenlet = greenlet.greenlet(lambda: self._main())
 
     def _main(self) -> None:
         torch.set_grad_enabled(True)  # whatever the mode of the rank that ran before
@@ -114,19 +116,16 @@ class GreenletStrand(Strand):
         grad = is_grad_enabled()
         if not grad and torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # the others'; at its end, this rank's again
-                self._hand_over()
-        else:
-            self._hand_over()
-        if is_grad_enabled() != grad:
-            torch.set_grad_enabled(grad)
-
-    def _hand_over(self) -> None:
+                self.pause()
+            return
         state = thread_state() if self.real else None
         following = self._next_strand()
         if following is None:
             self._engine.switch()
         elif following is not self:
             following._greenlet.switch()  # type: ignore[attr-defined]  # of the same kind as this
+        if is_grad_enabled() != grad:
+            torch.set_grad_enabled(grad)
         if state is not None:
             set_thread_state(state)
 

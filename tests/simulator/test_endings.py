@@ -198,5 +198,5 @@ def test_settings_that_make_no_sense_are_quoted(options: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_work_takes_a_finite_time(seconds: float) -> None:
-    with pytest.raises(dtlab.ConfigError, match="rank 0.*'forward'"):
+    with pytest.raises(dtlab.ConfigError, match=r"rank 0.*'forward'"):
         simulate(lambda comm: comm.compute("forward", seconds).__enter__(), network=net(1))

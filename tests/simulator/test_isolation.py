@@ -102,7 +102,7 @@ def test_functions_that_call_each_other() -> None:
 
 def test_a_variable_that_is_assigned_later_is_no_obstacle() -> None:
     def fn(comm: Comm) -> int:
-        return comm.rank if comm.rank < 9 else later  # noqa: F821
+        return comm.rank if comm.rank < 9 else later
 
     assert values(fn) == [0, 1, 2]
     if False:
