@@ -38,7 +38,7 @@ def test_the_same_script_takes_its_ranks_from_torchrun(tmp_path: Path) -> None:
             assert result.values == [(r, 3, 1, 6.0 * n) for r in range(3)], result.values
             assert result.trace.messages() == 3 * 4 + 6
             assert all(m.end_s >= m.start_s >= 0 for m in result.trace.transfers)
-            print("all well on", result.ranks, flush=True)
+            print(f"all well on {result.ranks}\\n", end="", flush=True)  # one write
         """, ranks=3)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("all well on 3") == 6
