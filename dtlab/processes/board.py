@@ -20,24 +20,23 @@ import struct
 from typing import NamedTuple
 
 from dtlab.errors import Waiting
-from dtlab.processes.names import shown_place
 
 DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned", "raised")
 STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED = range(len(DOING))
 ANYONE = -1
 
-# A record: the fields of `State`, in their order, numbers first.
-_NUMBERS = struct.Struct("=QBBBxiqqq")
-_TEXTS = struct.Struct("=40s40s256s")
-_RECORD_SIZE = 384
+# A record: numbers first, in the order of `State`; then texts, which change less often.
+_NUMBERS = struct.Struct("=QB?x?qqqq?7xqq")
+_TEXTS = struct.Struct("=64s64s")
+_RECORD_SIZE = 256
 EPOCH = 1 << 12  # contexts from here on are a new beginning: what older ones left is void
-_SLOTS = 16  # contexts that can be told apart at one time
-_DEPTH = 8  # headers kept of each direction of a pair
-_HEADER = 256  # a stamp of 8 bytes, then the text of the header
-_SIDE = _SLOTS * 8 + _DEPTH * _HEADER
-_ANY = _SLOTS * (16 + _HEADER)
 COUNT_BITS = 40  # a count and its context share a word, so that they change together
 _COUNT = (1 << COUNT_BITS) - 1
+_SLOTS = 16  # contexts that can be told apart at one time
+DEPTH = 8  # headers kept of each direction of a pair
+_HEADER = 256  # a stamp of 8 bytes, then the text of the header
+_SIDE = _SLOTS * 8 + DEPTH * _HEADER
+_ANY = _SLOTS * (16 + _HEADER)
 
 
 def _is_blank(word: int, context: int) -> bool:
@@ -46,28 +45,30 @@ def _is_blank(word: int, context: int) -> bool:
 
 
 class State(NamedTuple):
-    """One record, read."""
+    """One record, read: what a rank is doing, and for which message it waits, or which two."""
 
-    events: int  # bumped at every change
+    events: int  # bumped at every wait
     doing: int
-    sends: bool  # the message it waits for is one that it sends
     certain: bool  # no other thread of this rank could end its wait
-    peer: int  # world rank, ANYONE
+    sends: bool  # it waits for a message that it sends …
     context: int
-    number: int  # it waits for the number-th message of this pair and context
     nbytes: int
-    peers: str
-    label: str
-    line: str
+    peer: int  # … to this rank of the run, or receives from it (or from ANYONE),
+    number: int  # the number-th of this pair and context;
+    sends_2: bool  # in an exchange, a second one
+    peer_2: int  # (number_2 < 0: none)
+    number_2: int
+    peers: str = ""
+    label: str = ""
 
-    def waiting(self, rank: int) -> Waiting:
+    def waiting(self, rank: int, line: str) -> Waiting:
         """As a row of the table in `RunTimeout` and `Deadlock`."""
         doing = DOING[self.doing]
-        if self.label:
-            doing += f" in {self.label}"
-        blocked = self.doing in (SEND, RECV, EXCHANGE)
-        return Waiting(rank, doing, self.peers, self.nbytes if blocked else None,
-                       shown_place(self.line))
+        if self.doing not in (SEND, RECV, EXCHANGE):
+            label = f" in {self.label}" if self.doing == COMPUTE and self.label else ""
+            return Waiting(rank, doing + label, line=line)
+        label = f" in {self.label}" if self.label else ""
+        return Waiting(rank, doing + label, self.peers, self.nbytes, line)
 
 
 class Board:
@@ -86,19 +87,20 @@ class Board:
     # ---- records --------------------------------------------------------------------------------
 
     def write(
-        self, rank: int, events: int, doing: int, sends: bool = False, certain: bool = True,
-        peer: int = 0, context: int = 0, number: int = 0, nbytes: int = 0,
+        self, rank: int, events: int, doing: int, certain: bool = True, sends: bool = False,
+        context: int = 0, nbytes: int = 0, peer: int = 0, number: int = 0,
+        sends_2: bool = False, peer_2: int = 0, number_2: int = -1,
     ) -> None:
-        """Rewrite the numbers in the record of `rank`."""
+        """Rewrite the numbers in the record of `rank`, see `State`."""
         _NUMBERS.pack_into(
-            self.bytes, rank * _RECORD_SIZE,
-            events, doing, sends, certain, peer, context, number, nbytes,
+            self.bytes, rank * _RECORD_SIZE, events, doing, certain, sends, context, nbytes,
+            peer, number, sends_2, peer_2, number_2,
         )
 
-    def write_texts(self, rank: int, peers: str, label: str, line: str) -> None:
-        """Rewrite the texts in the record of `rank`. They change less often than the numbers."""
+    def write_texts(self, rank: int, peers: str, label: str) -> None:
+        """Rewrite the texts in the record of `rank`."""
         at = rank * _RECORD_SIZE + _NUMBERS.size
-        _TEXTS.pack_into(self.bytes, at, peers.encode(), label.encode(), line.encode())
+        _TEXTS.pack_into(self.bytes, at, peers.encode(), label.encode())
 
     def runs(self, rank: int) -> None:
         """`rank` waits no more."""
@@ -131,26 +133,21 @@ class Board:
         at = self.count_at(src, dst, receiving, context)
         self.words[at] = (context + 1) << COUNT_BITS | count
 
-    def put_header(
-        self, src: int, dst: int, receiving: bool, context: int, number: int, text: bytes
-    ) -> None:
-        """Write the header of the number-th message, before the count that announces it."""
-        at = self._header(src, dst, receiving, context, number)
-        self.bytes[at + 8 : at + 8 + len(text)] = text
-        self.words[at >> 3] = (context + 1) << COUNT_BITS | (number + 1)
+    def header_at(self, src: int, dst: int, receiving: bool, number: int) -> int:
+        """Where that side keeps the header of its number-th message: first a stamp, then text.
+
+        The stamp is that of the count once it is posted; it comes after the text.
+        """
+        return self._side(src, dst, receiving) + _SLOTS * 8 + number % DEPTH * _HEADER
 
     def header(
         self, src: int, dst: int, receiving: bool, context: int, number: int
     ) -> bytes | None:
         """The header that side wrote for its number-th message, None if it isn't there (now)."""
-        at = self._header(src, dst, receiving, context, number)
+        at = self.header_at(src, dst, receiving, number)
         if self.words[at >> 3] != (context + 1) << COUNT_BITS | (number + 1):
             return None
         return self.bytes[at + 8 : at + _HEADER]
-
-    def _header(self, src: int, dst: int, receiving: bool, context: int, number: int) -> int:
-        slot = (number + 3 * context) % _DEPTH
-        return self._side(src, dst, receiving) + _SLOTS * 8 + slot * _HEADER
 
     # ---- receives from anyone -------------------------------------------------------------------
 
@@ -179,16 +176,24 @@ class Board:
         """Does `rank` wait for a message whose other side has not been posted?"""
         if state.doing not in (SEND, RECV, EXCHANGE) or not state.certain:
             return False
-        if state.sends:
-            there = self.count(rank, state.peer, True, state.context)
-            pending, _ = self.anyone(state.peer, state.context)
-            return there is not None and there <= state.number and pending == 0
-        if state.peer != ANYONE:
-            there = self.count(state.peer, rank, False, state.context)
-            return there is not None and there <= state.number
+        if self._alone(rank, state.sends, state.peer, state.context, state.number):
+            return True
+        return state.number_2 >= 0 and self._alone(
+            rank, state.sends_2, state.peer_2, state.context, state.number_2
+        )
+
+    def _alone(self, rank: int, sends: bool, peer: int, context: int, number: int) -> bool:
+        """Has the other side of this message surely not been posted?"""
+        if sends:
+            there = self.count(rank, peer, True, context)
+            pending, _ = self.anyone(peer, context)
+            return there is not None and there <= number and pending == 0
+        if peer != ANYONE:
+            there = self.count(peer, rank, False, context)
+            return there is not None and there <= number
         for src in range(self.ranks):
-            sent = self.count(src, rank, False, state.context)
-            taken = self.count(src, rank, True, state.context)
+            sent = self.count(src, rank, False, context)
+            taken = self.count(src, rank, True, context)
             if sent is None or taken is None or sent > taken:
                 return False
         return True

@@ -38,7 +38,7 @@ class GlooComm(Comm):
         self._received = [0] * self.size
         self._outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
         self._incoming: dict[int, Pair] = {}
-        self._anyone = Anyone(end.board, end.rank, context) if end.board else None
+        self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, bytes] = {}
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
@@ -48,19 +48,35 @@ class GlooComm(Comm):
         """Start all of `ops` together and return at once; wait for each with `Work.wait`."""
         for op in ops:
             self._check(op)
-        messages: dict[int, Message] = {}
-        for place, op in enumerate(ops):  # a message that finds its buffer ready moves at once
-            if isinstance(op, Recv):
-                messages[place] = self._recv(op.x, op.src)
+        # Receives first: a message that finds its buffer ready moves at once.
+        works: list[Any] = [
+            self._recv(op.x, op.src) if isinstance(op, Recv) else None for op in ops
+        ]
         for place, op in enumerate(ops):
             if isinstance(op, Send):
-                messages[place] = self._send(op.x, op.dst)
-        batch = [messages[place] for place in range(len(ops))]
-        if len(batch) > 1:
-            peers = tuple(dict.fromkeys([message.world for message in batch]))
-            for message in batch:
+                works[place] = self._send(op.x, op.dst)
+        if len(works) > 1:
+            peers = tuple(dict.fromkeys([message.world for message in works]))
+            for message in works:
                 message.peers = peers
-        return list(batch)
+        return works
+
+    def exchange(self, *ops: Send | Recv) -> None:
+        """Post all of `ops` together, then wait for all of them."""
+        works: list[Any] = self.post(*ops)
+        if len(works) != 2:
+            for work in works:
+                work.wait()
+            return
+        # The usual case, at half the price: one word on the board for both. Sends first: most
+        # have left already, and so only the receive blocks.
+        one, two = works if works[0].sends else reversed(works)
+        self.end.blocked(one, two)
+        try:
+            one.complete()
+            two.complete()
+        finally:
+            self.end.runs()
 
     def _check(self, op: Send | Recv) -> None:
         x, peer = op
@@ -88,19 +104,17 @@ class GlooComm(Comm):
     def _send(self, x: Any, dst: int) -> Message:
         payload = None
         if isinstance(x, torch.Tensor):
+            nbytes = x.nbytes
             wire = x if _is_direct(x) else _direct_copy(x)
-            message = Message(self, True, dst, None, wire)
-            message.nbytes = x.nbytes
         else:
             wire, payload, nbytes, tag = self._frame(x)
-            message = Message(self, True, dst, None, wire)
-            message.nbytes = nbytes
+        message = Message(self, True, dst, wire, None, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
-            message.number = self._sent[dst]
-            if end.board:
+            message.number = number = self._sent[dst]
+            if end.board is not None:
                 self._announce_send(message, self._header(x))
-            self._sent[dst] += 1
+            self._sent[dst] = number + 1
             message.posted_s = time.perf_counter()
             message.handles = (group.send([wire], message.world, self._tag),)
             if payload is not None:
@@ -109,24 +123,22 @@ class GlooComm(Comm):
         return message
 
     def _recv(self, x: Any, src: int | None) -> Message:
+        nbytes = 0
         if isinstance(x, list):
             wire = torch.empty(FRAME_BYTES, dtype=torch.uint8)
-        elif _is_direct(x):
-            wire = x
         else:
-            wire = torch.empty(x.shape, dtype=x.dtype) if x.nbytes else _NOTHING.clone()
-        message = Message(self, False, ANYONE if src is None else src, x, wire)
-        message.nbytes = 0 if isinstance(x, list) else x.nbytes
+            nbytes = x.nbytes
+            wire = x if _is_direct(x) else _room_for(x)
+        message = Message(self, False, ANYONE if src is None else src, wire, x, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
-            if end.board:
+            if end.board is not None:
                 self._announce_recv(message, self._header(x))
-            if src is not None:
-                self._received[src] += 1
             message.posted_s = time.perf_counter()
             if src is None:
                 message.handles = (group.recv_anysource([wire], self._tag),)
             else:
+                self._received[src] += 1
                 message.handles = (group.recv([wire], message.world, self._tag),)
             end.posted(message)
         return message
@@ -260,6 +272,11 @@ def _direct_copy(x: torch.Tensor) -> torch.Tensor:
     if not x.nbytes:
         return _NOTHING
     return x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _room_for(x: torch.Tensor) -> torch.Tensor:
+    """Where Gloo may write what `x` is to hold."""
+    return torch.empty(x.shape, dtype=x.dtype) if x.nbytes else _NOTHING.clone()
 
 
 def _is_direct(x: torch.Tensor) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import itertools
-import sys
 import threading
 import time
 from collections import deque
@@ -12,13 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from dtlab.processes.board import COMPUTE, EXCHANGE, RECV, SEND, Board
-from dtlab.processes.names import place
-from dtlab.tracebacks import learner_frame
+from dtlab.processes.board import EXCHANGE, RECV, SEND, Board
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from dtlab.processes.messages import Message
 
 _GRAVES = 64
@@ -48,7 +43,7 @@ class Endpoint:
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
         self.next_context = 1
         self.start_s = time.perf_counter()
-        self.open: set[Message] = set()  # Gloo forgets a message that nobody holds
+        self._open: set[Message] = set()  # Gloo forgets a message that nobody holds
         self._payloads = itertools.count()
         self._graves: deque[tuple[Any, int]] = deque()
         self._grave_bytes = 0
@@ -61,8 +56,8 @@ class Endpoint:
 
     def posted(self, message: Message) -> None:
         """`message` is under way."""
-        self.open.add(message)
-        if self.traced and message.visible:
+        self._open.add(message)
+        if self.traced and message.comm.visible:
             self._log.append(message)
 
     def done(self, message: Message) -> None:
@@ -71,11 +66,12 @@ class Endpoint:
         Gloo's object is kept a little longer: as its destructor waits for Gloo's thread to let go,
         and that thread has only just woken us, dropping it now would cost a scheduler's tick.
         """
-        self.open.discard(message)
-        self._graves.append((message.handles, message.nbytes))
-        self._grave_bytes += message.nbytes
-        while len(self._graves) > _GRAVES or self._grave_bytes > _GRAVE_BYTES:
-            self._grave_bytes -= self._graves.popleft()[1]
+        self._open.discard(message)
+        graves, nbytes = self._graves, message.nbytes
+        graves.append((message.handles, nbytes))
+        self._grave_bytes += nbytes
+        while len(graves) > _GRAVES or self._grave_bytes > _GRAVE_BYTES:
+            self._grave_bytes -= graves.popleft()[1]
 
     def payload_tag(self) -> int:
         """A tag that no other message of this rank uses now."""
@@ -83,43 +79,43 @@ class Endpoint:
 
     # ---- what this rank says of itself ----------------------------------------------------------
 
+    def blocked(self, one: Message, two: Message | None = None) -> None:
+        """Write on the board that this rank now waits for one message, or for these two.
+
+        At which line it waits, the launcher asks when it needs to know.
+        """
+        board, peers = self.board, one.peers
+        if board is None:
+            return
+        if (peers, one.label) != self._written:
+            self._write_texts(peers, one.label)
+        self._events += 1
+        doing = EXCHANGE if len(peers) > 1 or two else SEND if one.sends else RECV
+        alone = _thread._count() == 0  # threads that might end this wait
+        if two is None:
+            board.write(self.rank, self._events, doing, alone, one.sends, one.context, one.nbytes,
+                        one.world, one.number)
+        else:
+            board.write(self.rank, self._events, doing, alone, one.sends, one.context, one.nbytes,
+                        one.world, one.number, two.sends, two.world, two.number)
+
     def runs(self) -> None:
         """Write on the board that this rank waits no more."""
         if self.board is not None:
             self.board.runs(self.rank)
 
-    def blocked(self, message: Message) -> None:
-        """Write on the board that this rank now waits for `message`. About a microsecond."""
-        if self.board is None:
-            return
-        frame = learner_frame(sys._getframe(2)) or sys._getframe(2)
-        self._texts(message.peers, message.label, frame)
-        self._events += 1
-        doing = EXCHANGE if len(message.peers) > 1 else SEND if message.sends else RECV
-        self.board.write(
-            self.rank, self._events, doing, message.sends, _thread._count() == 0,
-            message.world, message.context, message.number, message.nbytes,
-        )
-
     def say(self, doing: int, label: str = "") -> None:
         """Write on the board what this rank does, when it isn't waiting."""
-        if self.board is None:
-            return
-        self._events += 1
-        frame = learner_frame(sys._getframe(2)) if doing == COMPUTE else None
-        self._texts((), label, frame)
-        self.board.write(self.rank, self._events, doing)
+        if self.board is not None:
+            self._write_texts((), label)
+            self._events += 1
+            self.board.write(self.rank, self._events, doing)
 
-    def _texts(self, peers: tuple[int, ...], label: str, frame: FrameType | None) -> None:
-        """Write the texts of the record, unless they are there already."""
+    def _write_texts(self, peers: tuple[int, ...], label: str) -> None:
         assert self.board is not None
-        texts = (peers, label, frame and frame.f_code, frame and frame.f_lineno)
-        if texts != self._written:
-            names = ["anyone" if peer < 0 else str(peer) for peer in peers]
-            self.board.write_texts(
-                self.rank, " and ".join(names), label.split("(")[0], place(frame)
-            )
-            self._written = texts
+        names = ["anyone" if peer < 0 else str(peer) for peer in peers]
+        self.board.write_texts(self.rank, " and ".join(names), label.split("(")[0])
+        self._written = (peers, label)
 
     # ---- the trace ------------------------------------------------------------------------------
 

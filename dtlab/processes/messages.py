@@ -17,44 +17,52 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct("<QI")  # an object's pickled length, and the tag of what is too long
 FRAME_BYTES = 256  # an object travels in a frame of this size, if it fits
-_NOTHING = torch.empty(0)
 
 
 class Message(Work):
-    """One side of one message, from `post` until `wait`. Afterwards a line of the trace."""
+    """One side of one message, from `post` until `wait`. Afterwards a line of the trace.
+
+    `peer` is a rank of the communicator, `world` the same of the whole run; `wire` is what Gloo
+    reads or writes, `target` where a received message goes.
+    """
 
     __slots__ = (
         "comm", "context", "done_s", "handles", "label", "nbytes", "number", "peer", "peers",
-        "posted_s", "sends", "target", "visible", "wire", "world",
+        "posted_s", "sends", "target", "wire", "world",
     )
 
-    def __init__(self, comm: GlooComm, sends: bool, peer: int, target: Any, wire: torch.Tensor):
-        self.comm, self.sends, self.peer, self.target, self.wire = comm, sends, peer, target, wire
+    def __init__(
+        self, comm: GlooComm, sends: bool, peer: int, wire: Any, target: Any, nbytes: int
+    ):
+        self.comm, self.sends, self.peer, self.nbytes = comm, sends, peer, nbytes
+        self.wire, self.target = wire, target
         self.world = comm.members[peer] if peer >= 0 else ANYONE
-        self.nbytes = 0
-        self.context, self.label, self.visible = comm.context, comm.label, comm.visible
-        self.number = -1
+        self.context, self.label = comm.context, comm.label
+        self.number = -1  # it is the number-th message of this pair and context
         self.handles: tuple[Any, ...] = ()  # Gloo's
         self.peers: tuple[int, ...] = (self.world,)  # of all messages that were posted together
         self.posted_s = self.done_s = 0.0
 
     def wait(self) -> int:
         """Block until it is sent, or received into its place. Returns the peer's rank."""
-        if self.done_s:
-            return self.peer
-        end = self.comm.end
-        end.blocked(self)
-        try:
-            for handle in self.handles:
-                handle.wait()
-            if not self.sends:
-                self._receive()
-        finally:
-            end.runs()
-        self.done_s = time.perf_counter()
-        end.done(self)
-        self.handles, self.target, self.wire = (), None, _NOTHING
+        if not self.done_s:
+            end = self.comm.end
+            end.blocked(self)
+            try:
+                self.complete()
+            finally:
+                end.runs()
         return self.peer
+
+    def complete(self) -> None:
+        """Block until Gloo is done with it, without a word on the board."""
+        for handle in self.handles:
+            handle.wait()
+        if not self.sends:
+            self._receive()
+        self.done_s = time.perf_counter()
+        self.comm.end.done(self)
+        self.handles, self.wire, self.target = (), None, None
 
     def _receive(self) -> None:
         """What has arrived in `wire` goes where it was wanted."""

@@ -76,8 +76,7 @@ class NcclComm(GlooComm):
         peer = op.dst if isinstance(op, Send) else op.src
         assert peer is not None
         wire = op.x if op.x.is_contiguous() else op.x.detach().contiguous()
-        message = Message(self, sends, peer, None if sends else op.x, wire)
-        message.nbytes = op.x.nbytes
+        message = Message(self, sends, peer, wire, None if sends else op.x, op.x.nbytes)
         counts = self._sent if sends else self._received
         with self.end.lock:
             message.number = counts[peer]

@@ -51,7 +51,7 @@ class Session:
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Result:
         """Call `fn(comm, *args)` on every rank, as `dtlab.run` does."""
-        check_call(fn, args, "session.run")
+        check_call(fn, args, "run")
         return self._ask("call", transfer.pack_call(fn, args))
 
     def execute(self, source: str, name: str | None = None) -> Result:

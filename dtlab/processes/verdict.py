@@ -10,12 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from dtlab.errors import RankDied
 from dtlab.output import RankOutput
 from dtlab.processes import failures
 from dtlab.processes.wire import Line
-from dtlab.tracebacks import PACKAGE
+from dtlab.tracebacks import PACKAGE, shown_name
 
 GRACE_S = 1.0  # how long a broken wire waits for the news of who broke it
 _READ_BYTES = 1 << 20
@@ -119,5 +120,6 @@ def where(rank: RankView, diagnosis: int) -> str:
             time.sleep(0.01)
     for file, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', text):
         if not file.startswith((PACKAGE, sys.prefix)):
-            return f"{file}:{line} in {function}"
+            name = shown_name(file)
+            return f"{Path(file).name if name == file else name}:{line} in {function}"
     return ""

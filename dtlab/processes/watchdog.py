@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from dtlab.errors import Deadlock, RunTimeout, Waiting
-from dtlab.processes.board import COMPUTE, RETURNED, RUNNING, STARTING, Board, State
+from dtlab.processes.board import RAISED, RETURNED, Board, State
 
 _LOOK_EVERY_S = 0.2
 _STILL_S = 0.5  # so long nothing may have changed before a deadlock is called one
@@ -91,9 +91,6 @@ class Watchdog:
         rows = []
         for rank in range(self._board.ranks):
             state = self._board.state(rank)
-            if state.doing in (STARTING, RUNNING):
-                state = state._replace(peers="", label="", line=where(rank))
-            elif state.doing == COMPUTE:
-                state = state._replace(line=where(rank) or state.line)
-            rows.append(state.waiting(rank))
+            line = "" if state.doing in (RETURNED, RAISED) else where(rank)
+            rows.append(state.waiting(rank, line))
         return rows

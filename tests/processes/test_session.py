@@ -177,3 +177,11 @@ def test_a_notebook_runs_cells_on_ranks() -> None:
 
 def test_the_front_door() -> None:
     assert dtlab.Session is Session
+
+
+def test_a_call_that_does_not_fit_is_refused_and_the_ranks_stay() -> None:
+    with Session(ranks=1) as session:
+        session.execute("x = 1")
+        with pytest.raises(ConfigError, match="too many positional arguments"):
+            session.run(lambda comm: None, 5)
+        assert session.execute("x").values == ["1"]
