@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import networkx as nx
 
@@ -40,13 +41,15 @@ def uniform(ranks: int, latency_s: float, bandwidth_Bps: float) -> Topology:
 
     A message of n bytes alone takes latency_s + n/bandwidth_Bps. Messages that leave the same rank
     share its port, and so do messages that arrive at the same rank. This is the machine of the
-    α–β model: α = latency_s, β = 1/bandwidth_Bps. An infinite bandwidth is allowed.
+    α–β model: α = latency_s, β = 1/bandwidth_Bps. An infinite bandwidth is allowed. Raises
+    `ConfigError` for arguments that make no sense.
 
     >>> uniform(4, 5e-6, 10e9)
     <Topology uniform(4 ranks, 5 µs, 10 GB/s): 4 ranks, 8 links>
     """
     check_ranks(ranks)
     check_link(latency_s, bandwidth_Bps)
+    ranks, latency_s = int(ranks), float(latency_s)
 
     def route(src: int, dst: int) -> tuple[float, tuple[int, ...]]:
         return latency_s, (2 * src, 2 * dst + 1)  # src's way out, dst's way in
@@ -67,7 +70,7 @@ def uniform(ranks: int, latency_s: float, bandwidth_Bps: float) -> Topology:
 
 def check_ranks(ranks: int) -> None:
     """Raise `ConfigError` unless `ranks` is a whole number, 1 or more."""
-    if isinstance(ranks, bool) or not isinstance(ranks, int):
+    if isinstance(ranks, bool) or not isinstance(ranks, Integral):
         raise ConfigError(f"ranks must be a whole number, not {ranks!r}")
     if ranks < 1:
         raise ConfigError(f"ranks must be at least 1, not {ranks}")
@@ -76,7 +79,7 @@ def check_ranks(ranks: int) -> None:
 def check_link(latency_s: float, bandwidth_Bps: float) -> None:
     """Raise `ConfigError` unless latency ≥ 0 (finite) and bandwidth > 0."""
     for name, value in (("latency_s", latency_s), ("bandwidth_Bps", bandwidth_Bps)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
             raise ConfigError(f"{name} must be a number, not {value!r}")
     if not 0 <= latency_s < math.inf:
         raise ConfigError(f"latency_s must be 0 or more, and finite, not {latency_s}")

@@ -1,0 +1,71 @@
+"""A topology is a description: the simulator, the plots and the planner read the same one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import networkx as nx
+import pytest
+
+import dtlab
+from dtlab.topology import uniform
+
+
+def test_routes_of_a_uniform_network_cross_two_ports() -> None:
+    network = uniform(3, 2e-6, 5e9)
+    assert network.ranks == 3
+    assert network.capacity_Bps == (5e9,) * 6
+    routes = {(s, d): network.route(s, d) for s in range(3) for d in range(3) if s != d}
+    assert all(latency == 2e-6 for latency, _ in routes.values())
+    out_of = {s: {links[0] for (src, _), (_, links) in routes.items() if src == s}
+              for s in range(3)}
+    into = {d: {links[1] for (_, dst), (_, links) in routes.items() if dst == d}
+            for d in range(3)}
+    ports = [*out_of.values(), *into.values()]
+    assert all(len(port) == 1 for port in ports)
+    assert len(set.union(*ports)) == 6  # a rank sends and receives at once
+
+
+def test_the_graph_tells_the_same_as_the_routes() -> None:
+    network = uniform(4, 2e-6, 5e9)
+    graph = network.graph()
+    assert isinstance(graph, nx.DiGraph)
+    for src in range(4):
+        for dst in range(4):
+            if src != dst:
+                path = nx.shortest_path(graph, src, dst)
+                edges = [graph.edges[edge] for edge in nx.utils.pairwise(path)]
+                assert math.isclose(sum(e["latency_s"] for e in edges), network.route(src, dst)[0])
+                assert min(e["bandwidth_Bps"] for e in edges) == 5e9
+
+
+def test_it_introduces_itself_in_units_for_people() -> None:
+    assert repr(uniform(4, 5e-6, 10e9)) == \
+        "<Topology uniform(4 ranks, 5 µs, 10 GB/s): 4 ranks, 8 links>"
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 3.5, "4", None, True, float("nan")])
+def test_ranks_are_a_whole_number_above_zero(ranks: Any) -> None:
+    with pytest.raises(dtlab.ConfigError, match="ranks must be"):
+        uniform(ranks, 0, 1)
+
+
+@pytest.mark.parametrize(("latency_s", "bandwidth_Bps", "says"), [
+    (-1e-9, 1, "latency_s.*0 or more"), (math.inf, 1, "latency_s.*finite"),
+    (math.nan, 1, "latency_s.*number"), ("5us", 1, "latency_s.*'5us'"), (None, 1, "latency_s"),
+    (0, 0, "bandwidth_Bps"), (0, -1, "bandwidth_Bps"), (0, math.nan, "bandwidth_Bps.*number"),
+    (0, True, "bandwidth_Bps.*True"), (True, 1, "latency_s"),
+])
+def test_links_have_a_latency_and_a_bandwidth(
+    latency_s: Any, bandwidth_Bps: Any, says: str
+) -> None:
+    with pytest.raises(dtlab.ConfigError, match=says):
+        uniform(2, latency_s, bandwidth_Bps)
+
+
+def test_numbers_of_numpy_and_an_endless_bandwidth_are_fine() -> None:
+    import numpy as np
+
+    assert uniform(np.int64(2), np.float32(0.5), np.int32(10)).capacity_Bps == (10.0,) * 4
+    assert uniform(1, 0, math.inf).capacity_Bps == (math.inf,) * 2

@@ -1,0 +1,150 @@
+"""The trace: counts, order, and Chrome's format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import Comm, Message, Span, Trace, run, simulate, topology
+from dtlab.collectives import all_reduce
+from dtlab.trace import Rows
+
+MESSAGES = [  # src, dst, nbytes, sent, wanted, start, end, label
+    Message(1, 0, 8, 2.0, 1.0, 2.0, 4.0, "second"),
+    Message(0, 1, 4, 0.0, 1.0, 1.0, 3.0, "first"),
+    Message(0, 2, 2, 4.0, 0.0, 4.0, 4.0, ""),
+]
+SPANS = [Span(1, "reduce", 3.0, 3.5, "sum"), Span(0, "compute", 0.0, 0.5, "forward")]
+
+
+def work(comm: Comm) -> None:
+    with comm.compute("forward", seconds=0.001):
+        pass
+    all_reduce(comm, torch.ones(9))
+
+
+def recorded() -> Trace:
+    return simulate(work, network=topology.uniform(4, 1e-6, 1e9), gamma=1e-9).trace
+
+
+def test_counts_by_rank_and_in_all() -> None:
+    trace = Trace(3, MESSAGES, SPANS)
+    assert [trace.sent_bytes(r) for r in range(3)] == [6, 8, 0]
+    assert [trace.received_bytes(r) for r in range(3)] == [8, 4, 2]
+    assert [trace.messages(r) for r in range(3)] == [2, 1, 0]
+    assert (trace.sent_bytes(), trace.received_bytes(), trace.messages()) == (14, 14, 3)
+
+
+def test_a_rank_number_is_not_taken_for_a_byte_count() -> None:
+    trace = Trace(3, [Message(0, 2, 2, 2, 2, 2, 2, "2")])
+    assert [trace.messages(r) for r in range(3)] == [1, 0, 0]
+
+
+def test_everything_is_in_order_of_time_and_a_message_is_two_events() -> None:
+    trace = Trace(3, MESSAGES, SPANS)
+    assert [m.label for m in trace.transfers] == ["first", "second", ""]
+    assert [s.label for s in trace.spans] == ["forward", "sum"]
+    diary = [(e.rank, e.kind, e.start_s, e.end_s, e.peer, e.nbytes) for e in trace.events]
+    assert diary == [
+        (0, "compute", 0.0, 0.5, -1, 0), (0, "send", 0.0, 3.0, 1, 4), (2, "recv", 0.0, 4.0, 0, 2),
+        (0, "recv", 1.0, 4.0, 1, 8), (1, "recv", 1.0, 3.0, 0, 4), (1, "send", 2.0, 4.0, 0, 8),
+        (1, "reduce", 3.0, 3.5, -1, 0), (0, "send", 4.0, 4.0, 2, 2),
+    ]
+
+
+def test_rows_take_tuples_and_give_them_back() -> None:
+    rows = Rows(3, [(1, 2, 3)])
+    rows.extend((4, 5, 6))
+    assert list(rows.rows()) == [(1, 2, 3), (4, 5, 6)]
+    assert Trace(1, Rows(8)).events == []
+    with pytest.raises(ValueError):
+        list(Rows(2, [(1, 2, 3)]).rows())
+
+
+def test_an_empty_trace_answers_everything() -> None:
+    trace = simulate(lambda comm: None, network=topology.uniform(3, 0, 1)).trace
+    assert (trace.messages(), trace.sent_bytes(0), trace.events, trace.virtual) == (0, 0, [], True)
+
+
+def test_it_tells_what_it_is() -> None:
+    assert repr(recorded()).startswith("<Trace of 4 ranks, virtual: 24 messages, 216 bytes")
+    assert "measured" in repr(Trace(2))
+
+
+def test_times_of_a_message_follow_one_another() -> None:
+    for m in recorded().transfers:
+        assert m.start_s == max(m.sent_s, m.wanted_s)
+        assert m.end_s >= m.start_s + 1e-6 * (1 - 1e-9)
+        assert m.label.startswith("all_reduce(float32 [9], algorithm=ring, op=sum)")
+
+
+def test_simulated_and_real_runs_send_the_same() -> None:
+    simulated, real = recorded(), run(work, ranks=4, echo=False).trace
+    assert sorted(m[:3] for m in simulated.transfers) == sorted(m[:3] for m in real.transfers)
+    assert {s.label for s in simulated.spans} == {s.label for s in real.spans}
+    assert (simulated.virtual, real.virtual) == (True, False)
+
+
+def test_without_a_trace_everything_else_is_the_same() -> None:
+    network = topology.uniform(4, 1e-6, 1e9)
+    with_it, without = (simulate(work, network=network, trace=t) for t in (True, False))
+    assert without.trace.events == []
+    assert without.elapsed_s == with_it.elapsed_s
+
+
+def chrome(trace: Trace, folder: Path) -> list[dict[str, Any]]:
+    path = trace.to_chrome(folder / "trace.json")
+    document = json.loads(path.read_text())
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    rows: list[dict[str, Any]] = document["traceEvents"]
+    return rows
+
+
+def test_chrome_events_have_what_the_format_asks_for(tmp_path: Path) -> None:
+    """Trace Event Format, Google 2016: the fields that each phase must have."""
+    rows = chrome(recorded(), tmp_path)
+    needs = {"X": {"name", "cat", "pid", "tid", "ts", "dur"}, "M": {"name", "pid", "args"},
+             "s": {"name", "cat", "id", "pid", "tid", "ts"},
+             "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"}}
+    for row in rows:
+        assert needs[row["ph"]] <= row.keys()
+        assert all(row[key] >= 0 for key in ("ts", "dur") if key in row)
+    assert {row["args"]["name"] for row in rows if row["ph"] == "M"} >= {
+        "rank 0", "rank 3", "send", "recv", "work"}
+    assert sum(row["ph"] == "X" for row in rows) == 2 * 24 + 4 + 12
+
+
+def test_chrome_arrows_join_each_send_to_its_receive(tmp_path: Path) -> None:
+    rows = chrome(recorded(), tmp_path)
+    slices = [row for row in rows if row["ph"] == "X" and row["cat"] == "message"]
+    starts = {row["id"]: row for row in rows if row["ph"] == "s"}
+    ends = {row["id"]: row for row in rows if row["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == 24
+    for number, start in starts.items():
+        end = ends[number]
+        assert start["ts"] <= end["ts"]
+        for arrow, kind in ((start, "send to"), (end, "recv from")):
+            assert any(  # the arrow must lie on a slice of its track, else it is not drawn
+                s["name"].startswith(kind) and (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"])
+                and s["ts"] - 1e-6 <= arrow["ts"] <= s["ts"] + s["dur"] + 1e-6 for s in slices)
+
+
+def test_a_trace_of_microseconds_keeps_its_unit(tmp_path: Path) -> None:
+    (span,) = [row for row in chrome(Trace(1, [], [Span(0, "compute", 1.0, 1.5, "f")]), tmp_path)
+               if row["ph"] == "X"]
+    assert (span["ts"], span["dur"], span["name"]) == (1e6, 5e5, "f")
+
+
+def test_a_result_shows_itself_in_one_line() -> None:
+    result = simulate(lambda comm: torch.ones(50), network=topology.uniform(6, 0, 1))
+    assert isinstance(result, dtlab.Result)
+    assert result.ranks == 6
+    assert "\n" not in repr(result)
+    assert len(repr(result)) < 400
+    assert "6 ranks" in repr(result)
