@@ -4,8 +4,8 @@
 
 An all-reduce by the ring over p ranks, with tensors that hold no data: 2p(p−1) messages. Wanted:
 1024 ranks under 10 s and 2 GB on one core, and a time per message that is about the same at 64 and
-at 1024. Each figure is the best of a few, in processor time; beside it stands a loop of plain Python
-measured in the same minute, so that machines can be compared.
+at 1024. Each figure is the best of a few, in processor time; beside it stands a loop of plain
+Python measured in the same minute, so that machines can be compared.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ Source: Bertsekas & Gallager, Data Networks, 2nd ed., §6.5.2.
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -149,21 +151,33 @@ class Network:
 
 def fair_rates(flows: Sequence[Flow], capacity_Bps: Sequence[float]) -> dict[Flow, float]:
     """Max–min fair rates, by filling up: the tightest link fixes the rate of its flows, which
-    leaves the other links less to share among fewer; repeat."""
-    on: dict[int, dict[Flow, None]] = {}
+    leaves the other links less to share among fewer; repeat.
+
+    What a link can give to each of its flows never shrinks on the way, so a heap finds the tightest
+    link: an entry that is out of date goes back in with its new value.
+    """
+    rates: dict[Flow, float] = {flow: math.inf for flow in flows if not flow.links}
+    on: dict[int, list[Flow]] = {}
     for flow in flows:
         for link in flow.links:
-            on.setdefault(link, {})[flow] = None
-    free = {link: capacity_Bps[link] for link in on}
-    rates: dict[Flow, float] = {flow: float("inf") for flow in flows if not flow.links}
-    while on:
-        tightest = min(on, key=lambda link: free[link] / len(on[link]))
-        rate = free[tightest] / len(on[tightest])
-        for flow in list(on[tightest]):
-            rates[flow] = rate
-            for link in flow.links:
-                del on[link][flow]
-                free[link] = max(free[link] - rate, 0.0) if rate != float("inf") else free[link]
-                if not on[link]:
-                    del on[link]
+            on.setdefault(link, []).append(flow)
+    free = {link: capacity_Bps[link] for link in on}  # not given away yet
+    count = {link: len(crowd) for link, crowd in on.items()}  # flows without a rate
+    heap = [(free[link] / count[link], link) for link in on]
+    heapq.heapify(heap)
+    while heap:
+        rate, link = heapq.heappop(heap)
+        if not count[link]:
+            continue
+        share = free[link] / count[link]
+        if share > rate * (1 + 1e-12):  # more than rounding
+            heapq.heappush(heap, (share, link))
+            continue
+        for flow in on[link]:
+            if flow not in rates:
+                rates[flow] = rate
+                for crossed in flow.links:
+                    count[crossed] -= 1
+                    if rate < math.inf:
+                        free[crossed] = max(free[crossed] - rate, 0.0)
     return rates

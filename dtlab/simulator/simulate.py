@@ -71,6 +71,7 @@ class _Simulation:
                  trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
         self.isolation = isolation.Isolation(fn, args)
         self.isolation.check_room(network.ranks)
+        self.ranks = list(range(network.ranks))  # whoever needs a rank's number uses these objects
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
         show = _as_whoever_calls(sys.stdout.write) if echo else None
@@ -80,9 +81,8 @@ class _Simulation:
         self.failure: tuple[int, BaseException] | None = None
 
     def run(self, timeout: float | None) -> Result:
-        ranks = range(self.engine.topology.ranks)
         strand = strands.STRANDS[self.kind]
-        everyone = [strand(r, self._body, self.engine.next_strand) for r in ranks]
+        everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
         try:
             with _undisturbed(), self._routed_output():
                 self.engine.run(everyone, timeout)
@@ -91,14 +91,13 @@ class _Simulation:
                 output.close()
         if self.failure is not None:
             raise self._explained(*self.failure)
-        trace = Trace(len(ranks), self.engine.messages, self.engine.spans, virtual=True)
+        trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans, virtual=True)
         return Result(self.values, self.elapsed_s, trace, [o.text for o in self.output])
 
     def _body(self, strand: strands.Strand) -> None:
         """What `strand` does, from its first moment to its last."""
         _RANK.set(strand.rank)
-        everyone = range(self.engine.topology.ranks)
-        comm: Comm = communicator.SimComm(self.engine, strand, everyone)
+        comm: Comm = communicator.SimComm(self.engine, strand, self.ranks)
         try:
             fn, args = self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
