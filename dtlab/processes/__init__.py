@@ -1,12 +1,16 @@
 """Real processes: `run`, `Session`, and the communicator over torch.distributed.
 
+    run           one function, N processes; session: ranks that stay; magic: %%ranks
+    launcher      starts a crew of ranks and attends to it; verdict: who is to blame when it fails;
+                  watchdog: can it still go on?
     server        forks ranks from one process that has torch loaded
-    launcher      starts a crew of ranks, attends to it, says what went wrong
-    rank          what a rank's process does
-    communicator  the messages, over Gloo; endpoint: what a rank's communicators share
-    board         shared memory: who waits for what; ledger: what was posted; watchdog: reads it
-    transfer      functions, arguments and results on their way; wire: small frames and open files
-    session       ranks that stay; magic: %%ranks; torchrun: ranks that others started
+    rank          what a rank's process does; group: how it joins the others
+    communicator  the messages, over Gloo (nccl: over NCCL); messages: one side of one message;
+                  endpoint: what a rank's communicators share
+    board         shared memory: who waits for what; ledger: what was posted, and does it fit?
+    transfer      functions, arguments and results on their way; failures: exceptions on theirs
+    wire, store   small frames between launcher and ranks; the ranks' address book
+    torchrun      ranks that someone else started
 """
 
 from dtlab.processes.run import run

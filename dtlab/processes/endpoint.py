@@ -50,6 +50,7 @@ class Endpoint:
         self._log: list[Message] = []
         self._spans: list[tuple[str, float, float, str]] = []
         self._events = 0
+        self._threads = _thread._count()  # besides the main one, from the start
         self._written: Any = None  # the texts of this rank's record, as they were last written
 
     # ---- messages -------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class Endpoint:
             self._write_texts(peers, one.label)
         self._events += 1
         doing = EXCHANGE if len(peers) > 1 or two else SEND if one.sends else RECV
-        alone = _thread._count() == 0  # threads that might end this wait
+        alone = _thread._count() == self._threads  # no other thread could end this wait
         if two is None:
             board.write(self.rank, self._events, doing, alone, one.sends, one.context, one.nbytes,
                         one.world, one.number)

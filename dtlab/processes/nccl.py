@@ -26,10 +26,15 @@ class _Batch:
         self._works = works
 
     def wait(self) -> None:
-        """Block until the data has moved (NCCL's own wait only makes the stream wait)."""
-        for work in self._works:
+        """Block until the data has moved (NCCL's own wait only makes the stream wait).
+
+        Each message of the batch asks; the first one waits for all.
+        """
+        works, self._works = self._works, ()
+        for work in works:
             work.wait()
-        torch.cuda.current_stream().synchronize()
+        if works:
+            torch.cuda.current_stream().synchronize()
 
 
 class NcclComm(GlooComm):

@@ -27,6 +27,8 @@ import subprocess
 import sys
 import threading
 
+from dtlab.errors import ConfigError
+
 STATUS = struct.Struct("<ii")  # rank, wait status
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
@@ -90,6 +92,9 @@ _starting = threading.Lock()
 def fork_server() -> ForkServer:
     """This process's server, started on the first call (about a second: it imports torch)."""
     global _server
+    if not hasattr(os, "fork"):
+        raise ConfigError("real processes need Linux or macOS (under Windows: WSL); "
+                          "dtlab.simulate works everywhere")
     with _starting:
         if _server is None or not _server.alive:
             if _server is not None:
@@ -205,12 +210,9 @@ class _Server:
             self._wake.recv(4096)
         for crew in self._crews:
             for pid, rank in list(crew.alive.items()):
-                # Look before reaping: while the zombie is there, its number is nobody else's,
-                # so that we kill its own children and no stranger.
-                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    _kill_group(pid)
+                if (status := _ended(pid)) is not None:
                     del crew.alive[pid]
-                    self._tell(crew, rank, os.waitpid(pid, 0)[1])
+                    self._tell(crew, rank, status)
 
     def _tell(self, crew: _Crew, rank: int, status: int) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
@@ -221,6 +223,19 @@ class _Server:
             for pid in crew.alive:
                 _kill_group(pid)
         os._exit(0)
+
+
+def _ended(pid: int) -> int | None:
+    """The wait status of a rank that has ended, None if it lives."""
+    if hasattr(os, "waitid"):
+        # Look before reaping: while the zombie is there, its number is nobody else's, so that we
+        # kill its own children and no stranger.
+        if not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return None
+        _kill_group(pid)
+        return os.waitpid(pid, 0)[1]
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return status if done else None
 
 
 def _kill_group(pid: int) -> None:
