@@ -154,6 +154,35 @@ def test_a_posted_receive_from_anyone_takes_what_comes_first() -> None:
     assert simulate(fn, network=network).values[0] == ([1, 2], [1, 0, 2])
 
 
+def test_a_receive_from_anyone_takes_the_message_that_has_waited_longest() -> None:
+    def fn(comm: Comm) -> Any:
+        with comm.compute("wait", seconds=float(comm.size - comm.rank)):
+            pass
+        if comm.rank:
+            comm.send(torch.tensor([comm.rank]), 0)
+            return None
+        with comm.compute("until all have sent", seconds=10.0):
+            pass
+        return [comm.recv(torch.zeros(1, dtype=torch.int64)) for _ in range(comm.size - 1)]
+
+    assert simulate(fn, network=topology.uniform(4, 0, 1e9)).values[0] == [3, 2, 1]
+
+
+@BOTH
+@pytest.mark.parametrize(("sent", "wanted"), [
+    (torch.ones(2, 3), torch.ones(3, 2)), (torch.ones(6), torch.ones(2, 3)),
+    (torch.ones(1), torch.tensor(1.0)), (torch.ones(2), torch.ones(2, dtype=torch.int32)),
+    (torch.ones(2, dtype=torch.float16), torch.ones(2, dtype=torch.bfloat16)),
+    (torch.ones(0, 3), torch.ones(0)), (torch.ones(2), []), ("object", torch.ones(2)),
+], ids=str)
+def test_equal_numbers_of_bytes_are_not_enough(where: str, sent: Any, wanted: Any) -> None:
+    def fn(comm: Comm) -> None:
+        comm.send(sent, 1) if comm.rank == 0 else comm.recv(wanted, 0)
+
+    with pytest.raises(dtlab.ShapeMismatch, match=r"rank 0 sent .*rank 1 waits to receive"):
+        on(where, fn, 2)
+
+
 def test_a_message_meets_the_older_of_two_receives() -> None:
     def fn(comm: Comm, anyone_first: bool) -> Any:
         if comm.rank:

@@ -135,6 +135,14 @@ def test_chrome_arrows_join_each_send_to_its_receive(tmp_path: Path) -> None:
                 and s["ts"] - 1e-6 <= arrow["ts"] <= s["ts"] + s["dur"] + 1e-6 for s in slices)
 
 
+def test_a_message_is_drawn_on_both_ranks_and_its_arrow_spans_the_movement(tmp_path: Path) -> None:
+    rows = chrome(Trace(2, [Message(0, 1, 4, 1.0, 2.0, 2.0, 5.0, "x")]), tmp_path)
+    boxes = [(r["pid"], r["name"], r["ts"], r["dur"]) for r in rows if r["ph"] == "X"]
+    assert boxes == [(0, "send to 1", 1e6, 4e6), (1, "recv from 0", 2e6, 3e6)]
+    arrow = [(r["ph"], r["pid"], r["ts"]) for r in rows if r["ph"] in "sf"]
+    assert arrow == [("s", 0, 2e6), ("f", 1, 5e6)]
+
+
 def test_a_trace_of_microseconds_keeps_its_unit(tmp_path: Path) -> None:
     (span,) = [row for row in chrome(Trace(1, [], [Span(0, "compute", 1.0, 1.5, "f")]), tmp_path)
                if row["ph"] == "X"]

@@ -148,6 +148,13 @@ def test_a_slice_is_reduced_and_its_neighbours_are_left_alone() -> None:
     assert simulated(4, fn)[2].tolist() == [1.0] * 3 + [4.0] * 3 + [1.0] * 4
 
 
+def test_reduce_leaves_the_tensors_of_other_ranks_alone() -> None:
+    for algorithm in collectives.ALGORITHMS["reduce"]:
+        values = simulated(8, lambda comm, a=algorithm: collectives.reduce(
+            comm, torch.full((3,), float(comm.rank)), 5, algorithm=a).tolist())
+        assert values == [[28.0] * 3 if rank == 5 else [float(rank)] * 3 for rank in range(8)]
+
+
 def test_nan_reaches_every_rank() -> None:
     for op in ("sum", "max", "min", "avg"):
         values = simulated(3, lambda comm, op=op: collectives.all_reduce(
