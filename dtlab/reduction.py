@@ -55,3 +55,20 @@ def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
 def overlaps_itself(x: torch.Tensor) -> bool:
     """Do elements of `x` share memory, as in an expanded tensor? Then it can't be changed."""
     return any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
+
+
+def swapped(op: Op) -> Op:
+    """`op` with its operands in the other order; named ops commute, so they stay as they are."""
+    return (lambda a, b: op(b, a)) if callable(op) else op
+
+
+def identity(x: torch.Tensor, op: Op) -> torch.Tensor:
+    """Fill `x`, in place, with what changes nothing under `op`; a function's is not known."""
+    if callable(op) or x.is_meta:
+        return x
+    if op in ("max", "min") and x.dtype != torch.bool:
+        info = torch.finfo(x.dtype) if x.dtype.is_floating_point else torch.iinfo(x.dtype)
+        lowest = -float("inf") if x.dtype.is_floating_point else info.min
+        highest = float("inf") if x.dtype.is_floating_point else info.max
+        return x.fill_(lowest if op == "max" else highest)
+    return x.fill_({"sum": 0, "avg": 0, "prod": 1, "max": 0, "min": 1}[op])

@@ -4,10 +4,34 @@
 and call the algorithm; the algorithms themselves stand alone in `ALGORITHMS`.
 """
 
+# These register algorithms of all_reduce.
+from dtlab.collectives import all_reduce_doubling, all_reduce_trees, all_reduce_wires  # noqa: F401
+from dtlab.collectives.all_gather import all_gather
 from dtlab.collectives.all_reduce import all_reduce
+from dtlab.collectives.all_to_all import all_to_all
 from dtlab.collectives.barrier import barrier
 from dtlab.collectives.broadcast import broadcast
+from dtlab.collectives.gather import gather
 from dtlab.collectives.reduce import reduce
-from dtlab.collectives.registry import ALGORITHMS, algorithm
+from dtlab.collectives.reduce_scatter import reduce_scatter
+from dtlab.collectives.registry import ALGORITHMS, algorithm, publish
+from dtlab.collectives.scan import exscan, scan
+from dtlab.collectives.scatter import scatter
 
-__all__ = ["ALGORITHMS", "algorithm", "all_reduce", "barrier", "broadcast", "reduce"]
+__all__ = [
+    "ALGORITHMS",
+    "algorithm",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "exscan",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+]
+
+publish(globals())

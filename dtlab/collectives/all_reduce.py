@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dtlab.collectives.broadcast import binomial as binomial_broadcast
@@ -22,18 +24,18 @@ from dtlab.reduction import Op, check_op, finish_average_
 
 
 def all_reduce(
-    comm: Comm, x: torch.Tensor, op: Op = "sum", algorithm: str = "ring"
+    comm: Comm, x: torch.Tensor, op: Op = "sum", algorithm: str = "ring", **options: Any
 ) -> torch.Tensor:
     """In place. Before: rank r holds x_r. After: every rank holds x_0 op x_1 op … Returns `x`.
 
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`; `op` as in
     `Comm.accumulate_`. All ranks end with the same bits. Chapter: 05.
     """
-    run = choose("all_reduce", algorithm)
+    run = choose("all_reduce", algorithm, options)
     check_tensor(comm, x, "all_reduce")
     check_op(op, x.dtype)
     vector = flattened(x)
-    with comm.labelled(signature("all_reduce", x, algorithm=algorithm, op=op)):
+    with comm.labelled(signature("all_reduce", x, algorithm=algorithm, **options, op=op)):
         run(comm, vector, op)
     finish_average_(vector, op, comm.size)
     return write_back(x, vector)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from dtlab.collectives.broadcast import binomial as binomial_broadcast
+from dtlab.collectives.broadcast import flat as flat_broadcast
+from dtlab.collectives.reduce import binomial as binomial_reduce
+from dtlab.collectives.reduce import flat as flat_reduce
 from dtlab.collectives.registry import algorithm, choose
 from dtlab.comm import Comm, Recv, Send
 
 
-def barrier(comm: Comm, algorithm: str = "dissemination") -> None:
+def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> None:
     """Wait until every rank has called it. Moves no bytes, only empty messages. Chapter: 04."""
-    run = choose("barrier", algorithm)
+    run = choose("barrier", algorithm, options)
     with comm.labelled(f"barrier(algorithm={algorithm})"):
         run(comm)
 
@@ -30,3 +36,19 @@ def dissemination(comm: Comm) -> None:
             Send(nothing, (me + distance) % p), Recv(unused, (me - distance) % p)
         )
         distance *= 2
+
+
+@algorithm("barrier", "central")
+def central(comm: Comm) -> None:
+    """Everyone tells rank 0, which then tells everyone. Cost: 2(p−1)α."""
+    word = torch.empty(0, device=comm.device)
+    flat_reduce(comm, word)
+    flat_broadcast(comm, word)
+
+
+@algorithm("barrier", "tree")
+def tree(comm: Comm) -> None:
+    """Word comes up a binomial tree to rank 0, and goes down again. Cost: 2⌈lg p⌉α."""
+    word = torch.empty(0, device=comm.device)
+    binomial_reduce(comm, word)
+    binomial_broadcast(comm, word)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dtlab.collectives.registry import (
@@ -9,25 +11,29 @@ from dtlab.collectives.registry import (
     check_root,
     check_tensor,
     choose,
+    chunk_edges,
     flattened,
     signature,
     write_back,
 )
-from dtlab.comm import Comm
+from dtlab.collectives.ring import all_gather_
+from dtlab.collectives.tree import subtree
+from dtlab.collectives.view import View
+from dtlab.comm import Comm, Recv, Send
 
 
 def broadcast(
-    comm: Comm, x: torch.Tensor, root: int = 0, algorithm: str = "binomial"
+    comm: Comm, x: torch.Tensor, root: int = 0, algorithm: str = "binomial", **options: Any
 ) -> torch.Tensor:
     """In place. Before: the root holds x. After: every rank holds the root's x. Returns `x`.
 
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    run = choose("broadcast", algorithm)
+    run = choose("broadcast", algorithm, options)
     check_tensor(comm, x, "broadcast")
     check_root(comm, root, "broadcast")
     vector = flattened(x)
-    with comm.labelled(signature("broadcast", x, algorithm=algorithm, root=root)):
+    with comm.labelled(signature("broadcast", x, algorithm=algorithm, **options, root=root)):
         run(comm, vector, root)
     return write_back(x, vector)
 
@@ -68,3 +74,43 @@ def binomial(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor:
         if me + bit < p:
             comm.send(x, (me + bit + root) % p)
     return x
+
+
+@algorithm("broadcast", "chain")
+def chain(comm: Comm, x: torch.Tensor, root: int = 0, segments: int = 8) -> torch.Tensor:
+    """In place: x is cut into segments, which follow one another down a chain of ranks.
+
+    While a rank hands segment i on, segment i+1 arrives. The best number of segments is
+    √((p−2)nβ/α). Cost: (p−2+k)(α + nβ/k), k segments. Source: Thakur et al. 2005, §4.2.
+    """
+    p, me = comm.size, (comm.rank - root) % comm.size
+    ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
+    edges = chunk_edges(x.numel(), segments)
+    parts = [x[edges[i] : edges[i + 1]] for i in range(segments)]
+    for i in range(segments + 1):
+        ops: list[Send | Recv] = []
+        if i < segments and me:
+            ops.append(Recv(parts[i], behind))
+        if i and me < p - 1:
+            ops.append(Send(parts[i - 1], ahead))
+        comm.exchange(*ops)
+    return x
+
+
+@algorithm("broadcast", "scatter_allgather")
+def scatter_allgather(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor:
+    """In place: scatter p chunks down a binomial tree, then gather them round a ring.
+
+    For long vectors: every byte leaves the root once, not lg p times.
+    Cost: (⌈lg p⌉ + p−1)α + 2(p−1)/p·nβ. Source: van de Geijn; Thakur et al. 2005, §4.2.
+    """
+    p = comm.size
+    edges = chunk_edges(x.numel(), p)
+    view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
+    parent, children, size = subtree(view.rank, p)
+    if view.rank:
+        view.recv(x[edges[view.rank] : edges[view.rank + size]], parent)
+    for child, first, after in children:
+        view.send(x[edges[view.rank + first] : edges[view.rank + after]], child)
+    # The ring's second half starts with chunk r+1 at rank r; here rank r has chunk r.
+    return all_gather_(View(view, [(i + 1) % p for i in range(p)]), x, edges)

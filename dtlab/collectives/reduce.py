@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
     check_tensor,
     choose,
+    chunk_edges,
     flattened,
     signature,
     write_back,
 )
-from dtlab.comm import Comm
+from dtlab.collectives.view import View
+from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op, check_op, finish_average_
 
 
 def reduce(
-    comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum", algorithm: str = "binomial"
+    comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum", algorithm: str = "binomial",
+    **options: Any,
 ) -> torch.Tensor:
     """In place at the root. Before: rank r holds x_r. After: the root holds x_0 op x_1 op …
 
     Other ranks keep their x. Returns `x`. Shapes and dtypes are equal everywhere, else
     `ShapeMismatch`; `op` as in `Comm.accumulate_`. Chapter: 04.
     """
-    run = choose("reduce", algorithm)
+    run = choose("reduce", algorithm, options)
     check_tensor(comm, x, "reduce")
     check_root(comm, root, "reduce")
     check_op(op, x.dtype)
     vector = flattened(x) if comm.rank == root else flattened(x).clone()
-    with comm.labelled(signature("reduce", x, algorithm=algorithm, op=op, root=root)):
+    with comm.labelled(signature("reduce", x, algorithm=algorithm, **options, op=op, root=root)):
         run(comm, vector, root, op)
     if comm.rank == root:
         write_back(x, finish_average_(vector, op, comm.size))
@@ -72,4 +78,69 @@ def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torc
         bit *= 2
     if me:
         comm.send(x, (me - bit + root) % p)
+    return x
+
+
+@algorithm("reduce", "chain")
+def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
+          segments: int = 8) -> torch.Tensor:
+    """In place at the root (and, with partial sums, on the way): the broadcast's chain, backwards.
+
+    While a rank hands the sum of segment i on, segment i+1 arrives from behind.
+    Cost: (p−2+k)(α + nβ/k + nγ/k), k segments.
+    """
+    p, me = comm.size, (comm.rank - root) % comm.size
+    ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
+    edges = chunk_edges(x.numel(), segments)
+    parts = [x[edges[i] : edges[i + 1]] for i in range(segments)]
+    inbox = x.new_empty(edges[1])
+    for i in range(segments + 1):
+        ops: list[Send | Recv] = []
+        if i < segments and me < p - 1:
+            ops.append(Recv(inbox[: parts[i].numel()], ahead))
+        if i and me:
+            ops.append(Send(parts[i - 1], behind))
+        comm.exchange(*ops)
+        if i < segments and me < p - 1:
+            comm.accumulate_(parts[i], inbox[: parts[i].numel()], op)
+    return x
+
+
+@algorithm("reduce", "rabenseifner")
+def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Tensor:
+    """In place at the root (others: partial sums): reduce-scatter by halving, then gather.
+
+    For long vectors: nobody adds more than (p−1)/p of x. Cost, p a power of two:
+    2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ; else, by folding, α + n(β + γ) more.
+    Source: Rabenseifner 2004; Thakur et al. 2005, §4.4.
+    """
+    p = comm.size
+    view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
+    folding = fold(p)
+    place = folding.place_of(view.rank)
+    if place is None:
+        view.send(x, view.rank - 1)
+        return x
+    inbox = torch.empty_like(x)
+    if place < folding.extra:
+        view.recv(inbox, view.rank + 1)
+        view.accumulate_(x, inbox, op)
+    edges = chunk_edges(x.numel(), folding.core)
+    distance = folding.core // 2
+    while distance:  # swap halves, add one
+        mine, theirs = place & -distance, (place ^ distance) & -distance
+        keep, room = x[edges[mine] : edges[mine + distance]], edges[mine + distance] - edges[mine]
+        partner = folding.rank_of(place ^ distance)
+        view.sendrecv(x[edges[theirs] : edges[theirs + distance]], partner, inbox[:room], partner)
+        view.accumulate_(keep, inbox[:room], op)
+        distance //= 2
+    distance = 1
+    while distance < folding.core:  # the upper of two partners hands over all it has, and is done
+        theirs = (place ^ distance) & -distance
+        partner = folding.rank_of(place ^ distance)
+        if place & distance:
+            view.send(x[edges[place] : edges[place + distance]], partner)
+            break
+        view.recv(x[edges[theirs] : edges[theirs + distance]], partner)
+        distance *= 2
     return x

@@ -6,6 +6,9 @@ function under `@algorithm(...)`, and its closed form in `dtlab.cost`.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -16,26 +19,57 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import overlaps_itself
 
+# What everyone uses: functions with the signature of their collective, less `algorithm`. They check
+# their arguments, take tensors of any shape, and label their messages.
 ALGORITHMS: dict[str, dict[str, Callable[..., Any]]] = {}
+# The algorithms themselves, which take vectors, and rows of them.
+BARE: dict[str, dict[str, Callable[..., Any]]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
-    """Register the decorated function as `ALGORITHMS[collective][name]`."""
+    """Register the decorated function: `ALGORITHMS[collective][name]` calls it with checks."""
 
     def register(function: Function) -> Function:
-        ALGORITHMS.setdefault(collective, {})[name] = function
+        @functools.wraps(function)
+        def checked(comm: Comm, *args: Any, **options: Any) -> Any:
+            whole = getattr(importlib.import_module("dtlab.collectives"), collective)
+            return whole(comm, *args, algorithm=name, **options)
+
+        BARE.setdefault(collective, {})[name] = function
+        ALGORITHMS.setdefault(collective, {})[name] = checked
         return function
 
     return register
 
 
-def choose(collective: str, name: str) -> Callable[..., Any]:
-    """The function registered under these names, else `ConfigError` that lists the known ones."""
-    if name not in ALGORITHMS[collective]:
-        known = ", ".join(ALGORITHMS[collective])
+def publish(collectives: dict[str, Any]) -> None:
+    """Give the functions in `ALGORITHMS` the signatures of their collectives, less `algorithm`."""
+    for collective, algorithms in ALGORITHMS.items():
+        whole = inspect.signature(collectives[collective])
+        kept = [p for name, p in whole.parameters.items() if name != "algorithm"]
+        for function in algorithms.values():
+            function.__signature__ = whole.replace(parameters=kept)  # type: ignore[attr-defined]
+
+
+def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """The bare function registered under these names, with `options` of its own filled in.
+
+    Raises `ConfigError` that lists what there is.
+    """
+    if name not in BARE[collective]:
+        known = ", ".join(BARE[collective])
         raise ConfigError(f"{collective} has no algorithm {name!r}; choose one of: {known}")
-    return ALGORITHMS[collective][name]
+    function = BARE[collective][name]
+    own = [key for key in inspect.signature(function).parameters if key not in _COMMON]
+    for key in options:
+        if key not in own:
+            raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
+                              f"it has: {', '.join(own) or 'none'}")
+    return functools.partial(function, **options) if options else function
+
+
+_COMMON = ("comm", "x", "rows", "received", "root", "op")
 
 
 def check_tensor(comm: Comm, x: Any, collective: str) -> None:
@@ -55,6 +89,22 @@ def check_tensor(comm: Comm, x: Any, collective: str) -> None:
     if not x.is_contiguous() and overlaps_itself(x):
         raise ShapeMismatch(f"rank {comm.rank}: {collective} can't change an expanded tensor: its "
                             f"elements share memory; give it a copy (x.contiguous())")
+
+
+def check_parts(comm: Comm, parts: Any, collective: str, like: torch.Tensor | None = None) -> None:
+    """Raise unless `parts` is a tensor of shape (p, …): one part a rank; each like `like`."""
+    check_tensor(comm, parts, collective)
+    shape = tuple(parts.shape)
+    if not shape or shape[0] != comm.size:
+        raise ShapeMismatch(
+            f"rank {comm.rank}: {collective} needs parts of shape ({comm.size}, …), a part for "
+            f"each rank; got {shape}"
+        )
+    if like is not None and (shape[1:] != tuple(like.shape) or parts.dtype != like.dtype):
+        raise ShapeMismatch(
+            f"rank {comm.rank}: {collective} needs parts like x; a part is {parts.dtype} "
+            f"{shape[1:]}, x is {like.dtype} {tuple(like.shape)}"
+        )
 
 
 def check_root(comm: Comm, root: int, collective: str) -> None:

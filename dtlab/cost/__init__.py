@@ -5,7 +5,7 @@ every rank can send and receive at once. `form(...)` gives an algorithm's `Form`
 answer single questions about it. One file holds the forms of one collective.
 """
 
-from dtlab.cost import barrier, broadcast_reduce, all_reduce  # noqa: F401, I001  they register
+from dtlab.cost import all_reduce, barrier, broadcast_reduce, pieces, scan  # noqa: F401
 from dtlab.cost.model import (
     Form,
     bus_factor,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from dtlab.cost import broadcast_reduce as tree
-from dtlab.cost.model import Form, chunk_bytes, costs
+from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
 
 
 def one_after_the_other(first: Form, second: Form) -> Form:
@@ -43,3 +45,160 @@ def ring(p: int, n: int, itemsize: int) -> Form:
     sent = [2 * n - chunks[(r + 1) % p] - chunks[(r + 2) % p] for r in range(p)] if p > 1 else [0]
     steps = 2 * (p - 1)
     return Form(steps, steps * chunks[0], (p - 1) * chunks[0], sent, [steps] * p)
+
+
+@costs("all_reduce", "recursive_doubling")
+def recursive_doubling(p: int, n: int, itemsize: int) -> Form:
+    """lg p(α + nβ + nγ) for powers of two; else 2α + 2nβ + nγ more."""
+    core, extra = core_of(p)
+    lg = lg_ceil(core)
+    messages = [0] * p
+    for place in range(core):
+        rank = place + min(place, extra)
+        messages[rank] = lg + (place < extra)
+        if place < extra:
+            messages[rank + 1] = 1
+    rounds, adds = (lg + 2, lg + 1) if extra else (lg, lg)
+    return Form(rounds, rounds * n, adds * n, [n * m for m in messages], messages)
+
+
+@costs("all_reduce", "halving_doubling")
+def halving_doubling(p: int, n: int, itemsize: int) -> Form:
+    """2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ for powers of two; else 2α + 2nβ + nγ more."""
+    core, extra = core_of(p)
+    lg, chunks = lg_ceil(core), chunk_bytes(n, core, itemsize)
+    halves = sum(sum(chunks[: 1 << k]) for k in range(lg))
+    sent, messages = [0] * p, [0] * p
+    for place in range(core):
+        rank = place + min(place, extra)
+        for k in range(lg):  # the partner's half on the way down, mine on the way up
+            for base in ((place ^ (1 << k)) & -(1 << k), place & -(1 << k)):
+                sent[rank] += sum(chunks[base : base + (1 << k)])
+        messages[rank] = 2 * lg + (place < extra)
+        if place < extra:
+            sent[rank] += n
+            sent[rank + 1], messages[rank + 1] = n, 1
+    if extra:
+        return Form(2 * lg + 2, 2 * halves + 2 * n, halves + n, sent, messages)
+    return Form(2 * lg, 2 * halves, halves, sent, messages)
+
+
+@costs("all_reduce", "two_ring")
+def two_ring(p: int, n: int, itemsize: int) -> Form:
+    """2(p−1)(α + cβ) + (p−1)cγ on one port: both rings' largest chunks, c, share it."""
+    halves = chunk_bytes(n, 2, itemsize)
+    forms = [ring(p, half, itemsize) for half in halves]
+    sent = [a + b for a, b in zip(forms[0].sent_bytes, forms[1].sent_bytes[::-1], strict=True)]
+    path = forms[0].path_bytes + forms[1].path_bytes
+    reduced = forms[0].reduced_bytes + forms[1].reduced_bytes
+    steps = 2 * (p - 1)
+    return Form(steps, path, reduced, sent, [2 * steps] * p, exact=False)
+
+
+def best_divisor(p: int) -> int:
+    """The largest divisor of p that is at most √p: how grids and groups are formed unasked."""
+    return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
+
+
+@costs("all_reduce", "hierarchical")
+def hierarchical(p: int, n: int, itemsize: int) -> Form:
+    """4(k−1) + 2(p/k−1) rounds, k = `best_divisor`: a ring's half in each group, all chunks to the
+    leader, a ring of the leaders with all n bytes, and back."""
+    k = best_divisor(p)
+    inside, among = chunk_bytes(n, k, itemsize), ring(p // k, n, itemsize)
+    others = n - inside[1 % k]  # what the leader lacks after the group's reduce-scatter
+    path = 2 * (k - 1) * inside[0] + 2 * others + among.path_bytes
+    reduced = (k - 1) * inside[0] + among.reduced_bytes
+    member = ring(k, n, itemsize)
+    sent, messages = member.sent_bytes * (p // k), member.messages * (p // k)
+    for rank in range(p):
+        if rank % k:  # its chunk, to the leader
+            sent[rank] += inside[(rank + 1) % k]
+            messages[rank] += 1
+        else:
+            sent[rank] += among.sent_bytes[rank // k] + (others if k > 1 else 0)
+            messages[rank] += among.messages[rank // k] + k - 1
+    if k == 1:
+        return Form(among.rounds, among.path_bytes, among.reduced_bytes, sent, messages)
+    return Form(4 * (k - 1) + among.rounds, path, reduced, sent, messages, exact=False)
+
+
+@costs("all_reduce", "torus")
+def torus(p: int, n: int, itemsize: int) -> Form:
+    """2(X−1) + 2(Y−1) rounds and the ring's bytes, Y = `best_divisor`."""
+    rows = best_divisor(p)
+    columns = p // rows
+    across = chunk_bytes(n, columns, itemsize)
+    along, down = ring(columns, n, itemsize), [ring(rows, c, itemsize) for c in across]
+    sent, messages = [], []
+    for rank in range(p):
+        row, column = divmod(rank, columns)
+        pillar = down[(column + 1) % columns]
+        sent.append(along.sent_bytes[column] + pillar.sent_bytes[row])
+        messages.append(along.messages[column] + pillar.messages[row])
+    return Form(along.rounds + down[0].rounds, along.path_bytes + down[0].path_bytes,
+                along.reduced_bytes + down[0].reduced_bytes, sent, messages, exact=False)
+
+
+@costs("all_reduce", "binary_blocks")
+def binary_blocks(p: int, n: int, itemsize: int) -> Form:
+    """At most halving and doubling in the largest block, and for each smaller one, of s ranks,
+    2α + 2n/s·β + n/s·γ on top. (A larger block adds only its own, smaller pieces.)"""
+    levels = [level for level in reversed(range(p.bit_length())) if p >> level & 1]
+    elements = n // itemsize
+    sent, messages = [], []
+    for number, level in enumerate(levels):
+        for place in range(1 << level):
+            steps = [(level_, place ^ (1 << level_)) for level_ in range(level)]
+            own = sum(_piece(elements, place, k + 1) + _piece(elements, partner, k + 1)
+                      for k, partner in steps)
+            count = 2 * level
+            if number + 1 < len(levels):  # the answer, down
+                own += _piece(elements, place, level)
+                count += 1
+            if number:  # the piece, up, in parts
+                own += _piece(elements, place, level)
+                count += 1 << (levels[number - 1] - level)
+            sent.append(own * itemsize)
+            messages.append(count)
+    inside = 2 * sum(_piece(elements, 0, k + 1) for k in range(levels[0]))
+    between = sum(_piece(elements, 0, level) for level in levels[1:])
+    path, reduced = inside + 2 * between, inside / 2 + between
+    rounds = 2 * levels[0] + 2 * (len(levels) - 1)
+    return Form(rounds, path * itemsize, reduced * itemsize, sent, messages,
+                exact=len(levels) == 1)
+
+
+def _piece(n: int, place: int, level: int) -> int:
+    """How many of n elements are left after `level` halvings, as in the algorithm."""
+    for bit in range(level):
+        n = n // 2 if place >> bit & 1 else (n + 1) // 2
+    return n
+
+
+@costs("all_reduce", "double_tree")
+def double_tree(p: int, n: int, itemsize: int) -> Form:
+    """At most (2⌈lg p⌉ + k)(α + c(8β + 2γ)), c = n/2k bytes in a segment, k = 16 a tree."""
+    if p == 1:
+        return Form(0, 0, 0, [0], [0])
+    segments = 16
+    parts = chunk_bytes(n, 2 * segments, itemsize)
+    sent, messages = [0] * p, [0] * p
+    for rank in range(p):
+        mirrored = p - 1 - rank if p % 2 == 0 else (rank - 1) % p
+        for half, place in enumerate((rank, mirrored)):
+            sent[rank] += _degree(p, place) * sum(parts[half::2])
+            messages[rank] += _degree(p, place) * segments
+    beats = 2 * lg_ceil(p) + segments
+    return Form(beats, 8 * beats * parts[0], 2 * beats * parts[0], sent, messages, exact=False)
+
+
+def _degree(p: int, place: int) -> int:
+    """How many neighbours there are in the tree: to each of them one message a segment."""
+    if place == 0:
+        return 1
+    bit = place & -place
+    right = bit // 2
+    while right and place + right >= p:
+        right //= 2
+    return 1 + (bit > 1) + (right > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.cost.model import Form, costs, lg_ceil
+from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
 
 
 def binomial_children(p: int) -> list[int]:
@@ -39,3 +39,61 @@ def reduce_binomial(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉(α + nβ + nγ): the broadcast's tree, upwards."""
     total = lg_ceil(p) * n
     return Form(lg_ceil(p), total, total, [0] + [n] * (p - 1), [0] + [1] * (p - 1))
+
+
+SEGMENTS = 8  # what the chains use unless told otherwise
+
+
+@costs("broadcast", "chain")
+def broadcast_chain(p: int, n: int, itemsize: int) -> Form:
+    """(p−2+k)(α + nβ/k): the last of k segments starts when k−1 have passed the first link."""
+    if p == 1:
+        return Form(0, 0, 0, [0], [0])
+    k, largest = SEGMENTS, chunk_bytes(n, SEGMENTS, itemsize)[0]
+    sent = [n] * (p - 1) + [0]
+    return Form(p - 2 + k, n + (p - 2) * largest, 0, sent, [k] * (p - 1) + [0])
+
+
+@costs("reduce", "chain")
+def reduce_chain(p: int, n: int, itemsize: int) -> Form:
+    """(p−2+k)(α + nβ/k + nγ/k)."""
+    if p == 1:
+        return Form(0, 0, 0, [0], [0])
+    k, largest = SEGMENTS, chunk_bytes(n, SEGMENTS, itemsize)[0]
+    total = n + (p - 2) * largest
+    return Form(p - 2 + k, total, total, [0] + [n] * (p - 1), [0] + [k] * (p - 1))
+
+
+@costs("broadcast", "scatter_allgather")
+def broadcast_scatter_allgather(p: int, n: int, itemsize: int) -> Form:
+    """(⌈lg p⌉ + p−1)α + 2(p−1)/p·nβ: the root's sends, then a ring."""
+    chunks = chunk_bytes(n, p, itemsize)
+    sent = [n - chunks[(rank + 1) % p] for rank in range(p)] if p > 1 else [0]
+    for rank in range(p):  # all of its subtree's chunks but its own
+        size = p if rank == 0 else min(rank & -rank, p - rank)
+        sent[rank] += sum(chunks[rank + 1 : rank + size])
+    messages = [c + p - 1 for c in binomial_children(p)]
+    path = sum(chunks[1:]) + (p - 1) * chunks[0]
+    return Form(lg_ceil(p) + p - 1, path, 0, sent, messages)
+
+
+@costs("reduce", "rabenseifner")
+def reduce_rabenseifner(p: int, n: int, itemsize: int) -> Form:
+    """2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ for powers of two; else α + n(β + γ) more."""
+    core, extra = core_of(p)
+    lg, chunks = lg_ceil(core), chunk_bytes(n, core, itemsize)
+    halves = sum(sum(chunks[: 1 << k]) for k in range(lg))
+    path = halves + sum(chunks[1:])  # then rank 0 receives all but its own chunk
+    sent, messages = [0] * p, [0] * p
+    for place in range(core):
+        rank = place + min(place, extra)
+        for k in range(lg):
+            theirs = (place ^ (1 << k)) & -(1 << k)
+            sent[rank] += sum(chunks[theirs : theirs + (1 << k)])
+        messages[rank] = lg + (place > 0)
+        sent[rank] += sum(chunks[place : place + (place & -place)]) if place else 0
+        if place < extra:
+            sent[rank + 1], messages[rank + 1] = n, 1
+    if extra:
+        return Form(2 * lg + 1, path + n, halves + n, sent, messages)
+    return Form(2 * lg, path, halves, sent, messages)

@@ -18,6 +18,7 @@ class Form(NamedTuple):
     reduced_bytes: float  # bytes reduced along it
     sent_bytes: list[int]  # by rank
     messages: list[int]  # sent, by rank
+    exact: bool = True  # False: the time is an upper bound
 
 
 FormOf = Callable[[int, int, int], Form]  # (ranks, nbytes, itemsize) → Form
@@ -37,8 +38,10 @@ def costs(collective: str, algorithm: str) -> Callable[[FormOf], FormOf]:
 def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4) -> Form:
     """The closed form of one call, for root 0.
 
-    nbytes: the size of the vector that textbooks call n. The whole of it for broadcast, reduce
-    and all-reduce. itemsize: bytes per element, for vectors are cut between elements, not within.
+    nbytes: the size of the vector that textbooks call n. The whole of it for broadcast, reduce,
+    all-reduce and scans; one rank's contribution times p for scatter, gather, all-gather,
+    reduce-scatter and all-to-all. itemsize: bytes per element, for vectors are cut between
+    elements, not within.
     """
     _check_sizes(ranks, nbytes, itemsize)
     if (collective, algorithm) not in FORMS:
@@ -105,6 +108,13 @@ def lower_bound_s(
         "reduce": (lg, n if p > 1 else 0, part * n),
         "all_reduce": (lg, 2 * part * n, part * n),
         "barrier": (lg, 0, 0.0),
+        "scatter": (lg, part * n, 0.0),
+        "gather": (lg, part * n, 0.0),
+        "all_gather": (lg, part * n, 0.0),
+        "reduce_scatter": (lg, part * n, part * n),
+        "all_to_all": (lg, part * n, 0.0),
+        "scan": (lg, n if p > 1 else 0, part * n),
+        "exscan": (lg, n if p > 1 else 0, 0.0),
     }
     if collective not in bounds:
         raise ConfigError(f"no lower bound for {collective!r}; there are: {', '.join(bounds)}")
@@ -148,6 +158,12 @@ def _check_machine(alpha: float, beta: float, gamma: float) -> None:
 def lg_ceil(p: int) -> int:
     """⌈log2 p⌉, exactly."""
     return (p - 1).bit_length()
+
+
+def core_of(p: int) -> tuple[int, int]:
+    """p′, the largest power of two that is at most p, and the p − p′ ranks that are too many."""
+    core = 1 << (p.bit_length() - 1)
+    return core, p - core
 
 
 def chunk_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:

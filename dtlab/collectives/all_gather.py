@@ -1,0 +1,91 @@
+"""All-gather: everyone gets what each rank holds, in order of the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtlab.collectives.folding import fold
+from dtlab.collectives.registry import algorithm, check_tensor, choose, signature
+from dtlab.comm import Comm, Recv, Send
+
+
+def all_gather(
+    comm: Comm, x: torch.Tensor, algorithm: str = "ring", **options: Any
+) -> torch.Tensor:
+    """Before: rank r holds x_r. After: every rank has [x_0, x_1, …], of shape (p, *x.shape).
+
+    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `x` stays as it is. Chapter: 04.
+    """
+    run = choose("all_gather", algorithm, options)
+    check_tensor(comm, x, "all_gather")
+    rows = x.new_empty((comm.size, x.numel()))
+    rows[comm.rank] = x.detach().reshape(-1)
+    with comm.labelled(signature("all_gather", x, algorithm=algorithm, **options)):
+        run(comm, rows)
+    return rows.view(comm.size, *x.shape)
+
+
+@algorithm("all_gather", "ring")
+def ring(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
+    """In place. Before: row r of rank r is filled. After: all rows are, everywhere.
+
+    Every row goes once round the ring. Cost: (p−1)α + (p−1)/p·nβ, n bytes in all rows together.
+    """
+    p, me = comm.size, comm.rank
+    right, left = (me + 1) % p, (me - 1) % p
+    for step in range(p - 1):
+        comm.sendrecv(rows[(me - step) % p], right, rows[(me - step - 1) % p], left)
+    return rows
+
+
+@algorithm("all_gather", "recursive_doubling")
+def recursive_doubling(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
+    """In place: in each round, swap all that you have with a partner twice as far away.
+
+    Cost, p a power of two: lg p·α + (p−1)/p·nβ. Else the odd ones of the first 2r ranks fold into
+    their neighbours: one row more before, all rows after. Source: Thakur et al. 2005, §4.1.
+    """
+    folding, me = fold(comm.size), comm.rank
+    place = folding.place_of(me)
+    if place is None:
+        comm.send(rows[me], me - 1)
+        comm.recv(rows, me - 1)
+        return rows
+    folded = place < folding.extra
+    if folded:
+        comm.recv(rows[me + 1], me + 1)
+    distance = 1
+    while distance < folding.core:
+        mine, theirs = place & -distance, (place ^ distance) & -distance
+        partner = folding.rank_of(place ^ distance)
+        comm.exchange(
+            Send(rows[folding.first(mine) : folding.first(mine + distance)], partner),
+            Recv(rows[folding.first(theirs) : folding.first(theirs + distance)], partner),
+        )
+        distance *= 2
+    if folded:
+        comm.send(rows, me + 1)
+    return rows
+
+
+@algorithm("all_gather", "bruck")
+def bruck(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
+    """In place: in round k, send your first 2^k rows 2^k ranks back; whoever sits ahead does too.
+
+    Works for any p in ⌈lg p⌉ rounds, on a copy in which one's own row comes first; the last round
+    sends only what is still missing. Cost: ⌈lg p⌉α + (p−1)/p·nβ. Source: Bruck et al. 1997.
+    """
+    p, me = comm.size, comm.rank
+    held = torch.empty_like(rows)  # held[i] will be the row of rank me + i
+    held[0] = rows[me]
+    have = 1
+    while have < p:
+        more = min(have, p - have)
+        comm.exchange(
+            Send(held[:more], (me - have) % p), Recv(held[have : have + more], (me + have) % p)
+        )
+        have += more
+    rows.copy_(held.roll(me, dims=0))
+    return rows

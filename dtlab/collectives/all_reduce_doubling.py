@@ -1,0 +1,163 @@
+"""All-reduce in lg p rounds: partners twice as far away each time.
+
+In the registry of `all_reduce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dtlab.collectives.folding import fold
+from dtlab.collectives.registry import algorithm, chunk_edges
+from dtlab.comm import Comm, Recv, Send
+from dtlab.reduction import Op, swapped
+
+
+@algorithm("all_reduce", "recursive_doubling")
+def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: swap everything with a partner, add; partners are 1, 2, 4, … apart.
+
+    The fewest rounds there are, but all of x in each. The lower rank's operand stands on the left
+    on both sides, so both get the same bits, and `op` need not commute.
+    Cost: lg p(α + nβ + nγ); p not a power of two, by folding: two rounds more, one of them adds.
+    Source: Thakur, Rabenseifner, Gropp 2005, §4.5.
+    """
+    folding, me = fold(comm.size), comm.rank
+    place = folding.place_of(me)
+    if place is None:
+        comm.send(x, me - 1)
+        comm.recv(x, me - 1)
+        return x
+    theirs = torch.empty_like(x)
+    if place < folding.extra:
+        comm.recv(theirs, me + 1)
+        comm.accumulate_(x, theirs, op)
+    distance = 1
+    while distance < folding.core:
+        partner = folding.rank_of(place ^ distance)
+        comm.sendrecv(x, partner, theirs, partner)
+        comm.accumulate_(x, theirs, op if me < partner else swapped(op))
+        distance *= 2
+    if place < folding.extra:
+        comm.send(x, me + 1)
+    return x
+
+
+@algorithm("all_reduce", "halving_doubling")
+def halving_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: halve the vector while doubling up the sums, then double it again.
+
+    First a reduce-scatter among the core: swap halves with a partner far away, add one half, go on
+    with that one and a nearer partner. Then the same way back, as an all-gather.
+    Cost: 2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ: the ring's bytes in a tree's rounds. p not a power
+    of two, by folding: 2α + 2nβ + nγ more. Source: Rabenseifner 2004.
+    """
+    folding, me = fold(comm.size), comm.rank
+    place = folding.place_of(me)
+    if place is None:
+        comm.send(x, me - 1)
+        comm.recv(x, me - 1)
+        return x
+    inbox = torch.empty_like(x)
+    if place < folding.extra:
+        comm.recv(inbox, me + 1)
+        comm.accumulate_(x, inbox, op)
+
+    edges = chunk_edges(x.numel(), folding.core)  # core member i ends its first half with chunk i
+    distances = [1 << bit for bit in reversed(range(folding.core.bit_length() - 1))]
+    for distance in distances:
+        keep, give = _halves(x, edges, place, distance)
+        partner = folding.rank_of(place ^ distance)
+        comm.sendrecv(give, partner, inbox[: keep.numel()], partner)
+        comm.accumulate_(keep, inbox[: keep.numel()], op)
+    for distance in reversed(distances):
+        have, lack = _halves(x, edges, place, distance)
+        partner = folding.rank_of(place ^ distance)
+        comm.sendrecv(have, partner, lack, partner)
+
+    if place < folding.extra:
+        comm.send(x, me + 1)
+    return x
+
+
+def _halves(
+    x: torch.Tensor, edges: Sequence[int], place: int, distance: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chunks of my `distance` neighbours and me, and those of my partner's."""
+    mine, theirs = place & -distance, (place ^ distance) & -distance
+    return (x[edges[mine] : edges[mine + distance]], x[edges[theirs] : edges[theirs + distance]])
+
+
+@algorithm("all_reduce", "binary_blocks")
+def binary_blocks(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: p is cut into blocks by its binary digits, the largest on the lowest ranks.
+
+    Each block reduce-scatters inside. From the smallest block up, every rank cuts its piece to fit
+    and hands it to the next larger block, which adds; the answers come back down the same way.
+    Then each block all-gathers. Nobody idles as in folding, and nobody ever sends all of x.
+    Cost: at most 2⌊lg p⌋α + 2n(β + γ/2) inside the largest block, and for each smaller block of s
+    ranks 2α + 2n/s·β + n/(2s)·γ: fine for 8 + 4, lopsided for 16 + 1.
+    Source: Rabenseifner & Träff 2004.
+    """
+    n, blocks = x.numel(), binary_digits(comm.size)
+    mine = next(b for b, (first, levels) in enumerate(blocks) if comm.rank < first + (1 << levels))
+    first, levels = blocks[mine]
+    place = comm.rank - first
+    inbox = torch.empty_like(x)
+
+    def piece(place: int, level: int) -> torch.Tensor:
+        low, high = halved(n, place, level)
+        return x[low:high]
+
+    for level in range(levels):  # reduce-scatter inside the block: partners 1, 2, 4, … apart
+        partner = place ^ 1 << level
+        keep, give = piece(place, level + 1), piece(partner, level + 1)
+        room = inbox[: keep.numel()]
+        comm.sendrecv(give, first + partner, room, first + partner)
+        comm.accumulate_(keep, room, op)
+
+    own = piece(place, levels)
+    if mine + 1 < len(blocks):  # the next smaller block hands up
+        below, size = blocks[mine + 1][0], 1 << blocks[mine + 1][1]
+        room = inbox[: own.numel()]
+        comm.recv(room, below + place % size)
+        comm.accumulate_(own, room, op)
+    if mine:  # hand up, to every rank of the next larger block whose piece lies inside of mine
+        above, more = blocks[mine - 1]
+        above_places = range(place, 1 << more, 1 << levels)
+        fits = [(above + i, piece(i, more)) for i in above_places]
+        comm.exchange(*(Send(part, rank) for rank, part in fits))
+        comm.exchange(*(Recv(part, rank) for rank, part in fits))
+    if mine + 1 < len(blocks):
+        comm.send(own, below + place % size)
+
+    for level in reversed(range(levels)):  # all-gather inside the block
+        partner = place ^ 1 << level
+        comm.sendrecv(piece(place, level + 1), first + partner,
+                      piece(partner, level + 1), first + partner)
+    return x
+
+
+def binary_digits(p: int) -> list[tuple[int, int]]:
+    """The blocks of p ranks, largest first, each as (first rank, lg of its size).
+
+    >>> binary_digits(13)  # 8 + 4 + 1
+    [(0, 3), (8, 2), (12, 0)]
+    """
+    blocks, first = [], 0
+    for level in reversed(range(p.bit_length())):
+        if p >> level & 1:
+            blocks.append((first, level))
+            first += 1 << level
+    return blocks
+
+
+def halved(n: int, place: int, level: int) -> tuple[int, int]:
+    """What is left of 0 … n after `level` halvings; bit k of `place` chooses a half in round k."""
+    low, high = 0, n
+    for bit in range(level):
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if place >> bit & 1 else (low, middle)
+    return low, high

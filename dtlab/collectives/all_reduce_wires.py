@@ -1,0 +1,118 @@
+"""All-reduce that knows the wires: machines, grids, rings given from outside.
+
+In the registry of `all_reduce`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dtlab.collectives.registry import algorithm, chunk_edges
+from dtlab.collectives.ring import Lap, all_gather_, reduce_scatter_
+from dtlab.collectives.view import View
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.reduction import Op
+
+
+@algorithm("all_reduce", "hierarchical")
+def hierarchical(
+    comm: Comm, x: torch.Tensor, op: Op = "sum", group: int | None = None
+) -> torch.Tensor:
+    """In place: reduce to a leader in each group of k ranks, ring over the leaders, hand out.
+
+    Groups are k = `group` neighbours (say, the GPUs of one machine; default: the divisor of p
+    closest to √p). Only leaders talk to other groups: p/k ranks on the slow wires, not p.
+    Cost: 4(k−1) + 2(p/k−1) rounds; leaders carry all n bytes.
+    Source: Jia et al. 2018, "Highly scalable deep learning training system", §3.3.
+    """
+    k = _divisor(comm.size) if group is None else group
+    if k < 1 or comm.size % k:
+        raise ConfigError(f"hierarchical: {comm.size} ranks don't form groups of {k}; "
+                          f"choose a divisor of {comm.size}")
+    first = comm.rank - comm.rank % k
+    team = View(comm, range(first, first + k))
+    edges = chunk_edges(x.numel(), k)
+
+    def chunk(number: int) -> torch.Tensor:
+        return x[edges[number % k] : edges[number % k + 1]]
+
+    reduce_scatter_(team, x, edges, op)  # rank r of the team now has chunk r + 1
+    if team.rank:
+        team.send(chunk(team.rank + 1), 0)
+        team.recv(chunk(team.rank + 1), 0)
+    else:
+        for other in range(1, k):
+            team.recv(chunk(other + 1), other)
+        leaders = View(comm, range(0, comm.size, k))
+        pieces = chunk_edges(x.numel(), leaders.size)
+        all_gather_(leaders, reduce_scatter_(leaders, x, pieces, op), pieces)
+        for other in range(1, k):
+            team.send(chunk(other + 1), other)
+    return all_gather_(team, x, edges)
+
+
+@algorithm("all_reduce", "torus")
+def torus(
+    comm: Comm, x: torch.Tensor, op: Op = "sum", shape: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """In place, on a grid of X columns and Y rows, rank = X·row + column: reduce-scatter along the
+    rows, all-reduce that X-th part along the columns, all-gather along the rows.
+
+    shape: (X, Y); default: as square as p allows.
+    Cost: 2(X−1) + 2(Y−1) rounds, 2(p−1)/p·nβ + (p−1)/p·nγ: the ring's bytes, far fewer rounds.
+    Source: Mikami et al. 2018, "Massively distributed SGD", §3.2.
+    """
+    columns, rows = shape or (comm.size // _divisor(comm.size), _divisor(comm.size))
+    if columns < 1 or rows < 1 or columns * rows != comm.size:
+        raise ConfigError(f"torus: a grid of {columns} × {rows} doesn't fit {comm.size} ranks")
+    column, start = comm.rank % columns, comm.rank - comm.rank % columns
+    row = View(comm, range(start, start + columns))
+    pillar = View(comm, range(column, comm.size, columns))
+    edges = chunk_edges(x.numel(), columns)
+    mine = (column + 1) % columns
+    reduce_scatter_(row, x, edges, op)
+    part = x[edges[mine] : edges[mine + 1]]
+    pieces = chunk_edges(part.numel(), rows)
+    all_gather_(pillar, reduce_scatter_(pillar, part, pieces, op), pieces)
+    return all_gather_(row, x, edges)
+
+
+@algorithm("all_reduce", "two_ring")
+def two_ring(
+    comm: Comm, x: torch.Tensor, op: Op = "sum", cycles: Sequence[Sequence[int]] | None = None
+) -> torch.Tensor:
+    """In place: x is shared out among several rings, walked at the same time.
+
+    cycles: each lists all ranks once, in the order of a ring; rings that share no wire double the
+    bandwidth. A cycle named twice carries twice as much (for wires that are doubled). Default:
+    once forwards, once backwards.
+    Cost: 2(p−1)α + 2(p−1)/p·nβ on one port a rank; half the β term where the rings have wires of
+    their own. Source: NCCL; Wang et al. 2020, Blink.
+    """
+    everyone = list(range(comm.size))
+    cycles = [everyone, everyone[::-1]] if cycles is None else cycles
+    for cycle in cycles:
+        if sorted(cycle) != everyone:
+            raise ConfigError(f"two_ring: {list(cycle)} is no cycle over the ranks 0 to "
+                              f"{comm.size - 1}: each must occur exactly once")
+    if not cycles:
+        raise ConfigError("two_ring needs at least one cycle")
+    shares = chunk_edges(x.numel(), len(cycles))
+    laps = []
+    for number, cycle in enumerate(cycles):
+        share = x[shares[number] : shares[number + 1]]
+        laps.append(Lap(comm, share, list(cycle), chunk_edges(share.numel(), comm.size), op))
+    for step in range(2 * (comm.size - 1)):
+        comm.exchange(*(message for lap in laps for message in lap.ops(step)))
+        for lap in laps:
+            lap.after(step)
+    return x
+
+
+def _divisor(p: int) -> int:
+    """The largest divisor of p that is at most √p."""
+    return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)

@@ -1,0 +1,77 @@
+"""All-to-all: every rank has a part for every rank. A transpose of the matrix of parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtlab.collectives.registry import algorithm, check_parts, choose, signature
+from dtlab.comm import Comm, Recv, Send
+
+
+def all_to_all(
+    comm: Comm, parts: torch.Tensor, algorithm: str = "pairwise", **options: Any
+) -> torch.Tensor:
+    """Before: rank r holds `parts`, of shape (p, *shape). After: it has a tensor of the same shape
+    whose row s is rank s's parts[r]. `parts` stays as it is.
+
+    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
+    """
+    run = choose("all_to_all", algorithm, options)
+    check_parts(comm, parts, "all_to_all")
+    rows = parts.detach().reshape(comm.size, -1).contiguous()
+    received = torch.empty_like(rows)
+    with comm.labelled(signature("all_to_all", parts, algorithm=algorithm, **options)):
+        run(comm, rows, received)
+    return received.view(parts.shape)
+
+
+@algorithm("all_to_all", "linear")
+def linear(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """Fill `received`: post everything at once and let the network sort it out.
+
+    Cost on a network without contention inside: α + (p−1)/p·nβ; n bytes in a rank's rows together.
+    """
+    p, me = comm.size, comm.rank
+    received[me] = rows[me]
+    others = [(me + distance) % p for distance in range(1, p)]
+    comm.exchange(*(Recv(received[src], src) for src in others),
+                  *(Send(rows[dst], dst) for dst in others))
+    return received
+
+
+@algorithm("all_to_all", "pairwise")
+def pairwise(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """Fill `received`: in step k, send to the rank k further on, receive from the one k back.
+
+    Nobody ever receives from two at once. Cost: (p−1)α + (p−1)/p·nβ.
+    """
+    p, me = comm.size, comm.rank
+    received[me] = rows[me]
+    for distance in range(1, p):
+        to, source = (me + distance) % p, (me - distance) % p
+        comm.sendrecv(rows[to], to, received[source], source)
+    return received
+
+
+@algorithm("all_to_all", "bruck")
+def bruck(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """Fill `received`: a part that must go d ranks on hops 2^k ahead for each one-bit k of d.
+
+    Few messages, but parts are forwarded: for small parts only. Cost: ⌈lg p⌉α + about
+    (n/2)⌈lg p⌉β. Source: Bruck et al. 1997.
+    """
+    p, me = comm.size, comm.rank
+    travelling = rows.roll(-me, dims=0)  # travelling[d] must go d ranks further on
+    hop = 1
+    while hop < p:
+        moving = [d for d in range(p) if d & hop]
+        leaving = travelling[moving]
+        arriving = torch.empty_like(leaving)
+        comm.sendrecv(leaving, (me + hop) % p, arriving, (me - hop) % p)
+        travelling[moving] = arriving
+        hop *= 2
+    # travelling[d] has come from d ranks back.
+    received[[(me - d) % p for d in range(p)]] = travelling
+    return received

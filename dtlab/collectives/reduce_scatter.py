@@ -1,0 +1,95 @@
+"""Reduce-scatter: rank r gets the sum of everyone's r-th part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtlab.collectives.folding import fold
+from dtlab.collectives.registry import algorithm, check_parts, choose, signature
+from dtlab.comm import Comm
+from dtlab.reduction import Op, check_op, finish_average_
+
+
+def reduce_scatter(
+    comm: Comm, parts: torch.Tensor, op: Op = "sum", algorithm: str = "ring", **options: Any
+) -> torch.Tensor:
+    """Before: each rank holds `parts`, of shape (p, *shape). After: rank r has the reduction of all
+    ranks' parts[r], of shape `shape`, which is returned.
+
+    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is; the
+    algorithms work on a copy. Chapter: 04.
+    """
+    run = choose("reduce_scatter", algorithm, options)
+    check_parts(comm, parts, "reduce_scatter")
+    check_op(op, parts.dtype)
+    rows = parts.detach().reshape(comm.size, -1).clone()
+    with comm.labelled(signature("reduce_scatter", parts, algorithm=algorithm, **options, op=op)):
+        run(comm, rows, op)
+    mine = rows[comm.rank].clone().view(parts.shape[1:])
+    return finish_average_(mine, op, comm.size)
+
+
+@algorithm("reduce_scatter", "ring")
+def ring(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: row r is complete at rank r; the other rows hold partial sums.
+
+    Each row goes once round the ring, starting right of its owner, and gathers a summand at every
+    rank. Cost: (p−1)α + (p−1)/p·n(β + γ), n bytes in all rows together.
+    """
+    p, me = comm.size, comm.rank
+    right, left = (me + 1) % p, (me - 1) % p
+    summand = rows.new_empty(rows.shape[1])
+    for step in range(p - 1):
+        leaving, arriving = rows[(me - step - 1) % p], rows[(me - step - 2) % p]
+        comm.sendrecv(leaving, right, summand, left)
+        comm.accumulate_(arriving, summand, op)
+    return rows
+
+
+@algorithm("reduce_scatter", "pairwise")
+def pairwise(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: in step k, hand the rank k further on its row, and add what comes from k back.
+
+    Every row goes straight to its owner. Cost: (p−1)α + (p−1)/p·n(β + γ).
+    """
+    p, me = comm.size, comm.rank
+    summand = rows.new_empty(rows.shape[1])
+    for distance in range(1, p):
+        to, source = (me + distance) % p, (me - distance) % p
+        comm.sendrecv(rows[to], to, summand, source)
+        comm.accumulate_(rows[me], summand, op)
+    return rows
+
+
+@algorithm("reduce_scatter", "recursive_halving")
+def recursive_halving(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: swap halves with a partner far away, keep and add up one half; repeat, nearer.
+
+    Cost, p a power of two: lg p·α + (p−1)/p·n(β + γ). Else, by folding: all rows more before, one
+    more after. Source: Thakur et al. 2005, §4.3.
+    """
+    folding, me = fold(comm.size), comm.rank
+    place = folding.place_of(me)
+    if place is None:
+        comm.send(rows, me - 1)
+        comm.recv(rows[me], me - 1)
+        return rows
+    inbox = torch.empty_like(rows)
+    if place < folding.extra:
+        comm.recv(inbox, me + 1)
+        comm.accumulate_(rows, inbox, op)
+    distance = folding.core // 2
+    while distance:
+        mine, theirs = place & -distance, (place ^ distance) & -distance
+        keep = rows[folding.first(mine) : folding.first(mine + distance)]
+        give = rows[folding.first(theirs) : folding.first(theirs + distance)]
+        partner = folding.rank_of(place ^ distance)
+        summands = inbox[: len(keep)]
+        comm.sendrecv(give, partner, summands, partner)
+        comm.accumulate_(keep, summands, op)
+        distance //= 2
+    if place < folding.extra:
+        comm.send(rows[me + 1], me + 1)
+    return rows

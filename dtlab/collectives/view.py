@@ -1,0 +1,49 @@
+"""Some ranks of a communicator, renumbered, without asking anyone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from dtlab.comm import Comm, Recv, Send, Work
+
+
+class View(Comm):
+    """The ranks `members` of `whole`, which include the caller's, as a communicator.
+
+    Unlike `Comm.split` it needs no agreement; but its messages travel among those of `whole`, so
+    all ranks must be inside the same algorithm.
+    """
+
+    def __init__(self, whole: Comm, members: Sequence[int]):
+        self.whole, self.members = whole, members
+        self.rank, self.size = members.index(whole.rank), len(members)
+        self.device, self.label = whole.device, whole.label
+
+    def post(self, *ops: Send | Recv) -> list[Work]:
+        return self.whole.post(*(
+            Send(op.x, self.members[op.dst]) if isinstance(op, Send)
+            else Recv(op.x, None if op.src is None else self.members[op.src])
+            for op in ops
+        ))
+
+    def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
+        return self.whole.accumulate_(into, x, op)
+
+    def compute(self, label: str, seconds: float = 0.0) -> AbstractContextManager[None]:
+        return self.whole.compute(label, seconds)
+
+    def now(self) -> float:
+        return self.whole.now()
+
+    def _agree(self, value: Any) -> list[Any]:
+        raise NotImplementedError("split the whole communicator instead")
+
+    def _subgroup(self, ranks: Sequence[int], context: int) -> Comm:
+        raise NotImplementedError("split the whole communicator instead")
+
+    def _next_context(self) -> int:
+        raise NotImplementedError("split the whole communicator instead")

@@ -1,0 +1,136 @@
+"""Closed forms of scatter, gather, all-gather, reduce-scatter and all-to-all.
+
+n is the size of all p parts together, b = n/p that of one.
+"""
+
+from __future__ import annotations
+
+from dtlab.cost.broadcast_reduce import binomial_children
+from dtlab.cost.model import Form, core_of, costs, lg_ceil
+
+
+def subtree_parts(p: int) -> list[int]:
+    """How many ranks the subtree of each rank holds, in the binomial tree with root 0."""
+    return [p] + [min(rank & -rank, p - rank) for rank in range(1, p)]
+
+
+@costs("scatter", "linear")
+def scatter_linear(p: int, n: int, itemsize: int) -> Form:
+    """(p−1)(α + bβ): the root serves one rank after the other."""
+    b, leaves = n // p, [0] * (p - 1)
+    return Form(p - 1, (p - 1) * b, 0, [(p - 1) * b, *leaves], [p - 1, *leaves])
+
+
+@costs("scatter", "binomial")
+def scatter_binomial(p: int, n: int, itemsize: int) -> Form:
+    """⌈lg p⌉α + (p−1)bβ: the root's sends; every other path is as long or shorter."""
+    b = n // p
+    sent = [(size - 1) * b for size in subtree_parts(p)]  # all but one's own part
+    return Form(lg_ceil(p), (p - 1) * b, 0, sent, binomial_children(p))
+
+
+@costs("gather", "linear")
+def gather_linear(p: int, n: int, itemsize: int) -> Form:
+    """(p−1)(α + bβ)."""
+    b = n // p
+    return Form(p - 1, (p - 1) * b, 0, [0] + [b] * (p - 1), [0] + [1] * (p - 1))
+
+
+@costs("gather", "binomial")
+def gather_binomial(p: int, n: int, itemsize: int) -> Form:
+    """⌈lg p⌉α + (p−1)bβ: scatter, backwards."""
+    b = n // p
+    sent = [0] + [size * b for size in subtree_parts(p)[1:]]
+    return Form(lg_ceil(p), (p - 1) * b, 0, sent, [0] + [1] * (p - 1))
+
+
+@costs("all_gather", "ring")
+def all_gather_ring(p: int, n: int, itemsize: int) -> Form:
+    """(p−1)(α + bβ)."""
+    steps, b = p - 1, n // p
+    return Form(steps, steps * b, 0, [steps * b] * p, [steps] * p)
+
+
+@costs("all_gather", "recursive_doubling")
+def all_gather_doubling(p: int, n: int, itemsize: int) -> Form:
+    """lg p·α + (p−1)bβ for powers of two. Else two rounds more, and pb + b more bytes, the path
+    being that of the first group, where folding has put the most parts."""
+    core, extra = core_of(p)
+    lg, b = lg_ceil(core), n // p
+    path = sum(_weight(0, 1 << k, extra) for k in range(lg)) * b
+    sent, messages = [0] * p, [0] * p
+    for place in range(core):
+        rank = place + min(place, extra)
+        for k in range(lg):
+            sent[rank] += _weight(place & -(1 << k), 1 << k, extra) * b
+        messages[rank] = lg
+        if place < extra:
+            sent[rank] += p * b
+            messages[rank] += 1
+            sent[rank + 1], messages[rank + 1] = b, 1
+    if extra:
+        return Form(lg + 2, path + b + p * b, 0, sent, messages)
+    return Form(lg, path, 0, sent, messages)
+
+
+def _weight(place: int, count: int, extra: int) -> int:
+    """How many ranks `count` members of the core stand for, from `place` on."""
+    return count + min(max(extra - place, 0), count)
+
+
+@costs("all_gather", "bruck")
+def all_gather_bruck(p: int, n: int, itemsize: int) -> Form:
+    """⌈lg p⌉α + (p−1)bβ, for any p."""
+    lg, b = lg_ceil(p), n // p
+    return Form(lg, (p - 1) * b, 0, [(p - 1) * b] * p, [lg] * p)
+
+
+@costs("reduce_scatter", "ring")
+@costs("reduce_scatter", "pairwise")
+def reduce_scatter_ring(p: int, n: int, itemsize: int) -> Form:
+    """(p−1)(α + bβ + bγ)."""
+    total = (p - 1) * (n // p)
+    return Form(p - 1, total, total, [total] * p, [p - 1] * p)
+
+
+@costs("reduce_scatter", "recursive_halving")
+def reduce_scatter_halving(p: int, n: int, itemsize: int) -> Form:
+    """lg p·α + (p−1)b(β + γ) for powers of two. Else: all parts more before, one more after."""
+    core, extra = core_of(p)
+    lg, b = lg_ceil(core), n // p
+    path = sum(_weight(0, 1 << k, extra) for k in range(lg)) * b
+    sent, messages = [0] * p, [0] * p
+    for place in range(core):
+        rank = place + min(place, extra)
+        for k in range(lg):
+            partner = place ^ (1 << k)
+            sent[rank] += _weight(partner & -(1 << k), 1 << k, extra) * b
+        messages[rank] = lg
+        if place < extra:
+            sent[rank] += b
+            messages[rank] += 1
+            sent[rank + 1], messages[rank + 1] = p * b, 1
+    if extra:
+        return Form(lg + 2, path + p * b + b, path + p * b, sent, messages)
+    return Form(lg, path, path, sent, messages)
+
+
+@costs("all_to_all", "linear")
+def all_to_all_linear(p: int, n: int, itemsize: int) -> Form:
+    """α + (p−1)bβ: all at once, through one port."""
+    total = (p - 1) * (n // p)
+    return Form(min(p - 1, 1), total, 0, [total] * p, [p - 1] * p)
+
+
+@costs("all_to_all", "pairwise")
+def all_to_all_pairwise(p: int, n: int, itemsize: int) -> Form:
+    """(p−1)(α + bβ)."""
+    total = (p - 1) * (n // p)
+    return Form(p - 1, total, 0, [total] * p, [p - 1] * p)
+
+
+@costs("all_to_all", "bruck")
+def all_to_all_bruck(p: int, n: int, itemsize: int) -> Form:
+    """⌈lg p⌉α, and bβ for every one-bit in the numbers 0 … p−1: about (n/2)⌈lg p⌉β."""
+    total = sum(d.bit_count() for d in range(p)) * (n // p)
+    return Form(lg_ceil(p), total, 0, [total] * p, [lg_ceil(p)] * p)

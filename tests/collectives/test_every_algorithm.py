@@ -1,0 +1,189 @@
+"""Every algorithm in the registry against one definition of its collective, on whole numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import collectives, cost, simulate, topology
+from dtlab.collectives import ALGORITHMS
+
+EVERY = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+IN_PIECES = ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all")
+ALPHA, BETA, GAMMA = 1e-5, 1e-9, 3e-9
+
+
+def inputs(p: int, n: int) -> torch.Tensor:
+    """parts[r, s]: what rank r holds for rank s; rank r's own vector is parts[r, 0]."""
+    generator = torch.Generator().manual_seed(1000 * p + n)
+    return torch.randint(-9, 10, (p, p, n), generator=generator)
+
+
+def call(comm: dtlab.Comm, collective: str, algorithm: str, parts: torch.Tensor, root: int) -> Any:
+    function = getattr(collectives, collective)
+    mine = parts[comm.rank]
+    if collective == "barrier":
+        return function(comm, algorithm=algorithm)
+    if collective == "scatter":
+        x = torch.zeros_like(mine[0])
+        return function(comm, mine if comm.rank == root else None, x, root, algorithm=algorithm)
+    if collective in ("reduce_scatter", "all_to_all"):
+        return function(comm, mine, algorithm=algorithm)
+    x = mine[0].clone()
+    if collective in ROOTED:
+        return function(comm, x, root, algorithm=algorithm)
+    return function(comm, x, algorithm=algorithm)
+
+
+def expected(collective: str, parts: torch.Tensor, root: int, rank: int) -> Any:
+    own = parts[:, 0]
+    return {
+        "broadcast": lambda: own[root],
+        "reduce": lambda: own.sum(0) if rank == root else own[rank],
+        "all_reduce": lambda: own.sum(0),
+        "scatter": lambda: parts[root, rank],
+        "gather": lambda: own if rank == root else None,
+        "all_gather": lambda: own,
+        "reduce_scatter": lambda: parts[:, rank].sum(0),
+        "all_to_all": lambda: parts[:, rank],
+        "scan": lambda: own[: rank + 1].sum(0),
+        "exscan": lambda: own[:rank].sum(0),
+        "barrier": lambda: None,
+    }[collective]()
+
+
+def assert_right(collective: str, values: list[Any], parts: torch.Tensor, root: int) -> None:
+    for rank, value in enumerate(values):
+        want = expected(collective, parts, root, rank)
+        if want is None:
+            assert value is None
+        else:
+            assert torch.equal(value, want), (rank, value, want)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+def test_values_time_bytes_and_messages_are_those_of_the_closed_form(
+    collective: str, algorithm: str
+) -> None:
+    for p in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 33):
+        for n in (0, 5, 37) if p < 18 else (37,):
+            parts = inputs(p, n)
+            for root in {0, p // 2, p - 1} if collective in ROOTED else {0}:
+                network = topology.uniform(p, ALPHA, 1 / BETA)
+                result = simulate(call, collective, algorithm, parts, root,
+                                  network=network, gamma=GAMMA)
+                assert_right(collective, result.values, parts, root)
+                nbytes = 8 * n * (p if collective in IN_PIECES else 1)
+                form = cost.form(collective, algorithm, p, nbytes, itemsize=8)
+                closed_s = cost.time_s(collective, algorithm, p, nbytes, ALPHA, BETA, GAMMA, 8)
+                if form.exact:
+                    assert math.isclose(result.elapsed_s, closed_s, rel_tol=1e-9, abs_tol=1e-15)
+                else:
+                    assert result.elapsed_s <= closed_s * (1 + 1e-9), (p, n)
+                if root == 0:
+                    sent = [result.trace.sent_bytes(rank) for rank in range(p)]
+                    messages = [result.trace.messages(rank) for rank in range(p)]
+                    assert sent == form.sent_bytes, (p, n)
+                    assert messages == form.messages, (p, n)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_the_same_on_processes(ranks: int) -> None:
+    cases = [(c, a, n, root) for c, a in EVERY for n in (0, 1, 19)
+             for root in sorted({0, ranks - 1} if c in ROOTED else {0})]
+
+    def all_cases(comm: dtlab.Comm) -> list[Any]:
+        return [call(comm, c, a, inputs(comm.size, n), root) for c, a, n, root in cases]
+
+    values = dtlab.run(all_cases, ranks=ranks, trace=False).values
+    for number, (collective, _, n, root) in enumerate(cases):
+        assert_right(collective, [v[number] for v in values], inputs(ranks, n), root)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+def test_registered_functions_take_tensors_of_any_shape(collective: str, algorithm: str) -> None:
+    if collective in ("barrier", "scatter", "reduce_scatter", "all_to_all"):
+        return
+    function = ALGORITHMS[collective][algorithm]
+
+    def transposed(comm: dtlab.Comm) -> Any:
+        x = (torch.arange(12).reshape(4, 3) + comm.rank).T  # not contiguous
+        return function(comm, x)
+
+    def straight(comm: dtlab.Comm) -> Any:
+        return function(comm, torch.arange(12).reshape(4, 3).T.contiguous() + comm.rank)
+
+    network = topology.uniform(5, ALPHA, 1 / BETA)
+    for a, b in zip(simulate(transposed, network=network).values,
+                    simulate(straight, network=network).values, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"),
+                         [(c, a) for c, a in EVERY if c in ("scan", "exscan")]
+                         + [("all_reduce", "recursive_doubling")])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 7, 8, 13])
+def test_ranks_stay_in_order_under_an_operation_that_does_not_commute(
+    collective: str, algorithm: str, p: int
+) -> None:
+    def compose(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Affine maps x ↦ m·x + c as pairs (m, c): first a, then b. Associative only."""
+        return torch.stack([a[0] * b[0], a[1] * b[0] + b[1]])
+
+    maps = torch.randint(-3, 4, (p, 2), generator=torch.Generator().manual_seed(p))
+
+    def fn(comm: dtlab.Comm) -> torch.Tensor:
+        return getattr(collectives, collective)(comm, maps[comm.rank].clone(), op=compose,
+                                                algorithm=algorithm)
+
+    values = simulate(fn, network=topology.uniform(p, ALPHA, 1 / BETA)).values
+    for rank, value in enumerate(values):
+        last = {"scan": rank, "exscan": rank - 1, "all_reduce": p - 1}[collective]
+        want = maps[0]
+        for other in maps[1 : last + 1]:
+            want = compose(want, other)
+        assert torch.equal(value, want), rank
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS["all_reduce"]))
+@pytest.mark.parametrize("p", [2, 3, 5, 8, 12])
+def test_all_ranks_end_with_the_same_bits(algorithm: str, p: int) -> None:
+    def fn(comm: dtlab.Comm) -> torch.Tensor:
+        x = torch.randn(101, generator=torch.Generator().manual_seed(comm.rank))
+        return collectives.all_reduce(comm, x, algorithm=algorithm)
+
+    values = simulate(fn, network=topology.uniform(p, ALPHA, 1 / BETA)).values
+    assert all(torch.equal(value, values[0]) for value in values)
+
+
+@pytest.mark.parametrize(("algorithm", "options", "says"), [
+    ("torus", {"shape": (3, 3)}, "3 × 3 doesn't fit 8"),
+    ("hierarchical", {"group": 3}, "groups of 3"),
+    ("two_ring", {"cycles": [[0, 1, 2, 3, 4, 5, 6, 6]]}, "no cycle"),
+    ("ring", {"shape": (2, 4)}, "no option 'shape'"),
+])
+def test_options_that_make_no_sense_are_named(algorithm: str, options: Any, says: str) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        collectives.all_reduce(comm, torch.ones(4), algorithm=algorithm, **options)
+
+    with pytest.raises(dtlab.ConfigError, match=says):
+        simulate(fn, network=topology.uniform(8, ALPHA, 1 / BETA))
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [
+    ("torus", {"shape": (2, 4)}), ("torus", {"shape": (8, 1)}), ("hierarchical", {"group": 8}),
+    ("two_ring", {"cycles": [[0, 1, 2, 3, 4, 5, 6, 7], [0, 3, 5, 2, 4, 7, 1, 6]]}),
+    ("double_tree", {"segments": 1}),
+])
+def test_options_choose_another_way_to_the_same_sum(algorithm: str, options: Any) -> None:
+    def fn(comm: dtlab.Comm) -> torch.Tensor:
+        x = torch.arange(19) * (comm.rank + 1)
+        return collectives.all_reduce(comm, x, algorithm=algorithm, **options)
+
+    for value in simulate(fn, network=topology.uniform(8, ALPHA, 1 / BETA)).values:
+        assert torch.equal(value, torch.arange(19) * 36)
