@@ -141,6 +141,13 @@ class Comm(ABC):
         self._reduced(into.nbytes)
         return into
 
+    def scratch(self, like: torch.Tensor) -> torch.Tensor:
+        """A tensor like `like` to receive into, its elements not set. Valid until the next call.
+
+        Where fresh memory costs time, the communicator hands out the same again and again.
+        """
+        return torch.empty_like(like)
+
     def split(self, color: int | None, key: int = 0) -> Comm | None:
         """Ranks that name the same `color` form a new communicator, numbered by (key, old rank).
 

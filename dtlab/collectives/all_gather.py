@@ -8,6 +8,7 @@ import torch
 
 from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import algorithm, check_tensor, choose, signature
+from dtlab.collectives.ring import all_gather_, one_back
 from dtlab.comm import Comm, Recv, Send
 
 
@@ -33,10 +34,7 @@ def ring(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
 
     Every row goes once round the ring. Cost: (p−1)α + (p−1)/p·nβ, n bytes in all rows together.
     """
-    p, me = comm.size, comm.rank
-    right, left = (me + 1) % p, (me - 1) % p
-    for step in range(p - 1):
-        comm.sendrecv(rows[(me - step) % p], right, rows[(me - step - 1) % p], left)
+    all_gather_(comm, one_back(rows.unbind()))
     return rows
 
 
@@ -78,7 +76,7 @@ def bruck(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
     sends only what is still missing. Cost: ⌈lg p⌉α + (p−1)/p·nβ. Source: Bruck et al. 1997.
     """
     p, me = comm.size, comm.rank
-    held = torch.empty_like(rows)  # held[i] will be the row of rank me + i
+    held = comm.scratch(rows)  # held[i] will be the row of rank me + i
     held[0] = rows[me]
     have = 1
     while have < p:

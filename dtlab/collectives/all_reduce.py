@@ -14,11 +14,12 @@ from dtlab.collectives.registry import (
     algorithm,
     check_tensor,
     choose,
-    chunk_edges,
+    cut,
     flattened,
     signature,
     write_back,
 )
+from dtlab.collectives.ring import all_gather_, reduce_scatter_
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
 
@@ -69,23 +70,7 @@ def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Memory: one chunk. Cost: 2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ: no rank ever sends more than
     the least that any algorithm must. Source: Patarasuk & Yuan 2009.
     """
-    p, me = comm.size, comm.rank
-    right, left = (me + 1) % p, (me - 1) % p
-    edges = chunk_edges(x.numel(), p)
-    inbox = x.new_empty(edges[1])
-    room = {size: inbox[:size] for size in (edges[1], edges[p] - edges[p - 1])}  # only two sizes
-
-    mine = x[edges[me] : edges[me + 1]]
-    for step in range(p - 1):  # reduce-scatter: each chunk gathers one summand a step
-        c = (me - step - 1) % p
-        start, end = edges[c], edges[c + 1]
-        arriving, summand = x[start:end], room[end - start]
-        comm.sendrecv(mine, right, summand, left)
-        mine = comm.accumulate_(arriving, summand, op)
-
-    for step in range(p - 1):  # all-gather: each complete chunk goes once round
-        c = (me - step) % p
-        arriving = x[edges[c] : edges[c + 1]]
-        comm.sendrecv(mine, right, arriving, left)
-        mine = arriving
+    chunks = cut(x, comm.size)
+    reduce_scatter_(comm, chunks, op)
+    all_gather_(comm, chunks)
     return x

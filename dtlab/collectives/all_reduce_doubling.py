@@ -30,7 +30,7 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
         comm.send(x, me - 1)
         comm.recv(x, me - 1)
         return x
-    theirs = torch.empty_like(x)
+    theirs = comm.scratch(x)
     if place < folding.extra:
         comm.recv(theirs, me + 1)
         comm.accumulate_(x, theirs, op)
@@ -60,7 +60,7 @@ def halving_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
         comm.send(x, me - 1)
         comm.recv(x, me - 1)
         return x
-    inbox = torch.empty_like(x)
+    inbox = comm.scratch(x)
     if place < folding.extra:
         comm.recv(inbox, me + 1)
         comm.accumulate_(x, inbox, op)
@@ -105,7 +105,7 @@ def binary_blocks(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     mine = next(b for b, (first, levels) in enumerate(blocks) if comm.rank < first + (1 << levels))
     first, levels = blocks[mine]
     place = comm.rank - first
-    inbox = torch.empty_like(x)
+    inbox = comm.scratch(x)
 
     def piece(place: int, level: int) -> torch.Tensor:
         low, high = halved(n, place, level)

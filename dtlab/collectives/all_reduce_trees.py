@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from dtlab.collectives.registry import algorithm, chunk_edges
+from dtlab.collectives.registry import algorithm, cut
 from dtlab.comm import Comm, Work
 from dtlab.reduction import Op
 
@@ -28,9 +28,8 @@ def double_tree(
     Source: Sanders, Speck, Träff 2009; NCCL 2.4.
     """
     p, me = comm.size, comm.rank
-    edges = chunk_edges(x.numel(), 2 * segments)
-    parts = {(tree, s): x[edges[2 * s + tree] : edges[2 * s + tree + 1]]
-             for tree in (0, 1) for s in range(segments)}
+    pieces = cut(x, 2 * segments)
+    parts = {(tree, s): pieces[2 * s + tree] for tree in (0, 1) for s in range(segments)}
     trees = Tree(p, mirrored=False), Tree(p, mirrored=True)
 
     # Receive from each neighbour in the order in which it sends: that of its own tasks.

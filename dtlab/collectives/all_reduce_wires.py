@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dtlab.collectives.registry import algorithm, chunk_edges
+from dtlab.collectives.all_reduce import ring
+from dtlab.collectives.registry import algorithm, cut
 from dtlab.collectives.ring import Lap, all_gather_, reduce_scatter_
 from dtlab.collectives.view import View
 from dtlab.comm import Comm
@@ -35,24 +36,20 @@ def hierarchical(
                           f"choose a divisor of {comm.size}")
     first = comm.rank - comm.rank % k
     team = View(comm, range(first, first + k))
-    edges = chunk_edges(x.numel(), k)
-
-    def chunk(number: int) -> torch.Tensor:
-        return x[edges[number % k] : edges[number % k + 1]]
-
-    reduce_scatter_(team, x, edges, op)  # rank r of the team now has chunk r + 1
+    chunks = cut(x, k)
+    reduce_scatter_(team, chunks, op)  # rank r of the team now has chunk r + 1
     if team.rank:
-        team.send(chunk(team.rank + 1), 0)
-        team.recv(chunk(team.rank + 1), 0)
+        mine = chunks[(team.rank + 1) % k]
+        team.send(mine, 0)
+        team.recv(mine, 0)
     else:
         for other in range(1, k):
-            team.recv(chunk(other + 1), other)
-        leaders = View(comm, range(0, comm.size, k))
-        pieces = chunk_edges(x.numel(), leaders.size)
-        all_gather_(leaders, reduce_scatter_(leaders, x, pieces, op), pieces)
+            team.recv(chunks[(other + 1) % k], other)
+        ring(View(comm, range(0, comm.size, k)), x, op)
         for other in range(1, k):
-            team.send(chunk(other + 1), other)
-    return all_gather_(team, x, edges)
+            team.send(chunks[(other + 1) % k], other)
+    all_gather_(team, chunks)
+    return x
 
 
 @algorithm("all_reduce", "torus")
@@ -72,13 +69,11 @@ def torus(
     column, start = comm.rank % columns, comm.rank - comm.rank % columns
     row = View(comm, range(start, start + columns))
     pillar = View(comm, range(column, comm.size, columns))
-    edges = chunk_edges(x.numel(), columns)
-    mine = (column + 1) % columns
-    reduce_scatter_(row, x, edges, op)
-    part = x[edges[mine] : edges[mine + 1]]
-    pieces = chunk_edges(part.numel(), rows)
-    all_gather_(pillar, reduce_scatter_(pillar, part, pieces, op), pieces)
-    return all_gather_(row, x, edges)
+    chunks = cut(x, columns)
+    reduce_scatter_(row, chunks, op)
+    ring(pillar, chunks[(column + 1) % columns], op)
+    all_gather_(row, chunks)
+    return x
 
 
 @algorithm("all_reduce", "two_ring")
@@ -101,11 +96,8 @@ def two_ring(
                               f"{comm.size - 1}: each must occur exactly once")
     if not cycles:
         raise ConfigError("two_ring needs at least one cycle")
-    shares = chunk_edges(x.numel(), len(cycles))
-    laps = []
-    for number, cycle in enumerate(cycles):
-        share = x[shares[number] : shares[number + 1]]
-        laps.append(Lap(comm, share, list(cycle), chunk_edges(share.numel(), comm.size), op))
+    laps = [Lap(comm, cut(share, comm.size), list(cycle), op)
+            for share, cycle in zip(cut(x, len(cycles)), cycles, strict=True)]
     for step in range(2 * (comm.size - 1)):
         comm.exchange(*(message for lap in laps for message in lap.ops(step)))
         for lap in laps:

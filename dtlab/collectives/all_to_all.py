@@ -68,7 +68,7 @@ def bruck(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tenso
     while hop < p:
         moving = [d for d in range(p) if d & hop]
         leaving = travelling[moving]
-        arriving = torch.empty_like(leaving)
+        arriving = comm.scratch(leaving)
         comm.sendrecv(leaving, (me + hop) % p, arriving, (me - hop) % p)
         travelling[moving] = arriving
         hop *= 2

@@ -12,11 +12,12 @@ from dtlab.collectives.registry import (
     check_tensor,
     choose,
     chunk_edges,
+    cut,
     flattened,
     signature,
     write_back,
 )
-from dtlab.collectives.ring import all_gather_
+from dtlab.collectives.ring import all_gather_, one_back
 from dtlab.collectives.tree import subtree
 from dtlab.collectives.view import View
 from dtlab.comm import Comm, Recv, Send
@@ -85,8 +86,7 @@ def chain(comm: Comm, x: torch.Tensor, root: int = 0, segments: int = 8) -> torc
     """
     p, me = comm.size, (comm.rank - root) % comm.size
     ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
-    edges = chunk_edges(x.numel(), segments)
-    parts = [x[edges[i] : edges[i + 1]] for i in range(segments)]
+    parts = cut(x, segments)
     for i in range(segments + 1):
         ops: list[Send | Recv] = []
         if i < segments and me:
@@ -105,12 +105,12 @@ def scatter_allgather(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tenso
     Cost: (⌈lg p⌉ + p−1)α + 2(p−1)/p·nβ. Source: van de Geijn; Thakur et al. 2005, §4.2.
     """
     p = comm.size
-    edges = chunk_edges(x.numel(), p)
+    edges, chunks = chunk_edges(x.numel(), p), cut(x, p)
     view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
     parent, children, size = subtree(view.rank, p)
     if view.rank:
         view.recv(x[edges[view.rank] : edges[view.rank + size]], parent)
     for child, first, after in children:
         view.send(x[edges[view.rank + first] : edges[view.rank + after]], child)
-    # The ring's second half starts with chunk r+1 at rank r; here rank r has chunk r.
-    return all_gather_(View(view, [(i + 1) % p for i in range(p)]), x, edges)
+    all_gather_(view, one_back(chunks))
+    return x

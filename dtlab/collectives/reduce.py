@@ -13,6 +13,7 @@ from dtlab.collectives.registry import (
     check_tensor,
     choose,
     chunk_edges,
+    cut,
     flattened,
     signature,
     write_back,
@@ -52,7 +53,7 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Te
     if comm.rank != root:
         comm.send(x, root)
         return x
-    inbox = x.new_empty(x.shape)
+    inbox = comm.scratch(x)
     for distance in range(1, comm.size):
         comm.recv(inbox, (root + distance) % comm.size)
         comm.accumulate_(x, inbox, op)
@@ -69,7 +70,7 @@ def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torc
     """
     p = comm.size
     me = (comm.rank - root) % p
-    inbox = x.new_empty(x.shape) if not me & 1 else x  # odd ranks are leaves: they only send
+    inbox = comm.scratch(x) if not me & 1 else x  # odd ranks are leaves: they only send
     bit = 1
     while bit < p and not me & bit:
         if me + bit < p:
@@ -91,9 +92,8 @@ def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
     """
     p, me = comm.size, (comm.rank - root) % comm.size
     ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
-    edges = chunk_edges(x.numel(), segments)
-    parts = [x[edges[i] : edges[i + 1]] for i in range(segments)]
-    inbox = x.new_empty(edges[1])
+    parts = cut(x, segments)
+    inbox = comm.scratch(parts[0])
     for i in range(segments + 1):
         ops: list[Send | Recv] = []
         if i < segments and me < p - 1:
@@ -121,7 +121,7 @@ def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> 
     if place is None:
         view.send(x, view.rank - 1)
         return x
-    inbox = torch.empty_like(x)
+    inbox = comm.scratch(x)
     if place < folding.extra:
         view.recv(inbox, view.rank + 1)
         view.accumulate_(x, inbox, op)

@@ -8,6 +8,7 @@ import torch
 
 from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import algorithm, check_parts, choose, signature
+from dtlab.collectives.ring import one_back, reduce_scatter_
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
 
@@ -38,13 +39,7 @@ def ring(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Each row goes once round the ring, starting right of its owner, and gathers a summand at every
     rank. Cost: (p−1)α + (p−1)/p·n(β + γ), n bytes in all rows together.
     """
-    p, me = comm.size, comm.rank
-    right, left = (me + 1) % p, (me - 1) % p
-    summand = rows.new_empty(rows.shape[1])
-    for step in range(p - 1):
-        leaving, arriving = rows[(me - step - 1) % p], rows[(me - step - 2) % p]
-        comm.sendrecv(leaving, right, summand, left)
-        comm.accumulate_(arriving, summand, op)
+    reduce_scatter_(comm, one_back(rows.unbind()), op)
     return rows
 
 
@@ -55,7 +50,7 @@ def pairwise(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Every row goes straight to its owner. Cost: (p−1)α + (p−1)/p·n(β + γ).
     """
     p, me = comm.size, comm.rank
-    summand = rows.new_empty(rows.shape[1])
+    summand = comm.scratch(rows[0])
     for distance in range(1, p):
         to, source = (me + distance) % p, (me - distance) % p
         comm.sendrecv(rows[to], to, summand, source)
@@ -76,7 +71,7 @@ def recursive_halving(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.T
         comm.send(rows, me - 1)
         comm.recv(rows[me], me - 1)
         return rows
-    inbox = torch.empty_like(rows)
+    inbox = comm.scratch(rows)
     if place < folding.extra:
         comm.recv(inbox, me + 1)
         comm.accumulate_(rows, inbox, op)

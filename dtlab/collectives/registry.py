@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -147,3 +148,9 @@ def chunk_edges(n: int, parts: int) -> tuple[int, ...]:
     """
     small, extra = divmod(n, parts)
     return tuple(c * small + min(c, extra) for c in range(parts + 1))
+
+
+def cut(x: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
+    """The vector `x` in `parts` chunks, which are views: see `chunk_edges`."""
+    edges = chunk_edges(x.numel(), parts)
+    return torch.split(x, [end - start for start, end in pairwise(edges)])

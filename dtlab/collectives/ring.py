@@ -1,12 +1,11 @@
 """The two halves of every ring: chunks travel round, first to be summed up, then to be handed out.
 
-`edges` says where a vector is cut: chunk c is x[edges[c]:edges[c + 1]], one for each rank.
+`chunks` are views of one vector, one for each rank: see `registry.cut`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import torch
 
@@ -14,60 +13,60 @@ from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op
 
 
-def reduce_scatter_(
-    comm: Comm, x: torch.Tensor, edges: Sequence[int], op: Op = "sum"
-) -> torch.Tensor:
-    """In place. After: chunk r+1 is complete at rank r.
+def reduce_scatter_(comm: Comm, chunks: Sequence[torch.Tensor], op: Op = "sum") -> None:
+    """In place. Before: rank r holds its summand of every chunk. After: rank r has all of r+1.
 
-    Cost: (p−1)(α + c(β + γ)), c bytes in the largest chunk.
+    Each chunk gathers one summand a step. Memory: one chunk. Cost: (p−1)(α + c(β + γ)), c bytes in
+    the largest chunk.
     """
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
-    inbox = x.new_empty(max(b - a for a, b in pairwise(edges)))
+    inbox = comm.scratch(chunks[0])
+    room = {size: inbox[:size] for size in (chunks[0].numel(), chunks[-1].numel())}  # no others
     for step in range(p - 1):
-        leaving, arriving = (me - step) % p, (me - step - 1) % p
-        kept = x[edges[arriving] : edges[arriving + 1]]
-        summand = inbox[: kept.numel()]
-        comm.sendrecv(x[edges[leaving] : edges[leaving + 1]], right, summand, left)
-        comm.accumulate_(kept, summand, op)
-    return x
+        leaving, staying = chunks[(me - step) % p], chunks[(me - step - 1) % p]
+        summand = room[staying.numel()]
+        comm.sendrecv(leaving, right, summand, left)
+        comm.accumulate_(staying, summand, op)
 
 
-def all_gather_(comm: Comm, x: torch.Tensor, edges: Sequence[int]) -> torch.Tensor:
-    """In place. Before: chunk r+1 is complete at rank r. After: all are, everywhere.
+def all_gather_(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
+    """In place. Before: rank r has all of chunk r+1. After: every rank has all chunks.
 
-    Cost: (p−1)(α + cβ), c bytes in the largest chunk.
+    Each complete chunk goes once round. Cost: (p−1)(α + cβ), c bytes in the largest chunk.
     """
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
     for step in range(p - 1):
-        leaving, arriving = (me + 1 - step) % p, (me - step) % p
-        comm.sendrecv(x[edges[leaving] : edges[leaving + 1]], right,
-                      x[edges[arriving] : edges[arriving + 1]], left)
-    return x
+        leaving, arriving = chunks[(me + 1 - step) % p], chunks[(me - step) % p]
+        comm.sendrecv(leaving, right, arriving, left)
+
+
+def one_back(chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same chunks, numbered so that "chunk r+1" above is the one called r here.
+
+    For whoever wants rank r to begin, or end, with chunk r.
+    """
+    return [chunks[i - 1] for i in range(len(chunks))]
 
 
 class Lap:
-    """One rank's part in a ring over `cycle`, step by step, so that several rings can be
-    walked at once: `ops(step)` is what to exchange, `after(step)` what to do then."""
+    """One rank's part in both halves of a ring over `cycle`, step by step, so that several rings
+    can be walked at once: `ops(step)` is what to exchange, `after(step)` what to do then."""
 
-    def __init__(self, comm: Comm, x: torch.Tensor, cycle: list[int], edges: Sequence[int], op: Op):
-        self.comm, self.x, self.edges, self.op = comm, x, edges, op
+    def __init__(self, comm: Comm, chunks: Sequence[torch.Tensor], cycle: list[int], op: Op):
+        self.comm, self.chunks, self.op = comm, chunks, op
         self.p, self.me = len(cycle), cycle.index(comm.rank)
         self.right, self.left = cycle[(self.me + 1) % self.p], cycle[self.me - 1]
-        self.inbox = x.new_empty(max(b - a for a, b in pairwise(edges)))
-
-    def chunk(self, number: int) -> torch.Tensor:
-        number %= self.p
-        return self.x[self.edges[number] : self.edges[number + 1]]
+        self.inbox = torch.empty_like(chunks[0])  # no scratch: several laps receive at once
 
     def ops(self, step: int) -> Iterator[Send | Recv]:
-        arriving = self.chunk(self.me - step - 1)
-        into = self.inbox[: arriving.numel()] if step < self.p - 1 else arriving
-        yield Send(self.chunk(self.me - step), self.right)
-        yield Recv(into, self.left)
+        leaving, arriving = (self.chunks[(self.me - step - i) % self.p] for i in (0, 1))
+        adding = step < self.p - 1
+        yield Send(leaving, self.right)
+        yield Recv(self.inbox[: arriving.numel()] if adding else arriving, self.left)
 
     def after(self, step: int) -> None:
         if step < self.p - 1:
-            arriving = self.chunk(self.me - step - 1)
+            arriving = self.chunks[(self.me - step - 1) % self.p]
             self.comm.accumulate_(arriving, self.inbox[: arriving.numel()], self.op)

@@ -33,6 +33,9 @@ class View(Comm):
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         return self.whole.accumulate_(into, x, op)
 
+    def scratch(self, like: torch.Tensor) -> torch.Tensor:
+        return self.whole.scratch(like)
+
     def compute(self, label: str, seconds: float = 0.0) -> AbstractContextManager[None]:
         return self.whole.compute(label, seconds)
 

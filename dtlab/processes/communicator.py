@@ -24,6 +24,7 @@ from dtlab.processes.ledger import Anyone, Pair, compare, encode
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
 from dtlab.reduction import combine_
 
+_SCRATCH_BYTES = 64 << 20  # keep no more than this
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
 
 
@@ -40,6 +41,7 @@ class GlooComm(Comm):
         self._incoming: dict[int, Pair] = {}
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, bytes] = {}
+        self._scratch: torch.Tensor | None = None  # see `scratch`
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
     # ---- messages -------------------------------------------------------------------------------
@@ -232,6 +234,15 @@ class GlooComm(Comm):
         combine_(into, x, op)
         self.end.span("reduce", start_s, time.perf_counter(), self.label)
         return into
+
+    def scratch(self, like: torch.Tensor) -> torch.Tensor:
+        """A tensor like `like` to receive into, its elements not set. Valid until the next call."""
+        wanted = like.nbytes
+        if not (like.is_cpu and like.is_contiguous() and 0 < wanted <= _SCRATCH_BYTES):
+            return torch.empty_like(like)
+        if self._scratch is None or self._scratch.nbytes < wanted:
+            self._scratch = torch.empty(wanted, dtype=torch.uint8)
+        return self._scratch[:wanted].view(like.dtype).view(like.shape)
 
     def now(self) -> float:
         """Seconds since the run began."""

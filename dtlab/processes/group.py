@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +27,24 @@ def join_group(backend: str, store: dist.Store | None, rank: int, size: int) -> 
     dist.init_process_group(
         _GROUPS[backend], store=store, rank=rank, world_size=size, timeout=forever
     )
+    _calm_gloo()
+
+
+def _calm_gloo() -> None:
+    """Keep Gloo's thread from pushing aside the rank that it waits for.
+
+    While someone holds the lock of a connection on which something has arrived, Gloo's thread polls
+    without pause. A rank that sends holds that lock. With more ranks than cores, the thread that is
+    woken just then pushes the rank aside, and polls until the scheduler's next tick: 4 ms on a
+    message that takes 0.2. A *batch* thread pushes nobody aside; its share of time is the same.
+    """
+    if not hasattr(os, "SCHED_BATCH"):  # Linux has it
+        return
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended, or we may not
+            name = Path(f"/proc/self/task/{thread}/comm").read_text()
+            if name.startswith("gloo"):
+                os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def open_communicator(
