@@ -4,19 +4,21 @@
 and call the algorithm; the algorithms themselves stand alone in `ALGORITHMS`.
 """
 
-# These register algorithms of all_reduce.
-from dtlab.collectives import all_reduce_doubling, all_reduce_trees, all_reduce_wires  # noqa: F401
-from dtlab.collectives.all_gather import all_gather
-from dtlab.collectives.all_reduce import all_reduce
-from dtlab.collectives.all_to_all import all_to_all
-from dtlab.collectives.barrier import barrier
+# isort: off
+# The registry keeps this order: simple ones first.
 from dtlab.collectives.broadcast import broadcast
-from dtlab.collectives.gather import gather
 from dtlab.collectives.reduce import reduce
-from dtlab.collectives.reduce_scatter import reduce_scatter
-from dtlab.collectives.registry import ALGORITHMS, algorithm, publish
-from dtlab.collectives.scan import exscan, scan
 from dtlab.collectives.scatter import scatter
+from dtlab.collectives.gather import gather
+from dtlab.collectives.all_gather import all_gather
+from dtlab.collectives.reduce_scatter import reduce_scatter
+from dtlab.collectives.all_reduce import all_reduce
+from dtlab.collectives import all_reduce_doubling, all_reduce_trees, all_reduce_wires  # noqa: F401
+from dtlab.collectives.all_to_all import all_to_all
+from dtlab.collectives.scan import exscan, scan
+from dtlab.collectives.barrier import barrier
+from dtlab.collectives.registry import ALGORITHMS, algorithm, default_of, publish
+# isort: on
 
 __all__ = [
     "ALGORITHMS",
@@ -26,6 +28,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "default_of",
     "exscan",
     "gather",
     "reduce",

@@ -21,6 +21,22 @@ def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> Non
         run(comm)
 
 
+@algorithm("barrier", "central")
+def central(comm: Comm) -> None:
+    """Everyone tells rank 0, which then tells everyone. Cost: 2(p−1)α."""
+    word = torch.empty(0, device=comm.device)
+    flat_reduce(comm, word)
+    flat_broadcast(comm, word)
+
+
+@algorithm("barrier", "tree")
+def tree(comm: Comm) -> None:
+    """Word comes up a binomial tree to rank 0, and goes down again. Cost: 2⌈lg p⌉α."""
+    word = torch.empty(0, device=comm.device)
+    binomial_reduce(comm, word)
+    binomial_broadcast(comm, word)
+
+
 @algorithm("barrier", "dissemination")
 def dissemination(comm: Comm) -> None:
     """In round k, tell the rank 2^k further on, and hear from the rank 2^k back.
@@ -36,19 +52,3 @@ def dissemination(comm: Comm) -> None:
             Send(nothing, (me + distance) % p), Recv(unused, (me - distance) % p)
         )
         distance *= 2
-
-
-@algorithm("barrier", "central")
-def central(comm: Comm) -> None:
-    """Everyone tells rank 0, which then tells everyone. Cost: 2(p−1)α."""
-    word = torch.empty(0, device=comm.device)
-    flat_reduce(comm, word)
-    flat_broadcast(comm, word)
-
-
-@algorithm("barrier", "tree")
-def tree(comm: Comm) -> None:
-    """Word comes up a binomial tree to rank 0, and goes down again. Cost: 2⌈lg p⌉α."""
-    word = torch.empty(0, device=comm.device)
-    binomial_reduce(comm, word)
-    binomial_broadcast(comm, word)

@@ -44,10 +44,10 @@ def linear(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor | None:
         comm.send(x, root)
         return None
     rows = x.new_empty((comm.size, x.numel()))
+    rows[root] = x
     for distance in range(1, comm.size):
         rank = (root + distance) % comm.size
         comm.recv(rows[rank], rank)
-    rows[root] = x
     return rows
 
 

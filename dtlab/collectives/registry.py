@@ -70,6 +70,12 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
     return functools.partial(function, **options) if options else function
 
 
+def default_of(collective: str) -> str:
+    """The algorithm that a collective takes if none is named."""
+    function = getattr(importlib.import_module("dtlab.collectives"), collective)
+    return str(inspect.signature(function).parameters["algorithm"].default)
+
+
 _COMMON = ("comm", "x", "rows", "received", "root", "op")
 
 

@@ -75,6 +75,7 @@ def binomial(
         comm.recv(held, (parent + root) % p)
     else:
         held = rows.roll(-root, dims=0) if root else rows  # held[i] is for the rank root + i
+    x.copy_(held[0])
     for child, first, after in children:
         comm.send(held[first:after], (child + root) % p)
-    return x.copy_(held[0])
+    return x

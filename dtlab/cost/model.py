@@ -125,11 +125,13 @@ def lower_bound_s(
 def bus_factor(collective: str, ranks: int) -> float:
     """Bus bandwidth = bytes/time × this factor: comparable between rank counts.
 
-    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md.
+    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; scans, which it lacks, as broadcast and reduce.
     """
     _check_sizes(ranks)
     part = (ranks - 1) / ranks
-    factors = {"all_reduce": 2 * part, "broadcast": 1.0, "reduce": 1.0, "barrier": 1.0}
+    factors = {"all_reduce": 2 * part} | dict.fromkeys(
+        ("broadcast", "reduce", "scan", "exscan", "barrier"), 1.0
+    )
     factors |= dict.fromkeys(
         ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"), part
     )

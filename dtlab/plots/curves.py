@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +21,13 @@ from dtlab.plots.units import bytes_text, count_text, seconds_text
 
 Measured = Mapping[str, Mapping[int, Sequence[float]]]  # algorithm → bytes → seconds, repeated
 POINTS = 64
+SAME = 1e-3  # times are told apart if they differ by more
 
 
 class Crossover(NamedTuple):
     """From `nbytes` on, `after` is the fastest algorithm; below it was `before`.
 
-    Algorithms that are equally fast are named together: "flat = binomial".
+    Algorithms that are equally fast, but for rounding, are named together: "flat = binomial".
     """
 
     nbytes: int
@@ -61,7 +63,7 @@ def cost_curves(
     curves = {name: np.array([_time_s(collective, name, ranks, n, alpha, beta, gamma)
                               for n in grid]) for name in names}
     turns = crossovers(collective, names, ranks, alpha, beta, gamma, sizes=sizes)
-    best = turns[0].before if turns else _fastest({n: t[0] for n, t in curves.items()})
+    best = turns[0].before if turns else _stretches(curves)[0][1]
     kind = "predicted and measured" if measured else "predicted"
     title = f"{collective} on {count_text(ranks, 'rank')}: {kind} time"
     with styled():
@@ -91,23 +93,41 @@ def crossovers(
     collective: str, algorithms: Sequence[str], ranks: int, alpha: float, beta: float,
     gamma: float = 0.0, *, sizes: tuple[int, int] = (64, 1 << 30),
 ) -> list[Crossover]:
-    """The sizes in bytes at which the fastest of `algorithms` changes, smallest first."""
+    """The sizes in bytes at which the fastest of `algorithms` changes, smallest first.
 
-    def fastest(nbytes: int) -> str:
-        return _fastest({name: _time_s(collective, name, ranks, nbytes, alpha, beta, gamma)
-                         for name in algorithms})
+    Whoever is less than 0.1 % faster has not overtaken anyone: cutting vectors between elements
+    makes such differences.
+    """
+
+    def time_s(name: str, nbytes: int) -> float:
+        return _time_s(collective, name, ranks, nbytes, alpha, beta, gamma)
 
     grid = _grid(*sizes)
-    best = [fastest(n) for n in grid]
+    times = {name: np.array([time_s(name, n) for n in grid]) for name in algorithms}
     found = []
-    for low, high, before, after in zip(grid, grid[1:], best, best[1:], strict=False):
-        if before == after:
-            continue
+    for (_, before), (index, after) in pairwise(_stretches(times)):
+        old, new = before.split(" = ")[0], after.split(" = ")[0]
+        while index > 1 and times[new][index - 1] < times[old][index - 1]:
+            index -= 1  # here it was faster already, by less than what counts
+        low, high = grid[index - 1], grid[index]
         while high - low > max(4, low // 1000):  # to a tenth of a percent, or one element
             middle = (low + high) // 2 // 4 * 4
-            low, high = (middle, high) if fastest(middle) == before else (low, middle)
+            low, high = (low, middle) if time_s(new, middle) < time_s(old, middle) else \
+                (middle, high)
         found.append(Crossover(high, before, after))
     return found
+
+
+def _stretches(times: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
+    """(index, names): from that size on they are the fastest, together, until the next stretch."""
+    starts: list[tuple[int, str]] = []
+    for i, least in enumerate(np.min(list(times.values()), axis=0)):
+        if not starts or times[starts[-1][1]][i] > least * (1 + SAME):
+            starts.append((i, next(n for n in times if times[n][i] <= least * (1 + SAME))))
+    ends = [start for start, _ in starts[1:]] + [None]
+    return [(start, " = ".join([leader, *(name for name in times if name != leader and np.allclose(
+                times[name][start:end], times[leader][start:end], rtol=SAME, atol=0.0))]))
+            for (start, leader), end in zip(starts, ends, strict=True)]
 
 
 @lru_cache(maxsize=65536)
@@ -122,6 +142,11 @@ def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, b
     return rounds * alpha + path_bytes * beta + reduced_bytes * gamma
 
 
+def bound_text(collective: str, name: str) -> str:
+    """Said beside a predicted time: " (at most)" if the closed form is a bound, else nothing."""
+    return "" if cost.form(collective, name, 8, 1024).exact else " (at most)"
+
+
 def _grid(smallest: int, largest: int) -> list[int]:
     if not 0 < smallest < largest:
         raise ConfigError(f"sizes must be (smallest, largest) in bytes, not {(smallest, largest)}")
@@ -133,11 +158,6 @@ def _place(collective: str, name: str, otherwise: int) -> int:
     """An algorithm looks the same in every picture: its place in the registry says how."""
     known = list(ALGORITHMS.get(collective, {}))
     return known.index(name) if name in known else otherwise
-
-
-def _fastest(times: Mapping[str, float]) -> str:
-    least = min(times.values())
-    return " = ".join(name for name, time in times.items() if time <= least * (1 + 1e-9))
 
 
 def machine_text(alpha: float, beta: float, gamma: float = 0.0) -> str:
@@ -170,7 +190,8 @@ def _draw_curves(axes: Axes, collective: str, grid: Sequence[int],
         style = line_style(_place(collective, name, index))
         seen = np.where(times > 0, times, np.nan)
         axes.plot(grid, seen, color=style.color, linestyle=style.dashes, marker=style.marker,
-                  markevery=(4 + 3 * index % 8, 12), label=name, zorder=3)
+                  markevery=(4 + 3 * index % 8, 12), label=name + bound_text(collective, name),
+                  zorder=3)
         dots = measured.get(name, {})
         draw_spread(axes, list(dots), list(dots.values()), color=style.color,
                     marker=style.marker, fill=PAPER, label=f"{name}, measured")
@@ -201,9 +222,10 @@ def _draw_turns(
         color = line_style(_place(collective, leader, names.index(leader))).color
         left, right = (np.log(edge / grid[0]) / span for edge in (low, high))
         axes.axvspan(low, high, 1.01, 1.085, color=color, lw=0, clip_on=False)
-        label = f"fastest: {name}" if (right - left) * room_in > 2 else name
-        if (right - left) * room_in > 0.12 * len(label):
-            axes.text((left + right) / 2, 1.045, label, transform=axes.transAxes, ha="center",
+        labels = [f"fastest: {name}", name, leader]
+        fitting = [text for text in labels if (right - left) * room_in > 0.12 * len(text)]
+        if fitting:
+            axes.text((left + right) / 2, 1.045, fitting[0], transform=axes.transAxes, ha="center",
                       va="center_baseline", size=13, weight="bold", color=ink_on(color))
         if low != grid[0]:
             axes.axvline(low, color=QUIET, linewidth=1.5, linestyle=(0, (4, 3)), zorder=1)

@@ -20,7 +20,7 @@ from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.plots import goals
-from dtlab.plots.watched import Notes, Region, WatchedComm, unwritten_is_nan
+from dtlab.plots.watched import Notes, Region, WatchedComm, region_of, unwritten_is_nan
 from dtlab.simulator import simulate
 from dtlab.simulator.isolation import private
 from dtlab.topology import check_ranks, uniform
@@ -87,7 +87,8 @@ class Frame:
     @property
     def wrong(self) -> np.ndarray:
         """wrong[r, j]: holds something that can't be undone: a part twice, or a foreign one."""
-        excess = (self.holds > self.wanted).any(axis=2)
+        own = np.eye(self.ranks, dtype=bool)[:, None, :]  # may be there until it is overwritten
+        excess = (self.holds > (self.wanted | own)).any(axis=2)
         return np.asarray(excess & self.judged)
 
 
@@ -133,7 +134,7 @@ def frames_of(
         result = private(fn)(WatchedComm(comm, notes, range(ranks)), **given)
         notes.watch(result, comm.now())
         notes.look(comm.now())
-        return notes, _canvas(notes, [result, *given.values()], ranks)
+        return notes, _canvas(notes, result, list(given.values()), comm.rank, ranks)
 
     with unwritten_is_nan():
         run = simulate(watched, network=uniform(ranks, 1.0, float("inf")), echo=False)
@@ -141,17 +142,19 @@ def frames_of(
     return _Film(title, goal, run.trace, run.values).frames()
 
 
-def _canvas(notes: Notes, candidates: Sequence[Any], ranks: int) -> int:
-    """Which buffer shows the pieces: the result's if it holds the whole vector, else the input's.
+def _canvas(notes: Notes, result: Any, given: Sequence[Any], rank: int, ranks: int) -> int:
+    """Which buffer shows the pieces: the result's if that lies in a whole vector; else the one in
+    which the result, being one piece, stands in the rank's place; else the input's.
 
     0 if none does (a barrier moves no data at all).
     """
-    for tensor in candidates:
-        if isinstance(tensor, torch.Tensor) and tensor.numel():
-            memory = tensor.untyped_storage().data_ptr()
-            if notes.history[memory][0][1].numel() == ranks * ranks:
-                return memory
-    return 0
+    whole = {memory: history[-1][1].view(ranks, ranks) for memory, history in notes.history.items()
+             if history[-1][1].numel() == ranks * ranks}
+    alike = [memory for memory, pieces in whole.items()
+             if isinstance(result, torch.Tensor) and torch.equal(pieces[rank], result.flatten())]
+    where = [region_of(tensor) for tensor in (result, *given)]
+    candidates = [region.memory if region else 0 for region in where]
+    return next((m for m in (candidates[0], *alike, *candidates[1:]) if m in whole), 0)
 
 
 class _Film:

@@ -60,16 +60,19 @@ def arguments(
 ) -> dict[str, Any]:
     """What `fn` is called with, after the communicator: by the names of its parameters.
 
-    The first parameter after the communicator is the data if none is named x or parts.
+    The first parameter after the communicator is the data if none is named x or parts. Whatever is
+    only one piece lies in its place in a vector of all pieces, so that it can be shown there.
     """
     parameters = list(inspect.signature(fn).parameters.values())[1:]
     by_name = [q for q in parameters if q.kind not in (q.VAR_POSITIONAL, q.VAR_KEYWORD)]
-    own = torch.zeros(p)
-    own[rank] = 1.0
-    vector = own.repeat(p)
-    if goal.start == "root" and rank != root:
-        vector = torch.zeros(p * p)
-    data = {"parts": vector.view(p, p), "x": own if goal.start == "piece" else vector}
+    vector = torch.zeros(p * p)
+    parts = vector.view(p, p)  # piece, contribution
+    if goal.start == "piece":
+        parts[rank, rank] = 1.0
+    elif goal.start == "vector" or rank == root:
+        parts[:, rank] = 1.0
+    one_piece = goal.start == "piece" or {"x", "parts"} <= {q.name for q in by_name}
+    data = {"parts": parts, "x": parts[rank] if one_piece else vector}
     given: dict[str, Any] = {}
     for q in by_name:
         if q.name in data:

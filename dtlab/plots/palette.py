@@ -23,6 +23,7 @@ ALARM = "#b3001b"  # what went wrong; always together with a word or a sign
 
 HUES = ("#1668e8", "#f0a000", "#00785f", "#e8408a", "#45b8ec", "#7a2e08", "#54338a", "#8c7a30")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MORE_MARKERS = ("<", "p", ">", "d", "h", "H", "8", ".")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (2.5, 1)),
            (0, (6, 1.2, 1, 1.2, 1, 1.2)), (0, (8, 3)), (0, (1, 2.2)))
 # Ranks 8 to 15 are the eight hues lighter, 16 to 23 darker, 24 to 31 lighter still.
@@ -60,8 +61,11 @@ class LineStyle(NamedTuple):
 
 
 def line_style(index: int) -> LineStyle:
-    """The looks of the curve number `index` of a picture."""
-    return LineStyle(HUES[index % 8], _DASHES[index % 8], _MARKERS[index % 8])
+    """The looks of the curve number `index` of a picture. They repeat, in full, after 16."""
+    second = index // 8 % 2  # round
+    color = mix(HUES[index % 8], "black", 0.35 * second)
+    markers = _MORE_MARKERS if second else _MARKERS
+    return LineStyle(color, _DASHES[(index + 3 * second) % 8], markers[index % 8])
 
 
 @lru_cache(maxsize=1024)

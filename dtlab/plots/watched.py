@@ -92,6 +92,7 @@ class WatchedComm(Comm):
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         now = self.now()
+        self.notes.look(now)  # what was copied since the last message
         works = [_WatchedWork(work, self) for work in self.inner.post(*ops)]  # checks the peers
         for op in ops:
             if isinstance(op, Send):
@@ -103,7 +104,7 @@ class WatchedComm(Comm):
         return list(works)
 
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
-        self.notes.watch(into, self.now())
+        self.notes.watch(into, 0.0)  # a sum begins with what its buffer held from the start
         self.inner.accumulate_(into, x, op)
         self.notes.look(self.now())
         return into

@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets
 
-from dtlab.collectives import ALGORITHMS
+from dtlab.collectives import ALGORITHMS, default_of
 from dtlab.errors import DtlabError
 from dtlab.plots import Frame, Picture, frames_of, stepper, stepper_frames
 from dtlab.plots.stepper import HEIGHT_IN
@@ -31,7 +31,7 @@ class Stepper(Explorer):
         self._film: list[Frame] = []
         if fn is None:
             algorithms = list(ALGORITHMS.get(collective, {}))
-            algorithm = algorithm or (algorithms or [""])[-1]
+            algorithm = algorithm or (default_of(collective) if algorithms else "")
             stepper_frames(collective, algorithm, ranks, root)  # raises for what doesn't exist
         self.collective = dropdown("collective", [*ALGORITHMS], collective) if not fn else None
         self.algorithm = dropdown("algorithm", algorithms, algorithm) if not fn else None
@@ -78,7 +78,7 @@ class Stepper(Explorer):
         names = list(ALGORITHMS[change["new"]])
         self.algorithm.unobserve(self._other_film, "value")  # else two films are recorded
         self.algorithm.options = names
-        self.algorithm.value = names[-1]
+        self.algorithm.value = default_of(change["new"])
         self.algorithm.observe(self._other_film, "value")
         self._load()
 
