@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int
 ALGORITHMS = [(collective, algorithm) for collective, algorithms in collectives.ALGORITHMS.items()
               for algorithm in algorithms]
 MOVING = [(c, a) for c, a in ALGORITHMS if c != "barrier"]  # those that move data
+IN_PLACE = [(c, a) for c, a in ALGORITHMS
+            if c in ("broadcast", "reduce", "all_reduce", "scan", "exscan")]
+REDUCING = ("reduce", "reduce_scatter", "all_reduce", "scan", "exscan")
 
 
 def is_defined(op: str, dtype: torch.dtype) -> bool:
@@ -58,35 +62,68 @@ def combined(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
     return total / len(parts) if op == "avg" else total
 
 
-def expected(collective: str, parts: list[torch.Tensor], root: int, op: str) -> list[torch.Tensor]:
-    """What every rank holds afterwards, if rank r began with `parts[r]`."""
-    ranks = range(len(parts))
-    if collective == "broadcast":
-        return [parts[root]] * len(parts)
-    total = combined(op, parts).to(parts[0].dtype)
-    if collective == "reduce":
-        return [total if rank == root else parts[rank] for rank in ranks]
-    assert collective == "all_reduce", f"no oracle for {collective} yet"
-    return [total] * len(parts)
+def pieces_of(x: torch.Tensor, p: int) -> torch.Tensor:
+    """A different piece for each of p ranks, made from `x`: shape (p, *x.shape)."""
+    flat = x.detach().flatten()
+    return torch.stack([flat.roll(rank).reshape(x.shape) for rank in range(p)])
+
+
+def neutral(op: str, x: torch.Tensor) -> torch.Tensor:
+    """What rank 0 gets from an exclusive scan: the result of nothing."""
+    if op in ("max", "min") and x.dtype != torch.bool:
+        infinite = {"max": -float("inf"), "min": float("inf")}[op]
+        if x.dtype.is_floating_point:
+            return torch.full_like(x, infinite)
+        info = torch.iinfo(x.dtype)
+        return torch.full_like(x, info.min if op == "max" else info.max)
+    return torch.full_like(x, op in ("prod", "min"))
+
+
+def expected(collective: str, parts: list[torch.Tensor], root: int, op: str) -> list[Any]:
+    """What every rank gets, if rank r called `call` with `parts[r]`."""
+    p, dtype = len(parts), parts[0].dtype
+    pieces = [pieces_of(part, p) for part in parts]  # pieces[r][s]: from r, for s
+
+    def total(some: list[torch.Tensor]) -> torch.Tensor:
+        return combined(op, some).to(dtype)
+
+    rules: dict[str, Callable[[int], Any]] = {
+        "broadcast": lambda r: parts[root],
+        "reduce": lambda r: total(parts) if r == root else parts[r],
+        "scatter": lambda r: pieces[root][r],
+        "gather": lambda r: torch.stack(parts) if r == root else None,
+        "all_gather": lambda r: torch.stack(parts),
+        "reduce_scatter": lambda r: total([piece[r] for piece in pieces]),
+        "all_reduce": lambda r: total(parts),
+        "all_to_all": lambda r: torch.stack([piece[r] for piece in pieces]),
+        "scan": lambda r: total(parts[: r + 1]),
+        "exscan": lambda r: total(parts[:r]) if r else neutral(op, parts[0]),
+    }
+    return [rules[collective](rank) for rank in range(p)]
 
 
 def call(
     comm: Comm, collective: str, algorithm: str, x: torch.Tensor, root: int = 0, op: Any = "sum"
-) -> torch.Tensor:
-    """Call any collective that takes one tensor, with the arguments that it has."""
-    if collective == "broadcast":
-        return collectives.broadcast(comm, x, root, algorithm=algorithm)
-    if collective == "reduce":
-        return collectives.reduce(comm, x, root, op, algorithm=algorithm)
+) -> Any:
+    """Call any collective with the arguments that it has; parts are `pieces_of(x)`."""
+    function = getattr(collectives, collective)
+    wanted = inspect.signature(function).parameters
+    given: dict[str, Any] = {"algorithm": algorithm}
+    given |= {"root": root} if "root" in wanted else {}
+    given |= {"op": op} if "op" in wanted else {}
     if collective == "barrier":
-        collectives.barrier(comm, algorithm=algorithm)
-        return x
-    assert collective == "all_reduce", f"don't know how to call {collective} yet"
-    return collectives.all_reduce(comm, x, op, algorithm=algorithm)
+        return function(comm, **given)
+    if collective == "scatter":
+        parts = pieces_of(x, comm.size) if comm.rank == root else None
+        return function(comm, parts, torch.empty_like(x), **given)
+    return function(comm, pieces_of(x, comm.size) if "parts" in wanted else x, **given)
 
 
-def assert_close(got: torch.Tensor, want: torch.Tensor, ranks: int) -> None:
+def assert_close(got: torch.Tensor | None, want: torch.Tensor | None, ranks: int) -> None:
     """Equal; for floats, up to what rounding `ranks` times may cost."""
+    if got is None or want is None:
+        assert got is want
+        return
     if got.dtype.is_floating_point or got.dtype.is_complex:
         eps = torch.finfo(got.dtype).eps * 2 * ranks
         scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0

@@ -86,7 +86,7 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
     }
     if collective in PEERS:
         count = elements(collective, comm.size, nbytes, dtype)
-        contestants[TORCH] = PEERS[collective](torch.zeros(count, dtype=dtype))
+        contestants[TORCH] = PEERS[collective](torch.zeros(count, dtype=dtype), comm.size)
     together = CALLS_TOGETHER if nbytes <= SMALL_BYTES else 1
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-2, repeats):  # two turns to warm up
@@ -100,10 +100,43 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
     return times
 
 
-# Torch's own, over the same Gloo: called on one tensor, in place.
-PEERS: dict[str, Callable[[torch.Tensor], Callable[[], Any]]] = {
-    "all_reduce": lambda x: lambda: dist.all_reduce(x),
-    "broadcast": lambda x: lambda: dist.broadcast(x, src=0),
-    "reduce": lambda x: lambda: dist.reduce(x, dst=0),
-    "barrier": lambda x: lambda: dist.barrier(),
+def _torch_scatter(x: torch.Tensor, p: int) -> Callable[[], Any]:
+    mine = torch.zeros_like(x[: x.numel() // p])
+    parts = list(x.chunk(p)) if dist.get_rank() == 0 else None
+    return lambda: dist.scatter(mine, parts, src=0)
+
+
+def _torch_gather(x: torch.Tensor, p: int) -> Callable[[], Any]:
+    mine = torch.zeros_like(x[: x.numel() // p])
+    parts = list(x.chunk(p)) if dist.get_rank() == 0 else None
+    return lambda: dist.gather(mine, parts, dst=0)
+
+
+def _torch_all_gather(x: torch.Tensor, p: int) -> Callable[[], Any]:
+    mine = torch.zeros_like(x[: x.numel() // p])
+    return lambda: dist.all_gather_into_tensor(x, mine)
+
+
+def _torch_reduce_scatter(x: torch.Tensor, p: int) -> Callable[[], Any]:
+    mine = torch.zeros_like(x[: x.numel() // p])
+    return lambda: dist.reduce_scatter_tensor(mine, x)
+
+
+def _torch_all_to_all(x: torch.Tensor, p: int) -> Callable[[], Any]:
+    received = torch.empty_like(x)
+    return lambda: dist.all_to_all_single(received, x)
+
+
+# Torch's own, over the same Gloo, made from a vector of `nbytes` and the number of ranks. It has
+# no scans. Its reduce-scatter over Gloo is an all-reduce and a slice.
+PEERS: dict[str, Callable[[torch.Tensor, int], Callable[[], Any]]] = {
+    "broadcast": lambda x, p: lambda: dist.broadcast(x, src=0),
+    "reduce": lambda x, p: lambda: dist.reduce(x, dst=0),
+    "scatter": _torch_scatter,
+    "gather": _torch_gather,
+    "all_gather": _torch_all_gather,
+    "reduce_scatter": _torch_reduce_scatter,
+    "all_reduce": lambda x, p: lambda: dist.all_reduce(x),
+    "all_to_all": _torch_all_to_all,
+    "barrier": lambda x, p: lambda: dist.barrier(),
 }

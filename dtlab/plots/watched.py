@@ -28,7 +28,7 @@ class Posted(NamedTuple):
 
 
 class Notes:
-    """What one rank did: every buffer it received into or added to, after each change of it.
+    """What one rank did: every buffer it sent, received into or added to, after each change.
 
     history[memory]: (when, copy of the whole buffer), oldest first.
     sent, received: its side of every message, in the order in which they were posted.
@@ -95,10 +95,10 @@ class WatchedComm(Comm):
         self.notes.look(now)  # what was copied since the last message
         works = [_WatchedWork(work, self) for work in self.inner.post(*ops)]  # checks the peers
         for op in ops:
+            self.notes.watch(op.x, now)
             if isinstance(op, Send):
                 self.notes.sent.append(Posted(self.members[op.dst], now, region_of(op.x)))
             else:
-                self.notes.watch(op.x, now)
                 src = None if op.src is None else self.members[op.src]
                 self.notes.received.append(Posted(src, now, region_of(op.x)))
         return list(works)

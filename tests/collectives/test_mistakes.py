@@ -9,7 +9,19 @@ import torch
 
 import dtlab
 from dtlab import Comm, simulate, topology
-from dtlab.collectives import ALGORITHMS, all_reduce, barrier, broadcast, reduce
+from dtlab.collectives import (
+    ALGORITHMS,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scan,
+    scatter,
+)
+from tests import oracle
 
 
 def failing(error: type[Exception], p: int, fn: Any) -> str:
@@ -65,11 +77,11 @@ def test_unequal_arguments_are_quoted_side_by_side(
 
 
 def test_different_roots_never_pass_unnoticed() -> None:
-    for collective in (broadcast, reduce):
-        for algorithm in ALGORITHMS[collective.__name__]:
+    for collective in ("broadcast", "reduce", "scatter", "gather"):
+        for algorithm in ALGORITHMS[collective]:
             for p in (2, 3, 5):
-                failing(dtlab.DtlabError, p, lambda comm, c=collective, a=algorithm: c(
-                    comm, torch.ones(3), root=int(comm.rank == 1), algorithm=a))
+                failing(dtlab.DtlabError, p, lambda comm, c=collective, a=algorithm: oracle.call(
+                    comm, c, a, torch.ones(3), root=int(comm.rank == 1)))
 
 
 @pytest.mark.parametrize("p", [2, 4, 5])
@@ -93,6 +105,13 @@ def test_wrong_arguments_name_the_rank_and_what_would_do() -> None:
         (lambda c: reduce(c, torch.ones(2), op="median"), ("median", "sum", "function")),
         (lambda c: broadcast(c, torch.ones(2), algorithm="ring"), ("ring", "flat", "binomial")),
         (lambda c: barrier(c, "star"), ("star", "dissemination")),
+        (lambda c: scatter(c, None, torch.ones(2)), ("rank 0", "tensor", "None")),
+        (lambda c: scatter(c, torch.ones(3, 2), torch.ones(2)), ("rank 0", "(2, …)", "(3, 2)")),
+        (lambda c: scatter(c, torch.ones(2, 3), torch.ones(2)), ("parts like x", "(3,)", "(2,)")),
+        (lambda c: all_to_all(c, torch.ones(())), ("rank 0", "all_to_all", "a part for each")),
+        (lambda c: reduce_scatter(c, torch.ones(2, dtype=torch.int64), "avg"), ("'avg'", "int64")),
+        (lambda c: gather(c, torch.ones(2), root=2), ("root 2", "0 to 1")),
+        (lambda c: scan(c, [1.0, 2.0]), ("rank 0", "list", "torch.tensor")),
         (lambda c: c.recv(torch.ones(1).expand(4), 1), ("rank 0", "share memory")),
         (lambda c: c.send(torch.ones(2).to_sparse(), 1), ("rank 0", "dense")),
     ):

@@ -213,6 +213,28 @@ def test_memory_that_nobody_wrote_counts_as_empty() -> None:
     assert np.array_equal(first.holds.sum(axis=2), np.eye(4))
 
 
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+def test_the_first_frame_is_what_the_ranks_begin_with(collective: str, algorithm: str) -> None:
+    p, root = 6, 0 if collective == "gather" else 2  # another root gathers into a rotated copy
+    start = goal_of(collective, p, root).start
+    own = np.broadcast_to(np.eye(p)[:, None, :], (p, p, p)).copy()  # own[r, j]: only r, in all j
+    if start == "root":
+        own[[r for r in range(p) if r != root]] = 0
+    if start == "piece":
+        own *= np.eye(p)[:, :, None]
+    first = stepper_frames(collective, algorithm, p, root)[0]
+    if collective == "all_to_all":  # a transpose into fresh memory: shown where it arrives
+        own *= np.eye(p)[:, :, None]
+    if first.what == "piece" and algorithm != "bruck":  # that one works on a rotated copy
+        judged = first.judged.any(axis=1) | (start != "piece")
+        assert np.array_equal(first.holds[judged], own[judged])
+
+
+def test_a_scattered_piece_is_there_once_it_has_come() -> None:
+    film = stepper_frames("scatter", "binomial", 8)
+    assert [int(frame.complete.sum()) for frame in film] == [1, 2, 4, 8]
+
+
 def test_an_unknown_collective_is_shown_but_not_judged() -> None:
     last = frames_of(scan, 3, "rumour")[-1]
     assert not last.judged.any()
