@@ -112,7 +112,7 @@ def lower_bound_s(
         "gather": (lg, part * n, 0.0),
         "all_gather": (lg, part * n, 0.0),
         "reduce_scatter": (lg, part * n, part * n),
-        "all_to_all": (lg, part * n, 0.0),
+        "all_to_all": (min(p - 1, 1), part * n, 0.0),  # nothing waits for anything
         "scan": (lg, n if p > 1 else 0, part * n),
         "exscan": (lg, n if p > 1 else 0, 0.0),
     }

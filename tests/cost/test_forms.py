@@ -10,6 +10,7 @@ import torch
 
 import dtlab
 from dtlab import cost, simulate, topology
+from dtlab.bench.calls import IN_PIECES
 from dtlab.cost.model import FORMS
 from tests import oracle
 
@@ -22,6 +23,12 @@ VECTORS = [(0, torch.float32), (1, torch.float64), (5, torch.uint8), (23, torch.
 
 def same(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-30)
+
+
+def as_told(asked: tuple[str, str, int, int], simulated_s: float, closed_s: float) -> bool:
+    """Equal, if the closed form is exact; else at most that."""
+    exact = cost.form(*asked).exact
+    return same(simulated_s, closed_s) if exact else simulated_s <= closed_s * (1 + 1e-9)
 
 
 def simulated(collective: str, algorithm: str, p: int, n: int, dtype: torch.dtype,
@@ -43,10 +50,12 @@ def test_time_bytes_and_messages_are_what_the_simulator_measures(
 ) -> None:
     for p in RANKS:
         for n, dtype in VECTORS:
-            nbytes, item = n * dtype.itemsize, dtype.itemsize
+            item = dtype.itemsize
+            nbytes = n * item * (p if collective in IN_PIECES else 1)
             result = simulated(collective, algorithm, p, n, dtype)
             asked = (collective, algorithm, p, nbytes)
-            assert same(result.elapsed_s, cost.time_s(*asked, ALPHA, BETA, GAMMA, item)), asked
+            closed_s = cost.time_s(*asked, ALPHA, BETA, GAMMA, item)
+            assert as_told(asked, result.elapsed_s, closed_s), asked
             trace = result.trace
             assert [trace.sent_bytes(r) for r in range(p)] == cost.sent_bytes(*asked, item), asked
             assert [trace.messages(r) for r in range(p)] == cost.messages(*asked, item), asked
@@ -58,7 +67,8 @@ def test_rounds_are_counted_by_a_network_without_limit_of_bandwidth(
 ) -> None:
     for p in RANKS:
         result = simulated(collective, algorithm, p, 20, torch.float32, 1.0, math.inf, 0.0)
-        assert result.elapsed_s == cost.rounds(collective, algorithm, p, 80)
+        asked = (collective, algorithm, p, 80 * (p if collective in IN_PIECES else 1))
+        assert as_told(asked, result.elapsed_s, cost.rounds(*asked))
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), oracle.ALGORITHMS)
@@ -78,6 +88,20 @@ def test_textbook_values() -> None:
         ("reduce", "flat"): 7 * (1 + 8 + 0.8), ("reduce", "binomial"): 3 * (1 + 8 + 0.8),
         ("all_reduce", "flat"): 14 * 9 + 7 * 0.8, ("all_reduce", "tree"): 6 * 9 + 3 * 0.8,
         ("all_reduce", "ring"): 14 * (1 + 1) + 7 * 0.1, ("barrier", "dissemination"): 3,
+        ("broadcast", "chain"): (6 + 8) * (1 + 1), ("broadcast", "scatter_allgather"): 10 + 14,
+        ("reduce", "rabenseifner"): 6 + 14 + 0.7, ("scatter", "linear"): 7 + 7,
+        ("scatter", "binomial"): 3 + 7, ("gather", "binomial"): 3 + 7,
+        ("all_gather", "ring"): 7 + 7, ("all_gather", "bruck"): 3 + 7,
+        ("reduce_scatter", "pairwise"): 7 + 7 + 0.7,
+        ("reduce_scatter", "recursive_halving"): 3 + 7 + 0.7,
+        ("all_reduce", "recursive_doubling"): 3 * (1 + 8 + 0.8),
+        ("all_reduce", "halving_doubling"): 6 + 14 + 0.7,
+        ("all_reduce", "torus"): 2 * 3 + 2 * 1 + 14 + 0.7,  # 4 × 2
+        ("all_reduce", "two_ring"): 14 * (1 + 1) + 7 * 0.1,
+        ("all_to_all", "pairwise"): 7 + 7, ("all_to_all", "bruck"): 3 * (1 + 4),
+        ("scan", "linear"): 7 * (1 + 8 + 0.8), ("scan", "recursive_doubling"): 3 * (1 + 8 + 0.8),
+        ("exscan", "linear"): 7 * (1 + 8) + 6 * 0.8, ("barrier", "central"): 14,
+        ("barrier", "tree"): 6,
     }
     for (collective, algorithm), seconds in hand.items():
         assert same(cost.time_s(collective, algorithm, 8, 80, 1.0, 0.1, 0.01, 1), seconds)
