@@ -34,7 +34,7 @@ COUNT_BITS = 40  # a count and its context share a word, so that they change tog
 _COUNT = (1 << COUNT_BITS) - 1
 _SLOTS = 16  # contexts that can be told apart at one time
 DEPTH = 8  # headers kept of each direction of a pair
-_HEADER = 256  # a stamp of 8 bytes, then the text of the header
+_HEADER = 256  # a stamp and a digest of 8 bytes each, then the text of the header
 _SIDE = _SLOTS * 8 + DEPTH * _HEADER
 _ANY = _SLOTS * (16 + _HEADER)
 
@@ -134,9 +134,9 @@ class Board:
         self.words[at] = (context + 1) << COUNT_BITS | count
 
     def header_at(self, src: int, dst: int, receiving: bool, number: int) -> int:
-        """Where that side keeps the header of its number-th message: first a stamp, then text.
+        """Where that side keeps the header of its number-th message: stamp, digest, text.
 
-        The stamp is that of the count once it is posted; it comes after the text.
+        The stamp is that of the count once it is posted; it is written last.
         """
         return self._side(src, dst, receiving) + _SLOTS * 8 + number % DEPTH * _HEADER
 
@@ -147,7 +147,7 @@ class Board:
         at = self.header_at(src, dst, receiving, number)
         if self.words[at >> 3] != (context + 1) << COUNT_BITS | (number + 1):
             return None
-        return self.bytes[at + 8 : at + _HEADER]
+        return self.bytes[at + 16 : at + _HEADER]
 
     # ---- receives from anyone -------------------------------------------------------------------
 

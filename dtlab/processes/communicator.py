@@ -20,7 +20,7 @@ from dtlab.errors import ConfigError
 from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.ledger import Anyone, Pair, compare, encode
+from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
 from dtlab.reduction import combine_
 
@@ -34,13 +34,14 @@ class GlooComm(Comm):
     def __init__(self, end: Endpoint, members: list[int], context: int = 0, visible: bool = True):
         self.end, self.members, self.context, self.visible = end, members, context, visible
         self.rank, self.size, self.device = members.index(end.rank), len(members), end.device
+        self._on_cpu = end.device.type == "cpu"
         self._tag = _TAG + context
         self._sent = [0] * self.size  # messages posted so far, by peer
         self._received = [0] * self.size
         self._outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
         self._incoming: dict[int, Pair] = {}
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
-        self._headers: dict[Any, bytes] = {}
+        self._headers: dict[Any, Announced] = {}
         self._scratch: torch.Tensor | None = None  # see `scratch`
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
@@ -80,6 +81,56 @@ class GlooComm(Comm):
         finally:
             self.end.runs()
 
+    def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
+        """As in `Comm`. Tensors that Gloo can take as they are go the short way: no objects for
+        what begins and ends in this call. Rings live in it, often with more ranks than cores.
+        """
+        if not (
+            self._takes(out) and self._takes(into)
+            and dst.__class__ is int and src.__class__ is int
+            and -1 < dst < self.size and -1 < src < self.size and dst != self.rank != src
+        ):
+            super().sendrecv(out, dst, into, src)
+            return
+        end, context, tag = self.end, self.context, self._tag
+        to, origin = self.members[dst], self.members[src]
+        handles: list[Any] = []
+        with end.lock:
+            sent, received = self._sent[dst], self._received[src]
+            if end.board is not None:
+                self._announce_recv(src, self._header(into))
+                try:
+                    self._announce_send(dst, self._header(out))
+                except Exception:
+                    self._incoming[src].withdraw(received)
+                    raise
+            self._received[src], self._sent[dst] = received + 1, sent + 1
+            posted_s = time.perf_counter()
+            handles.append(end.group.recv([into], origin, tag))
+            handles.append(end.group.send([out], to, tag))
+        nbytes = out.nbytes
+        end.exchanging(context, self.label, nbytes, to, sent, origin, received)
+        try:
+            handles[1].wait()
+            sent_s = time.perf_counter()
+            handles[0].wait()
+            received_s = time.perf_counter()
+        finally:
+            end.runs()
+            end.bury(handles, nbytes)
+        if end.traced and self.visible:
+            end.rows += (
+                (True, to, context, nbytes, posted_s, sent_s, self.label),
+                (False, origin, context, into.nbytes, posted_s, received_s, self.label),
+            )
+
+    def _takes(self, x: Any) -> bool:
+        """Can Gloo read and write the memory of `x` as it is, and is it in the right place?"""
+        return (
+            x.__class__ is torch.Tensor and x.is_cpu and self._on_cpu and x.dtype in _PLAIN
+            and x.layout is torch.strided and x.is_contiguous() and not x.is_neg() and x.nbytes > 0
+        )
+
     def _check(self, op: Send | Recv) -> None:
         x, peer = op
         if not (type(peer) is int and 0 <= peer < self.size and peer != self.rank):
@@ -113,10 +164,10 @@ class GlooComm(Comm):
         message = Message(self, True, dst, wire, None, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
-            message.number = number = self._sent[dst]
             if end.board is not None:
-                self._announce_send(message, self._header(x))
-            self._sent[dst] = number + 1
+                self._announce_send(dst, self._header(x))
+            message.number = self._sent[dst]
+            self._sent[dst] += 1
             message.posted_s = time.perf_counter()
             message.handles = (group.send([wire], message.world, self._tag),)
             if payload is not None:
@@ -134,12 +185,15 @@ class GlooComm(Comm):
         message = Message(self, False, ANYONE if src is None else src, wire, x, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
-            if end.board is not None:
-                self._announce_recv(message, self._header(x))
+            if src is None:
+                self._announce_recv_anyone(message, self._header(x))
+            elif end.board is not None:
+                self._announce_recv(src, self._header(x))
             message.posted_s = time.perf_counter()
             if src is None:
                 message.handles = (group.recv_anysource([wire], self._tag),)
             else:
+                message.number = self._received[src]
                 self._received[src] += 1
                 message.handles = (group.recv([wire], message.world, self._tag),)
             end.posted(message)
@@ -160,48 +214,49 @@ class GlooComm(Comm):
 
     # ---- the ledger's numbers -------------------------------------------------------------------
 
-    def _header(self, x: Any) -> bytes:
+    def _header(self, x: Any) -> Announced:
         tensor = isinstance(x, torch.Tensor)
         key = (x.dtype, x.shape, self.label) if tensor else self.label
         header = self._headers.get(key)
         if header is None:
             if len(self._headers) > 1000:
                 self._headers.clear()
-            header = self._headers[key] = encode(describe(x, self.label))
+            header = self._headers[key] = announced(describe(x, self.label))
         return header
 
-    def _announce_send(self, message: Message, header: bytes) -> None:
-        board, dst, number = self.end.board, message.peer, message.number
+    def _announce_send(self, dst: int, header: Announced) -> None:
+        """Rank `dst` is about to be sent its next message. Raises `ShapeMismatch`."""
+        board, number, to = self.end.board, self._sent[dst], self.members[dst]
         assert board is not None
         pair = self._outgoing.get(dst)
         if pair is None:
-            pair = Pair(board, self.end.rank, message.world, False, self.context)
+            pair = Pair(board, self.end.rank, to, False, self.context)
             self._outgoing[dst] = pair
         if pair.announce(number, header):
             return
         # It may meet a receive from anyone, if nothing else is on its way to that rank.
-        pending, wanted = board.anyone(message.world, self.context)
-        if pending and number == board.count(self.end.rank, message.world, True, self.context):
+        pending, wanted = board.anyone(to, self.context)
+        if pending and number == board.count(self.end.rank, to, True, self.context):
             try:
-                compare(header, lambda: wanted, self.end.rank, message.world, False)
+                compare(header.text, lambda: wanted, self.end.rank, to, False)
             except Exception:
-                board.set_count(self.end.rank, message.world, False, self.context, number)
+                pair.withdraw(number)
                 raise
 
-    def _announce_recv(self, message: Message, header: bytes) -> None:
-        board, src = self.end.board, message.peer
-        assert board is not None
-        assert self._anyone is not None
-        if src < 0:
-            self._anyone.announce(message, header, zip(self.members, self._received, strict=True))
-            return
-        message.number = self._received[src]
+    def _announce_recv(self, src: int, header: Announced) -> None:
+        """The next message of rank `src` is about to be received. Raises `ShapeMismatch`."""
         pair = self._incoming.get(src)
         if pair is None:
-            pair = Pair(board, message.world, self.end.rank, True, self.context)
+            assert self.end.board is not None
+            pair = Pair(self.end.board, self.members[src], self.end.rank, True, self.context)
             self._incoming[src] = pair
         # With receives from anyone about, which message this one gets is not certain.
-        pair.announce(message.number, b"" if self._anyone else header)
+        pair.announce(self._received[src], NO_HEADER if self._anyone else header)
+
+    def _announce_recv_anyone(self, message: Message, header: Announced) -> None:
+        """`message` is about to be received from whoever comes. Raises `ShapeMismatch`."""
+        if self._anyone is not None:
+            self._anyone.announce(message, header, zip(self.members, self._received, strict=True))
 
     def met(self, message: Message) -> None:
         """A receive from anyone has got its sender: count it as that one's."""
@@ -274,6 +329,10 @@ class GlooComm(Comm):
         return self.end.next_context
 
 
+_PLAIN = frozenset((  # dtypes whose bytes are what they seem
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
+    torch.int8, torch.int16, torch.int32, torch.int64,
+))
 # What travels for a tensor without elements: Gloo won't receive zero bytes from anyone.
 _NOTHING = torch.zeros(1, dtype=torch.uint8)
 

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ class Endpoint:
         self._graves: deque[tuple[Any, int]] = deque()
         self._grave_bytes = 0
         self._log: list[Message] = []
+        self.rows: list[tuple[Any, ...]] = []  # of the trace, besides the log: see `diary`
         self._spans: list[tuple[str, float, float, str]] = []
         self._events = 0
         self._threads = _thread._count()  # besides the main one, from the start
@@ -62,14 +64,17 @@ class Endpoint:
             self._log.append(message)
 
     def done(self, message: Message) -> None:
-        """`message` has been waited for.
-
-        Gloo's object is kept a little longer: as its destructor waits for Gloo's thread to let go,
-        and that thread has only just woken us, dropping it now would cost a scheduler's tick.
-        """
+        """`message` has been waited for."""
         self._open.discard(message)
-        graves, nbytes = self._graves, message.nbytes
-        graves.append((message.handles, nbytes))
+        self.bury(message.handles, message.nbytes)
+
+    def bury(self, handles: Any, nbytes: int) -> None:
+        """Keep Gloo's objects for messages of `nbytes`, which are over, a little longer: as their
+        destructors wait for Gloo's thread to let go, and that thread has only just woken us,
+        dropping them now would cost a scheduler's tick.
+        """
+        graves = self._graves
+        graves.append((handles, nbytes))
         self._grave_bytes += nbytes
         while len(graves) > _GRAVES or self._grave_bytes > _GRAVE_BYTES:
             self._grave_bytes -= graves.popleft()[1]
@@ -100,6 +105,20 @@ class Endpoint:
             board.write(self.rank, self._events, doing, alone, one.sends, one.context, one.nbytes,
                         one.world, one.number, two.sends, two.world, two.number)
 
+    def exchanging(self, context: int, label: str, nbytes: int, to: int, sent: int,
+                   origin: int, received: int) -> None:
+        """Write on the board that this rank waits for its `sent`-th message to `to` and for the
+        `received`-th from `origin`."""
+        if self.board is None:
+            return
+        peers = (to,) if to == origin else (to, origin)
+        if (peers, label) != self._written:
+            self._write_texts(peers, label)
+        self._events += 1
+        alone = _thread._count() == self._threads
+        self.board.write(self.rank, self._events, EXCHANGE, alone, True, context, nbytes,
+                         to, sent, False, origin, received)
+
     def runs(self) -> None:
         """Write on the board that this rank waits no more."""
         if self.board is not None:
@@ -128,7 +147,7 @@ class Endpoint:
     def begin(self, start_s: float) -> None:
         """A new run begins: forget the trace of the last one."""
         self.start_s = start_s
-        self._log, self._spans = [], []
+        self._log, self.rows, self._spans = [], [], []
 
     def diary(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """This rank's side of the trace: messages and spans, in seconds since the run began."""
@@ -138,4 +157,6 @@ class Endpoint:
              m.done_s - t0 if m.done_s else None, m.label)
             for m in self._log
         ]
+        messages += [(*m[:4], m[4] - t0, m[5] - t0, m[6]) for m in self.rows]
+        messages.sort(key=itemgetter(4))  # in order of posting
         return messages, [(kind, a - t0, b - t0, label) for kind, a, b, label in self._spans]

@@ -11,16 +11,35 @@ is skipped, never wrong.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from dtlab.matching import Header, check_match
 from dtlab.processes.board import COUNT_BITS, DEPTH, Board
 
-_ROOM = 248  # bytes of text that fit beside a header's stamp
+_ROOM = 240  # bytes of text that fit beside a header's stamp and digest
 _COUNTS = 1 << COUNT_BITS
+
+
+class Announced(NamedTuple):
+    """A header as it stands on the ledger. Equal digests: equal texts. Digest 0: don't compare."""
+
+    text: bytes = b""
+    digest: int = 0
+
+
+NO_HEADER = Announced()
+
+
+def announced(header: Header) -> Announced:
+    """`header` for the ledger."""
+    text = encode(header)
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return Announced(text, int.from_bytes(digest) or 1) if text else NO_HEADER
 
 
 def encode(header: Header) -> bytes:
@@ -48,39 +67,54 @@ class Pair:
         self._mine = board.count_at(src, dst, receiving, context)
         self._theirs = board.count_at(src, dst, not receiving, context)
         self._my_headers = [board.header_at(src, dst, receiving, n) for n in range(DEPTH)]
+        self._their_digests = [
+            (board.header_at(src, dst, not receiving, n) >> 3) + 1 for n in range(DEPTH)
+        ]
         self._base = (context + 1) << COUNT_BITS
         self._fence = threading.Lock()
         self._read = lambda number: board.header(src, dst, not receiving, context, number)
 
-    def announce(self, number: int, text: bytes) -> bool:
+    def announce(self, number: int, header: Announced) -> bool:
         """Message `number` is about to be handed to Gloo. Raises `ShapeMismatch` if it can't fit.
 
-        Returns whether the other side had announced it before. Empty `text`: don't compare.
+        Returns whether the other side had announced it before. `NO_HEADER`: don't compare.
         """
         words, base = self._words, self._base
         stamp = base + number + 1
         if number < words[self._theirs] - base < _COUNTS:
-            self._compare(number, text)
+            self._compare(number, header)
             words[self._mine] = stamp
             return True
-        if text:
-            at = self._my_headers[number % DEPTH]
-            self._bytes[at + 8 : at + 8 + len(text)] = text
-            words[at >> 3] = stamp
+        if header.digest:
+            self._write(number % DEPTH, stamp, header)
         words[self._mine] = stamp
         self._fence.acquire()  # a lock is a memory fence: else both might look too early, in vain
         self._fence.release()
         if number < words[self._theirs] - base < _COUNTS:
             try:
-                self._compare(number, text)
+                self._compare(number, header)
             except Exception:
-                words[self._mine] = base + number  # it was not sent
+                self.withdraw(number)
                 raise
             return True
         return False
 
-    def _compare(self, number: int, text: bytes) -> None:
-        compare(text, lambda: self._read(number), self._src, self._dst, self._receiving)
+    def _write(self, place: int, stamp: int, header: Announced) -> None:
+        """Leave `header` for the other side. As a rule it stands there already, from before."""
+        at, words = self._my_headers[place], self._words
+        if words[(at >> 3) + 1] != header.digest:
+            words[at >> 3] = 0  # whoever reads meanwhile shall not believe it
+            self._bytes[at + 16 : at + 16 + len(header.text)] = header.text
+            words[(at >> 3) + 1] = header.digest
+        words[at >> 3] = stamp
+
+    def withdraw(self, number: int) -> None:
+        """Message `number`, announced before, is not handed to Gloo after all."""
+        self._words[self._mine] = self._base + number
+
+    def _compare(self, number: int, header: Announced) -> None:
+        if self._words[self._their_digests[number % DEPTH]] != header.digest:
+            compare(header.text, lambda: self._read(number), self._src, self._dst, self._receiving)
 
 
 def compare(
@@ -112,17 +146,19 @@ class Anyone:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def announce(self, message: object, text: bytes, taken: Iterator[tuple[int, int]]) -> None:
+    def announce(
+        self, message: object, header: Announced, taken: Iterator[tuple[int, int]]
+    ) -> None:
         """About to post `message`; `taken`: (sender, its messages that we have accounted for)."""
         board, me, context = self._board, self._me, self._context
-        self._pending[message] = text
+        self._pending[message] = text = header.text
         self._publish()
         try:
             for src, number in taken:
                 posted = board.count(src, me, False, context) if src != me else 0
                 if posted and posted > number:
-                    header = board.header(src, me, False, context, number)
-                    compare(text, lambda header=header: header, src, me, True)  # type: ignore[misc]
+                    sent = board.header(src, me, False, context, number)
+                    compare(text, lambda sent=sent: sent, src, me, True)  # type: ignore[misc]
         except Exception:
             self.met(message)
             raise

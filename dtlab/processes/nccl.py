@@ -87,7 +87,7 @@ class NcclComm(GlooComm):
             message.number = counts[peer]
             if self.end.board:
                 announce = self._announce_send if sends else self._announce_recv
-                announce(message, self._header(op.x))
+                announce(peer, self._header(op.x))
             counts[peer] += 1
             message.posted_s = time.perf_counter()
             self.end.posted(message)

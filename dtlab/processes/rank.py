@@ -35,6 +35,8 @@ _GLOO = {
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # loopback, nothing else
     "GLOO_ENABLE_STORE_V2_API": "1",  # ask the store for all addresses at once
 }
+# Torch would note the Python stack of every message, in case someone asks. Who asks may set it.
+_NO_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "0"}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -195,7 +197,7 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
     faulthandler.enable(file=2)  # a crash in C says where
     faulthandler.register(signal.SIGUSR1, file=diagnosis, all_threads=False)
-    env = told.env | dict.fromkeys(ONE_THREAD, str(told.threads)) | _GLOO
+    env = _NO_FLIGHT_RECORDER | told.env | dict.fromkeys(ONE_THREAD, str(told.threads)) | _GLOO
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env.items() - os.environ.items())
