@@ -62,11 +62,15 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
         known = ", ".join(BARE[collective])
         raise ConfigError(f"{collective} has no algorithm {name!r}; choose one of: {known}")
     function = BARE[collective][name]
-    own = [key for key in inspect.signature(function).parameters if key not in _COMMON]
-    for key in options:
+    parameters = inspect.signature(function).parameters
+    own = [key for key in parameters if key not in _COMMON]
+    for key, value in options.items():
         if key not in own:
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
+        if parameters[key].annotation == "int" and not (isinstance(value, int) and value >= 1):
+            raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
+                              f"not {value!r}")
     return functools.partial(function, **options) if options else function
 
 

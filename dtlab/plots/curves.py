@@ -70,7 +70,7 @@ def cost_curves(
         picture = new_picture(11, 6.2, dpi)
         write_title(picture, title, machine_text(alpha, beta, gamma))
         axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.55)
-        _draw_curves(axes, collective, grid, curves, measured or {})
+        _draw_curves(axes, collective, ranks, grid, curves, measured or {})
         _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
         axes.set_xlim(grid[0], grid[-1])
         if not any(map(np.any, curves.values())):  # one rank: no curve has a place on log axes
@@ -142,9 +142,9 @@ def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, b
     return rounds * alpha + path_bytes * beta + reduced_bytes * gamma
 
 
-def bound_text(collective: str, name: str) -> str:
-    """Said beside a predicted time: " (at most)" if the closed form is a bound, else nothing."""
-    return "" if cost.form(collective, name, 8, 1024).exact else " (at most)"
+def _bound_text(collective: str, name: str, ranks: int, nbytes: int) -> str:
+    """Said beside a curve: " (at most)" if the closed form is a bound, else nothing."""
+    return "" if cost.form(collective, name, ranks, nbytes).exact else " (at most)"
 
 
 def _grid(smallest: int, largest: int) -> list[int]:
@@ -184,14 +184,14 @@ def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
     axes.grid(True, which="major")
 
 
-def _draw_curves(axes: Axes, collective: str, grid: Sequence[int],
+def _draw_curves(axes: Axes, collective: str, ranks: int, grid: Sequence[int],
                  curves: Mapping[str, np.ndarray], measured: Measured) -> None:
     for index, (name, times) in enumerate(curves.items()):
         style = line_style(_place(collective, name, index))
         seen = np.where(times > 0, times, np.nan)
         axes.plot(grid, seen, color=style.color, linestyle=style.dashes, marker=style.marker,
-                  markevery=(4 + 3 * index % 8, 12), label=name + bound_text(collective, name),
-                  zorder=3)
+                  markevery=(4 + 3 * index % 8, 12), zorder=3,
+                  label=name + _bound_text(collective, name, ranks, grid[-1]))
         dots = measured.get(name, {})
         draw_spread(axes, list(dots), list(dots.values()), color=style.color,
                     marker=style.marker, fill=PAPER, label=f"{name}, measured")

@@ -166,6 +166,8 @@ def test_all_ranks_end_with_the_same_bits(algorithm: str, p: int) -> None:
     ("hierarchical", {"group": 3}, "groups of 3"),
     ("two_ring", {"cycles": [[0, 1, 2, 3, 4, 5, 6, 6]]}, "no cycle"),
     ("ring", {"shape": (2, 4)}, "no option 'shape'"),
+    ("segmented_ring", {"segment_bytes": 0}, "segment_bytes"),
+    ("double_tree", {"segments": 0}, "segments"),
 ])
 def test_options_that_make_no_sense_are_named(algorithm: str, options: Any, says: str) -> None:
     def fn(comm: dtlab.Comm) -> None:
@@ -179,6 +181,7 @@ def test_options_that_make_no_sense_are_named(algorithm: str, options: Any, says
     ("torus", {"shape": (2, 4)}), ("torus", {"shape": (8, 1)}), ("hierarchical", {"group": 8}),
     ("two_ring", {"cycles": [[0, 1, 2, 3, 4, 5, 6, 7], [0, 3, 5, 2, 4, 7, 1, 6]]}),
     ("double_tree", {"segments": 1}),
+    ("segmented_ring", {"segment_bytes": 8}), ("segmented_ring", {"segment_bytes": 16}),
 ])
 def test_options_choose_another_way_to_the_same_sum(algorithm: str, options: Any) -> None:
     def fn(comm: dtlab.Comm) -> torch.Tensor:
@@ -187,3 +190,32 @@ def test_options_choose_another_way_to_the_same_sum(algorithm: str, options: Any
 
     for value in simulate(fn, network=topology.uniform(8, ALPHA, 1 / BETA)).values:
         assert torch.equal(value, torch.arange(19) * 36)
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+@pytest.mark.parametrize("n", [3, 64, 1000])
+def test_a_segmented_ring_adds_while_it_sends(p: int, n: int) -> None:
+    """Like the ring, but for the additions: only the last segment's is not hidden."""
+    def fn(comm: dtlab.Comm) -> torch.Tensor:
+        x = torch.arange(p * n * 4.0) * (comm.rank + 1)  # chunks of 4 segments
+        return collectives.all_reduce(comm, x, algorithm="segmented_ring", segment_bytes=4 * n)
+
+    gamma = BETA / 2
+    result = simulate(fn, network=topology.uniform(p, ALPHA, 1 / BETA), gamma=gamma)
+    s = 4 * n
+    closed_s = (p - 1) * 5 * ALPHA + 2 * (p - 1) * 4 * s * BETA + s * gamma
+    assert math.isclose(result.elapsed_s, closed_s, rel_tol=1e-9)
+    assert torch.equal(result.values[p - 1], torch.arange(p * n * 4.0) * (p * (p + 1) // 2))
+
+
+def test_a_segmented_ring_over_many_segments_obeys_its_form() -> None:
+    for p, nbytes in ((2, 10_000_004), (5, 12 << 20), (3, 7_654_320)):
+        def fn(comm: dtlab.Comm, nbytes: int = nbytes) -> None:
+            x = torch.empty(nbytes // 4, device="meta")
+            collectives.all_reduce(comm, x, algorithm="segmented_ring")
+
+        result = simulate(fn, network=topology.uniform(p, ALPHA, 1 / BETA), gamma=GAMMA)
+        asked = ("all_reduce", "segmented_ring", p, nbytes)
+        assert result.elapsed_s <= cost.time_s(*asked, ALPHA, BETA, GAMMA)
+        assert [result.trace.sent_bytes(r) for r in range(p)] == cost.sent_bytes(*asked)
+        assert [result.trace.messages(r) for r in range(p)] == cost.messages(*asked)
