@@ -22,6 +22,7 @@ from dtlab.collectives import (  # noqa: F401, which register more of all_reduce
 from dtlab.collectives.all_to_all import all_to_all
 from dtlab.collectives.scan import exscan, scan
 from dtlab.collectives.barrier import barrier
+from dtlab.collectives.uneven import all_gatherv, all_to_allv, gatherv, scatterv
 from dtlab.collectives.registry import ALGORITHMS, algorithm, default_of, publish
 # isort: on
 
@@ -29,17 +30,21 @@ __all__ = [
     "ALGORITHMS",
     "algorithm",
     "all_gather",
+    "all_gatherv",
     "all_reduce",
     "all_to_all",
+    "all_to_allv",
     "barrier",
     "broadcast",
     "default_of",
     "exscan",
     "gather",
+    "gatherv",
     "reduce",
     "reduce_scatter",
     "scan",
     "scatter",
+    "scatterv",
 ]
 
 publish(globals())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from dtlab.collectives.registry import algorithm, check_parts, choose, signature
 from dtlab.comm import Comm, Recv, Send
 
+Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 def all_to_all(
     comm: Comm, parts: torch.Tensor, algorithm: str = "pairwise", **options: Any
@@ -42,13 +44,13 @@ def linear(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tens
 
 
 @algorithm("all_to_all", "pairwise")
-def pairwise(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+def pairwise(comm: Comm, rows: Rows, received: Rows) -> Rows:
     """Fill `received`: in step k, send to the rank k further on, receive from the one k back.
 
     Nobody ever receives from two at once. Cost: (p−1)α + (p−1)/p·nβ.
     """
     p, me = comm.size, comm.rank
-    received[me] = rows[me]
+    received[me].copy_(rows[me])
     for distance in range(1, p):
         to, source = (me + distance) % p, (me - distance) % p
         comm.sendrecv(rows[to], to, received[source], source)

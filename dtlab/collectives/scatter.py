@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def scatter(
 
 @algorithm("scatter", "linear")
 def linear(
-    comm: Comm, rows: torch.Tensor | None, x: torch.Tensor, root: int = 0
+    comm: Comm, rows: torch.Tensor | Sequence[torch.Tensor] | None, x: torch.Tensor, root: int = 0
 ) -> torch.Tensor:
     """Fill `x`: the root sends each rank its row, one after the other.
 

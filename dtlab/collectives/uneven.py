@@ -1,0 +1,123 @@
+"""Collectives whose parts differ in size from rank to rank: what MPI calls scatterv, gatherv, ….
+
+Each rank says what it sends and gives the tensors to receive into; sizes may be zero. Ranks that
+don't know each other's sizes first exchange those, with `all_gather` or `all_to_all`. Parts are of
+one dtype. Cost: b_r is the size of rank r's part in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dtlab.collectives.all_to_all import pairwise
+from dtlab.collectives.registry import check_root, check_tensor, flattened, write_back
+from dtlab.collectives.ring import all_gather_, one_back
+from dtlab.collectives.scatter import linear
+from dtlab.comm import Comm
+from dtlab.errors import ShapeMismatch
+
+Parts = Sequence[torch.Tensor]
+
+
+def scatterv(comm: Comm, parts: Parts | None, x: torch.Tensor, root: int = 0) -> torch.Tensor:
+    """In place in `x`. Before: the root holds p `parts`; others pass None. After: rank r's x is
+    parts[r], which has its shape. Returns `x`. Cost: Σ(α + b_r β) over all ranks but the root.
+    """
+    check_root(comm, root, "scatterv")
+    check_tensor(comm, x, "scatterv")
+    rows = None
+    if comm.rank == root:
+        rows = _vectors(comm, parts, "scatterv")
+        _check_like(comm, rows[root], x, "scatterv")
+    vector = flattened(x)
+    with comm.labelled(_label("scatterv", x, root)):
+        linear(comm, rows, vector, root)
+    return write_back(x, vector)
+
+
+def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> Parts | None:
+    """In place in `into`: p tensors at the root, None elsewhere. Before: rank r holds x_r. After:
+    into[r] is x_r, whose shape it has. Returns `into`. Cost: Σ(α + b_r β), less the root's own.
+    """
+    check_root(comm, root, "gatherv")
+    check_tensor(comm, x, "gatherv")
+    vector = flattened(x)
+    with comm.labelled(_label("gatherv", x, root)):
+        if comm.rank != root:
+            comm.send(vector, root)
+            return None
+        rows = _vectors(comm, into, "gatherv")
+        _check_like(comm, rows[root], x, "gatherv")
+        rows[root].copy_(vector)
+        for distance in range(1, comm.size):
+            rank = (root + distance) % comm.size
+            comm.recv(rows[rank], rank)
+    assert into is not None
+    return _written(into, rows)
+
+
+def all_gatherv(comm: Comm, x: torch.Tensor, into: Parts) -> Parts:
+    """In place in `into`: p tensors. Before: rank r holds x_r. After: into[r] is x_r, everywhere.
+
+    Every part goes once round the ring. Returns `into`. Cost: at most (p−1)(α + max b_r β).
+    """
+    check_tensor(comm, x, "all_gatherv")
+    rows = _vectors(comm, into, "all_gatherv")
+    _check_like(comm, rows[comm.rank], x, "all_gatherv")
+    rows[comm.rank].copy_(flattened(x))
+    with comm.labelled(_label("all_gatherv", x)):
+        all_gather_(comm, one_back(rows))
+    return _written(into, rows)
+
+
+def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
+    """In place in `into`. Before: rank r holds p `parts`. After: its into[s] is rank s's parts[r],
+    whose shape it has. Returns `into`.
+
+    In step k every rank sends to the one k further on. Cost: at most (p−1)(α + max b β). Experts of
+    a mixture get their tokens so. Chapter: 04.
+    """
+    rows = _vectors(comm, parts, "all_to_allv")
+    received = _vectors(comm, into, "all_to_allv")
+    _check_like(comm, received[comm.rank], rows[comm.rank], "all_to_allv")
+    with comm.labelled(_label("all_to_allv", rows[0])):
+        pairwise(comm, rows, received)
+    return _written(into, received)
+
+
+def _label(collective: str, x: torch.Tensor, root: int | None = None) -> str:
+    """As `registry.signature`, but for the shapes, which differ."""
+    dtype = str(x.dtype).split(".")[-1]
+    return f"{collective}({dtype}{'' if root is None else f', root={root}'})"
+
+
+def _vectors(comm: Comm, parts: Parts | None, collective: str) -> list[torch.Tensor]:
+    """The parts as vectors. Raises unless they are p tensors of one dtype."""
+    if parts is None or len(parts) != comm.size:
+        got = "None" if parts is None else str(len(parts))
+        raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a tensor for each of the "
+                            f"{comm.size} ranks; got {got}")
+    for part in parts:
+        check_tensor(comm, part, collective)
+        if part.dtype != parts[0].dtype:
+            raise ShapeMismatch(f"rank {comm.rank}: {collective} needs parts of one dtype; got "
+                                f"{parts[0].dtype} and {part.dtype}")
+    return [flattened(part) for part in parts]
+
+
+def _check_like(comm: Comm, part: torch.Tensor, x: torch.Tensor, collective: str) -> None:
+    """Raise unless the rank's own part has the size and dtype of `x`: no message would tell."""
+    if part.numel() != x.numel() or part.dtype != x.dtype:
+        raise ShapeMismatch(
+            f"rank {comm.rank}: {collective}: its own part is {part.dtype} with {part.numel()} "
+            f"elements, x is {x.dtype} with {x.numel()}"
+        )
+
+
+def _written(into: Parts, rows: list[torch.Tensor]) -> Parts:
+    """`into`, filled from `rows` where those had to be copies."""
+    for part, row in zip(into, rows, strict=True):
+        write_back(part, row)
+    return into
