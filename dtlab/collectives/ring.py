@@ -22,7 +22,8 @@ def reduce_scatter_(comm: Comm, chunks: Sequence[torch.Tensor], op: Op = "sum") 
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
     inbox = comm.scratch(chunks[0])
-    room = {size: inbox[:size] for size in (chunks[0].numel(), chunks[-1].numel())}  # no others
+    small = chunks[-1].numel()
+    room = {small: inbox[:small], inbox.numel(): inbox}  # chunks have no other sizes
     for step in range(p - 1):
         leaving, staying = chunks[(me - step) % p], chunks[(me - step - 1) % p]
         summand = room[staying.numel()]

@@ -17,6 +17,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from dtlab.errors import Waiting
@@ -86,6 +88,10 @@ class Board:
 
     # ---- records --------------------------------------------------------------------------------
 
+    def writer(self, rank: int) -> Callable[..., None]:
+        """`write` for this rank, with all arguments given."""
+        return partial(_NUMBERS.pack_into, self.bytes, rank * _RECORD_SIZE)
+
     def write(
         self, rank: int, events: int, doing: int, certain: bool = True, sends: bool = False,
         context: int = 0, nbytes: int = 0, peer: int = 0, number: int = 0,
@@ -153,6 +159,10 @@ class Board:
 
     def _box(self, rank: int, context: int) -> int:
         return self._boxes + rank * _ANY + context % _SLOTS * (16 + _HEADER)
+
+    def anyone_at(self, rank: int, context: int) -> int:
+        """The word that counts the receives from anyone that `rank` has pending."""
+        return self._box(rank, context) >> 3
 
     def set_anyone(self, rank: int, context: int, pending: int, text: bytes) -> None:
         """`rank` has `pending` receives from anyone; `text`: their header, if all have the same."""

@@ -20,6 +20,7 @@ from dtlab.errors import ConfigError
 from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.lane import Lane, is_plain
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
 from dtlab.reduction import combine_
@@ -35,14 +36,16 @@ class GlooComm(Comm):
         self.end, self.members, self.context, self.visible = end, members, context, visible
         self.rank, self.size, self.device = members.index(end.rank), len(members), end.device
         self._on_cpu = end.device.type == "cpu"
-        self._tag = _TAG + context
-        self._sent = [0] * self.size  # messages posted so far, by peer
-        self._received = [0] * self.size
+        self.tag = _TAG + context
+        self.sent = [0] * self.size  # messages posted so far, by peer
+        self.received = [0] * self.size
         self._outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
         self._incoming: dict[int, Pair] = {}
+        self._lanes: dict[tuple[int, int], Lane] = {}
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, Announced] = {}
         self._scratch: torch.Tensor | None = None  # see `scratch`
+        self._last_scratch: torch.Tensor | None = None  # a view of it
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
     # ---- messages -------------------------------------------------------------------------------
@@ -82,54 +85,16 @@ class GlooComm(Comm):
             self.end.runs()
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        """As in `Comm`. Tensors that Gloo can take as they are go the short way: no objects for
-        what begins and ends in this call. Rings live in it, often with more ranks than cores.
-        """
-        if not (
-            self._takes(out) and self._takes(into)
-            and dst.__class__ is int and src.__class__ is int
-            and -1 < dst < self.size and -1 < src < self.size and dst != self.rank != src
-        ):
+        """As in `Comm`; tensors that Gloo can take as they are go the short way."""
+        if src is not None and self._on_cpu and is_plain(out) and is_plain(into):
+            lane = self._lanes.get((dst, src))
+            if lane is None:
+                self._check_peer(dst, "send to")
+                self._check_peer(src, "receive from")
+                lane = self._lanes[dst, src] = Lane(self, dst, src)
+            lane.exchange(out, into)
+        else:
             super().sendrecv(out, dst, into, src)
-            return
-        end, context, tag = self.end, self.context, self._tag
-        to, origin = self.members[dst], self.members[src]
-        handles: list[Any] = []
-        with end.lock:
-            sent, received = self._sent[dst], self._received[src]
-            if end.board is not None:
-                self._announce_recv(src, self._header(into))
-                try:
-                    self._announce_send(dst, self._header(out))
-                except Exception:
-                    self._incoming[src].withdraw(received)
-                    raise
-            self._received[src], self._sent[dst] = received + 1, sent + 1
-            posted_s = time.perf_counter()
-            handles.append(end.group.recv([into], origin, tag))
-            handles.append(end.group.send([out], to, tag))
-        nbytes = out.nbytes
-        end.exchanging(context, self.label, nbytes, to, sent, origin, received)
-        try:
-            handles[1].wait()
-            sent_s = time.perf_counter()
-            handles[0].wait()
-            received_s = time.perf_counter()
-        finally:
-            end.runs()
-            end.bury(handles, nbytes)
-        if end.traced and self.visible:
-            end.rows += (
-                (True, to, context, nbytes, posted_s, sent_s, self.label),
-                (False, origin, context, into.nbytes, posted_s, received_s, self.label),
-            )
-
-    def _takes(self, x: Any) -> bool:
-        """Can Gloo read and write the memory of `x` as it is, and is it in the right place?"""
-        return (
-            x.__class__ is torch.Tensor and x.is_cpu and self._on_cpu and x.dtype in _PLAIN
-            and x.layout is torch.strided and x.is_contiguous() and not x.is_neg() and x.nbytes > 0
-        )
 
     def _check(self, op: Send | Recv) -> None:
         x, peer = op
@@ -165,11 +130,11 @@ class GlooComm(Comm):
         end, group = self.end, self.end.group
         with end.lock:
             if end.board is not None:
-                self._announce_send(dst, self._header(x))
-            message.number = self._sent[dst]
-            self._sent[dst] += 1
+                self.announce_send(dst, self.header(x))
+            message.number = self.sent[dst]
+            self.sent[dst] += 1
             message.posted_s = time.perf_counter()
-            message.handles = (group.send([wire], message.world, self._tag),)
+            message.handles = (group.send([wire], message.world, self.tag),)
             if payload is not None:
                 message.handles += (group.send([payload], message.world, tag),)
             end.posted(message)
@@ -186,16 +151,16 @@ class GlooComm(Comm):
         end, group = self.end, self.end.group
         with end.lock:
             if src is None:
-                self._announce_recv_anyone(message, self._header(x))
+                self._announce_recv_anyone(message, self.header(x))
             elif end.board is not None:
-                self._announce_recv(src, self._header(x))
+                self.announce_recv(src, self.header(x))
             message.posted_s = time.perf_counter()
             if src is None:
-                message.handles = (group.recv_anysource([wire], self._tag),)
+                message.handles = (group.recv_anysource([wire], self.tag),)
             else:
-                message.number = self._received[src]
-                self._received[src] += 1
-                message.handles = (group.recv([wire], message.world, self._tag),)
+                message.number = self.received[src]
+                self.received[src] += 1
+                message.handles = (group.recv([wire], message.world, self.tag),)
             end.posted(message)
         return message
 
@@ -214,7 +179,8 @@ class GlooComm(Comm):
 
     # ---- the ledger's numbers -------------------------------------------------------------------
 
-    def _header(self, x: Any) -> Announced:
+    def header(self, x: Any) -> Announced:
+        """What the ledger says of a message that carries `x`."""
         tensor = isinstance(x, torch.Tensor)
         key = (x.dtype, x.shape, self.label) if tensor else self.label
         header = self._headers.get(key)
@@ -224,15 +190,15 @@ class GlooComm(Comm):
             header = self._headers[key] = announced(describe(x, self.label))
         return header
 
-    def _announce_send(self, dst: int, header: Announced) -> None:
+    def announce_send(self, dst: int, header: Announced) -> None:
         """Rank `dst` is about to be sent its next message. Raises `ShapeMismatch`."""
-        board, number, to = self.end.board, self._sent[dst], self.members[dst]
+        board, number, to = self.end.board, self.sent[dst], self.members[dst]
         assert board is not None
         pair = self._outgoing.get(dst)
         if pair is None:
             pair = Pair(board, self.end.rank, to, False, self.context)
             self._outgoing[dst] = pair
-        if pair.announce(number, header):
+        if pair.announce(number, header) or not pair.anyone_waits():
             return
         # It may meet a receive from anyone, if nothing else is on its way to that rank.
         pending, wanted = board.anyone(to, self.context)
@@ -243,7 +209,7 @@ class GlooComm(Comm):
                 pair.withdraw(number)
                 raise
 
-    def _announce_recv(self, src: int, header: Announced) -> None:
+    def announce_recv(self, src: int, header: Announced) -> None:
         """The next message of rank `src` is about to be received. Raises `ShapeMismatch`."""
         pair = self._incoming.get(src)
         if pair is None:
@@ -251,22 +217,26 @@ class GlooComm(Comm):
             pair = Pair(self.end.board, self.members[src], self.end.rank, True, self.context)
             self._incoming[src] = pair
         # With receives from anyone about, which message this one gets is not certain.
-        pair.announce(self._received[src], NO_HEADER if self._anyone else header)
+        pair.announce(self.received[src], NO_HEADER if self._anyone else header)
+
+    def withdraw_recv(self, src: int) -> None:
+        """The receive that was announced last is not posted after all."""
+        self._incoming[src].withdraw(self.received[src])
 
     def _announce_recv_anyone(self, message: Message, header: Announced) -> None:
         """`message` is about to be received from whoever comes. Raises `ShapeMismatch`."""
         if self._anyone is not None:
-            self._anyone.announce(message, header, zip(self.members, self._received, strict=True))
+            self._anyone.announce(message, header, zip(self.members, self.received, strict=True))
 
     def met(self, message: Message) -> None:
         """A receive from anyone has got its sender: count it as that one's."""
         with self.end.lock:
             message.peer = src = self.members.index(message.world)
-            message.number = self._received[src]
-            self._received[src] += 1
+            message.number = self.received[src]
+            self.received[src] += 1
             if self.end.board and self._anyone is not None:
                 self.end.board.set_count(
-                    message.world, self.end.rank, True, self.context, self._received[src]
+                    message.world, self.end.rank, True, self.context, self.received[src]
                 )
                 self._anyone.met(message)
 
@@ -292,12 +262,15 @@ class GlooComm(Comm):
 
     def scratch(self, like: torch.Tensor) -> torch.Tensor:
         """A tensor like `like` to receive into, its elements not set. Valid until the next call."""
-        wanted = like.nbytes
+        last, wanted = self._last_scratch, like.nbytes
+        if last is not None and last.shape == like.shape and last.dtype is like.dtype:
+            return last
         if not (like.is_cpu and like.is_contiguous() and 0 < wanted <= _SCRATCH_BYTES):
             return torch.empty_like(like)
         if self._scratch is None or self._scratch.nbytes < wanted:
             self._scratch = torch.empty(wanted, dtype=torch.uint8)
-        return self._scratch[:wanted].view(like.dtype).view(like.shape)
+        self._last_scratch = self._scratch[:wanted].view(like.dtype).view(like.shape)
+        return self._last_scratch
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -329,10 +302,6 @@ class GlooComm(Comm):
         return self.end.next_context
 
 
-_PLAIN = frozenset((  # dtypes whose bytes are what they seem
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
-    torch.int8, torch.int16, torch.int32, torch.int64,
-))
 # What travels for a tensor without elements: Gloo won't receive zero bytes from anyone.
 _NOTHING = torch.zeros(1, dtype=torch.uint8)
 

@@ -41,6 +41,7 @@ class Endpoint:
         self.rank, self.size, self.device, self.traced = rank, size, device, traced
         self.group = group  # torch's ProcessGroupGloo
         self.board = board
+        self._write = board.writer(rank) if board is not None else None
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
         self.next_context = 1
         self.start_s = time.perf_counter()
@@ -109,15 +110,15 @@ class Endpoint:
                    origin: int, received: int) -> None:
         """Write on the board that this rank waits for its `sent`-th message to `to` and for the
         `received`-th from `origin`."""
-        if self.board is None:
+        if self._write is None:
             return
         peers = (to,) if to == origin else (to, origin)
         if (peers, label) != self._written:
             self._write_texts(peers, label)
         self._events += 1
         alone = _thread._count() == self._threads
-        self.board.write(self.rank, self._events, EXCHANGE, alone, True, context, nbytes,
-                         to, sent, False, origin, received)
+        self._write(self._events, EXCHANGE, alone, True, context, nbytes,
+                    to, sent, False, origin, received)
 
     def runs(self) -> None:
         """Write on the board that this rank waits no more."""

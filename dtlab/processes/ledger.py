@@ -70,6 +70,7 @@ class Pair:
         self._their_digests = [
             (board.header_at(src, dst, not receiving, n) >> 3) + 1 for n in range(DEPTH)
         ]
+        self._anyone = board.anyone_at(dst, context)
         self._base = (context + 1) << COUNT_BITS
         self._fence = threading.Lock()
         self._read = lambda number: board.header(src, dst, not receiving, context, number)
@@ -107,6 +108,10 @@ class Pair:
             self._bytes[at + 16 : at + 16 + len(header.text)] = header.text
             words[(at >> 3) + 1] = header.digest
         words[at >> 3] = stamp
+
+    def anyone_waits(self) -> bool:
+        """May the receiver wait for a message from anyone?"""
+        return bool(self._words[self._anyone] & (_COUNTS - 1))
 
     def withdraw(self, number: int) -> None:
         """Message `number`, announced before, is not handed to Gloo after all."""
