@@ -33,6 +33,10 @@ class View(Comm):
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         return self.whole.accumulate_(into, x, op)
 
+    def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
+        origin = None if src is None else self.members[src]
+        self.whole.sendrecv(out, self.members[dst], into, origin)
+
     def scratch(self, like: torch.Tensor) -> torch.Tensor:
         return self.whole.scratch(like)
 
