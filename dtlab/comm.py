@@ -91,8 +91,8 @@ class Comm(ABC):
     def _next_context(self) -> int:
         """The smallest context number that this rank has not used yet."""
 
-    def _reduced(self, nbytes: int) -> None:
-        """Called when `accumulate_` has combined `nbytes`; the simulator charges γ here."""
+    def _reduced(self, into: torch.Tensor) -> None:
+        """Called when `accumulate_` has changed `into`; the simulator charges γ here."""
 
     # ---- everything else follows from it -------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Comm(ABC):
         "avg" (a sum here; whoever ends the reduction divides), or a function of two tensors.
         """
         combine_(into, x, op)
-        self._reduced(into.nbytes)
+        self._reduced(into)
         return into
 
     def scratch(self, like: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,14 @@ class SimComm(Comm):
                 self._check_tensor(x, "send")
         else:
             x, real = Envelope(x), True
-        message = channel.take_recv() if channel.first is not None or channel.shared else None
+        message = channel.first
+        if channel.shared:  # the receiver also takes from anyone
+            message = channel.take_recv()
+        elif message is not None:  # something waits: a receive? (`take_recv`, the short way)
+            if message.x is None:
+                channel.first = message.next
+            else:
+                message = None
         if message is None:
             message = Message()
             message.into = message.receiver = None
@@ -108,7 +115,14 @@ class SimComm(Comm):
             x = self._inbox(x)
         elif self._strand.real:
             self._check_tensor(x, "receive into")
-        message = source.take_send() if source.first is not None or source.shared else None
+        message = source.first
+        if source.shared:
+            message = source.take_send()
+        elif message is not None:  # something waits: a send? (`take_send`, the short way)
+            if message.x is not None:
+                source.first = message.next
+            else:
+                message = None
         if message is None:
             message = Message()
             message.x = message.sender = None
@@ -166,11 +180,11 @@ class SimComm(Comm):
         self._strand.waits_for = doing
         self._engine.sleep(self._strand, seconds)
 
-    def _reduced(self, nbytes: int) -> None:
+    def _reduced(self, into: torch.Tensor) -> None:
         engine = self._engine
-        if engine.gamma and nbytes:
+        if engine.gamma and into.nbytes:
             start_s = engine.now
-            self._pass_time(engine.gamma * nbytes, "reduce")
+            self._pass_time(engine.gamma * into.nbytes, "reduce")
             if engine.tracing:
                 engine.spans.append(
                     (self._strand.rank, "reduce", start_s, engine.now, self.label)

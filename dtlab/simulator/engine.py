@@ -59,6 +59,8 @@ class Engine:
         self._ready: deque[Strand] = deque()
         self._agenda: dict[float, Instant] = {}
         self._times: list[float] = []  # the keys of the agenda, as a heap
+        self._due_s = -1.0  # the agenda's entry for this time was asked for last:
+        self._due: list[Message] = []  # what is to start then
         self._begun = False
         self._limit_s: float | None = None  # of real time
         self._broken: BaseException | None = None  # why `next_strand` gave up
@@ -100,15 +102,16 @@ class Engine:
 
         Called by whoever pauses, so that control passes from strand to strand directly.
         """
-        if not self._begun or self.stopping:
-            return None
         ready = self._ready
-        if not ready:
-            try:
-                self._pass_time()
-            except BaseException as error:  # must not surface in the rank that happened to pause
-                self._broken = error
-                return None
+        if self.stopping or not self._begun:
+            return None
+        if ready:
+            return ready.popleft()
+        try:
+            self._pass_time()
+        except BaseException as error:  # must not surface in the rank that happened to pause
+            self._broken = error
+            return None
         return ready.popleft() if ready else None
 
     def _pass_time(self) -> None:
@@ -118,13 +121,17 @@ class Engine:
         while not ready:
             if self._limit_s is not None and time.monotonic() > self._limit_s:
                 raise RunTimeout("the simulation did not end within its limit of real time")
+            arriving_s = -1.0
             for flow in network.settle(self.now):
-                instant = agenda.get(flow.end_s) or self._at(flow.end_s)
-                instant.arriving.append(flow)  # type: ignore[arg-type]
+                if flow.end_s != arriving_s:  # as a rule many end at once
+                    arriving_s = flow.end_s
+                    arriving = self._at(arriving_s).arriving
+                arriving.append(flow)  # type: ignore[arg-type]
             if not self._times:
                 return
             self.now = now = heapq.heappop(self._times)
             instant = agenda.pop(now)
+            self._due_s = -1.0
             self._deliver(network.end(instant.arriving, now))
             network.start(instant.starting, now)
             ready.extend(instant.waking)
@@ -185,7 +192,9 @@ class Engine:
         message.remaining = message.nbytes
         message.links = channel.links
         due_s = self.now + channel.latency_s
-        (self._agenda.get(due_s) or self._at(due_s)).starting.append(message)
+        if due_s != self._due_s:  # as a rule many start at once
+            self._due_s, self._due = due_s, self._at(due_s).starting
+        self._due.append(message)
 
     def _deliver(self, messages: Sequence[Message]) -> None:
         """Put the data in place and let both sides go on."""
