@@ -7,6 +7,8 @@ the others when one fails.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import pickle
 import time
@@ -26,6 +28,13 @@ _PATIENCE_S = 2.0  # a rank whose wire broke waits so long to hear who broke it
 _calls = 0
 
 
+def _leave_group() -> None:
+    """Join Gloo's threads: one that lets go of a tensor once the interpreter ends would abort."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()  # communicators hold the group too, and each other
+
+
 def launched() -> bool:
     """Was this process started as one of many, by torchrun or alike?"""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
@@ -41,6 +50,7 @@ def run_here(
     global _calls
     if not dist.is_initialized():
         join_group(backend, None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        atexit.register(_leave_group)
     here, _calls = _calls, _calls + 1
     comm = open_communicator(
         backend, device, int(os.environ.get("LOCAL_RANK", 0)), None, trace, context=here * EPOCH
