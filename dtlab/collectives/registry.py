@@ -62,6 +62,8 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
         known = ", ".join(BARE[collective])
         raise ConfigError(f"{collective} has no algorithm {name!r}; choose one of: {known}")
     function = BARE[collective][name]
+    if not options:
+        return function
     parameters = inspect.signature(function).parameters
     own = [key for key in parameters if key not in _COMMON]
     for key, value in options.items():
@@ -71,7 +73,7 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
         if parameters[key].annotation == "int" and not (isinstance(value, int) and value >= 1):
             raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
                               f"not {value!r}")
-    return functools.partial(function, **options) if options else function
+    return functools.partial(function, **options)
 
 
 def default_of(collective: str) -> str:
@@ -133,9 +135,18 @@ def signature(collective: str, x: torch.Tensor, **how: Any) -> str:
     >>> signature("reduce", torch.zeros(2, 3), op="sum", root=0)
     'reduce(float32 [2, 3], op=sum, root=0)'
     """
-    dtype = str(x.dtype).split(".")[-1] + " meta" * x.is_meta
-    details = "".join(f", {key}={getattr(value, '__name__', value)}" for key, value in how.items())
-    return f"{collective}({dtype} {list(x.shape)}{details})"
+    named = {key: value if value.__class__ in (str, int) else getattr(value, "__name__", str(value))
+             for key, value in how.items()}
+    return _signature(collective, x.dtype, x.is_meta, x.shape, **named)
+
+
+@lru_cache(maxsize=1024)  # a ring of small messages would notice the time it takes to write
+def _signature(
+    collective: str, dtype: torch.dtype, meta: bool, shape: torch.Size, **how: Any
+) -> str:
+    name = str(dtype).split(".")[-1] + " meta" * meta
+    details = "".join(f", {key}={value}" for key, value in how.items())
+    return f"{collective}({name} {list(shape)}{details})"
 
 
 def flattened(x: torch.Tensor) -> torch.Tensor:
