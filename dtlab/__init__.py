@@ -30,6 +30,7 @@ from dtlab.simulator import simulate
 from dtlab.trace import Event, Message, Span, Trace
 
 if TYPE_CHECKING:
+    from dtlab.calibration import calibrate
     from dtlab.grading.check import check
     from dtlab.processes.magic import load_ipython_extension
     from dtlab.processes.run import run
@@ -55,6 +56,7 @@ __all__ = [
     "Span",
     "Trace",
     "Work",
+    "calibrate",
     "check",
     "collectives",
     "cost",
@@ -66,12 +68,13 @@ __all__ = [
 
 # Loaded when first used, so that `import dtlab` stays quick.
 _LATER = {
+    "calibrate": "dtlab.calibration",
     "run": "dtlab.processes",
     "Session": "dtlab.processes",
     "check": "dtlab.grading",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_ROOMS = ("grading", "plots", "processes", "widgets")
+_ROOMS = ("calibration", "grading", "plots", "processes", "widgets")
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtlab.errors import ConfigError
+from dtlab.machine import Machine, load
 from dtlab.reduction import combine_
 
 
@@ -93,6 +94,11 @@ class Comm(ABC):
 
     def _reduced(self, into: torch.Tensor) -> None:
         """Called when `accumulate_` has changed `into`; the simulator charges γ here."""
+
+    @property
+    def machine(self) -> Machine:
+        """What messages and additions are expected to cost here: `algorithm="auto"` asks."""
+        return load()
 
     # ---- everything else follows from it -------------------------------------------------------
 

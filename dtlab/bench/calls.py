@@ -17,13 +17,17 @@ from dtlab.errors import ConfigError
 IN_PIECES = ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all")
 
 
-def check_known(collective: str, algorithm: str | None = None) -> None:
-    """Raise `ConfigError`, listing what there is, unless the registry has these names."""
+def check_known(collective: str, algorithm: str | None = None, auto: bool = False) -> None:
+    """Raise `ConfigError`, listing what there is, unless the registry has these names.
+
+    auto: "auto" will do, too.
+    """
     if collective not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         raise ConfigError(f"there is no collective {collective!r}; choose one of: {known}")
-    if algorithm is not None and algorithm not in ALGORITHMS[collective]:
-        known = ", ".join(ALGORITHMS[collective])
+    names = [*ALGORITHMS[collective], "auto"] if auto else list(ALGORITHMS[collective])
+    if algorithm is not None and algorithm not in names:
+        known = ", ".join(names)
         raise ConfigError(f"{collective} has no algorithm {algorithm!r}; choose one of: {known}")
 
 
@@ -48,7 +52,7 @@ def prepared(
     nbytes: the size of the vector that textbooks call n, as in `dtlab.cost`.
     device: "meta" in the simulator, when only time matters.
     """
-    check_known(collective, algorithm)
+    check_known(collective, algorithm, auto=True)
     count = elements(collective, comm.size, nbytes, dtype)
     function = getattr(collectives, collective)
     wanted = inspect.signature(function).parameters

@@ -51,7 +51,7 @@ def measure(
     """
     names = list(algorithms) or list(ALGORITHMS.get(collective, {}))
     for name in names or [""]:
-        check_known(collective, name)
+        check_known(collective, name, auto=True)
     if repeats < 1:
         raise ConfigError(f"repeats must be 1 or more, not {repeats}")
     count = elements(collective, ranks, nbytes, dtype)

@@ -49,7 +49,7 @@ def collectives(
     show.check_picture(plot)
     wanted = names or list(ALGORITHMS)
     for name in wanted:
-        check_known(name, algorithm)
+        check_known(name, algorithm, auto=True)
     lengths = [bytes_of(size) for size in sizes.split(",")]
     jobs = [(name, nbytes) for name in wanted
             for nbytes in (lengths if name != "barrier" else [0])]

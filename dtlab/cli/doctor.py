@@ -18,6 +18,7 @@ import dtlab
 from dtlab.cli import show
 from dtlab.cli.polite import FAILED, politely
 from dtlab.errors import DtlabError
+from dtlab.machine import load
 from dtlab.plots.units import bytes_text, seconds_text
 
 SIGNS = {"ok": "✓", "note": "–", "fault": "✗"}
@@ -133,6 +134,17 @@ def two_ranks() -> Finding:
     return Finding("Two ranks", "ok", f"started, summed 0 + 1 and ended in {took}")
 
 
+def calibrated() -> Finding:
+    """The figures by which algorithm="auto" chooses."""
+    machine = load()
+    bandwidth, adding = (bytes_text(1 / max(x, 1e-30)) for x in (machine.beta, machine.gamma))
+    found = f"α = {seconds_text(machine.alpha)}, 1/β = {bandwidth}/s, 1/γ = {adding}/s"
+    if not machine.date:
+        return Finding("Calibration", "note", f"never done; algorithm='auto' goes by {found}",
+                       'python -c "import dtlab; dtlab.calibrate()"  (some seconds)')
+    return Finding("Calibration", "ok", f"{found}, measured {machine.date} on {machine.host}")
+
+
 def _sum_of_ranks(comm: dtlab.Comm) -> float:
     x = torch.tensor([float(comm.rank)])
     return dtlab.collectives.all_reduce(comm, x).item()
@@ -140,6 +152,7 @@ def _sum_of_ranks(comm: dtlab.Comm) -> float:
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
     python, pytorch, gloo, cuda, cores, memory, shared_memory, loopback, jupyterlab, two_ranks,
+    calibrated,
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import algorithm, check_tensor, choose, signature
 from dtlab.collectives.ring import all_gather_, one_back
@@ -19,6 +20,7 @@ def all_gather(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `x` stays as it is. Chapter: 04.
     """
+    algorithm = named(comm, "all_gather", algorithm, x, pieces=comm.size)
     run = choose("all_gather", algorithm, options)
     check_tensor(comm, x, "all_gather")
     rows = x.new_empty((comm.size, x.numel()))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.broadcast import binomial as binomial_broadcast
 from dtlab.collectives.broadcast import flat as flat_broadcast
 from dtlab.collectives.reduce import binomial as binomial_reduce
@@ -32,6 +33,7 @@ def all_reduce(
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`; `op` as in
     `Comm.accumulate_`. All ranks end with the same bits. Chapter: 05.
     """
+    algorithm = named(comm, "all_reduce", algorithm, x)
     run = choose("all_reduce", algorithm, options)
     check_tensor(comm, x, "all_reduce")
     check_op(op, x.dtype)

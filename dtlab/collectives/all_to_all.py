@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.registry import algorithm, check_parts, choose, signature
 from dtlab.comm import Comm, Recv, Send
 
@@ -20,6 +21,7 @@ def all_to_all(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
+    algorithm = named(comm, "all_to_all", algorithm, parts)
     run = choose("all_to_all", algorithm, options)
     check_parts(comm, parts, "all_to_all")
     rows = parts.detach().reshape(comm.size, -1).contiguous()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.broadcast import binomial as binomial_broadcast
 from dtlab.collectives.broadcast import flat as flat_broadcast
 from dtlab.collectives.reduce import binomial as binomial_reduce
@@ -16,6 +17,7 @@ from dtlab.comm import Comm, Recv, Send
 
 def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> None:
     """Wait until every rank has called it. Moves no bytes, only empty messages. Chapter: 04."""
+    algorithm = named(comm, "barrier", algorithm)
     run = choose("barrier", algorithm, options)
     with comm.labelled(f"barrier(algorithm={algorithm})"):
         run(comm)

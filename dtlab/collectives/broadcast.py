@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
@@ -30,6 +31,7 @@ def broadcast(
 
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`. Chapter: 04.
     """
+    algorithm = named(comm, "broadcast", algorithm, x)
     run = choose("broadcast", algorithm, options)
     check_tensor(comm, x, "broadcast")
     check_root(comm, root, "broadcast")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
@@ -26,6 +27,7 @@ def gather(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
+    algorithm = named(comm, "gather", algorithm, x, pieces=comm.size)
     run = choose("gather", algorithm, options)
     check_root(comm, root, "gather")
     check_tensor(comm, x, "gather")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import (
     algorithm,
@@ -32,6 +33,7 @@ def reduce(
     Other ranks keep their x. Returns `x`. Shapes and dtypes are equal everywhere, else
     `ShapeMismatch`; `op` as in `Comm.accumulate_`. Chapter: 04.
     """
+    algorithm = named(comm, "reduce", algorithm, x)
     run = choose("reduce", algorithm, options)
     check_tensor(comm, x, "reduce")
     check_root(comm, root, "reduce")

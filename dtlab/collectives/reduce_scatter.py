@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import algorithm, check_parts, choose, signature
 from dtlab.collectives.ring import one_back, reduce_scatter_
@@ -22,6 +23,7 @@ def reduce_scatter(
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is; the
     algorithms work on a copy. Chapter: 04.
     """
+    algorithm = named(comm, "reduce_scatter", algorithm, parts)
     run = choose("reduce_scatter", algorithm, options)
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)

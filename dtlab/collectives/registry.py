@@ -60,7 +60,9 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
     """
     if name not in BARE[collective]:
         known = ", ".join(BARE[collective])
-        raise ConfigError(f"{collective} has no algorithm {name!r}; choose one of: {known}")
+        raise ConfigError(
+            f"{collective} has no algorithm {name!r}; choose one of: {known}, or auto"
+        )
     function = BARE[collective][name]
     if not options:
         return function

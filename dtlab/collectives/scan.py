@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.registry import (
     algorithm,
     check_tensor,
@@ -28,6 +29,7 @@ def scan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     With op "avg", rank r has the mean of r + 1 values. Shapes and dtypes are equal everywhere,
     else `ShapeMismatch`. Chapter: 04.
     """
+    algorithm = named(comm, "scan", algorithm, x)
     run = choose("scan", algorithm, options)
     check_tensor(comm, x, "scan")
     check_op(op, x.dtype)
@@ -44,6 +46,7 @@ def exscan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     Rank 0 gets what changes nothing under `op` (0 for sum, 1 for prod, …); if `op` is a function,
     it keeps its x. Chapter: 04.
     """
+    algorithm = named(comm, "exscan", algorithm, x)
     run = choose("exscan", algorithm, options)
     check_tensor(comm, x, "exscan")
     check_op(op, x.dtype)

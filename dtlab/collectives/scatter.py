@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.auto import named
 from dtlab.collectives.registry import (
     algorithm,
     check_parts,
@@ -30,6 +31,7 @@ def scatter(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
+    algorithm = named(comm, "scatter", algorithm, x, pieces=comm.size)
     run = choose("scatter", algorithm, options)
     check_root(comm, root, "scatter")
     check_tensor(comm, x, "scatter")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.machine import Machine
 
 
 class View(Comm):
@@ -45,6 +46,10 @@ class View(Comm):
 
     def now(self) -> float:
         return self.whole.now()
+
+    @property
+    def machine(self) -> Machine:
+        return self.whole.machine
 
     def _agree(self, value: Any) -> list[Any]:
         raise NotImplementedError("split the whole communicator instead")

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from dtlab.errors import ConfigError
+from dtlab.machine import Machine
 
 
 class Form(NamedTuple):
@@ -90,6 +91,19 @@ def messages(
 def rounds(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4) -> float:
     """How many messages follow one another on the longest path: what α multiplies."""
     return form(collective, algorithm, ranks, nbytes, itemsize).rounds
+
+
+def predicted_s(
+    collective: str, algorithm: str, ranks: int, nbytes: int, machine: Machine, itemsize: int = 4
+) -> float:
+    """Seconds of one call on `machine`: the closed form, or the time that its lanes need to move
+    all messages of all ranks, whichever is longer. On a network without end only the first counts;
+    where p processes share a few cores, the second."""
+    form_ = form(collective, algorithm, ranks, nbytes, itemsize)
+    alpha, beta, gamma, lanes = machine[:4]
+    path_s = form_.rounds * alpha + form_.path_bytes * beta + form_.reduced_bytes * gamma
+    work_s = sum(form_.messages) * alpha + sum(form_.sent_bytes) * beta
+    return max(path_s, work_s / lanes)
 
 
 def lower_bound_s(

@@ -11,6 +11,7 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
+from dtlab.machine import Machine
 from dtlab.reduction import overlaps_itself
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.messages import Channel, Envelope, Inbox, Mailbox, Message, Receiving, Sending
@@ -192,6 +193,16 @@ class SimComm(Comm):
 
     def now(self) -> float:
         return self._engine.now
+
+    @property
+    def machine(self) -> Machine:
+        """Of the way from the first rank to the last, as if nothing else were on it."""
+        topology = self._engine.topology
+        if self.size < 2:
+            return Machine(0.0, 0.0, self._engine.gamma)
+        latency_s, links = topology.route(self._ranks[0], self._ranks[-1])
+        slowest_Bps = min((topology.capacity_Bps[link] for link in links), default=math.inf)
+        return Machine(latency_s, 1 / slowest_Bps, self._engine.gamma)
 
     def _agree(self, value: Any) -> list[Any]:
         key = (self._context, self._ranks[0], self._meetings)  # groups of a split share a context

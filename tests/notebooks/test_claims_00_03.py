@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import dtlab
-from dtlab import Comm, Deadlock, calibrate, cost, run, simulate
+from dtlab import Comm, Deadlock, calibration, cost, run, simulate
 from dtlab.topology import uniform
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -138,7 +138,7 @@ def one_message_s(nbytes: float) -> float:
 def test_a_message_of_alpha_over_beta_bytes_takes_twice_as_long_as_an_empty_one() -> None:
     half = round(ALPHA / BETA)
     network = uniform(2, ALPHA, 1 / BETA)
-    (empty,), (full,) = simulate(calibrate.ping_pong, [0, half], 1, network=network).values[0]
+    (empty,), (full,) = simulate(calibration.ping_pong, [0, half], 1, network=network).values[0]
     assert full == pytest.approx(2 * empty, rel=1e-9)
 
 
@@ -204,7 +204,7 @@ def test_a_careless_fit_loses_alpha_and_a_careful_one_does_not() -> None:
         noise = 1 + 0.05 * np.random.default_rng(seed).standard_normal(len(sizes))
         times = (ALPHA + sizes * BETA) * noise
         careless.append(np.polyfit(sizes, times, 1)[1])
-        careful.append(calibrate.fit(sizes, times[:, None]).alpha)
+        careful.append(calibration.fit(sizes, times[:, None]).alpha)
     assert np.mean(np.array(careless) < 0) > 0.25, "often negative"
     assert np.abs(np.array(careful) / ALPHA - 1).max() < 0.1
     assert 0.05 * one_message_s(sizes[-1]) > 100 * ALPHA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dtlab import ConfigError, calibrate, simulate
+from dtlab import ConfigError, calibration, simulate
 from dtlab.topology import uniform
 
 SIZES = [0, 1, 100, 4096, 1_000_003]
@@ -13,7 +13,7 @@ SIZES = [0, 1, 100, 4096, 1_000_003]
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_ping_pong_gives_the_time_of_one_message(ranks: int) -> None:
-    result = simulate(calibrate.ping_pong, SIZES, 3, network=uniform(ranks, 7e-6, 2e9))
+    result = simulate(calibration.ping_pong, SIZES, 3, network=uniform(ranks, 7e-6, 2e9))
     expected = [[7e-6 + n / 2e9] * 3 for n in SIZES]
     for times, due in zip(result.values[0], expected, strict=True):
         assert times == pytest.approx(due, rel=1e-9)
@@ -21,7 +21,8 @@ def test_ping_pong_gives_the_time_of_one_message(ranks: int) -> None:
 
 
 def test_sizes_take_turns_in_changing_order() -> None:
-    trace = simulate(calibrate.ping_pong, list(range(1, 9)), 5, network=uniform(2, 1e-6, 1e9)).trace
+    network = uniform(2, 1e-6, 1e9)
+    trace = simulate(calibration.ping_pong, list(range(1, 9)), 5, network=network).trace
     balls = [m.nbytes for m in trace.transfers if m.src == 0]
     turns = [tuple(balls[i : i + 8]) for i in range(0, len(balls), 8)]
     assert all(sorted(turn) == list(range(1, 9)) for turn in turns)
@@ -30,15 +31,15 @@ def test_sizes_take_turns_in_changing_order() -> None:
 
 @pytest.mark.parametrize(("alpha", "beta"), [(20e-6, 0.8e-9), (1e-6, 4e-11), (0.05, 1e-7)])
 def test_the_fit_finds_the_line(alpha: float, beta: float) -> None:
-    sizes = calibrate.SIZES
-    line = calibrate.fit(sizes, [[alpha + n * beta] for n in sizes])
+    sizes = calibration.SIZES
+    line = calibration.fit(sizes, [[alpha + n * beta] for n in sizes])
     assert line == pytest.approx((alpha, beta), rel=1e-9)
     assert line.time_s(1000) == pytest.approx(alpha + 1000 * beta)
 
 
 def test_wild_repeats_do_not_move_it() -> None:
-    times = [[20e-6 + n * 1e-9] * 9 + [0.5] * 4 for n in calibrate.SIZES]
-    assert calibrate.fit(calibrate.SIZES, times) == pytest.approx((20e-6, 1e-9), rel=1e-6)
+    times = [[20e-6 + n * 1e-9] * 9 + [0.5] * 4 for n in calibration.SIZES]
+    assert calibration.fit(calibration.SIZES, times) == pytest.approx((20e-6, 1e-9), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +56,10 @@ def test_wild_repeats_do_not_move_it() -> None:
 )
 def test_what_has_no_line_is_refused(sizes: list[int], times: list[list[float]]) -> None:
     with pytest.raises(ConfigError, match="fit needs"):
-        calibrate.fit(sizes, times)
+        calibration.fit(sizes, times)
 
 
 def test_two_real_processes_are_measured() -> None:
-    times = calibrate.measure([8, 65_536], repeats=3)
+    times = calibration.measure([8, 65_536], repeats=3)
     assert np.shape(times) == (2, 3)
     assert np.min(times) > 0

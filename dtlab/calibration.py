@@ -1,9 +1,16 @@
-"""What a message costs on this machine: time a ping-pong, draw the line α + nβ through it."""
+"""What a message costs on this machine: time a ping-pong, draw the line α + nβ through it.
+
+`calibrate()` does so once, and keeps the result for `algorithm="auto"`.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 import random
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +18,7 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.machine import Machine, save
 from dtlab.processes import run
 
 SIZES = tuple(4**k for k in range(2, 12))  # bytes: 16 B to 4 MB, evenly spaced on a log axis
@@ -74,3 +82,31 @@ def measure(sizes: Sequence[int] = SIZES, repeats: int = 25) -> list[list[float]
     result = run(ping_pong, sizes, repeats, ranks=2, trace=False, echo=False)
     halves: list[list[float]] = result.values[0]
     return halves
+
+
+def reduce_s_per_byte(comm: Comm, nbytes: int = 4 << 20, repeats: int = 9) -> float:
+    """γ: seconds to add one byte of float32 to another, the median of some."""
+    into, x = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
+    times = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        comm.accumulate_(into, x)
+        times.append(time.perf_counter() - begun_s)
+    return float(np.median(times)) / nbytes
+
+
+def calibrate(repeats: int = 25) -> Machine:
+    """Measure α, β and γ of this machine, and keep them in the user's cache with date and host.
+
+    From then on `algorithm="auto"` chooses by them, here and in later runs; `dtlab doctor` shows
+    them. Takes some seconds, best when nothing else runs. See `dtlab.machine`.
+    """
+    line = fit(SIZES, measure(SIZES, repeats))
+    gamma = run(reduce_s_per_byte, ranks=1, trace=False, echo=False).values[0]
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = Machine(
+        max(line.alpha, 0.0), max(line.beta, 0.0), gamma, lanes=max((usable or 1), 1),
+        date=datetime.now(UTC).isoformat(timespec="seconds"), host=platform.node(),
+    )
+    save(machine)
+    return machine

@@ -1,0 +1,58 @@
+"""What a machine costs: the α, β and γ by which `algorithm="auto"` chooses.
+
+`dtlab.calibrate()` measures them and keeps them in the user's cache, one file a host; every run
+reads them there. What was never measured has the `TYPICAL` figures of a laptop's loopback.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import platformdirs
+
+
+class Machine(NamedTuple):
+    """A message of n bytes takes alpha + n·beta seconds, reducing n bytes n·gamma."""
+
+    alpha: float  # seconds per message
+    beta: float  # seconds per byte
+    gamma: float  # seconds per byte reduced
+    lanes: float = math.inf  # so many messages can move at once: on one host, one a core
+    date: str = ""  # when it was measured, ISO 8601; "" if never
+    host: str = ""
+
+
+TYPICAL = Machine(alpha=1e-4, beta=1e-9, gamma=2e-10, lanes=2)
+
+
+def cache_file() -> Path:
+    """Where this host's figures are kept. `platformdirs` knows each system's place for caches."""
+    return platformdirs.user_cache_path("dtlab") / f"machine-{platform.node() or 'host'}.json"
+
+
+def save(machine: Machine) -> Path:
+    """Keep `machine` for later runs on this host. Returns the file."""
+    path = cache_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".new")  # whoever reads meanwhile finds the old file, whole
+    draft.write_text(json.dumps(machine._asdict(), indent=1))
+    draft.replace(path)
+    load.cache_clear()
+    return path
+
+
+@lru_cache(maxsize=1)
+def load() -> Machine:
+    """This host's figures; `TYPICAL` if they were never measured, or the file is no good."""
+    try:
+        machine = Machine(**json.loads(cache_file().read_text()))
+        if min(machine[:3]) >= 0 and machine.lanes > 0 and all(map(math.isfinite, machine[:3])):
+            return machine
+    except (OSError, ValueError, TypeError):
+        pass
+    return TYPICAL

@@ -1,0 +1,74 @@
+"""algorithm="auto" takes the algorithm with the least predicted time, the same on all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, RankFailed, collectives, cost, run, simulate
+from dtlab.collectives import ALGORITHMS
+from dtlab.collectives.auto import cheapest
+from dtlab.machine import Machine
+from dtlab.topology import uniform
+
+ALPHA, BANDWIDTH = 1e-5, 1e9
+
+
+def call(comm: Comm, collective: str, n: int, algorithm: str) -> None:
+    """The collective on a vector of `n` elements a rank."""
+    function = getattr(collectives, collective)
+    if collective == "barrier":
+        function(comm, algorithm=algorithm)
+    elif collective == "scatter":
+        parts = torch.zeros(comm.size, n) if comm.rank == 0 else None
+        function(comm, parts, torch.zeros(n), algorithm=algorithm)
+    elif collective in ("reduce_scatter", "all_to_all"):
+        function(comm, torch.zeros(comm.size, n), algorithm=algorithm)
+    else:
+        function(comm, torch.zeros(n), algorithm=algorithm)
+
+
+@pytest.mark.parametrize("p", [1, 2, 5, 8])
+@pytest.mark.parametrize("n", [1, 5_000, 300_000])
+@pytest.mark.parametrize("collective", sorted(ALGORITHMS))
+def test_auto_is_as_fast_as_the_best_prediction(collective: str, n: int, p: int) -> None:
+    network = uniform(p, ALPHA, BANDWIDTH)
+    auto_s = simulate(call, collective, n, "auto", network=network).elapsed_s
+    pieces = p if collective in ("scatter", "gather", "all_gather", "reduce_scatter",
+                                 "all_to_all") else 1
+    nbytes = 0 if collective == "barrier" else 4 * n * pieces
+    best_s = min(cost.time_s(collective, name, p, nbytes, ALPHA, 1 / BANDWIDTH)
+                 for name in ALGORITHMS[collective])
+    assert auto_s <= best_s * (1 + 1e-9)
+
+
+def test_small_vectors_take_few_rounds_and_large_ones_few_bytes() -> None:
+    network = Machine(alpha=1e-5, beta=1e-9, gamma=0.0)
+    small, large = (cheapest("all_reduce", 16, n, 4, network) for n in (8, 100_000_000))
+    assert cost.rounds("all_reduce", small, 16, 8) == 4
+    assert max(cost.sent_bytes("all_reduce", large, 16, 100_000_000)) == 2 * 15 * 100_000_000 / 16
+
+
+def test_where_cores_are_few_all_messages_count() -> None:
+    """With one lane, 8 ranks that send lg p times each lose to a tree: 2(p − 1) messages in all."""
+    crowded = Machine(alpha=1e-4, beta=0.0, gamma=0.0, lanes=1)
+    chosen = cheapest("all_reduce", 8, 8, 4, crowded)
+    assert sum(cost.messages("all_reduce", chosen, 8, 8)) == 2 * 7
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_auto_on_processes(p: int) -> None:
+    def work(comm: Comm) -> list[float]:
+        x = torch.full((1000,), float(comm.rank + 1))
+        return collectives.all_reduce(comm, x, algorithm="auto")[::999].tolist()
+
+    assert run(work, ranks=p).values == [[p * (p + 1) / 2] * 2] * p
+
+
+def test_auto_still_says_what_is_wrong() -> None:
+    with pytest.raises(RankFailed, match="takes a tensor, not list"):
+        simulate(lambda comm: collectives.all_reduce(comm, [1.0], algorithm="auto"),
+                 network=uniform(2, ALPHA, BANDWIDTH))
+    with pytest.raises(ConfigError, match="or auto"):
+        simulate(lambda comm: collectives.all_reduce(comm, torch.ones(1), algorithm="autto"),
+                 network=uniform(2, ALPHA, BANDWIDTH))

@@ -1,0 +1,53 @@
+"""What a machine costs is kept, read again, and never believed when it is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dtlab
+from dtlab import machine
+from dtlab.machine import TYPICAL, Machine
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(machine, "cache_file", lambda: tmp_path / "deep" / "machine.json")
+    machine.load.cache_clear()
+    yield tmp_path / "deep" / "machine.json"
+    machine.load.cache_clear()
+
+
+def test_what_was_never_measured_is_typical() -> None:
+    assert machine.load() == TYPICAL
+
+
+def test_what_is_saved_is_loaded(cache: Path) -> None:
+    assert machine.load() == TYPICAL
+    mine = Machine(1e-5, 2e-9, 3e-10, 4, "2030-01-01T00:00:00+00:00", "here")
+    assert machine.save(mine) == cache
+    assert machine.load() == mine
+    endless = mine._replace(lanes=float("inf"))
+    machine.save(endless)
+    assert machine.load() == endless
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"alpha": 1}', '{"foreign": 1}',
+                                  '{"alpha": -1, "beta": 1, "gamma": 1}',
+                                  '{"alpha": NaN, "beta": 1, "gamma": 1}',
+                                  '{"alpha": "x", "beta": 1, "gamma": 1}'])
+def test_a_broken_file_is_as_good_as_none(cache: Path, text: str) -> None:
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert machine.load() == TYPICAL
+
+
+def test_calibrate_measures_and_keeps(cache: Path) -> None:
+    found = dtlab.calibrate(repeats=2)
+    assert machine.load() == found
+    assert found.host
+    assert found.date
+    assert 0 <= found.alpha < 1
+    assert 0 < found.gamma < 1e-6
+    assert found.lanes >= 1
