@@ -147,8 +147,9 @@ class Comm(ABC):
         self._reduced(into)
         return into
 
-    def scratch(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like `like` to receive into, its elements not set. Valid until the next call.
+    def scratch(self, like: torch.Tensor, use: str = "inbox") -> torch.Tensor:
+        """A tensor like `like` to work in, its elements not set. Valid until someone asks for
+        another one for the same `use`.
 
         Where fresh memory costs time, the communicator hands out the same again and again.
         """

@@ -64,4 +64,6 @@ def prepared(
         shape = (comm.size, count // comm.size)
         has_parts = "root" not in wanted or comm.rank == 0  # only a root hands out pieces
         given["parts"] = torch.zeros(shape, dtype=dtype, device=device) if has_parts else None
+    if "out" in wanted:  # as torch's own, which write into a tensor that is there
+        given["out"] = torch.zeros(comm.size, count // comm.size, dtype=dtype, device=device)
     return lambda: function(comm, **given)

@@ -8,26 +8,29 @@ import torch
 
 from dtlab.collectives.auto import named
 from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, check_tensor, choose, signature
+from dtlab.collectives.registry import algorithm, check_tensor, choose, room_for, signature
 from dtlab.collectives.ring import all_gather_, one_back
 from dtlab.comm import Comm, Recv, Send
 
 
 def all_gather(
-    comm: Comm, x: torch.Tensor, algorithm: str = "ring", **options: Any
+    comm: Comm, x: torch.Tensor, algorithm: str = "ring", out: torch.Tensor | None = None,
+    **options: Any,
 ) -> torch.Tensor:
-    """Before: rank r holds x_r. After: every rank has [x_0, x_1, …], of shape (p, *x.shape).
+    """Before: rank r holds x_r. After: every rank has [x_0, x_1, …], of shape (p, *x.shape): in
+    `out`, if given, else in a new tensor. Returns it.
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `x` stays as it is. Chapter: 04.
     """
     algorithm = named(comm, "all_gather", algorithm, x, pieces=comm.size)
     run = choose("all_gather", algorithm, options)
     check_tensor(comm, x, "all_gather")
-    rows = x.new_empty((comm.size, x.numel()))
+    result = room_for(comm, out, (comm.size, *x.shape), x, "all_gather")
+    rows = result.view(comm.size, x.numel())
     rows[comm.rank] = x.detach().reshape(-1)
     with comm.labelled(signature("all_gather", x, algorithm=algorithm, **options)):
         run(comm, rows)
-    return rows.view(comm.size, *x.shape)
+    return result
 
 
 @algorithm("all_gather", "ring")

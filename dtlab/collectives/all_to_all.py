@@ -8,16 +8,18 @@ from typing import Any
 import torch
 
 from dtlab.collectives.auto import named
-from dtlab.collectives.registry import algorithm, check_parts, choose, signature
+from dtlab.collectives.registry import algorithm, check_parts, choose, room_for, signature
 from dtlab.comm import Comm, Recv, Send
 
 Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 def all_to_all(
-    comm: Comm, parts: torch.Tensor, algorithm: str = "pairwise", **options: Any
+    comm: Comm, parts: torch.Tensor, algorithm: str = "pairwise", out: torch.Tensor | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """Before: rank r holds `parts`, of shape (p, *shape). After: it has a tensor of the same shape
-    whose row s is rank s's parts[r]. `parts` stays as it is.
+    whose row s is rank s's parts[r]: in `out`, if given (not `parts` itself), else in a new one.
+    Returns it. `parts` stays as it is.
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
@@ -25,10 +27,10 @@ def all_to_all(
     run = choose("all_to_all", algorithm, options)
     check_parts(comm, parts, "all_to_all")
     rows = parts.detach().reshape(comm.size, -1).contiguous()
-    received = torch.empty_like(rows)
+    result = room_for(comm, out, tuple(parts.shape), parts, "all_to_all")
     with comm.labelled(signature("all_to_all", parts, algorithm=algorithm, **options)):
-        run(comm, rows, received)
-    return received.view(parts.shape)
+        run(comm, rows, result.view(rows.shape))
+    return result
 
 
 @algorithm("all_to_all", "linear")

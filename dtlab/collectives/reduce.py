@@ -38,7 +38,9 @@ def reduce(
     check_tensor(comm, x, "reduce")
     check_root(comm, root, "reduce")
     check_op(op, x.dtype)
-    vector = flattened(x) if comm.rank == root else flattened(x).clone()
+    vector = flattened(x)
+    if comm.rank != root:  # its x stays as it is
+        vector = comm.scratch(vector, "copy").copy_(vector)
     with comm.labelled(signature("reduce", x, algorithm=algorithm, **options, op=op, root=root)):
         run(comm, vector, root, op)
     if comm.rank == root:

@@ -27,7 +27,8 @@ def reduce_scatter(
     run = choose("reduce_scatter", algorithm, options)
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)
-    rows = parts.detach().reshape(comm.size, -1).clone()
+    rows = parts.detach().reshape(comm.size, -1)
+    rows = comm.scratch(rows, "copy").copy_(rows)
     with comm.labelled(signature("reduce_scatter", parts, algorithm=algorithm, **options, op=op)):
         run(comm, rows, op)
     mine = rows[comm.rank].clone().view(parts.shape[1:])

@@ -122,6 +122,38 @@ def check_parts(comm: Comm, parts: Any, collective: str, like: torch.Tensor | No
         )
 
 
+def room_for(
+    comm: Comm, out: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor,
+    collective: str,
+) -> torch.Tensor:
+    """A tensor of this shape, of the dtype and device of `like`, for the result: `out`, if given.
+
+    Raises unless `out` is such a tensor, contiguous, with memory of its own.
+    """
+    if out is None:
+        return like.new_empty(shape)
+    check_tensor(comm, out, collective)
+    if tuple(out.shape) != shape or out.dtype != like.dtype or out.device != like.device:
+        raise ShapeMismatch(
+            f"rank {comm.rank}: {collective} needs an out of {like.dtype} {shape} on "
+            f"{like.device}; got {out.dtype} {tuple(out.shape)} on {out.device}"
+        )
+    if not out.is_contiguous():
+        raise ShapeMismatch(f"rank {comm.rank}: {collective} needs an out without gaps; "
+                            f"give it a contiguous tensor")
+    if not out.is_meta and out.nbytes and _overlap(out, like, like.numel() * comm.rank):
+        raise ShapeMismatch(f"rank {comm.rank}: {collective} can't write its result over its "
+                            f"input; give it an out with memory of its own")
+    return out.detach()
+
+
+def _overlap(out: torch.Tensor, x: torch.Tensor, own: int) -> bool:
+    """Does `x` lie in the memory of `out`, elsewhere than where its elements will be: at `own`?"""
+    in_place = x.numel() < out.numel() and x.data_ptr() == out.data_ptr() + own * out.itemsize
+    same = x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+    return same and not (in_place and x.is_contiguous())
+
+
 def check_root(comm: Comm, root: int, collective: str) -> None:
     """Raise `ConfigError` unless `root` is one of the ranks."""
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
@@ -131,7 +163,7 @@ def check_root(comm: Comm, root: int, collective: str) -> None:
         )
 
 
-def signature(collective: str, x: torch.Tensor, **how: Any) -> str:
+def signature(collective: str, x: torch.Tensor, /, **how: Any) -> str:
     """How this call is labelled: equal on all ranks, if they call the same thing.
 
     >>> signature("reduce", torch.zeros(2, 3), op="sum", root=0)
@@ -144,7 +176,7 @@ def signature(collective: str, x: torch.Tensor, **how: Any) -> str:
 
 @lru_cache(maxsize=1024)  # a ring of small messages would notice the time it takes to write
 def _signature(
-    collective: str, dtype: torch.dtype, meta: bool, shape: torch.Size, **how: Any
+    collective: str, dtype: torch.dtype, meta: bool, shape: torch.Size, /, **how: Any
 ) -> str:
     name = str(dtype).split(".")[-1] + " meta" * meta
     details = "".join(f", {key}={value}" for key, value in how.items())

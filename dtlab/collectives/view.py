@@ -38,8 +38,8 @@ class View(Comm):
         origin = None if src is None else self.members[src]
         self.whole.sendrecv(out, self.members[dst], into, origin)
 
-    def scratch(self, like: torch.Tensor) -> torch.Tensor:
-        return self.whole.scratch(like)
+    def scratch(self, like: torch.Tensor, use: str = "inbox") -> torch.Tensor:
+        return self.whole.scratch(like, use)
 
     def compute(self, label: str, seconds: float = 0.0) -> AbstractContextManager[None]:
         return self.whole.compute(label, seconds)

@@ -44,8 +44,7 @@ class GlooComm(Comm):
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, Announced] = {}
-        self._scratch: torch.Tensor | None = None  # see `scratch`
-        self._last_scratch: torch.Tensor | None = None  # a view of it
+        self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
     # ---- messages -------------------------------------------------------------------------------
@@ -260,17 +259,19 @@ class GlooComm(Comm):
         self.end.span("reduce", start_s, time.perf_counter(), self.label)
         return into
 
-    def scratch(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like `like` to receive into, its elements not set. Valid until the next call."""
-        last, wanted = self._last_scratch, like.nbytes
+    def scratch(self, like: torch.Tensor, use: str = "inbox") -> torch.Tensor:
+        """A tensor like `like` to work in: the same memory for every call with the same `use`."""
+        memory, last = self._scratch.get(use, (None, None))
         if last is not None and last.shape == like.shape and last.dtype is like.dtype:
             return last
+        wanted = like.nbytes
         if not (like.is_cpu and like.is_contiguous() and 0 < wanted <= _SCRATCH_BYTES):
             return torch.empty_like(like)
-        if self._scratch is None or self._scratch.nbytes < wanted:
-            self._scratch = torch.empty(wanted, dtype=torch.uint8)
-        self._last_scratch = self._scratch[:wanted].view(like.dtype).view(like.shape)
-        return self._last_scratch
+        if memory is None or memory.nbytes < wanted:
+            memory = torch.empty(wanted, dtype=torch.uint8)
+        tensor = memory[:wanted].view(like.dtype).view(like.shape)
+        self._scratch[use] = memory, tensor
+        return tensor
 
     def now(self) -> float:
         """Seconds since the run began."""

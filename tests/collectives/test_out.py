@@ -1,0 +1,90 @@
+"""Collectives that write their result where the caller wants it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dtlab import Comm, RankFailed, ShapeMismatch, collectives, run, simulate
+from dtlab.collectives import ALGORITHMS
+from dtlab.topology import uniform
+
+PAIRS = [(collective, name) for collective in ("all_gather", "all_to_all")
+         for name in ALGORITHMS[collective]]
+
+
+def filled(comm: Comm, collective: str, name: str, n: int) -> bool:
+    """Does the result stand in `out`, and equal the one without `out`?"""
+    shape = (n,) if collective == "all_gather" else (comm.size, n)
+    x = torch.arange(float(n)).expand(shape) * 10 + comm.rank
+    function = getattr(collectives, collective)
+    out = torch.full((comm.size, n), -1.0)
+    returned = function(comm, x.clone(), algorithm=name, out=out)
+    return (returned.data_ptr() == out.data_ptr() or not n) and torch.equal(
+        out, function(comm, x.clone(), algorithm=name))
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("collective", "name"), PAIRS)
+def test_the_result_stands_in_out(collective: str, name: str, p: int) -> None:
+    for n in (0, 1, 7):
+        assert all(simulate(filled, collective, name, n, network=uniform(p, 1e-6, 1e9)).values)
+
+
+@pytest.mark.parametrize(("collective", "name"), PAIRS)
+def test_the_result_stands_in_out_on_processes(collective: str, name: str) -> None:
+    assert all(run(filled, collective, name, 7, ranks=3).values)
+
+
+@pytest.mark.parametrize(("out", "words"), [
+    (torch.zeros(3, 4), "needs an out of torch.float32"),
+    (torch.zeros(2, 4, dtype=torch.float64), "needs an out of torch.float32"),
+    (torch.zeros(4, 2).T, "without gaps"),
+    (torch.zeros(4).expand(2, 4), "share memory"),
+])
+def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor, words: str) -> None:
+    with pytest.raises(RankFailed, match=words) as caught:
+        simulate(lambda comm: collectives.all_gather(comm, torch.ones(4), out=out),
+                 network=uniform(2, 1e-6, 1e9))
+    assert isinstance(caught.value, ShapeMismatch)
+
+
+def test_a_result_over_its_own_input_is_refused() -> None:
+    def work(comm: Comm) -> None:
+        parts = torch.ones(comm.size, 4)
+        collectives.all_to_all(comm, parts, out=parts)
+
+    with pytest.raises(RankFailed, match="memory of its own"):
+        simulate(work, network=uniform(2, 1e-6, 1e9))
+
+
+def test_scratch_is_lent_by_use() -> None:
+    def work(comm: Comm) -> bool:
+        x = torch.ones(6)
+        inbox, copy = comm.scratch(x), comm.scratch(x, "copy")
+        inbox.fill_(1.0)
+        copy.fill_(2.0)
+        again = comm.scratch(torch.ones(2, 3, dtype=torch.float64))
+        return inbox.sum().item() == 6 and again.shape == (2, 3) and again.dtype is torch.float64
+
+    assert all(run(work, ranks=2).values)
+    assert all(simulate(work, network=uniform(2, 1e-6, 1e9)).values)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS["all_gather"])
+def test_all_gather_in_place(name: str) -> None:
+    def work(comm: Comm) -> list[float]:
+        out = torch.zeros(comm.size, 2)
+        mine = out[comm.rank].fill_(comm.rank + 1.0)
+        return collectives.all_gather(comm, mine, algorithm=name, out=out)[:, 0].tolist()
+
+    assert simulate(work, network=uniform(3, 1e-6, 1e9)).values == [[1.0, 2.0, 3.0]] * 3
+
+
+def test_a_row_of_another_rank_is_no_place() -> None:
+    def work(comm: Comm) -> None:
+        out = torch.zeros(comm.size, 2)
+        collectives.all_gather(comm, out[comm.rank - 1], out=out)
+
+    with pytest.raises(RankFailed, match="memory of its own"):
+        simulate(work, network=uniform(3, 1e-6, 1e9))
