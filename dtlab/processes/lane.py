@@ -57,10 +57,10 @@ class Lane:
         nbytes = out.nbytes
         end.exchanging(comm.context, label, nbytes, to, sent, origin, received)
         try:
+            handles[0].wait()  # the longer wait first: then, as a rule, the other is none
+            received_s = time.perf_counter()
             handles[1].wait()
             sent_s = time.perf_counter()
-            handles[0].wait()
-            received_s = time.perf_counter()
         finally:
             end.runs()
             end.bury(handles, nbytes)
