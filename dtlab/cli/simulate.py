@@ -13,8 +13,8 @@ import dtlab
 from dtlab.bench.calls import check_known, elements, prepared
 from dtlab.cli import show
 from dtlab.cli.polite import politely
-from dtlab.cli.units import bandwidth_of, bytes_of, seconds_of
 from dtlab.errors import ConfigError
+from dtlab.units import bandwidth_of, bytes_of, seconds_of
 
 NETWORKS: dict[str, Callable[[int, float, float], dtlab.topology.Topology]] = {
     "uniform": dtlab.topology.uniform,
