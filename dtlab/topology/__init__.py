@@ -7,8 +7,10 @@ Every link is full duplex: its two directions don't slow each other.
 
 from dtlab.topology.base import Node, Topology, check_link, check_ranks, uniform
 from dtlab.topology.compose import compose
+from dtlab.topology.files import load, save
 from dtlab.topology.graphs import from_graph
 from dtlab.topology.meshes import dragonfly, torus
+from dtlab.topology.names import named
 from dtlab.topology.servers import nvswitch, pcie_server, v100_nvlink
 from dtlab.topology.trees import fat_tree, racks
 
@@ -26,7 +28,11 @@ __all__ = [
     "torus",
     "dragonfly",
     "compose",
+    # Of any shape; by name; as files.
     "from_graph",
+    "named",
+    "load",
+    "save",
     "check_link",
     "check_ranks",
 ]
