@@ -5,7 +5,8 @@ are directed and numbered; a message from one rank to another takes a *route*, a
 Every link is full duplex: its two directions don't slow each other.
 """
 
-from dtlab.topology.base import Node, Topology, check_link, check_ranks, uniform
+from dtlab.topology.base import Change, Node, Topology, check_link, check_ranks, uniform
+from dtlab.topology.changes import with_link, with_traffic
 from dtlab.topology.compose import compose
 from dtlab.topology.files import load, save
 from dtlab.topology.graphs import from_graph
@@ -33,6 +34,10 @@ __all__ = [
     "named",
     "load",
     "save",
+    # Links that change.
+    "with_link",
+    "with_traffic",
+    "Change",
     "check_link",
     "check_ranks",
 ]

@@ -14,6 +14,18 @@ from dtlab.errors import ConfigError
 Node = int | str  # ranks are numbered, all else has a name
 
 
+@dataclass(frozen=True)
+class Change:
+    """At virtual time `at_s`, the link of this number gets another bandwidth (0: it fails) or
+    latency (None: as before), and `load_Bps` more traffic of others. See `with_link`."""
+
+    at_s: float
+    link: int
+    bandwidth_Bps: float | None = None
+    latency_s: float | None = None
+    load_Bps: float = 0.0
+
+
 def _unknown(link: int) -> tuple[Node, Node]:
     raise ConfigError(f"this topology does not say what link {link} joins")
 
@@ -29,6 +41,7 @@ class Topology:
     ends: number of a link → (the node it comes from, the node it leads to).
     host_of: rank → number of the host it runs on; each rank has its own unless a builder says
            otherwise.
+    changes: what happens to links while a simulation runs; all else holds at its start.
     """
 
     name: str
@@ -38,6 +51,7 @@ class Topology:
     graph: Callable[[], nx.DiGraph]
     ends: Callable[[int], tuple[Node, Node]] = _unknown
     host_of: Callable[[int], int] = int
+    changes: tuple[Change, ...] = ()
 
     @property
     def groups(self) -> list[list[int]]:

@@ -28,6 +28,8 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
     >>> cluster.path(0, 31)
     [0, 'server0.nic', 'rack0', 'spine', 'rack1', 'server3.nic', 31]
     """
+    if server.changes or network.changes:
+        raise ConfigError("compose servers and network first, then change the links of the whole")
     inner, outer, gpus = server.graph(), network.graph(), server.ranks
     if nic_at is not None and nic_at not in inner:
         known = ", ".join(node for node in inner if isinstance(node, str))

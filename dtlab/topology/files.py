@@ -45,8 +45,12 @@ def save(topology: Topology, path: str | Path) -> None:
     """Write `topology` so that `load` gives the same graph.
 
     Routes are not written: `load` searches for shortest paths, which for some builders (torus,
-    dragonfly) are others than the builder's own. Raises `ConfigError` if the file can't be written.
+    dragonfly) are others than the builder's own. Raises `ConfigError` if the file can't be written,
+    or if links change later on, which a file does not say.
     """
+    if topology.changes:
+        raise ConfigError(f"{topology.name} changes while it runs, which a file can't say; "
+                          f"save it first, then add the changes")
     try:
         Path(path).write_text("\n".join(_lines(topology)) + "\n", encoding="utf-8")
     except OSError as error:

@@ -35,7 +35,7 @@ def from_graph(graph: nx.DiGraph, name: str) -> Topology:
     _check_nodes(graph)
     for a, b, data in graph.edges(data=True):
         _check_edge(a, b, data)
-    _check_connected(graph)
+    check_connected(graph)
     return from_paths(graph, name, ShortestPaths(graph).path)
 
 
@@ -161,8 +161,9 @@ def _check_edge(a: Node, b: Node, data: dict[str, float]) -> None:
         raise ConfigError(f"{here}: {error}") from None
 
 
-def _check_connected(graph: nx.DiGraph) -> None:
-    """Every rank must reach every other: rank 0 must reach all, and all must reach rank 0."""
+def check_connected(graph: nx.DiGraph) -> None:
+    """Raise `ConfigError` unless every rank can reach every other: rank 0 must reach all, and all
+    must reach rank 0."""
     ranks = {node for node in graph if isinstance(node, int)}
     if lost := ranks - {0} - nx.descendants(graph, 0):
         raise ConfigError(f"there is no way from rank 0 to rank {min(lost)}; add a link")
