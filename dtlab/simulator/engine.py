@@ -98,8 +98,15 @@ class Engine:
         if self._broken is not None:
             raise self._broken
         if not self.stopping and not all(strand.done for strand in strands):
-            raise Deadlock("deadlock: every rank that is left waits for another" + hint(strands),
+            why = self._failed_links() or hint(strands)
+            raise Deadlock("deadlock: every rank that is left waits for another" + why,
                            table(strands))
+
+    def _failed_links(self) -> str:
+        """Which failed links messages wait for, in words; "" if none."""
+        ends = [self.topology.ends(link) for link in self._network.blocked()]
+        links = ", ".join(f"{a} → {b}" for a, b in ends)
+        return f": messages wait for a link that has failed: {links}" if links else ""
 
     def next_strand(self) -> Strand | None:
         """The strand to go on next, once the clock has moved as far as it takes. None: there is

@@ -79,6 +79,11 @@ class Network:
         self.capacity_Bps[link] = capacity_Bps
         self._touched.add(link)
 
+    def blocked(self) -> list[int]:
+        """The links that have failed while flows wait for them."""
+        return [link for link, flows in enumerate(self._on)
+                if flows is not None and not self.capacity_Bps[link]]
+
     def settle(self, now_s: float) -> list[Flow]:
         """Give every flow its fair rate. Returns those whose `end_s` changed."""
         if not self._fresh and not self._touched:

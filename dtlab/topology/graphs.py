@@ -139,6 +139,8 @@ def _check_nodes(graph: nx.DiGraph) -> None:
                 raise ConfigError(f"node {node} is a {kind}, so it needs a name: numbers are ranks")
         elif not isinstance(node, str):
             raise ConfigError(f"node {node!r} must be a rank (a number) or have a name (a string)")
+        elif node.lstrip("-").isdecimal():
+            raise ConfigError(f"node {node!r} is a string; a rank is a number, all else has a name")
         elif kind in RANK_KINDS:
             raise ConfigError(f"node {node!r} is a {kind}, so it must be a rank: 0, 1, 2, …")
     if not ranks:

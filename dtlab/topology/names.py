@@ -45,6 +45,8 @@ def named(text: str) -> Topology:
                           f"or a file that ends in {' or '.join(FILES)}")
     builder = BUILDERS[name]
     sizes, options = _arguments(text, arguments)
+    if len(sizes) > len(_sizes_of(builder)):
+        raise ConfigError(f"{text}: too many sizes; write {_usage(name)}")
     try:
         inspect.signature(builder).bind(*sizes, **options)
     except TypeError as error:
@@ -83,17 +85,23 @@ def _value(key: str, text: str) -> Any:
     return text.strip()
 
 
+def _sizes_of(builder: Callable[..., Topology]) -> list[inspect.Parameter]:
+    """The parameters that count something: these come first, and are written as 4x8."""
+    return [parameter for parameter in inspect.signature(builder).parameters.values()
+            if parameter.annotation in ("int", "int | None")]
+
+
 def _usage(name: str) -> str:
     """How to name this topology.
 
     >>> _usage("nvswitch")
     'nvswitch:[GPUS], and key=value for latency_s, bandwidth_Bps'
     """
-    sizes, options = "", []
-    for key, parameter in inspect.signature(BUILDERS[name]).parameters.items():
-        if parameter.annotation in ("int", "int | None"):
-            word = "x" * bool(sizes) + key.upper()
-            sizes += word if parameter.default is parameter.empty else f"[{word}]"
-        else:
-            options.append(key)
+    counts = _sizes_of(BUILDERS[name])
+    sizes = ""
+    for parameter in counts:
+        word = "x" * bool(sizes) + parameter.name.upper()
+        sizes += word if parameter.default is parameter.empty else f"[{word}]"
+    known = {parameter.name for parameter in counts}
+    options = [key for key in inspect.signature(BUILDERS[name]).parameters if key not in known]
     return f"{name}{':' * bool(sizes)}{sizes}, and key=value for {', '.join(options)}"

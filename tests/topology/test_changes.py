@@ -60,7 +60,7 @@ def test_messages_wait_for_a_failed_link_until_it_works_again() -> None:
 
 def test_a_message_on_a_link_that_stays_broken_is_a_deadlock() -> None:
     broken = with_link(rack(), "rack0", "spine", bandwidth_Bps=0, at_s=0.25)
-    with pytest.raises(dtlab.Deadlock):
+    with pytest.raises(dtlab.Deadlock, match="wait for a link that has failed: rack0 → spine\n"):
         end_s(broken, (0, 2))
     assert end_s(broken, (0, 1)) == pytest.approx([1])
 

@@ -167,6 +167,8 @@ def test_topologies_have_names_to_type(text: str, name: str) -> None:
     ("torus", "missing a required argument: 'x'; write torus:XxY"),
     ("torus:4", "torus:4: missing a required argument: 'y'; write torus:XxY"),
     ("torus:4x4,color=red", "unexpected keyword argument 'color'"),
+    ("pcie_server:4x2x1", "too many sizes; write pcie_server:"),
+    ("v100_nvlink:8", "too many sizes; write v100_nvlink, and key=value for detour, "),
     ("torus:4x-4", "'4x-4' is neither sizes"),
     ("torus:4x4,5", "'5' is neither sizes"),
     ("torus:4x4,latency_s=soon", "'soon' is not a time"),

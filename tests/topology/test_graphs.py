@@ -130,6 +130,7 @@ def with_kind(graph: nx.DiGraph, node: Any, kind: str) -> nx.DiGraph:
     (both_ways((0, 2)), "there is rank 2, but no rank 1"),
     (both_ways((1, 2)), "no rank 0"),
     (both_ways((0, 1), ((2, 3), 0)), r"node \(2, 3\) must be a rank"),
+    (both_ways((0, "1")), "node '1' is a string"),
     (with_kind(both_ways((0, 1)), 1, "switch"), "node 1 is a switch, so it needs a name"),
     (with_kind(both_ways((0, "a"), ("a", 1)), "a", "gpu"), "node 'a' is a gpu"),
     (both_ways((0, 1), (0, 0)), "link from rank 0 to rank 0 leads back"),
