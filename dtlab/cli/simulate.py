@@ -104,19 +104,20 @@ def simulate(
         str, typer.Option("--topology", "-t", "--network", help=f"A file, or NAME:SIZES: {NAMES}.")
     ] = "uniform",
     ranks: Annotated[
-        int | None, typer.Option("--ranks", "-p", help="uniform: how many processes. [default: 8]")
+        int | None,
+        typer.Option("--ranks", "-p", help="uniform: how many processes. (Default: 8.)"),
     ] = None,
     nbytes: Annotated[
         str, typer.Option("--bytes", "-n", help="Size of the vector: 100MB (10⁶), 64KiB (2¹⁰).")
     ] = "100MB",
     latency: Annotated[
         str | None,
-        typer.Option(help="uniform: α, time per message: 5us, 0.3ms. [default: 5us]"),
+        typer.Option(help="uniform: α, time per message: 5us, 0.3ms. (Default: 5us.)"),
     ] = None,
     bandwidth: Annotated[
         str | None,
         typer.Option(help="uniform: 1/β of each port and direction: 10GB/s, or 80Gb/s in bits. "
-                          "[default: 10GB/s]"),
+                          "(Default: 10GB/s.)"),
     ] = None,
     gamma: Annotated[
         str, typer.Option(help="γ, time to reduce one byte: 0.1ns.")

@@ -70,7 +70,8 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
 
     latency_s: of each link. link_Bps: of one NVLink; pcie_Bps: of PCIe 3.0 x16; sockets_Bps: of the
     QPI between the CPUs (9.6 GT/s · 2 B); all in bytes per second, one direction.
-    Source: NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437-002, figure 4.
+    Source: NVIDIA, DGX-1 With Tesla V100 System Architecture (white paper, 2017); the counts of
+    links are those that NCCL detects on such a server.
 
     >>> v100_nvlink().path(0, 4), v100_nvlink("pcie").path(0, 5)
     ([0, 4], [0, 'pcie0', 'cpu0', 'cpu1', 'pcie2', 5])
@@ -110,7 +111,7 @@ def nvswitch(gpus: int = 8, latency_s: float = 0.5e-6, bandwidth_Bps: float = 30
 
     latency_s: of each link; two make a route. bandwidth_Bps: of a GPU, bytes per second, one
     direction. Defaults: DGX A100, 12 NVLinks of 25 GB/s; 150e9 for V100 (DGX-2), 450e9 for H100.
-    Source: NVIDIA DGX A100 System Architecture, WP-10083-001.
+    Source: NVIDIA, DGX A100 System Architecture (white paper, 2020).
 
     >>> nvswitch(4).path(0, 3)
     [0, 'nvswitch', 3]

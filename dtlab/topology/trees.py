@@ -30,7 +30,7 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
 
     latency_s: of each link. bandwidth_Bps: of a host's network card, bytes per second, one
     direction (default: 100 Gb/s Ethernet); pcie_Bps: of each GPU's link inside the host.
-    Source: Roy et al. 2015, Inside the Social Network's (Datacenter) Network, §3 (4:1 there).
+    Source: Kurose & Ross, Computer Networking, 8th ed., §6.6 (the shape, and why racks compete).
 
     >>> racks(2, 4).path(0, 7)
     [0, 'rack0', 'spine', 'rack1', 7]
