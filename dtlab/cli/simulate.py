@@ -14,11 +14,12 @@ from dtlab.bench.calls import check_known, elements, prepared
 from dtlab.cli import show
 from dtlab.cli.polite import politely
 from dtlab.errors import ConfigError
+from dtlab.topology.names import BUILDERS
 from dtlab.units import bandwidth_of, bytes_of, seconds_of
 
 Machine = tuple[float, float]  # α in seconds, β in seconds per byte
 MOST_RANKS = 4096
-NAMES = ", ".join(dtlab.topology.names.BUILDERS)
+NAMES = ", ".join(BUILDERS)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16",
                                                   "int64", "int32", "uint8")}
 
