@@ -117,9 +117,29 @@ def test_simulate_writes_a_picture_and_a_trace(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> None:
+    picture, file = tmp_path / "ring.svg", tmp_path / "torus.yaml"
+    (row,) = data("simulate", "all_reduce", "-a", "ring", "--topology", "torus:4x4", "-n", "16kB",
+                  "--plot", str(picture))
+    assert row["ranks"] == 16
+    assert row["closed_form_s"] is None  # there is none but for uniform clusters
+    assert picture.exists()
+    dtlab.topology.save(dtlab.topology.torus(4, 4), file)
+    (again,) = data("simulate", "all_reduce", "-a", "ring", "--topology", str(file), "-n", "16kB")
+    assert again["ranks"] == 16
+    table = call("simulate", "all_reduce", "--topology", "nvswitch:2@racks:2x2", "-n", "16kB")
+    assert table.exit_code == 0, table.output
+    assert "closed form" not in table.output
+    assert "8" in table.output
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["all_reduce", "--topology", "torus:4x4", "-p", "16"], "--ranks is for --topology uni"),
+        (["all_reduce", "-t", "torus:4"], "torus:XxY"),
+        (["all_reduce", "-t", "/nowhere.yaml"], "can't be read"),
+        (["all_reduce", "-t", "torus:100x100"], "4096"),
         (["all_reduc"], "choose one of: "),
         (["all_reduce", "-a", "rings"], "ring"),
         (["all_reduce", "-p", "-1"], "at least 1, not -1"),

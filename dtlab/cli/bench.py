@@ -12,9 +12,9 @@ from rich.progress import track
 
 from dtlab.cli import show
 from dtlab.cli.polite import politely
-from dtlab.cli.units import bytes_of
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
+from dtlab.units import bytes_of
 
 app = typer.Typer(no_args_is_help=True, help="Measure, beside a peer in the same run.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

@@ -13,12 +13,13 @@ import dtlab
 from dtlab.bench.calls import check_known, elements, prepared
 from dtlab.cli import show
 from dtlab.cli.polite import politely
-from dtlab.cli.units import bandwidth_of, bytes_of, seconds_of
 from dtlab.errors import ConfigError
+from dtlab.topology.names import BUILDERS
+from dtlab.units import bandwidth_of, bytes_of, seconds_of
 
-NETWORKS: dict[str, Callable[[int, float, float], dtlab.topology.Topology]] = {
-    "uniform": dtlab.topology.uniform,
-}
+Machine = tuple[float, float]  # α in seconds, β in seconds per byte
+MOST_RANKS = 4096
+NAMES = ", ".join(BUILDERS)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16",
                                                   "int64", "int32", "uint8")}
 
@@ -33,15 +34,36 @@ def simulated(collective: str, algorithm: str, network: dtlab.topology.Topology,
     return dtlab.simulate(one_call, network=network, gamma=gamma)
 
 
+def cluster_of(name: str, ranks: int | None, latency: str | None,
+               bandwidth: str | None) -> tuple[dtlab.topology.Topology, Machine | None]:
+    """The cluster that the options describe; for a uniform one, also its α and β."""
+    if name == "uniform":
+        alpha, bandwidth_Bps = seconds_of(latency or "5us"), bandwidth_of(bandwidth or "10GB/s")
+        ranks = 8 if ranks is None else ranks
+        if ranks > MOST_RANKS:
+            raise ConfigError(f"{ranks} ranks take too long here; {MOST_RANKS} are the most")
+        cluster = dtlab.topology.uniform(ranks, alpha, bandwidth_Bps)
+        return cluster, (alpha, 1 / bandwidth_Bps)
+    for option, value in (("ranks", ranks), ("latency", latency), ("bandwidth", bandwidth)):
+        if value is not None:
+            raise ConfigError(f"--{option} is for --topology uniform; {name} says by itself what "
+                              f"it is made of")
+    cluster = dtlab.topology.named(name)
+    if cluster.ranks > MOST_RANKS:
+        raise ConfigError(f"{cluster.ranks} ranks take too long here; {MOST_RANKS} are the most")
+    return cluster, None
+
+
 def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtype: torch.dtype,
-        alpha: float, beta: float, gamma: float) -> dict[str, Any]:
-    """What the simulation says, beside what the closed form says."""
+        machine: Machine | None, gamma: float) -> dict[str, Any]:
+    """What the simulation says, beside what the closed form says of a uniform cluster."""
     ranks, size = result.ranks, dtype.itemsize
     messages, sent_bytes = [0] * ranks, [0] * ranks
     for message in result.trace.transfers:
         messages[message.src] += 1
         sent_bytes[message.src] += message.nbytes
-    closed_s = dtlab.cost.time_s(collective, algorithm, ranks, nbytes, alpha, beta, gamma, size)
+    closed_s = None if machine is None else dtlab.cost.time_s(
+        collective, algorithm, ranks, nbytes, *machine, gamma, size)
     form = dtlab.cost.form(collective, algorithm, ranks, nbytes, size)
     return {
         "collective": collective, "algorithm": algorithm, "ranks": ranks, "bytes": nbytes,
@@ -59,15 +81,18 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
         low, high = min(values), max(values)
         return text(low) if low == high else f"{text(low)} to {text(high)}"
 
-    columns = ("algorithm", "virtual time", "closed form", "rounds", "messages a rank",
-               "bytes sent a rank")
-    show.table(title, columns, [
-        (r["algorithm"], seconds_text(r["simulated_s"]),
-         ("" if r["closed_form_is_exact"] else "at most ") + seconds_text(r["closed_form_s"]),
-         f"{r['rounds']:g}", span(r["messages_by_rank"], "{:,}".format),
-         span(r["sent_bytes_by_rank"], bytes_text))
-        for r in rows
-    ])
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "algorithm": lambda r: r["algorithm"],
+        "virtual time": lambda r: seconds_text(r["simulated_s"]),
+        "closed form": lambda r: ("" if r["closed_form_is_exact"] else "at most ")
+            + seconds_text(r["closed_form_s"]),
+        "rounds": lambda r: f"{r['rounds']:g}",
+        "messages a rank": lambda r: span(r["messages_by_rank"], "{:,}".format),
+        "bytes sent a rank": lambda r: span(r["sent_bytes_by_rank"], bytes_text),
+    }
+    if any(r["closed_form_s"] is None for r in rows):
+        del columns["closed form"]
+    show.table(title, list(columns), [[text(r) for text in columns.values()] for r in rows])
 
 
 @politely
@@ -78,19 +103,29 @@ def simulate(
     algorithm: Annotated[
         str | None, typer.Option("--algorithm", "-a", help="Which; without it, each of them.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 8,
+    topology: Annotated[
+        str, typer.Option("--topology", "-t", "--network", help=f"A file, or NAME:SIZES: {NAMES}.")
+    ] = "uniform",
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", "-p", help="uniform: how many processes. (Default: 8.)"),
+    ] = None,
     nbytes: Annotated[
         str, typer.Option("--bytes", "-n", help="Size of the vector: 100MB (10⁶), 64KiB (2¹⁰).")
     ] = "100MB",
-    latency: Annotated[str, typer.Option(help="α, time per message: 5us, 0.3ms.")] = "5us",
+    latency: Annotated[
+        str | None,
+        typer.Option(help="uniform: α, time per message: 5us, 0.3ms. (Default: 5us.)"),
+    ] = None,
     bandwidth: Annotated[
-        str, typer.Option(help="1/β of each port and direction: 10GB/s, or 80Gb/s in bits.")
-    ] = "10GB/s",
+        str | None,
+        typer.Option(help="uniform: 1/β of each port and direction: 10GB/s, or 80Gb/s in bits. "
+                          "(Default: 10GB/s.)"),
+    ] = None,
     gamma: Annotated[
         str, typer.Option(help="γ, time to reduce one byte: 0.1ns.")
     ] = "0s",
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
-    network: Annotated[str, typer.Option(help=f"One of: {', '.join(NETWORKS)}.")] = "uniform",
     plot: Annotated[
         Path | None, typer.Option(help="Write the timeline there (PNG, SVG, PDF); needs -a.")
     ] = None,
@@ -104,27 +139,27 @@ def simulate(
     Values are not computed, so 1,000 ranks of 1 GB each are no problem. Example:
 
     dtlab simulate all_reduce -a ring --ranks 8 --bytes 100MB --latency 5us --bandwidth 10GB/s
+
+    A cluster of another shape is named with its sizes (torus:4x4, racks:4x8,oversubscription=2),
+    composed of servers and a network (nvswitch:8@racks:4x8), or read from a file:
+
+    dtlab simulate all_reduce -a ring --topology racks:4x8 --plot ring.png
     """
     check_known(collective, algorithm)
-    if network not in NETWORKS:
-        raise ConfigError(f"there is no network {network!r}; choose one of: {', '.join(NETWORKS)}")
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not known here; choose one of: {', '.join(DTYPES)}")
     if (plot or chrome) and algorithm is None:
         raise ConfigError("--plot and --chrome draw one run: name it with --algorithm")
     show.check_picture(plot)
-    if ranks > 4096:
-        raise ConfigError(f"{ranks} ranks take too long here; 4096 are the most")
-    size, alpha, gamma_s = bytes_of(nbytes), seconds_of(latency), seconds_of(gamma)
-    cluster = NETWORKS[network](ranks, alpha, bandwidth_of(bandwidth))
-    elements(collective, ranks, size, DTYPES[dtype])
+    size, gamma_s = bytes_of(nbytes), seconds_of(gamma)
+    cluster, machine = cluster_of(topology, ranks, latency, bandwidth)
+    elements(collective, cluster.ranks, size, DTYPES[dtype])
     rows = []
     for name in [algorithm] if algorithm else dtlab.collectives.ALGORITHMS[collective]:
         result = simulated(collective, name, cluster, size, DTYPES[dtype], gamma_s)
-        rows.append(row(collective, name, result, size, DTYPES[dtype], alpha,
-                        1 / bandwidth_of(bandwidth), gamma_s))
+        rows.append(row(collective, name, result, size, DTYPES[dtype], machine, gamma_s))
         if plot:
-            title = f"{collective}, {name}, {ranks} ranks, {nbytes}"
+            title = f"{collective}, {name}, {cluster.ranks} ranks, {nbytes}"
             dtlab.plots.timeline(result.trace, title).savefig(plot)
         if chrome:
             result.trace.to_chrome(chrome)

@@ -202,7 +202,7 @@ class SimComm(Comm):
             return Machine(0.0, 0.0, self._engine.gamma)
         latency_s, links = topology.route(self._ranks[0], self._ranks[-1])
         slowest_Bps = min((topology.capacity_Bps[link] for link in links), default=math.inf)
-        return Machine(latency_s, 1 / slowest_Bps, self._engine.gamma)
+        return Machine(latency_s, 1 / max(slowest_Bps, 1e-9), self._engine.gamma)  # 0: failed
 
     def _agree(self, value: Any) -> list[Any]:
         key = (self._context, self._ranks[0], self._meetings)  # groups of a split share a context

@@ -20,6 +20,7 @@ import torch
 
 from dtlab.errors import Deadlock, RunTimeout
 from dtlab.matching import check_match, describe
+from dtlab.simulator.changes import Changes
 from dtlab.simulator.messages import Channel, Mailbox, Message
 from dtlab.simulator.network import ARRIVED, Network
 from dtlab.simulator.strands import Strand
@@ -61,6 +62,10 @@ class Engine:
         self._times: list[float] = []  # the keys of the agenda, as a heap
         self._due_s = -1.0  # the agenda's entry for this time was asked for last:
         self._due: list[Message] = []  # what is to start then
+        self._changes = Changes(topology)
+        self._change_s = self._changes.next_s
+        for change in topology.changes:
+            self._at(change.at_s)
         self._begun = False
         self._limit_s: float | None = None  # of real time
         self._broken: BaseException | None = None  # why `next_strand` gave up
@@ -93,8 +98,15 @@ class Engine:
         if self._broken is not None:
             raise self._broken
         if not self.stopping and not all(strand.done for strand in strands):
-            raise Deadlock("deadlock: every rank that is left waits for another" + hint(strands),
+            why = self._failed_links() or hint(strands)
+            raise Deadlock("deadlock: every rank that is left waits for another" + why,
                            table(strands))
+
+    def _failed_links(self) -> str:
+        """Which failed links messages wait for, in words; "" if none."""
+        ends = [self.topology.ends(link) for link in self._network.blocked()]
+        links = ", ".join(f"{a} → {b}" for a, b in ends)
+        return f": messages wait for a link that has failed: {links}" if links else ""
 
     def next_strand(self) -> Strand | None:
         """The strand to go on next, once the clock has moved as far as it takes. None: there is
@@ -132,9 +144,21 @@ class Engine:
             self.now = now = heapq.heappop(self._times)
             instant = agenda.pop(now)
             self._due_s = -1.0
+            if now >= self._change_s:
+                self._change_links()
             self._deliver(network.end(instant.arriving, now))
             network.start(instant.starting, now)
             ready.extend(instant.waking)
+
+    def _change_links(self) -> None:
+        """Apply the changes of links that are due."""
+        for link, capacity_Bps, growth_s in self._changes.due(self.now):
+            self._network.change(link, capacity_Bps)
+            if growth_s:
+                for channel in self._channels.values():
+                    if link in channel.links:
+                        channel.latency_s += growth_s
+        self._change_s = self._changes.next_s
 
     def _at(self, when_s: float) -> Instant:
         """What is due at virtual time `when_s`, to be added to."""
@@ -160,7 +184,10 @@ class Engine:
         key = (context, src, dst)
         if key not in self._channels:
             mailbox = self.mailbox(context, dst)
-            self._channels[key] = Channel(src, dst, peer, mailbox, self.topology)
+            channel = self._channels[key] = Channel(src, dst, peer, mailbox, self.topology)
+            for link, slower_s in self._changes.slower_s.items():
+                if link in channel.links:
+                    channel.latency_s += slower_s
         return self._channels[key]
 
     def mailbox(self, context: int, dst: int) -> Mailbox:

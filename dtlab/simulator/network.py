@@ -1,8 +1,9 @@
 """Flows: messages on the move, which share the links they cross max–min fairly.
 
 Max–min fair: no flow can get more without taking from one that has no more than it. Rates change
-only when flows start or end, so they are computed then, once for all that do at the same instant,
-and only for flows that share a link, directly or through others, with one of those.
+only when flows start or end, or links change, so they are computed then, once for all that do at
+the same instant, and only for flows that share a link, directly or through others, with one of
+those.
 Source: Bertsekas & Gallager, Data Networks, 2nd ed., §6.5.2.
 """
 
@@ -25,7 +26,7 @@ class Flow:
 
     links: tuple[int, ...]
     remaining: float
-    rate_Bps: float  # 0: not known yet
+    rate_Bps: float  # 0: not known yet, or a link has failed
     since_s: float
     end_s: float  # when it will have arrived, if no rate changes; ARRIVED afterwards
 
@@ -40,10 +41,10 @@ class Network:
     """
 
     def __init__(self, topology: Topology):
-        self.capacity_Bps = topology.capacity_Bps
+        self.capacity_Bps = list(topology.capacity_Bps)
         self._on: list[Flow | dict[Flow, None] | None] = [None] * len(self.capacity_Bps)
         self._fresh: list[Flow] = []  # started at this instant
-        self._touched: set[int] = set()  # crowded links that lost a flow at this instant
+        self._touched: set[int] = set()  # links that changed, or crowded ones that lost a flow
 
     def start(self, flows: Sequence[Flow], now_s: float) -> None:
         """The first bytes of `flows` enter their links."""
@@ -73,6 +74,16 @@ class Network:
                         self._leave_crowd(link, flow)
         return ended
 
+    def change(self, link: int, capacity_Bps: float) -> None:
+        """From now on `link` carries `capacity_Bps`; 0: flows on it wait."""
+        self.capacity_Bps[link] = capacity_Bps
+        self._touched.add(link)
+
+    def blocked(self) -> list[int]:
+        """The links that have failed while flows wait for them."""
+        return [link for link, flows in enumerate(self._on)
+                if flows is not None and not self.capacity_Bps[link]]
+
     def settle(self, now_s: float) -> list[Flow]:
         """Give every flow its fair rate. Returns those whose `end_s` changed."""
         if not self._fresh and not self._touched:
@@ -90,8 +101,12 @@ class Network:
                     rate = capacity[link]
             else:  # alone on all its links: the narrowest one sets its pace
                 flow.rate_Bps = rate
-                flow.end_s = now_s + flow.remaining / rate
-                changed.append(flow)
+                try:
+                    flow.end_s = now_s + flow.remaining / rate
+                except ZeroDivisionError:  # rather than a question that costs time and again
+                    flow.end_s = math.inf
+                else:
+                    changed.append(flow)
         for link in sorted(self._touched):
             crowded.update(dict.fromkeys(self._flows(link)))
         self._fresh, self._touched = [], set()
@@ -144,8 +159,11 @@ class Network:
                 if flow.rate_Bps:
                     flow.remaining -= (now_s - flow.since_s) * flow.rate_Bps
                 flow.since_s, flow.rate_Bps = now_s, rate
-                flow.end_s = now_s + max(flow.remaining, 0.0) / rate
-                changed.append(flow)
+                if rate:
+                    flow.end_s = now_s + max(flow.remaining, 0.0) / rate
+                    changed.append(flow)
+                else:  # it waits for a link that has failed
+                    flow.end_s = math.inf
         return changed
 
 

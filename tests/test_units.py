@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from dtlab.cli import units
-from dtlab.cli.units import bandwidth_of, bytes_of, seconds_of
+from dtlab import units
 from dtlab.errors import ConfigError
+from dtlab.units import bandwidth_of, bytes_of, seconds_of
 
 
 def test_the_examples_in_the_docstrings() -> None:

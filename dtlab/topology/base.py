@@ -1,8 +1,4 @@
-"""Clusters: which links a message crosses, how long it takes to get there, how fast they are.
-
-A topology is a description that the simulator runs, the plots draw and the planner reads. Links
-are directed and numbered; a message from one rank to another takes a *route*, a list of links.
-"""
+"""What a topology is, and the simplest one."""
 
 from __future__ import annotations
 
@@ -15,6 +11,24 @@ import networkx as nx
 
 from dtlab.errors import ConfigError
 
+Node = int | str  # ranks are numbered, all else has a name
+
+
+@dataclass(frozen=True)
+class Change:
+    """At virtual time `at_s`, the link of this number gets another bandwidth (0: it fails) or
+    latency (None: as before), and `load_Bps` more traffic of others. See `with_link`."""
+
+    at_s: float
+    link: int
+    bandwidth_Bps: float | None = None
+    latency_s: float | None = None
+    load_Bps: float = 0.0
+
+
+def _unknown(link: int) -> tuple[Node, Node]:
+    raise ConfigError(f"this topology does not say what link {link} joins")
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -24,6 +38,10 @@ class Topology:
     route: (src, dst) → (latency in seconds, numbers of the links crossed).
     graph: () → a networkx DiGraph of hosts and switches, for drawing; edges carry
            `latency_s`, `bandwidth_Bps`; rank r is the node r.
+    ends: number of a link → (the node it comes from, the node it leads to).
+    host_of: rank → number of the host it runs on; each rank has its own unless a builder says
+           otherwise.
+    changes: what happens to links while a simulation runs; all else holds at its start.
     """
 
     name: str
@@ -31,6 +49,29 @@ class Topology:
     capacity_Bps: tuple[float, ...]
     route: Callable[[int, int], tuple[float, tuple[int, ...]]]
     graph: Callable[[], nx.DiGraph]
+    ends: Callable[[int], tuple[Node, Node]] = _unknown
+    host_of: Callable[[int], int] = int
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The ranks of each host, as hierarchical algorithms want them.
+
+        >>> uniform(3, 0, 1e9).groups
+        [[0], [1], [2]]
+        """
+        ranks_of: dict[int, list[int]] = {}
+        for rank in range(self.ranks):
+            ranks_of.setdefault(self.host_of(rank), []).append(rank)
+        return [ranks_of[host] for host in sorted(ranks_of)]
+
+    def path(self, src: int, dst: int) -> list[Node]:
+        """The nodes on the way from rank `src` to rank `dst`, both included.
+
+        >>> uniform(3, 0, 1e9).path(0, 2)
+        [0, 'switch', 2]
+        """
+        return [src, *(self.ends(link)[1] for link in self.route(src, dst)[1])]
 
     def __repr__(self) -> str:
         return f"<Topology {self.name}: {self.ranks} ranks, {len(self.capacity_Bps)} links>"
@@ -64,8 +105,12 @@ def uniform(ranks: int, latency_s: float, bandwidth_Bps: float) -> Topology:
                 g.add_edge(*edge, latency_s=latency_s / 2, bandwidth_Bps=bandwidth_Bps)
         return g
 
+    def ends(link: int) -> tuple[Node, Node]:
+        return ("switch", link // 2) if link % 2 else (link // 2, "switch")
+
     name = f"uniform({ranks} ranks, {latency_s * 1e6:g} µs, {bandwidth_Bps / 1e9:g} GB/s)"
-    return Topology(name, ranks, (float(bandwidth_Bps),) * (2 * ranks), route, graph)
+    return Topology(name, ranks, (float(bandwidth_Bps),) * (2 * ranks), route, graph,
+                    ends)
 
 
 def check_ranks(ranks: int) -> None:
@@ -74,6 +119,12 @@ def check_ranks(ranks: int) -> None:
         raise ConfigError(f"ranks must be a whole number, not {ranks!r}")
     if ranks < 1:
         raise ConfigError(f"ranks must be at least 1, not {ranks}")
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise `ConfigError` unless `value` is a whole number, `least` or more."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{name} must be a whole number, {least} or more, not {value!r}")
 
 
 def check_link(latency_s: float, bandwidth_Bps: float) -> None:
