@@ -22,10 +22,11 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
 
     The faster the link, the thicker the line; the legend gives bandwidth and latency, one
     direction. Hosts stand at the bottom, each switch above what it joins; without switches, hosts
-    stand in a circle.
+    stand in a circle. Clusters that know better say where each node stands: attribute `pos`, (x, y)
+    in any unit. A link that would run over another node goes round it.
     """
     graph = cluster.graph()
-    places = layout_of(graph)
+    places, placed = layout_of(graph), _has_places(graph)
     links = _links(graph)
     kinds = sorted({kind for _, _, kind in links}, reverse=True)
     thin = min(1.0, 16 / cluster.ranks)
@@ -36,13 +37,16 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     with styled():
         picture = new_picture(11, 5.2, dpi)
         write_title(picture, heading, told)
-        foot = 0.6 if len(kinds) > 1 else 0.15
+        rows = -(-len(kinds) // 3) if len(kinds) > 1 else 0  # of the legend
+        foot = 0.15 + 0.45 * (rows > 0) + 0.3 * max(0, rows - 1)
         axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
         axes.set_axis_off()
-        axes.set_xlim(-0.05, 1.05)
-        axes.set_ylim(min(y for _, y in places.values()) - 0.12, 1.12)
+        axes.set_xlim(-0.06, 1.06)
+        margin = 0.19 if placed else 0.13
+        axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
         for number, kind in enumerate(kinds):
-            lines = [[places[a], places[b]] for a, b, k in links if k == kind]
+            lines = [_line(a, b, places if placed else {a: places[a], b: places[b]})
+                     for a, b, k in links if k == kind]
             axes.add_collection(LineCollection(
                 lines, colors=QUIET, linewidths=max(1.5, 5.0 - 1.5 * number) * thin,
                 linestyles=[_DASHES[number % 4]], zorder=1, label=_speed(kind),
@@ -57,6 +61,8 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
 
 def layout_of(graph: nx.DiGraph) -> dict[Any, tuple[float, float]]:
     """Hosts in a row at the bottom (y = 0; more than 16 in columns below), switches above, to 1."""
+    if _has_places(graph):
+        return _scaled({node: data["pos"] for node, data in graph.nodes(data=True)})
     hosts = sorted(n for n in graph if isinstance(n, int))
     if len(hosts) == len(graph):
         turn = np.linspace(0, 2 * np.pi, len(hosts), endpoint=False)
@@ -76,6 +82,40 @@ def layout_of(graph: nx.DiGraph) -> dict[Any, tuple[float, float]]:
         for i, node in enumerate(nodes):
             places[node] = ((i + 0.5) / len(nodes), level / top)
     return places
+
+
+def _has_places(graph: nx.DiGraph) -> bool:
+    return all("pos" in data for _, data in graph.nodes(data=True))
+
+
+def _scaled(places: dict[Any, tuple[float, float]]) -> dict[Any, tuple[float, float]]:
+    """The same places, from 0.04 to 0.96 across and from 0 to 1 upwards."""
+    points = np.array(list(places.values()), dtype=float)
+    low, span = points.min(axis=0), np.ptp(points, axis=0)
+    middle = span == 0  # all at one height, or one above the other
+    points = np.where(middle, 0.5, (points - low) / np.where(middle, 1, span))
+    return {node: (0.04 + 0.92 * float(x), float(y))
+            for node, (x, y) in zip(places, points, strict=True)}
+
+
+def _line(a: Any, b: Any, places: dict[Any, tuple[float, float]]) -> np.ndarray:
+    """The points of a link: straight, or a bow around the nodes that stand in between."""
+    start, end = np.array(places[a]), np.array(places[b])
+    others = np.array([place for node, place in places.items() if node not in (a, b)])
+    along = end - start
+    length = float(np.hypot(*along))
+    if not len(others) or not length:
+        return np.array([start, end])
+    share = np.clip((others - start) @ along / length**2, 0, 1)
+    gaps = np.hypot(*(others - start - share[:, None] * along).T)
+    if gaps.min() > 0.02:
+        return np.array([start, end])
+    aside = np.array([-along[1], along[0]]) / length
+    if (start + end - 1.0) @ aside < 0:  # outwards, away from the middle of the picture
+        aside = -aside
+    bend = (start + end) / 2 + aside * (0.1, 0.3)  # the picture is three times as wide as high
+    t = np.linspace(0, 1, 24)[:, None]
+    return np.asarray((1 - t) ** 2 * start + 2 * t * (1 - t) * bend + t**2 * end)
 
 
 def _switches(graph: nx.DiGraph) -> int:
@@ -110,6 +150,11 @@ def _draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, fl
     for host, style in zip(hosts, styles, strict=True):
         axes.text(*places[host], str(host), ha="center", va="center_baseline", size=size,
                   weight="bold", color=style.ink, zorder=3)
-    for node in set(graph) - set(hosts):
-        axes.text(*places[node], str(node), ha="center", va="center", size=13, color=PAPER,
+    switches = [node for node in graph if node not in set(hosts)]
+    letters: dict[float, int] = {}  # at each height, with a gap of three between names
+    for node in switches:
+        letters[places[node][1]] = letters.get(places[node][1], 0) + len(str(node)) + 3
+    small = float(np.clip(10 * 72 / (0.62 * max(letters.values(), default=1)), 5, 13))
+    for node in switches:
+        axes.text(*places[node], str(node), ha="center", va="center", size=small, color=PAPER,
                   zorder=3, bbox={"boxstyle": "round,pad=0.5", "facecolor": INK, "edgecolor": INK})

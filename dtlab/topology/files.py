@@ -44,9 +44,10 @@ def load(path: str | Path) -> Topology:
 def save(topology: Topology, path: str | Path) -> None:
     """Write `topology` so that `load` gives the same graph.
 
-    Routes are not written: `load` searches for shortest paths, which for some builders (torus,
-    dragonfly) are others than the builder's own. Raises `ConfigError` if the file can't be written,
-    or if links change later on, which a file does not say.
+    Where nodes stand in a picture is not written, nor are routes: `load` searches for shortest
+    paths, which for some builders (torus, dragonfly) are others than the builder's own. Raises
+    `ConfigError` if the file can't be written, or if links change later on, which a file does not
+    say.
     """
     if topology.changes:
         raise ConfigError(f"{topology.name} changes while it runs, which a file can't say; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 
 import networkx as nx
@@ -34,7 +35,9 @@ def torus(x: int, y: int, z: int = 1, latency_s: float = 1e-6,
     ranks = x * y * z
     graph = nx.DiGraph()
     for rank in range(ranks):
-        graph.add_node(rank, kind="host", host=rank)
+        layer = rank % z
+        place = (rank // z % y + 0.3 * layer, -(rank // (y * z)) + 0.35 * layer)
+        graph.add_node(rank, kind="host", host=rank, pos=place)
 
     def step(rank: int, dimension: int, by: int) -> int:
         """The rank `by` steps further along `dimension`."""
@@ -85,10 +88,12 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
     for name, count in (("groups", groups), ("routers", routers), ("hosts", hosts)):
         check_count(name, count)
     graph = nx.DiGraph()
-    for rank in range(groups * routers * hosts):
-        graph.add_node(rank, kind="host", host=rank)
+    ranks = groups * routers * hosts
+    for rank in range(ranks):
+        graph.add_node(rank, kind="host", host=rank, pos=_on_circle((rank + 0.5) / ranks, 1.0))
     for router in range(groups * routers):
-        graph.add_node(f"router{router}", kind="switch")
+        place = _on_circle((router + 0.5) / (groups * routers), 0.62)
+        graph.add_node(f"router{router}", kind="switch", pos=place)
         for rank in range(router * hosts, (router + 1) * hosts):
             join(graph, rank, f"router{router}", latency_s, bandwidth_Bps)
 
@@ -117,3 +122,8 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
     name = (f"dragonfly({groups} groups × {routers} routers × {hosts} hosts, "
             f"{bandwidth_Bps / 1e9:g} GB/s)")
     return from_paths(graph, name, path)
+
+
+def _on_circle(turn: float, radius: float) -> tuple[float, float]:
+    """Where a node stands in a picture: `turn` of the way round, clockwise from the top."""
+    return radius * math.sin(2 * math.pi * turn), radius * math.cos(2 * math.pi * turn)

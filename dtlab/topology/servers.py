@@ -19,6 +19,12 @@ V100_LINKS = {
     (0, 3): 2, (2, 3): 2, (1, 2): 2, (1, 5): 2, (5, 6): 2, (6, 7): 2, (4, 7): 2, (0, 4): 2,
     (0, 1): 1, (1, 3): 1, (3, 7): 1, (5, 7): 1, (4, 5): 1, (4, 6): 1, (2, 6): 1, (0, 2): 1,
 }
+# Where they stand in a picture: two squares, side by side, the CPUs below.
+_V100_PLACES = {
+    3: (0, 3), 0: (1, 3), 4: (2, 3), 7: (3, 3), 2: (0, 2), 1: (1, 2), 5: (2, 2), 6: (3, 2),
+    "pcie1": (0.3, 1), "pcie0": (0.8, 1), "pcie2": (2.2, 1), "pcie3": (2.7, 1),
+    "cpu0": (0.5, 0), "cpu1": (2.5, 0),
+}
 
 
 def pcie_server(gpus: int = 4, switches: int = 2, latency_s: float = 0.5e-6,
@@ -93,6 +99,7 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
         join(below, gpu, f"pcie{gpu // 2}", latency_s, pcie_Bps)
     over_pcie = ShortestPaths(below)
     both = nx.compose(graph, below)
+    nx.set_node_attributes(both, _V100_PLACES, "pos")
 
     def path(src: int, dst: int) -> list[Node]:
         if src == dst or detour == "gpu" or both.has_edge(src, dst):

@@ -12,7 +12,16 @@ from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, simulate
 from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
-from dtlab.topology import uniform
+from dtlab.topology import (
+    compose,
+    dragonfly,
+    fat_tree,
+    nvswitch,
+    racks,
+    torus,
+    uniform,
+    v100_nvlink,
+)
 from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
 from tests.plots.samples import ring_trace
 
@@ -57,6 +66,12 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "grid values": lambda: plots.rank_grid([{"loss": 0.125, "name": LONG}, None, 3, LONG]),
     "topology 1": lambda: plots.topology(uniform(1, 5e-6, 1e10)),
     "topology 16": lambda: plots.topology(uniform(16, 5e-6, 1e10)),
+    "torus": lambda: plots.topology(torus(4, 6)),
+    "torus 3D": lambda: plots.topology(torus(3, 3, 2)),
+    "V100": lambda: plots.topology(v100_nvlink()),
+    "fat tree": lambda: plots.topology(fat_tree(4)),
+    "dragonfly": lambda: plots.topology(dragonfly(4, 3, 2)),
+    "servers in racks": lambda: plots.topology(compose(nvswitch(4), racks(2, 2))),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
 }
 
