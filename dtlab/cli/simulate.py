@@ -17,7 +17,7 @@ from dtlab.errors import ConfigError
 from dtlab.topology.names import BUILDERS
 from dtlab.units import bandwidth_of, bytes_of, seconds_of
 
-Machine = tuple[float, float]  # α in seconds, β in seconds per byte
+AlphaBeta = tuple[float, float]  # α in seconds, β in seconds per byte
 MOST_RANKS = 4096
 NAMES = ", ".join(BUILDERS)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16",
@@ -35,7 +35,7 @@ def simulated(collective: str, algorithm: str, network: dtlab.topology.Topology,
 
 
 def cluster_of(name: str, ranks: int | None, latency: str | None,
-               bandwidth: str | None) -> tuple[dtlab.topology.Topology, Machine | None]:
+               bandwidth: str | None) -> tuple[dtlab.topology.Topology, AlphaBeta | None]:
     """The cluster that the options describe; for a uniform one, also its α and β."""
     if name == "uniform":
         alpha, bandwidth_Bps = seconds_of(latency or "5us"), bandwidth_of(bandwidth or "10GB/s")
@@ -55,7 +55,7 @@ def cluster_of(name: str, ranks: int | None, latency: str | None,
 
 
 def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtype: torch.dtype,
-        machine: Machine | None, gamma: float) -> dict[str, Any]:
+        machine: AlphaBeta | None, gamma: float) -> dict[str, Any]:
     """What the simulation says, beside what the closed form says of a uniform cluster."""
     ranks, size = result.ranks, dtype.itemsize
     messages, sent_bytes = [0] * ranks, [0] * ranks

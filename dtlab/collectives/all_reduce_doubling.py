@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dtlab.collectives.folding import fold
+from dtlab.collectives.folding import Folding, fold
 from dtlab.collectives.registry import algorithm, chunk_edges
 from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op, swapped
@@ -25,15 +25,10 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
     Source: Thakur, Rabenseifner, Gropp 2005, §4.5.
     """
     folding, me = fold(comm.size), comm.rank
-    place = folding.place_of(me)
+    place = _fold_in(comm, folding, x, op)
     if place is None:
-        comm.send(x, me - 1)
-        comm.recv(x, me - 1)
         return x
     theirs = comm.scratch(x)
-    if place < folding.extra:
-        comm.recv(theirs, me + 1)
-        comm.accumulate_(x, theirs, op)
     distance = 1
     while distance < folding.core:
         partner = folding.rank_of(place ^ distance)
@@ -43,6 +38,21 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
     if place < folding.extra:
         comm.send(x, me + 1)
     return x
+
+
+def _fold_in(comm: Comm, folding: Folding, x: torch.Tensor, op: Op) -> int | None:
+    """Who folds away leaves x to its neighbour in the core, waits for the result, and gets None;
+    the others get their place in the core."""
+    me = comm.rank
+    place = folding.place_of(me)
+    if place is None:
+        comm.send(x, me - 1)
+        comm.recv(x, me - 1)
+    elif place < folding.extra:
+        theirs = comm.scratch(x)
+        comm.recv(theirs, me + 1)
+        comm.accumulate_(x, theirs, op)
+    return place
 
 
 @algorithm("all_reduce", "halving_doubling")
@@ -55,16 +65,10 @@ def halving_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
     of two, by folding: 2α + 2nβ + nγ more. Source: Rabenseifner 2004.
     """
     folding, me = fold(comm.size), comm.rank
-    place = folding.place_of(me)
+    place = _fold_in(comm, folding, x, op)
     if place is None:
-        comm.send(x, me - 1)
-        comm.recv(x, me - 1)
         return x
     inbox = comm.scratch(x)
-    if place < folding.extra:
-        comm.recv(inbox, me + 1)
-        comm.accumulate_(x, inbox, op)
-
     edges = chunk_edges(x.numel(), folding.core)  # core member i ends its first half with chunk i
     distances = [1 << bit for bit in reversed(range(folding.core.bit_length() - 1))]
     for distance in distances:

@@ -12,7 +12,7 @@ from dtlab.machine import Machine
 
 
 class Form(NamedTuple):
-    """The cost of one call. Its time is rounds·α + path_bytes·β + reduced_bytes·γ."""
+    """The cost of one call."""
 
     rounds: float  # messages one after the other on the longest path
     path_bytes: float  # bytes that cross that path
@@ -20,6 +20,10 @@ class Form(NamedTuple):
     sent_bytes: list[int]  # by rank
     messages: list[int]  # sent, by rank
     exact: bool = True  # False: the time is an upper bound
+
+    def seconds(self, alpha: float, beta: float, gamma: float) -> float:
+        """The time of the longest path: rounds·α + path_bytes·β + reduced_bytes·γ."""
+        return self.rounds * alpha + self.path_bytes * beta + self.reduced_bytes * gamma
 
 
 FormOf = Callable[[int, int, int], Form]  # (ranks, nbytes, itemsize) → Form
@@ -70,8 +74,7 @@ def time_s(
     1.2e-05
     """
     _check_machine(alpha, beta, gamma)
-    f = form(collective, algorithm, ranks, nbytes, itemsize)
-    return f.rounds * alpha + f.path_bytes * beta + f.reduced_bytes * gamma
+    return form(collective, algorithm, ranks, nbytes, itemsize).seconds(alpha, beta, gamma)
 
 
 def sent_bytes(
@@ -99,11 +102,10 @@ def predicted_s(
     """Seconds of one call on `machine`: the closed form, or the time that its lanes need to move
     all messages of all ranks, whichever is longer. On a network without end only the first counts;
     where p processes share a few cores, the second."""
-    form_ = form(collective, algorithm, ranks, nbytes, itemsize)
+    call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
-    path_s = form_.rounds * alpha + form_.path_bytes * beta + form_.reduced_bytes * gamma
-    work_s = sum(form_.messages) * alpha + sum(form_.sent_bytes) * beta
-    return max(path_s, work_s / lanes)
+    work_s = sum(call.messages) * alpha + sum(call.sent_bytes) * beta
+    return max(call.seconds(alpha, beta, gamma), work_s / lanes)
 
 
 def lower_bound_s(

@@ -20,7 +20,7 @@ from dtlab.errors import ConfigError
 from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.lane import Lane, is_plain
+from dtlab.processes.lane import Lane, is_direct, is_plain
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
 from dtlab.reduction import combine_
@@ -85,7 +85,9 @@ class GlooComm(Comm):
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         """As in `Comm`; tensors that Gloo can take as they are go the short way."""
-        if src is not None and self._on_cpu and is_plain(out) and is_plain(into):
+        ints = dst.__class__ is int is src.__class__  # else the long way says what is wrong
+        if ints and self._on_cpu and is_plain(out) and is_plain(into):
+            assert src is not None
             lane = self._lanes.get((dst, src))
             if lane is None:
                 self._check_peer(dst, "send to")
@@ -122,7 +124,7 @@ class GlooComm(Comm):
         payload = None
         if isinstance(x, torch.Tensor):
             nbytes = x.nbytes
-            wire = x if _is_direct(x) else _direct_copy(x)
+            wire = x if is_direct(x) else _direct_copy(x)
         else:
             wire, payload, nbytes, tag = self._frame(x)
         message = Message(self, True, dst, wire, None, nbytes)
@@ -145,7 +147,7 @@ class GlooComm(Comm):
             wire = torch.empty(FRAME_BYTES, dtype=torch.uint8)
         else:
             nbytes = x.nbytes
-            wire = x if _is_direct(x) else _room_for(x)
+            wire = x if is_direct(x) else _room_for(x)
         message = Message(self, False, ANYONE if src is None else src, wire, x, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
@@ -317,10 +319,3 @@ def _direct_copy(x: torch.Tensor) -> torch.Tensor:
 def _room_for(x: torch.Tensor) -> torch.Tensor:
     """Where Gloo may write what `x` is to hold."""
     return torch.empty(x.shape, dtype=x.dtype) if x.nbytes else _NOTHING.clone()
-
-
-def _is_direct(x: torch.Tensor) -> bool:
-    """Can Gloo read and write the memory of `x` as it is?"""
-    return (
-        x.is_contiguous() and x.is_cpu and x.nbytes > 0 and not x.is_conj() and not x.is_neg()
-    )

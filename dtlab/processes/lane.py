@@ -15,17 +15,19 @@ import torch
 if TYPE_CHECKING:
     from dtlab.processes.communicator import GlooComm
 
-_DTYPES = frozenset((  # whose bytes are what they seem
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
-    torch.int8, torch.int16, torch.int32, torch.int64,
-))
+
+def is_direct(x: torch.Tensor) -> bool:
+    """Can Gloo read and write the memory of the dense tensor `x` as it is?"""
+    return (
+        x.is_contiguous() and x.is_cpu and x.nbytes > 0 and not x.is_conj() and not x.is_neg()
+    )
 
 
 def is_plain(x: Any) -> bool:
-    """Can Gloo read and write the memory of `x` as it is?"""
+    """Is `x` a tensor that needs no second look before Gloo takes it?"""
     return (
-        x.__class__ is torch.Tensor and x.is_cpu and x.dtype in _DTYPES
-        and x.layout is torch.strided and x.is_contiguous() and not x.is_neg() and x.nbytes > 0
+        x.__class__ is torch.Tensor and x.layout is torch.strided and not x.is_quantized
+        and is_direct(x)
     )
 
 

@@ -1,0 +1,71 @@
+"""The short way of `sendrecv`: what it refuses, what it leaves to the long way, what it bears."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, ShapeMismatch, run
+
+
+def test_odd_tensors_arrive_as_they_are() -> None:
+    def work(comm: Comm) -> bool:
+        other, wave = 1 - comm.rank, torch.tensor([1 + 2j, 3 - 1j])
+        odd = [torch.arange(6.0).view(2, 3).T, wave, wave.conj(), wave.conj().imag[:1],
+               torch.zeros(0), torch.tensor(5), torch.tensor([True, False]),
+               torch.tensor([1, 2], dtype=torch.uint16)]
+        rooms = [torch.zeros(x.shape, dtype=x.dtype) for x in odd]
+        for x, room in zip(odd, rooms, strict=True):
+            comm.sendrecv(x, other, room, other)
+        return all(torch.equal(x.resolve_conj().resolve_neg(), room)
+                   for x, room in zip(odd, rooms, strict=True))
+
+    assert run(work, ranks=2).values == [True, True]
+
+
+@pytest.mark.parametrize("peer", [True, 1.0, [1], "1", 2, -1, 0])
+def test_what_is_no_other_rank_is_refused_however_often_it_was_one(peer: Any) -> None:
+    def work(comm: Comm) -> None:
+        x, y = torch.ones(3), torch.ones(3)
+        comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)  # now there is a lane
+        if comm.rank == 0:
+            for dst, src in ((peer, 1), (1, peer)):
+                with pytest.raises(ConfigError, match="rank 0: can't"):
+                    comm.sendrecv(x, dst, y, src)
+
+    run(work, ranks=2)
+
+
+def test_after_a_refused_exchange_the_right_one_goes_through() -> None:
+    def work(comm: Comm) -> float:
+        side, y = comm.split(0), torch.zeros(3)
+        assert side is not None
+        if comm.rank == 1:
+            posted = [comm.irecv(y, 0), comm.isend(torch.full((3,), 7.0), 0)]
+            side.send("posted", 0)
+            for message in posted:
+                message.wait()
+            return y.sum().item()
+        side.recv_object(1)
+        with pytest.raises(ShapeMismatch):
+            comm.sendrecv(torch.ones(4), 1, y, 1)
+        comm.sendrecv(torch.ones(3), 1, y, 1)
+        return y.sum().item()
+
+    assert run(work, ranks=2).values == [21.0, 3.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch threads")
+def test_gloos_threads_push_nobody_aside() -> None:
+    def policies(comm: Comm) -> list[int]:
+        threads = Path("/proc/self/task").iterdir()
+        return [os.sched_getscheduler(int(thread.name)) for thread in threads
+                if (thread / "comm").read_text().startswith("gloo")]
+
+    for found in run(policies, ranks=2).values:
+        assert found
+        assert set(found) == {os.SCHED_BATCH}
