@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, ShapeMismatch, run
+from dtlab import Comm, ConfigError, Deadlock, ShapeMismatch, run
 
 
 def test_odd_tensors_arrive_as_they_are() -> None:
@@ -57,6 +57,25 @@ def test_after_a_refused_exchange_the_right_one_goes_through() -> None:
         return y.sum().item()
 
     assert run(work, ranks=2).values == [21.0, 3.0]
+
+
+def test_a_refused_exchange_does_not_pass_for_a_receive() -> None:
+    def work(comm: Comm) -> None:
+        side, y = comm.split(0), torch.zeros(3)
+        assert side is not None
+        if comm.rank == 1:
+            wanted = comm.irecv(y, 0)
+            side.send("posted", 0)
+            wanted.wait()
+            comm.send(y, 0)  # which nobody will receive: rank 0 was refused
+            return
+        side.recv_object(1)
+        with pytest.raises(ShapeMismatch):
+            comm.sendrecv(torch.ones(4), 1, y, 1)
+        comm.send(y, 1)
+
+    with pytest.raises(Deadlock):  # not a RunTimeout, as if somebody might
+        run(work, ranks=2, timeout=20)
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch threads")
