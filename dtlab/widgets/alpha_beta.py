@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dtlab.collectives import ALGORITHMS
-from dtlab.cost.model import FORMS
+from dtlab.cost.model import FORMS, form
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture, cost_curves
 from dtlab.plots.curves import Measured
@@ -16,7 +16,8 @@ TIMES = (1e-6, 1e2)  # of the axis: fixed, so that curves move and the axis does
 
 
 class AlphaBetaExplorer(Explorer):
-    """`plots.cost_curves` with sliders. `measured` is shown for its own collective and ranks.
+    """`plots.cost_curves` with sliders. `measured` is shown for its own collective and ranks;
+    `algorithms` are those of its own collective to show, if not all.
 
     alpha, beta, gamma: where the sliders begin, in seconds, seconds per byte sent, per byte
     reduced; a value that you have fitted yourself is one of the slider's stops.
@@ -25,11 +26,15 @@ class AlphaBetaExplorer(Explorer):
     def __init__(
         self, collective: str = "all_reduce", ranks: int = 8, alpha: float = 5e-6,
         beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
+        algorithms: Sequence[str] | None = None,
     ):
         known = [name for name in ALGORITHMS if any(c == name for c, _ in FORMS)]
         if collective not in known:
             raise ConfigError(f"no closed form for {collective!r}; there are: {', '.join(known)}")
+        for name in algorithms or ():
+            form(collective, name, 1, 0)  # raises if there is none
         self.measured, self._measured_at = measured, (collective, ranks)
+        self._told = {collective: list(algorithms)} if algorithms else {}
         counts = sorted({1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, ranks})
         self.collective = dropdown("collective", known, collective)
         self.ranks = choice("ranks p", [(f"{p:,}", p) for p in counts], ranks)
@@ -55,7 +60,9 @@ class AlphaBetaExplorer(Explorer):
 
     def _draw(self, collective: str, ranks: int, alpha: float, beta: float, gamma: float,
               dpi: float) -> Picture:
-        names = [name for name in ALGORITHMS[collective] if (collective, name) in FORMS]
+        names = self._told.get(collective) or [
+            name for name in ALGORITHMS[collective] if (collective, name) in FORMS
+        ]
         measured = self.measured if (collective, ranks) == self._measured_at else None
         return cost_curves(collective, names, ranks, alpha, beta, gamma, measured, times=TIMES,
                            dpi=dpi)

@@ -195,6 +195,20 @@ def test_fitted_values_are_stops_of_the_sliders() -> None:
     assert "α = 23.7 µs" in widget.words.value
 
 
+def test_an_explorer_shows_the_algorithms_that_a_chapter_tells_of() -> None:
+    widget = AlphaBetaExplorer("all_reduce", ranks=64, algorithms=["tree", "ring"])
+    words = widget.static().alt
+    assert "tree" in words
+    assert "ring overtakes tree" in words
+    assert "doubling" not in words
+    widget.ranks.value = 128
+    assert "doubling" not in widget.static().alt
+    widget.collective.value = "broadcast"  # of which nothing was said
+    assert "broadcast" in widget.static().alt
+    with pytest.raises(ConfigError, match="no closed form"):
+        AlphaBetaExplorer("all_reduce", algorithms=["telepathy"])
+
+
 def test_measured_dots_belong_to_their_own_collective_and_ranks() -> None:
     widget = AlphaBetaExplorer(ranks=4, measured={"ring": {4096: [1e-4, 2e-4]}})
     assert "measured" in widget.words.value
