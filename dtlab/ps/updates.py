@@ -127,7 +127,7 @@ class DCASGD(Update):
         backup = state.get(("backup", worker))
         if backup is None:  # it never pulled
             return g
-        term = g * g * (w - backup) * self.lam
+        term: torch.Tensor = g * g * (w - backup) * self.lam
         if self.adaptive:
             if "ms" not in state:
                 state["ms"] = torch.zeros_like(w)
