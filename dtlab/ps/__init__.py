@@ -38,6 +38,7 @@ from dtlab.ps.join import join
 from dtlab.ps.node import Handle, Node
 from dtlab.ps.partition import ConsistentHash, Hash, Partition, Range
 from dtlab.ps.placement import PLACEMENTS, aggregate
+from dtlab.ps.replication import Chain, Leader, Replication, Unavailable
 from dtlab.ps.statistics import Statistics
 from dtlab.ps.updates import DCASGD, EASGD, SGD, Adam, FedAvg, StalenessAwareSGD, Update
 
@@ -49,5 +50,6 @@ __all__ = [
     "Consistency", "BSP", "ASP", "SSP", "SoftSync", "BackupWorkers", "Quorum",
     "Update", "SGD", "Adam", "StalenessAwareSGD", "DCASGD", "EASGD", "FedAvg",
     "Partition", "Range", "Hash", "ConsistentHash",
+    "Replication", "Chain", "Leader", "Unavailable",
     "aggregate", "PLACEMENTS",
 ]

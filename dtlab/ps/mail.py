@@ -48,6 +48,9 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
+        self._asked = False  # for the next letter; then:
+        self._inbox: list[Any]
+        self._next: Work
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
         self._arriving: dict[int, tuple[tuple[Any, ...], list[Work], list[torch.Tensor]]] = {}
 
@@ -74,21 +77,45 @@ class Mail:
         """Wait for the next letter: its sender, its body, its wires, and what to wait for before
         these are read. For a marked one that is nothing, for its wires have come before."""
         while True:
-            for dst in list(self._leaving):
-                self._last_word(dst)
-            inbox: list[Any] = []
-            src = self.comm.recv(inbox)
-            if inbox[0] is None:
-                body, works, wires = self._arriving.pop(src)
-                break
-            letter = Letter(*inbox[0])
+            self._ask_for_more()
+            src = self._next.wait()
+            if found := self._opened(src):
+                return found
+
+    def receive_within(
+        self, seconds: float
+    ) -> tuple[int, tuple[Any, ...], list[torch.Tensor], list[Work]] | None:
+        """`receive`, but None if there is no letter within so many seconds."""
+        until_s = self.comm.now() + seconds
+        while True:
+            self._ask_for_more()
+            if not self.comm.wait_for(self._next, max(until_s - self.comm.now(), 0.0)):
+                return None
+            if found := self._opened(self._next.wait()):
+                return found
+
+    def _ask_for_more(self) -> None:
+        for dst in list(self._leaving):
+            self._last_word(dst)
+        if not self._asked:
+            self._asked, self._inbox = True, []
+            self._next = self.comm.irecv(self._inbox)
+
+    def _opened(self, src: int) -> tuple[int, tuple[Any, ...], list[torch.Tensor],
+                                         list[Work]] | None:
+        """The letter whose first part has come from `src`; None if more of it will follow."""
+        self._asked = False
+        if self._inbox[0] is None:
+            body, works, wires = self._arriving.pop(src)
+        else:
+            letter = Letter(*self._inbox[0])
             self._release(src, letter.seen)
             sizes = [(getattr(torch, name), numel) for name, numel in letter.wires]
             body, wires = letter.body, self.room(src, letter.body, sizes)
             works = self.comm.post(*(Recv(wire, src) for wire in wires)) if wires else []
-            if not letter.marked:
-                break
-            self._arriving[src] = body, works, wires
+            if letter.marked:
+                self._arriving[src] = body, works, wires
+                return None
         self.seen[src] += 1
         self.received_bytes += sum(wire.nbytes for wire in wires)
         return src, body, wires, works
