@@ -33,6 +33,15 @@ class Letter(NamedTuple):
     body: tuple[Any, ...]
 
 
+class Received(NamedTuple):
+    """A letter as its reader gets it. `works`: what to wait for before the wires are read."""
+
+    src: int
+    body: tuple[Any, ...]
+    wires: list[torch.Tensor]
+    works: list[Work]
+
+
 class Mail:
     """One node's letter box.
 
@@ -51,6 +60,7 @@ class Mail:
         self._asked = False  # for the next letter; then:
         self._inbox: list[Any]
         self._next: Work
+        self._stalled: dict[int, deque[Received]] = {}  # by sender: letters that wait for wires
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
         self._arriving: dict[int, tuple[tuple[Any, ...], list[Work], list[torch.Tensor]]] = {}
 
@@ -73,26 +83,36 @@ class Mail:
             self._lent[id(wire)] += 1
             self.sent_bytes += wire.nbytes
 
-    def receive(self) -> tuple[int, tuple[Any, ...], list[torch.Tensor], list[Work]]:
-        """Wait for the next letter: its sender, its body, its wires, and what to wait for before
-        these are read. For a marked one that is nothing, for its wires have come before."""
+    def receive(self) -> Received:
+        """Wait for the next letter. A marked one comes once its wires are there; of others, wait
+        for `works` before you read the wires."""
         while True:
             self._ask_for_more()
             src = self._next.wait()
             if found := self._opened(src):
                 return found
 
-    def receive_within(
-        self, seconds: float
-    ) -> tuple[int, tuple[Any, ...], list[torch.Tensor], list[Work]] | None:
-        """`receive`, but None if there is no letter within so many seconds."""
+    def receive_within(self, seconds: float) -> Received | None:
+        """The next letter that is there with all its wires; None if there is none within so many
+        seconds. One whose sender dies halfway holds up none but that sender's."""
         until_s = self.comm.now() + seconds
         while True:
+            for letters in self._stalled.values():
+                if letters and self._is_complete(letters[0], self.comm.now()):
+                    return letters.popleft()
             self._ask_for_more()
             if not self.comm.wait_for(self._next, max(until_s - self.comm.now(), 0.0)):
                 return None
             if found := self._opened(self._next.wait()):
-                return found
+                letters = self._stalled.setdefault(found.src, deque())
+                if not letters and self._is_complete(found, until_s):
+                    return found
+                letters.append(found)
+
+    def _is_complete(self, letter: Received, until_s: float) -> bool:
+        """Are its wires there, or will they be by `until_s`?"""
+        return all(self.comm.wait_for(work, max(until_s - self.comm.now(), 0.0))
+                   for work in letter.works)
 
     def _ask_for_more(self) -> None:
         for dst in list(self._leaving):
@@ -101,8 +121,7 @@ class Mail:
             self._asked, self._inbox = True, []
             self._next = self.comm.irecv(self._inbox)
 
-    def _opened(self, src: int) -> tuple[int, tuple[Any, ...], list[torch.Tensor],
-                                         list[Work]] | None:
+    def _opened(self, src: int) -> Received | None:
         """The letter whose first part has come from `src`; None if more of it will follow."""
         self._asked = False
         if self._inbox[0] is None:
@@ -118,7 +137,7 @@ class Mail:
                 return None
         self.seen[src] += 1
         self.received_bytes += sum(wire.nbytes for wire in wires)
-        return src, body, wires, works
+        return Received(src, body, wires, works)
 
     def _last_word(self, dst: int) -> None:
         """If a marked letter to `dst` is on its way: wait until it has left, and say so."""
@@ -127,6 +146,11 @@ class Mail:
             for work in works:
                 work.wait()
             works.append(self.comm.isend(None, dst))
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes of tensors received and sent."""
+        return self.received_bytes, self.sent_bytes
 
     def lends(self, x: torch.Tensor) -> bool:
         """May `x` still be on its way to someone? Then it must not change."""

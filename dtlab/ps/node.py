@@ -56,7 +56,9 @@ class Node:
         self.clock_count = 0
         self.finished = False
         self._mail = Mail(comm)
-        self._mail.room, self._mail.to_myself = self._room, self._to_myself
+        self._mail.to_myself = self._to_myself
+        if not policy.replication:  # else an answer that is late might overwrite a newer one
+            self._mail.room = self._room
         self._server: Server | None = None
         self._requests = Requests(self._mail, policy) if policy.replication else None
         if comm.rank in policy.servers and not policy.replication:
@@ -214,7 +216,10 @@ class Node:
 
     def read_letter(self) -> None:
         """Wait for the next letter and do what it says."""
-        self._take(*self._mail.receive())
+        letter = None if self._requests else self._mail.receive()
+        while letter is None:  # where servers die, some letters never come in full
+            letter = self._mail.receive_within(self.policy.lease_s)
+        self._take(*letter)
 
     def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
               works: list[Work]) -> None:

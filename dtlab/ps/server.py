@@ -5,6 +5,7 @@ Consistency says when, the update rule says what; here is only the order of thin
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -48,8 +49,9 @@ class Policy:
 class Outbox(Protocol):
     """Where a server puts its letters: its node's mail, or the copy that it is."""
 
-    received_bytes: int
-    sent_bytes: int
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes of tensors received and sent."""
 
     def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
         """Post a letter."""
@@ -255,6 +257,14 @@ class Server:
             found |= self.policy.partition.place(specs, servers)
         return found
 
+    def snapshot(self) -> dict[str, Any]:
+        """All that decides what this server does from here on, to be pickled at once."""
+        return {name: vars(self)[name] for name in _STATE}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from another's snapshot."""
+        vars(self).update(snapshot)
+
     def account(self) -> Statistics:
         """The statistics, completed."""
         seen = self.statistics
@@ -262,9 +272,15 @@ class Server:
         seen.closed = self.clocks.closed
         seen.unused = sum(s.count for e in self.entries.values() for s in e.sums.values())
         seen.held_bytes = sum(entry.value.nbytes for entry in self.entries.values())
-        seen.received_bytes = self.mail.received_bytes
-        seen.sent_bytes = self.mail.sent_bytes
+        seen.received_bytes, seen.sent_bytes = self.mail.moved_bytes
+        for key in sorted(self.entries, key=repr):
+            if not (w := self.entries[key].value).is_meta:
+                data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
+                seen.checksum = zlib.crc32(repr(key).encode() + data, seen.checksum)
         return seen
+
+
+_STATE = ("clocks", "entries", "batches", "active", "_held", "_began", "_inits")
 
 
 def _unlike(key: Key, rank: int, spec: Spec, other: int, theirs: Spec | None) -> str:
