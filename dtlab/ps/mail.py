@@ -42,6 +42,15 @@ class Received(NamedTuple):
     works: list[Work]
 
 
+class Line:
+    """The next letter from one sender: first its first part, then its wires."""
+
+    def __init__(self, comm: Comm, src: int):
+        self.inbox: list[Any] = []
+        self.works: list[Work] = [comm.irecv(self.inbox, src)]
+        self.letter: Received | None = None
+
+
 class Mail:
     """One node's letter box.
 
@@ -57,12 +66,9 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
-        self._asked = False  # for the next letter; then:
-        self._inbox: list[Any]
-        self._next: Work
-        self._stalled: dict[int, deque[Received]] = {}  # by sender: letters that wait for wires
+        self._lines: dict[int, Line] = {}  # for `receive_within`
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
-        self._arriving: dict[int, tuple[tuple[Any, ...], list[Work], list[torch.Tensor]]] = {}
+        self._arriving: dict[int, Received] = {}  # marked ones
 
     def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = (),
              marked: bool = False) -> None:
@@ -87,57 +93,58 @@ class Mail:
         """Wait for the next letter. A marked one comes once its wires are there; of others, wait
         for `works` before you read the wires."""
         while True:
-            self._ask_for_more()
-            src = self._next.wait()
-            if found := self._opened(src):
-                return found
+            for dst in list(self._leaving):
+                self._last_word(dst)
+            inbox: list[Any] = []
+            src = self.comm.recv(inbox)
+            if inbox[0] is None:
+                found = self._arriving.pop(src)
+            else:
+                marked, found = self._opened(src, inbox[0])
+                if marked:
+                    self._arriving[src] = found
+                    continue
+            return self._read(found)
 
     def receive_within(self, seconds: float) -> Received | None:
         """The next letter that is there with all its wires; None if there is none within so many
-        seconds. One whose sender dies halfway holds up none but that sender's."""
+        seconds. One whose sender dies halfway, or is cut off, holds up none but that sender's; so
+        each has a line of its own."""
+        if not self._lines:
+            self._lines = {src: Line(self.comm, src)
+                           for src in range(self.comm.size) if src != self.comm.rank}
         until_s = self.comm.now() + seconds
         while True:
-            for letters in self._stalled.values():
-                if letters and self._is_complete(letters[0], self.comm.now()):
-                    return letters.popleft()
-            self._ask_for_more()
-            if not self.comm.wait_for(self._next, max(until_s - self.comm.now(), 0.0)):
+            for src, line in list(self._lines.items()):
+                while all(work.arrived() for work in line.works):
+                    for work in line.works:
+                        work.wait()
+                    if line.letter is None:
+                        _, line.letter = self._opened(src, line.inbox[0])
+                        line.works = line.letter.works
+                    else:
+                        found = self._read(line.letter)
+                        del self._lines[src]  # the others' turn comes first
+                        self._lines[src] = Line(self.comm, src)
+                        return found
+            waiting = [work for line in self._lines.values() for work in line.works
+                       if not work.arrived()]
+            if not self.comm.wait_any(waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
-            if found := self._opened(self._next.wait()):
-                letters = self._stalled.setdefault(found.src, deque())
-                if not letters and self._is_complete(found, until_s):
-                    return found
-                letters.append(found)
 
-    def _is_complete(self, letter: Received, until_s: float) -> bool:
-        """Are its wires there, or will they be by `until_s`?"""
-        return all(self.comm.wait_for(work, max(until_s - self.comm.now(), 0.0))
-                   for work in letter.works)
+    def _opened(self, src: int, letter: Any) -> tuple[bool, Received]:
+        """Is the letter from `src` marked? And itself, its wires on their way."""
+        seen, wires, marked, body = Letter(*letter)
+        self._release(src, seen)
+        sizes = [(getattr(torch, name), numel) for name, numel in wires]
+        places = self.room(src, body, sizes)
+        works = self.comm.post(*(Recv(place, src) for place in places)) if places else []
+        return marked, Received(src, body, places, works)
 
-    def _ask_for_more(self) -> None:
-        for dst in list(self._leaving):
-            self._last_word(dst)
-        if not self._asked:
-            self._asked, self._inbox = True, []
-            self._next = self.comm.irecv(self._inbox)
-
-    def _opened(self, src: int) -> Received | None:
-        """The letter whose first part has come from `src`; None if more of it will follow."""
-        self._asked = False
-        if self._inbox[0] is None:
-            body, works, wires = self._arriving.pop(src)
-        else:
-            letter = Letter(*self._inbox[0])
-            self._release(src, letter.seen)
-            sizes = [(getattr(torch, name), numel) for name, numel in letter.wires]
-            body, wires = letter.body, self.room(src, letter.body, sizes)
-            works = self.comm.post(*(Recv(wire, src) for wire in wires)) if wires else []
-            if letter.marked:
-                self._arriving[src] = body, works, wires
-                return None
-        self.seen[src] += 1
-        self.received_bytes += sum(wire.nbytes for wire in wires)
-        return Received(src, body, wires, works)
+    def _read(self, letter: Received) -> Received:
+        self.seen[letter.src] += 1
+        self.received_bytes += sum(wire.nbytes for wire in letter.wires)
+        return letter
 
     def _last_word(self, dst: int) -> None:
         """If a marked letter to `dst` is on its way: wait until it has left, and say so."""

@@ -27,7 +27,7 @@ class Statistics:
     load: Counter[Key] = field(default_factory=Counter)  # key → pulls and pushes of it
     cut_off: bool = False  # a copy that ended because it heard no more of the master
     rejoined: int = 0  # times that this copy was declared dead and came back
-    lost: int = 0  # pushes that it had carried out by then, and the others had not
+    lost: int = 0  # pushes that it had carried out by then, without knowing that others had them
     checksum: int = 0  # of the weights, at the end
     moved: int = 0  # units handed over to other servers (see `use_servers`)
     held_bytes: int = 0  # of weights, at the end

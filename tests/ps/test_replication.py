@@ -18,6 +18,7 @@ STRONG = [ps.Chain(), ps.Leader(sync=True)]
 WEAK = ps.Leader(sync=False)
 COPIES, STEPS, WORKERS = 3, 3, 2
 MASTER = COPIES
+COUNTING, FREE = ps.SGD(lr=1.0), ps.ASP()
 
 
 def body(comm: Comm, rule: ps.Replication, update: ps.Update, consistency: ps.Consistency) -> Any:
@@ -38,8 +39,8 @@ def body(comm: Comm, rule: ps.Replication, update: ps.Update, consistency: ps.Co
     return last
 
 
-def ran(rule: ps.Replication, crash: dict[int, int], update: ps.Update = ps.SGD(lr=1.0),
-        consistency: ps.Consistency = ps.ASP()) -> Result:
+def ran(rule: ps.Replication, crash: dict[int, int], update: ps.Update = COUNTING,
+        consistency: ps.Consistency = FREE) -> Result:
     return simulate(lambda comm: body(comm, rule, update, consistency), crash=crash, timeout=60,
                     network=uniform(COPIES + 1 + WORKERS, 1e-5, 1e9), trace=False)
 
@@ -193,7 +194,8 @@ def test_a_weak_leader_that_is_cut_off_goes_on_and_its_pushes_are_lost() -> None
     gone = len(far) + len(near) - max(far_last, near_last)
     during = sum(CUT_S < at < HEALED_S for at in near)
     assert during > 10  # it went on answering
-    assert 0 < values[0].lost == gone <= during + 2
+    assert during - 2 <= gone <= during + 2
+    assert gone <= values[0].lost <= gone + 2  # it can't know what arrived just before
 
 
 @pytest.mark.parametrize("rule", [*STRONG, WEAK], ids=repr)
@@ -212,7 +214,7 @@ def test_a_copy_that_has_come_back_can_lead() -> None:
         values = simulate(lambda comm: cut_off(comm, ps.Chain()), network=islands(), timeout=60,
                           crash={1: events, 2: events}).values
         (far, _, far_last), (near, refused, near_last) = values[4:]
-        assert {1, 2} <= set(values[MASTER].dead)
+        assert min(values[MASTER].dead[1], values[MASTER].dead[2]) > values[MASTER].back[0]
         counted = max(far_last, near_last)
         assert len(far) + len(near) <= counted <= len(far) + len(near) + len(refused)
 
