@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.errors import RankDied
 
 BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
 Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elements
@@ -67,6 +68,7 @@ class Mail:
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
         self._lines: dict[int, Line] = {}  # for `receive_within`
+        self._dead: set[int] = set()  # ranks whose connection has broken
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
         self._arriving: dict[int, Received] = {}  # marked ones
 
@@ -81,7 +83,15 @@ class Mail:
         marked = marked and any(wire.nbytes >= BIG_BYTES for wire in wires)
         sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         letter = (self.seen[dst], sizes, marked, body)
-        works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
+        if dst in self._dead:
+            return
+        try:
+            works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
+        except RuntimeError:  # its connection has broken, which we have not been told yet
+            if not self._lines:
+                raise
+            self._dead.add(dst)
+            return
         if marked:
             self._leaving[dst] = works
         self._kept.setdefault(dst, deque()).append((works, list(wires)))
@@ -117,8 +127,8 @@ class Mail:
         while True:
             for src, line in list(self._lines.items()):
                 while all(work.arrived() for work in line.works):
-                    for work in line.works:
-                        work.wait()
+                    if not self._has_come(src, line):
+                        break
                     if line.letter is None:
                         _, line.letter = self._opened(src, line.inbox[0])
                         line.works = line.letter.works
@@ -131,6 +141,17 @@ class Mail:
                        if not work.arrived()]
             if not self.comm.wait_any(waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
+
+    def _has_come(self, src: int, line: Line) -> bool:
+        """Is it here? Else its sender has died; then nothing will come from it any more."""
+        try:
+            for work in line.works:
+                work.wait()
+        except RankDied:
+            self._dead.add(src)
+            del self._lines[src]
+            return False
+        return True
 
     def _opened(self, src: int, letter: Any) -> tuple[bool, Received]:
         """Is the letter from `src` marked? And itself, its wires on their way."""
@@ -174,8 +195,9 @@ class Mail:
         while kept and self._released[dst] < seen:
             works, wires = kept.popleft()
             self._released[dst] += 1
-            for work in works:
-                work.wait()
+            if dst not in self._dead:
+                for work in works:
+                    work.wait()
             for wire in wires:
                 self._lent[id(wire)] -= 1
                 if not self._lent[id(wire)]:
