@@ -10,9 +10,9 @@ import torch
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
 from dtlab.ps.master import BEATS
+from dtlab.ps.policy import Policy
 from dtlab.ps.replica import Replica
 from dtlab.ps.replication import Unavailable, View
-from dtlab.ps.server import Policy
 from dtlab.ps.statistics import Statistics
 
 GIVE_UP = 20  # leases without one, after which a copy that is cut off ends

@@ -68,7 +68,7 @@ class Mail:
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
         self._lines: dict[int, Line] = {}  # for `receive_within`
-        self._dead: set[int] = set()  # ranks whose connection has broken
+        self.dead: set[int] = set()  # ranks whose connection has broken
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
         self._arriving: dict[int, Received] = {}  # marked ones
 
@@ -83,14 +83,14 @@ class Mail:
         marked = marked and any(wire.nbytes >= BIG_BYTES for wire in wires)
         sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         letter = (self.seen[dst], sizes, marked, body)
-        if dst in self._dead:
+        if dst in self.dead:
             return
         try:
             works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
         except RuntimeError:  # its connection has broken, which we have not been told yet
             if not self._lines:
                 raise
-            self._dead.add(dst)
+            self.dead.add(dst)
             return
         if marked:
             self._leaving[dst] = works
@@ -129,7 +129,9 @@ class Mail:
                 while all(work.arrived() for work in line.works):
                     if not self._has_come(src, line):
                         break
-                    if line.letter is None:
+                    if line.letter is None and line.inbox[0] is None:  # the wires had a line too
+                        line = self._lines[src] = Line(self.comm, src)
+                    elif line.letter is None:
                         _, line.letter = self._opened(src, line.inbox[0])
                         line.works = line.letter.works
                     else:
@@ -148,7 +150,7 @@ class Mail:
             for work in line.works:
                 work.wait()
         except RankDied:
-            self._dead.add(src)
+            self.dead.add(src)
             del self._lines[src]
             return False
         return True
@@ -195,7 +197,7 @@ class Mail:
         while kept and self._released[dst] < seen:
             works, wires = kept.popleft()
             self._released[dst] += 1
-            if dst not in self._dead:
+            if dst not in self.dead:
                 for work in works:
                     work.wait()
             for wire in wires:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
+from dtlab.ps.policy import Policy
 from dtlab.ps.replication import View
-from dtlab.ps.server import Policy
 
 PATIENCE = 1.25  # leases that a copy may be silent for
 BEATS = 3  # signs of life a lease

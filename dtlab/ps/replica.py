@@ -13,10 +13,13 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
+from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Replication, View
-from dtlab.ps.server import Policy, Server
+from dtlab.ps.server import Server
 
 Wires = list[torch.Tensor]
+NO_LEASE = ("the server's leader has lost touch with the master and may not answer; what you asked "
+            "for may be done, or not")
 
 
 class Logged(NamedTuple):
@@ -102,7 +105,7 @@ class Replica:
             return
         number = body[1]
         if not self.may_lead():
-            self.mail.send(worker, ("reply", number, "refused"))
+            self.mail.send(worker, ("reply", number, NO_LEASE))
         elif number <= self._last.get(worker, 0):
             self._again(worker, body, wires)
         else:
@@ -172,7 +175,7 @@ class Replica:
         if self.is_member and self.view.head == self.me and self.lease_end_s >= 0 \
                 and not self.may_lead():
             for worker, body, _ in self.log.values():
-                self.mail.send(worker, ("reply", body[1], "refused"))
+                self.mail.send(worker, ("reply", body[1], NO_LEASE))
 
     def _read_early(self) -> None:
         early, self._early = self._early, []
@@ -193,7 +196,7 @@ class Replica:
         self.had += 1
         self.log[self.had] = entry
         self._last[entry.worker] = entry.body[1]
-        if self.rule.strong:
+        if self.rule.strong or entry.body[0] != "push":
             self._hand_on(self.had)
             self._settle()
         else:  # answer first: sooner, but what was answered may be lost
