@@ -22,6 +22,7 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
 
 BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
+SPARE = 4  # keep so many tensors of a size for reuse
 Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elements
 
 
@@ -67,6 +68,8 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
+        self._expected: dict[int, tuple[list[Any], Work]] = {}
+        self._spare: dict[Size, list[torch.Tensor]] = {}  # fresh memory costs as much as a copy
         self._lines: dict[int, Line] = {}  # for `receive_within`
         self.dead: set[int] = set()  # ranks whose connection has broken
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
@@ -115,6 +118,29 @@ class Mail:
                     self._arriving[src] = found
                     continue
             return self._read(found)
+
+    def expect(self, src: int) -> None:
+        """Make room for the next letter from `src` before it is asked for: it comes sooner, for it
+        need not be announced. To be read with `receive_from`."""
+        if src not in self._expected:
+            inbox: list[Any] = []
+            self._expected[src] = inbox, self.comm.irecv(inbox, src)
+
+    def receive_from(self, src: int) -> Received:
+        """The next letter from `src`, as `receive` gives it; never a marked one."""
+        for dst in list(self._leaving):
+            self._last_word(dst)
+        self.expect(src)
+        inbox, work = self._expected.pop(src)
+        work.wait()
+        return self._read(self._opened(src, inbox[0])[1])
+
+    def recycle(self, wire: torch.Tensor) -> None:
+        """Nobody needs `wire`, which came in a letter, any more: its memory serves for another."""
+        if wire.nbytes >= BIG_BYTES and wire._base is None:
+            spare = self._spare.setdefault((wire.dtype, wire.numel()), [])
+            if len(spare) < SPARE:
+                spare.append(wire)
 
     def receive_within(self, seconds: float) -> Received | None:
         """The next letter that is there with all its wires; None if there is none within so many
@@ -206,8 +232,9 @@ class Mail:
                     del self._lent[id(wire)]
 
     def fresh(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
-        """New memory for what comes."""
-        return [torch.empty(numel, dtype=dtype, device=self.comm.device) for dtype, numel in sizes]
+        """Memory for what comes, its elements not set."""
+        return [self._spare[size].pop() if self._spare.get(size)
+                else torch.empty(size[1], dtype=size[0], device=self.comm.device) for size in sizes]
 
 
 def together(sizes: Sequence[Size]) -> list[list[int]]:
