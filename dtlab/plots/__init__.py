@@ -6,7 +6,8 @@ says the same in words. A rank has one colour in all of them.
 
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
-from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
+from dtlab.plots.film import frames_of, stepper_frames
+from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
 from dtlab.plots.palette import line_style, rank_color, rank_style

@@ -112,7 +112,11 @@ def _cargo(arrow: Arrow, frame: Frame) -> str:
         return bytes_text(arrow.nbytes) if frame.what == "piece" else ""
     if len(pieces) == 1:
         return f"piece {pieces[0]}"
-    return "all pieces" if len(pieces) == frame.pieces else f"pieces {pieces[0]}–{pieces[-1]}"
+    if len(pieces) == frame.pieces:
+        return "all pieces"
+    if pieces[-1] - pieces[0] == len(pieces) - 1:
+        return f"pieces {pieces[0]}–{pieces[-1]}"
+    return "pieces " + ", ".join(map(str, pieces)) if len(pieces) < 4 else f"{len(pieces)} pieces"
 
 
 def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
