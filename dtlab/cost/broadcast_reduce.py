@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
 
 
@@ -49,7 +51,8 @@ def chain_form(p: int, n: int, itemsize: int, segments: int) -> Form:
     passed the first link, and then has p−2 links more."""
     if p == 1:
         return Form(0, 0, 0, [0], [0])
-    k, largest = segments, chunk_bytes(n, segments, itemsize)[0]
+    k, unit = segments, math.gcd(n, itemsize)
+    largest = -(-n // (k * unit)) * unit
     sent = [n] * (p - 1) + [0]
     return Form(p - 2 + k, n + (p - 2) * largest, 0, sent, [k] * (p - 1) + [0])
 

@@ -50,13 +50,11 @@ def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
     """Which formula gives this number?"""
 
     def near(value: float) -> bool:
-        return abs(k - max(1.0, value)) <= max(1.0, 0.02 * value)
+        return abs(k - max(1.0, value)) < max(1.0, 0.02 * value)
 
     square = (ranks - 2) * nbytes * beta / alpha
     if ranks == 2 and k > 1:
         return "Two ranks: nobody passes anything on, and every further segment costs one more α."
-    if near(square):
-        return "Without its root: the best k is a square root. Where is the derivative 0?"
     if square and near(math.sqrt((ranks - 2) * alpha / (nbytes * beta))):
         return "α and nβ are the wrong way round: dear messages want few segments."
     if near(math.sqrt(nbytes * beta / alpha)):
@@ -64,6 +62,8 @@ def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
     for other in (ranks, ranks - 1):
         if near(math.sqrt(other * nbytes * beta / alpha)):
             return "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so it is p − 2 that stands in it."
+    if near(square):
+        return "Without its root: the best k is a square root. Where is the derivative 0?"
     return ("Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where is "
             "their sum least?")
 

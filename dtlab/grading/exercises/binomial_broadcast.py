@@ -47,8 +47,9 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
 
 
 def _rounds(case: Case, outcome: Outcome) -> Verdict:
-    took, p = outcome.elapsed_s, case.ranks
-    if took >= p - 1:
+    p = case.ranks
+    busiest = max(outcome.trace.messages(rank) for rank in range(p))
+    if busiest > lg_ceil(p) or busiest == 1:  # one sends to all, or each to the next
         clue = ("One message follows the other. Whoever has x shall send it on in the very next "
                 "round, so that each round doubles the ranks that have it.")
     else:

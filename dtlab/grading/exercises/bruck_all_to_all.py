@@ -46,8 +46,7 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
         return "Return a tensor of the shape of parts: row s is what rank s has for this rank."
     if torch.equal(value, case.args[rank][0]):
         return "It is this rank's own parts: return the tensor in which the others' have arrived."
-    backwards = [(rank - d) % p for d in range(p)]
-    if torch.equal(value, wanted[backwards]):
+    if all(_is_turned_round(case, outcome, other) for other in range(p)):
         return ("Only the last turn is missing: row d has come from d ranks back, so it belongs "
                 "into row (r − d) % p of the result.")
     for turn in range(1, p):
@@ -62,6 +61,12 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
     return ("Some parts are not for this rank. At the start row d is for the rank d further on: "
             "parts.roll(-r, 0). In the round of hop 2^k, the rows whose d has that bit move 2^k "
             "ranks ahead, and what comes takes their places.")
+
+
+def _is_turned_round(case: Case, outcome: Outcome, rank: int) -> bool:
+    """Does row d hold what has come from d ranks back?"""
+    value, back = outcome.values[rank], [(rank - d) % case.ranks for d in range(case.ranks)]
+    return isinstance(value, torch.Tensor) and torch.equal(value, _wanted(case, rank)[back])
 
 
 def _rounds(case: Case, outcome: Outcome) -> Verdict:

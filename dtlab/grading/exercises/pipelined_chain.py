@@ -64,8 +64,11 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     if took <= allowed * (1 + 1e-9):
         return Verdict(True, came, expected, rounds=messages)
     whole_s = (p - 1) * (LATENCY_S + VECTOR_S)
-    if k > 1 and abs(took - whole_s) < 1e-6:
+    if outcome.trace.messages(case.facts["root"]) < k:
         clue = "It takes as long as with a single segment: cut x into `segments` and send each."
+    elif k > 1 and abs(took - whole_s) < 1e-6:
+        clue = ("All segments are under way at once. They share the port, so that the first arrives "
+                "as late as the last: let one follow the other.")
     elif took >= (p - 1) * VECTOR_S:
         clue = ("Each rank waits for all of x before it passes anything on. Pass segment i on as "
                 "soon as it has come, while segment i + 1 arrives.")
