@@ -10,9 +10,11 @@ from dtlab.plots.film import frames_of, stepper_frames
 from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
+from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.stepper import stepper
+from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Crossover",
     "Frame",
     "Picture",
+    "before_and_after",
     "cost_curves",
     "crossovers",
     "fit",
@@ -32,6 +35,7 @@ __all__ = [
     "stepper",
     "stepper_frames",
     "styled",
+    "sweep",
     "timeline",
     "topology",
 ]
