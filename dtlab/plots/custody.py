@@ -36,7 +36,7 @@ def place(holds: np.ndarray, wanted: np.ndarray, result: Any) -> None:
     """In place: correct what one rank holds, (p, p), by its result, in which order counts.
 
     wanted (p, p): the pieces that must be in the result, in this order. A piece that isn't in its
-    place does not count, or is `MISPLACED` if another one is there.
+    place does not count; what is there instead is `MISPLACED`.
     """
     p, expected = len(holds), np.argwhere(wanted)
     numel = result.numel() if isinstance(result, torch.Tensor) else 0
@@ -46,8 +46,11 @@ def place(holds: np.ndarray, wanted: np.ndarray, result: Any) -> None:
     rows = result.reshape(len(expected), -1) if fits else [None] * len(expected)
     for (piece, owner), row in zip(expected, rows, strict=True):
         there = pieces_in(row, p)
-        alone = there[piece, owner] and there.sum() == 1
-        holds[piece, owner] = 1 if alone else MISPLACED if there.any() else 0
+        right = there[piece, owner] and there.sum() == 1
+        holds[piece, owner] = int(right)
+        if not right and there.any():  # show whose it is, if the place is for one piece only
+            others = there.any(axis=0) if wanted[piece].sum() == 1 else np.arange(p) == owner
+            holds[piece, others] = MISPLACED
 
 
 def custody(p: int, given: Sequence[np.ndarray], times: Sequence[float],

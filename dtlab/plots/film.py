@@ -73,7 +73,8 @@ def frames_of(
         raise ConfigError(f"a film of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")
     if not 0 <= root < ranks:
         raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
-    title = title or f"{collective}, {getattr(fn, '__name__', 'your function')}"
+    inner = getattr(fn, "func", fn)  # of a functools.partial
+    title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"
     film = first = _record(fn, title, goals.goal_of(collective, ranks, root), root)
     for _ in range(3):  # few elements may not show all cuts
         pieces = film.natural_pieces()

@@ -196,7 +196,7 @@ def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
         held = int(frame.holds[rank, piece].sum())
         spoilt, ready = wrong[rank, piece], complete[rank, piece]
         mark = "✗" if spoilt else "✓" if ready else ""
-        count = f"{held}/{goal}" if goal > 1 or spoilt else ""
+        count = f"{held}/{goal}" if goal > 1 else ""
         if small:
             count = "" if mark or goal == 1 else str(held)
         color = ALARM if spoilt else INK if frame.judged[rank, piece] else QUIET

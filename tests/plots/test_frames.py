@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -268,6 +269,26 @@ def test_an_all_to_all_that_ends_in_the_wrong_order_is_shown_as_spoilt(p: int) -
     assert not any(frame.wrong.any() for frame in film[:-1])
     assert np.array_equal(film[-1].wrong, np.eye(p, dtype=bool))
     assert not frames_of(lambda comm, parts: parts[:1], p, "all_to_all")[-1].complete.any()
+
+
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_whose_piece_lies_in_a_wrong_place_is_shown(p: int) -> None:
+    def as_they_came(comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        return ALGORITHMS["all_gather"]["bruck"](comm, x).roll(-comm.rank, dims=0)
+
+    last = frames_of(as_they_came, p, "all_gather")[-1]
+    assert last.complete[0].all(), "rank 0 has nothing to turn"
+    assert last.wrong[1:].all()
+    for rank in range(1, p):
+        assert last.holds[rank].argmax(axis=1).tolist() == [(rank + j) % p for j in range(p)]
+
+
+def test_a_function_with_its_segments_filled_in_is_named_and_shown() -> None:
+    chain = ALGORITHMS["broadcast"]["chain"]
+    film = frames_of(partial(chain, segments=6), 4, "broadcast")
+    assert film[0].title == "broadcast, chain"
+    assert film[0].pieces == 6
+    assert film[-1].done
 
 
 @pytest.mark.parametrize("p", [2, 3, 5, 9])
