@@ -20,7 +20,7 @@ from dtlab.errors import ConfigError
 from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.lane import NOTHING, Lane, Way, is_direct, is_plain
+from dtlab.processes.lane import NOTHING, Lane, Way, is_direct, is_plain, move_all
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
 from dtlab.reduction import combine_
@@ -69,25 +69,22 @@ class GlooComm(Comm):
 
     def exchange(self, *ops: Send | Recv) -> None:
         """Post all of `ops` together, then wait for all of them."""
-        works: list[Any] = self.post(*ops)
-        if len(works) != 2:
-            for work in works:
-                work.wait()
+        if not (self._on_cpu and all(op[1].__class__ is int and is_plain(op[0]) for op in ops)):
+            super().exchange(*ops)
             return
-        # The usual case, at half the price: one word on the board for both. Sends first: most
-        # have left already, and so only the receive blocks.
-        one, two = works if works[0].sends else reversed(works)
-        self.end.blocked(one, two)
-        try:
-            one.complete()
-            two.complete()
-        finally:
-            self.end.runs()
+        receives = [op for op in ops if isinstance(op, Recv)]
+        sends = [op for op in ops if isinstance(op, Send)]
+        if len(receives) == len(sends) == 1:
+            (out, dst), (into, src) = sends[0], receives[0]
+            self.sendrecv(out, dst, into, src)
+        elif ops:  # a message that finds its buffer ready moves at once, hence receives first
+            moves = [(self.way(src, False), x) for x, src in receives]  # type: ignore[arg-type]
+            move_all(self, moves + [(self.way(dst, True), x) for x, dst in sends])
 
     def send(self, x: Any, dst: int) -> None:
         """As in `Comm`; tensors that Gloo can take as they are go the short way, here and below."""
         if dst.__class__ is int and self._on_cpu and is_plain(x):
-            self.way_to(dst).move(x)
+            self.way(dst, True).move(x)
         else:
             super().send(x, dst)
 
@@ -95,7 +92,7 @@ class GlooComm(Comm):
         """As in `Comm`."""
         if src.__class__ is int and self._on_cpu and is_plain(x):
             assert src is not None
-            self.way_from(src).move(x)
+            self.way(src, False).move(x)
             return src
         return super().recv(x, src)
 
@@ -111,18 +108,11 @@ class GlooComm(Comm):
         else:
             super().sendrecv(out, dst, into, src)
 
-    def way_to(self, dst: int) -> Way:
-        """The short way to rank `dst`."""
-        way = self._ways.get((dst, True))
+    def way(self, peer: int, sends: bool) -> Way:
+        """The short way to rank `peer`, or (not `sends`) from it."""
+        way = self._ways.get((peer, sends))
         if way is None:
-            way = self._ways[dst, True] = Way(self, dst, True)
-        return way
-
-    def way_from(self, src: int) -> Way:
-        """The short way from rank `src`."""
-        way = self._ways.get((src, False))
-        if way is None:
-            way = self._ways[src, False] = Way(self, src, False)
+            way = self._ways[peer, sends] = Way(self, peer, sends)
         return way
 
     def _check(self, op: Send | Recv) -> None:
@@ -247,6 +237,10 @@ class GlooComm(Comm):
             self._incoming[src] = pair
         # With receives from anyone about, which message this one gets is not certain.
         pair.announce(self.received[src], NO_HEADER if self._anyone else header)
+
+    def withdraw_send(self, dst: int) -> None:
+        """The send that was announced last is not posted after all."""
+        self._outgoing[dst].withdraw(self.sent[dst])
 
     def withdraw_recv(self, src: int) -> None:
         """The receive that was announced last is not posted after all."""

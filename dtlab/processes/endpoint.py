@@ -86,13 +86,12 @@ class Endpoint:
 
     # ---- what this rank says of itself ----------------------------------------------------------
 
-    def blocked(self, one: Message, two: Message | None = None) -> None:
-        """Write on the board that this rank now waits for one message, or for these two."""
-        peers = one.peers
-        doing = EXCHANGE if len(peers) > 1 or two else SEND if one.sends else RECV
-        second = (two.sends, two.world, two.number) if two else ()
-        self.waits(peers, one.label, doing, one.context, one.nbytes,
-                   one.sends, one.world, one.number, *second)
+    def blocked(self, message: Message) -> None:
+        """Write on the board that this rank now waits for `message`."""
+        peers, sends = message.peers, message.sends
+        doing = EXCHANGE if len(peers) > 1 else SEND if sends else RECV
+        self.waits(peers, message.label, doing, message.context, message.nbytes,
+                   sends, message.world, message.number)
 
     def waits(
         self, peers: tuple[int, ...], label: str, doing: int, context: int, nbytes: int,
