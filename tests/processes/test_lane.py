@@ -92,7 +92,7 @@ def test_after_a_refused_exchange_the_right_one_goes_through() -> None:
 
 @pytest.mark.parametrize("many", [False, True])
 def test_a_refused_exchange_does_not_pass_for_a_receive(many: bool) -> None:
-    def work(comm: Comm) -> None:
+    def work(comm: Comm, many: bool) -> None:
         side, y = comm.split(0), torch.zeros(3)
         assert side is not None
         if comm.rank == 1:
@@ -103,10 +103,7 @@ def test_a_refused_exchange_does_not_pass_for_a_receive(many: bool) -> None:
             return
         side.recv_object(1)
         with pytest.raises(ShapeMismatch):
-            if many:
-                comm.exchange(Recv(y, 1), Recv(y, 1), Send(torch.ones(4), 1))
-            else:
-                comm.sendrecv(torch.ones(4), 1, y, 1)
+            comm.exchange(*[Recv(y, 1)] * (1 + many), Send(torch.ones(4), 1))
         comm.send(y, 1)
 
     with pytest.raises(Deadlock):  # not a RunTimeout, as if somebody might
