@@ -54,9 +54,9 @@ def before_and_after(
 
 
 def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, side: float) -> None:
+    if name not in DATA:
+        raise ConfigError(f"no data to show of {name!r}; there are: {', '.join(DATA)}")
     goal = goal_of(name, p, root)
-    if name not in ALGORITHMS or not goal.judged.any():
-        raise ConfigError(f"no collective {name!r}; there are: {', '.join(DATA)}")
     before = stepper_frames(name, next(iter(ALGORITHMS[name])), p, root)[0].holds > 0
     after = goal.wanted & goal.judged[..., None]
     axes.text(x, y + 0.12, name, weight="bold", size=14, va="center", color=INK)
