@@ -95,10 +95,10 @@ class TopologyExplorer(Explorer):
             self.play, button("◀ back", "one moment back", self.back),
             button("forward ▶", "one moment forward", self.forward), self.moment,
         ])
+        self.moment.observe(self._moved, "value")
         self._load()
         for control in (self.cluster, self.traffic):
             control.observe(lambda _: self._load(), "value")
-        self.moment.observe(lambda _: self._update(), "value")
 
     @property
     def film(self) -> Film:
@@ -145,12 +145,15 @@ class TopologyExplorer(Explorer):
         last = len(self._moments) - 1
         first = next((i for i, at_s in enumerate(self._moments)
                       if (stretch := self.film.at(at_s)) and stretch.moving), 0)
+        self.moment.unobserve(self._moved, "value")  # a shorter slider would move by itself
         self.play.max = self.moment.max = max(1, last)
         self.play.disabled = self.moment.disabled = last == 0
-        if self.moment.value != first:
-            self.moment.value = first
-        else:
-            self._update()
+        self.moment.value = first
+        self.moment.observe(self._moved, "value")
+        self._update()
+
+    def _moved(self, _: Any) -> None:
+        self._update()
 
     def _update(self) -> None:
         here = self._moments.index(self.at_s)
