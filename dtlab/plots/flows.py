@@ -274,7 +274,7 @@ def _draw_shares(axes: Axes, busy: Sequence[tuple[float, np.ndarray]],
                  taken: list[Box]) -> None:
     """How full, in percent, beside each lane that carries something, where there is room."""
     for load, lane in busy:
-        text = f"{load * 100:.0f} %"
+        text = f"{load * 100:.3g} %"
         half = np.array([0.05 + 0.06 * len(text), 0.12])  # of the text's box, in inches
         for share in (0.5, 0.38, 0.62, 0.26, 0.74):
             point, along = _point(lane, share)
