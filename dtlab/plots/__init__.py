@@ -6,13 +6,14 @@ says the same in words. A rank has one colour in all of them.
 
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
-from dtlab.plots.film import frames_of, stepper_frames
+from dtlab.plots.flows import flows, link_loads
 from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
 from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
@@ -26,8 +27,10 @@ __all__ = [
     "cost_curves",
     "crossovers",
     "fit",
+    "flows",
     "frames_of",
     "line_style",
+    "link_loads",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",

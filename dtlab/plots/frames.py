@@ -1,4 +1,4 @@
-"""The frames of a collective's film: what `dtlab.plots.film` records, and `stepper` draws."""
+"""The frames of a collective's film: what `dtlab.plots.recording` records, and `stepper` draws."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from matplotlib.collections import PolyCollection
 
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
-from dtlab.plots.film import stepper_frames
+from dtlab.plots.recording import stepper_frames
 from dtlab.plots.goals import goal_of
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
