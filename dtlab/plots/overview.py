@@ -10,10 +10,10 @@ from matplotlib.collections import PolyCollection
 
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
-from dtlab.plots.recording import stepper_frames
 from dtlab.plots.goals import goal_of
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.recording import stepper_frames
 from dtlab.plots.texts import write_many
 from dtlab.plots.units import count_text
 
