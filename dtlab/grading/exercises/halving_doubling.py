@@ -29,31 +29,41 @@ def _core(ranks: int) -> tuple[int, int, int]:
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
-    return judge_sums(case, outcome, _clue)
+    verdict = judge_sums(case, outcome, _clue)
+    folding = _folding_clue(case, [args[0] for args in outcome.after])
+    return verdict._replace(sure=verdict.clue == folding != "")
+
+
+def _folding_clue(case: Case, after: list[torch.Tensor]) -> str:
+    """Who was left out, before the first round or after the last?"""
+    total, p = case.facts["total"], case.ranks
+    core, _, extra = _core(p)
+    before = [args[0] for args in case.args]
+    done = [torch.equal(x, total) for x in after]
+    untouched = [torch.equal(a, b) for a, b in zip(after, before, strict=True)]
+    if extra and sum(untouched) == extra and sum(done) == core:
+        return (f"Rank {untouched.index(True)} still holds what it began with: after the last "
+                "round, the neighbour of a folded rank must hand the sum back to it.")
+    if extra and torch.equal(after[0], torch.stack(before[:core]).sum(0).to(total.dtype)):
+        return (f"The contributions of ranks {core} to {p - 1} are missing: with p = {p}, fold "
+                f"{extra} of the ranks into neighbours before the first round.")
+    return ""
 
 
 def _clue(case: Case, after: list[torch.Tensor]) -> str:
     """An element is complete on a rank or isn't: who has how many tells what went wrong."""
-    total, p = case.facts["total"], case.ranks
-    core, _, extra = _core(p)
-    before = [args[0] for args in case.args]
+    total = case.facts["total"]
     complete = [x == total for x in after]
     if too_large(after, total):
         return ("Some sums are too large: a contribution was added more than once. On the way back "
                 "(the doubling), overwrite, don't add.")
-    if extra:
-        untouched = [torch.equal(a, b) for a, b in zip(after, before, strict=True)]
-        if sum(untouched) == extra and all(bool(c.all()) or u
-                                           for c, u in zip(complete, untouched, strict=True)):
-            return (f"The {extra} folded ranks still hold what they began with: after the last "
-                    "round, their neighbours must hand the sum back to them.")
-        if any(torch.equal(x, torch.stack(before[:core]).sum(0)) for x in after):
-            return (f"The contributions of ranks {core} to {p - 1} are missing: with p = {p}, fold "
-                    f"{extra} of the ranks into neighbours before the first round.")
+    folding = _folding_clue(case, after)
+    if folding:
+        return folding
     held = torch.stack(complete).sum(0)
-    if bool((held == 1).all()):
-        return ("Every element is complete on just one rank: the halving is right. Now go the same "
-                "way back: swap complete pieces with the same partners, the nearest first.")
+    if bool((held >= 1).all()):
+        return ("Every element is complete on some rank: the halving is right. Now go the same way "
+                "back: swap complete pieces with the same partners, the nearest first.")
     if all(torch.equal(x, after[0]) for x in after):
         return ("All ranks agree, but not on the sum: pieces were handed out before they were "
                 "complete. Halve until one piece is left, then double.")
@@ -110,8 +120,8 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(False, "no messages", limit, rounds=rounds, clue=NOTHING)
     if took <= allowed + 1e-9:
         return Verdict(True, f"{took:g} rounds", limit, rounds=rounds)
-    if took >= 2 * (case.ranks - 1):
-        clue = ("As many rounds as a ring has. Here the distance to the partner changes by a factor "
+    if max(outcome.trace.messages(rank) for rank in range(case.ranks)) > allowed:
+        clue = ("More messages than rounds are allowed, as in a ring. Here the distance to the partner changes by a factor "
                 "of two from round to round: lg p rounds there, lg p back.")
     else:
         clue = ("Some ranks wait while others talk: in each round, send and receive at once, with "
