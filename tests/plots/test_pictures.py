@@ -217,3 +217,10 @@ def test_the_grid_shows_what_a_run_returned() -> None:
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         bad()
+
+
+def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:
+    alt = plots.double_tree(8).alt
+    assert alt.endswith("first half: 0, 2, 4, 6; in that of the second: 1, 3, 5, 7.")
+    with pytest.raises(ConfigError, match="take 32 or fewer"):
+        plots.double_tree(33)
