@@ -100,7 +100,7 @@ def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
 def test_what_the_ranks_hold_when_the_blocks_hand_up(prose: str) -> None:
     assert "it holds a quarter of x with 4 contributions. Ranks 0 and 4 each take a half" in prose
     film = plots.stepper_frames("all_reduce", "binary_blocks", 12)
-    assert film[3].holds[8, :3].sum(axis=1).tolist() == [4, 4, 4]
+    assert (film[3].holds[8].sum(axis=1) == 4).sum() == film[3].pieces // 4
     assert sorted(a.dst for a in film[4].arrows if a.src == 8) == [0, 4]
 
 
