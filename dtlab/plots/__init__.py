@@ -17,6 +17,7 @@ from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
+from dtlab.plots.trees import double_tree
 
 __all__ = [
     "Arrow",
@@ -26,6 +27,7 @@ __all__ = [
     "before_and_after",
     "cost_curves",
     "crossovers",
+    "double_tree",
     "fit",
     "flows",
     "frames_of",

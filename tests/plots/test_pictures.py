@@ -63,6 +63,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
        for p in (1, 2, 4, 5, 8, 13, 16, 32)},
     **{f"tree {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "tree", p)[1])
        for p in (2, 5, 16)},
+    **{f"{name} {p}, step {step}":
+       lambda name=name, p=p, step=step: plots.stepper(
+           plots.stepper_frames("all_reduce", name, p)[step])
+       for name, p, step in (("halving_doubling", 8, 1), ("halving_doubling", 6, 1),
+                             ("binary_blocks", 12, 4), ("binary_blocks", 7, 3),
+                             ("double_tree", 8, 1), ("double_tree", 13, 3))},
+    **{f"double tree {p}": lambda p=p: plots.double_tree(p) for p in (1, 2, 8, 13, 32)},
     "flat broadcast": lambda: plots.stepper(plots.stepper_frames("broadcast", "flat", 4, 2)[0]),
     "barrier": lambda: plots.stepper(plots.stepper_frames("barrier", "dissemination", 8)[1]),
     **{f"cost {p}": lambda p=p: plots.cost_curves("all_reduce", ranks=p) for p in (1, 2, 8, 1024)},
@@ -253,3 +260,10 @@ def test_the_grid_shows_what_a_run_returned() -> None:
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         bad()
+
+
+def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:
+    alt = plots.double_tree(8).alt
+    assert alt.endswith("first half: 0, 2, 4, 6; in that of the second: 1, 3, 5, 7.")
+    with pytest.raises(ConfigError, match="take 32 or fewer"):
+        plots.double_tree(33)
