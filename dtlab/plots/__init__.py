@@ -4,6 +4,7 @@ Each function returns a `Picture`, a matplotlib figure that shows itself in a no
 says the same in words. A rank has one colour in all of them.
 """
 
+from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
@@ -19,6 +20,8 @@ __all__ = [
     "Crossover",
     "Frame",
     "Picture",
+    "contest_on",
+    "contest_table",
     "cost_curves",
     "crossovers",
     "fit",
