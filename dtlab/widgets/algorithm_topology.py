@@ -1,4 +1,4 @@
-"""Which all-reduce on which wires? Pick a cluster, a size, an algorithm; see which links it fills."""
+"""Which all-reduce on which wires? Choose cluster, size and algorithm; see which links it fills."""
 
 from __future__ import annotations
 
