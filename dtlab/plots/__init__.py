@@ -14,6 +14,7 @@ from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.stepper import stepper
 from dtlab.plots.timeline import timeline
+from dtlab.plots.trees import double_tree
 
 __all__ = [
     "Arrow",
@@ -24,6 +25,7 @@ __all__ = [
     "contest_table",
     "cost_curves",
     "crossovers",
+    "double_tree",
     "fit",
     "frames_of",
     "line_style",

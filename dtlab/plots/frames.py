@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from dtlab.topology import check_ranks, uniform
 from dtlab.trace import Trace
 
 MOST_RANKS = 32  # more can't be read in one picture
+FILMED_WITH = {("all_reduce", "double_tree"): {"segments": 1}}  # 16 a tree could not be followed
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,17 @@ def stepper_frames(
     """The film of a registered algorithm: one frame for the start, one for each step.
 
     A step is a moment at which messages arrive. `op` only enters the title: contributions are
-    counted by adding them. Raises `ConfigError` for names or ranks that don't exist.
+    counted by adding them. A double tree is filmed with one segment a tree. Raises `ConfigError`
+    for names or ranks that don't exist.
     """
     known = ALGORITHMS.get(collective, {})
     if algorithm not in known:
         names = ", ".join(f"{c} {a}" for c, algorithms in ALGORITHMS.items() for a in algorithms)
         raise ConfigError(f"no algorithm {collective!r} {algorithm!r}; there are: {names}")
     title = f"{collective}, {algorithm}" + ("" if op == "sum" else f", {op}")
-    return frames_of(known[algorithm], ranks, collective, root=root, title=title)
+    options = FILMED_WITH.get((collective, algorithm), {})
+    return frames_of(partial(known[algorithm], **options), ranks, collective, root=root,
+                     title=title)
 
 
 def frames_of(

@@ -220,6 +220,7 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
             room = layout.column - layout.box_w - 0.03
         cargo = {_cargo(arrow, frame) for arrow in arrows}
         stub = 0.95 if column < 0 and len(cargo) > 1 else 0.0  # room for labels
+        senders_differ = len({arrow.src for arrow in arrows}) == len(arrows)
         if column < 0 and len(cargo) == 1:
             axes.text(begin + 0.3, -0.1, cargo.pop(), ha="left", va="bottom", size=13)
         for arrow, lane in zip(arrows, lane_of, strict=True):
@@ -230,8 +231,9 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
             lines.append([(begin + 0.02, leave), (x, leave), (x, enter), (begin + 0.07, enter)])
             colors.append(color)
             heads.append((begin + 0.09, enter, color))
-            if stub:
-                axes.text(begin + 0.08, leave - 0.03, _cargo(arrow, frame), zorder=6,
+            if stub:  # at the sender; at the receiver, if a sender would bear several
+                at = leave if senders_differ else enter - 0.05
+                axes.text(begin + 0.08, at - 0.03, _cargo(arrow, frame), zorder=6,
                           size=_label_size(layout), va="bottom", ha="left")
     thick = 3.0 if frame.ranks <= 8 else 2.0
     axes.add_collection(LineCollection(lines, colors=PAPER, linewidths=thick + 2, zorder=3),

@@ -10,6 +10,7 @@ import torch
 from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.plots import Frame, frames_of, stepper_frames
+from dtlab.plots.frames import FILMED_WITH
 from dtlab.plots.goals import arguments, goal_of
 from dtlab.topology import uniform
 
@@ -45,10 +46,10 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
     collective: str, algorithm: str, p: int
 ) -> None:
     fn = ALGORITHMS[collective][algorithm]
-    goal = goal_of(collective, p, 0)
+    goal, options = goal_of(collective, p, 0), FILMED_WITH.get((collective, algorithm), {})
 
     def plain(comm: Comm) -> None:
-        fn(comm, **arguments(fn, goal, comm.rank, p, 0))
+        fn(comm, **arguments(fn, goal, comm.rank, p, 0), **options)
 
     trace = simulate(plain, network=uniform(p, 1.0, float("inf"))).trace
     film = stepper_frames(collective, algorithm, p)
@@ -256,3 +257,12 @@ def test_watching_changes_nothing() -> None:
     x = torch.arange(16.0)
     frames_of(lambda comm, given: ALGORITHMS["all_reduce"]["ring"](comm, x, "sum"), 4)
     assert torch.equal(x, torch.arange(16.0))  # what the function closes over is copied
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+def test_a_double_tree_can_be_followed(p: int) -> None:
+    film = stepper_frames("all_reduce", "double_tree", p)
+    assert len(film) - 1 <= 2 * p.bit_length()
+    for frame in film:
+        pairs = [(arrow.src, arrow.dst) for arrow in frame.arrows]
+        assert len(pairs) == len(set(pairs)), "one arrow between two ranks"

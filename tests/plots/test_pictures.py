@@ -50,6 +50,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
        for p in (1, 2, 4, 5, 8, 13, 16, 32)},
     **{f"tree {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "tree", p)[1])
        for p in (2, 5, 16)},
+    **{f"{name} {p}, step {step}":
+       lambda name=name, p=p, step=step: plots.stepper(
+           plots.stepper_frames("all_reduce", name, p)[step])
+       for name, p, step in (("halving_doubling", 8, 1), ("halving_doubling", 6, 1),
+                             ("binary_blocks", 12, 4), ("binary_blocks", 7, 3),
+                             ("double_tree", 8, 1), ("double_tree", 13, 3))},
+    **{f"double tree {p}": lambda p=p: plots.double_tree(p) for p in (1, 2, 8, 13, 32)},
     "flat broadcast": lambda: plots.stepper(plots.stepper_frames("broadcast", "flat", 4, 2)[0]),
     "barrier": lambda: plots.stepper(plots.stepper_frames("barrier", "dissemination", 8)[1]),
     **{f"cost {p}": lambda p=p: plots.cost_curves("all_reduce", ranks=p) for p in (1, 2, 8, 1024)},
