@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from dtlab.errors import ConfigError
 from dtlab.plots.curves import logarithmic, place_of
-from dtlab.plots.network import draw_nodes, layout_of, link_line
+from dtlab.plots.network import draw_nodes, layout_of, line_between
 from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, line_style, mix
 from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, count_text, seconds_text
@@ -124,12 +124,12 @@ def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
     lines, widths, colors = [], [], []
     for joined, share in sorted(busy.items(), key=lambda item: item[1]):
         a, b = sorted(joined, key=str)
-        lines.append(link_line(a, b, places if placed else {n: places[n] for n in (a, b)}))
+        lines.append(line_between(a, b, places if placed else {n: places[n] for n in (a, b)}))
         widths.append(0.8 + 5.2 * share)
         colors.append(mix(FAINT, INK, 0.15 + 0.7 * share))
     axes.add_collection(LineCollection(lines, colors=colors, linewidths=widths, zorder=1))
     a, b = shown.busiest
-    red = link_line(a, b, places if placed else {n: places[n] for n in (a, b)})
+    red = line_between(a, b, places if placed else {n: places[n] for n in (a, b)})
     axes.plot(*red.T, color=ALARM, linewidth=7, zorder=1.5, solid_capstyle="butt")
     draw_nodes(axes, graph, places)
     axes.set_axis_off()

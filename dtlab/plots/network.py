@@ -45,7 +45,7 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
         margin = 0.19 if placed else 0.13
         axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
         for number, kind in enumerate(kinds):
-            lines = [link_line(a, b, places if placed else {a: places[a], b: places[b]})
+            lines = [line_between(a, b, places if placed else {a: places[a], b: places[b]})
                      for a, b, k in links if k == kind]
             axes.add_collection(LineCollection(
                 lines, colors=QUIET, linewidths=max(1.5, 5.0 - 1.5 * number) * thin,
@@ -98,7 +98,7 @@ def _scaled(places: dict[Any, tuple[float, float]]) -> dict[Any, tuple[float, fl
             for node, (x, y) in zip(places, points, strict=True)}
 
 
-def link_line(a: Any, b: Any, places: dict[Any, tuple[float, float]]) -> np.ndarray:
+def line_between(a: Any, b: Any, places: dict[Any, tuple[float, float]]) -> np.ndarray:
     """The points of a link: straight, or a bow around the nodes that stand in between."""
     start, end = np.array(places[a]), np.array(places[b])
     others = np.array([place for node, place in places.items() if node not in (a, b)])
@@ -138,7 +138,6 @@ def _speed(kind: tuple[float, float]) -> str:
 
 
 def draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> None:
-    """Ranks as numbered squares, all else as named boxes."""
     hosts = [node for node in graph if isinstance(node, int)]
     columns = len({places[host][0] for host in hosts})
     size = float(np.clip(10.4 * 72 / max(1, columns) * 0.3, 9, 17))

@@ -14,7 +14,7 @@ from dtlab.topology.graphs import from_graph
 from dtlab.topology.meshes import dragonfly, torus
 from dtlab.topology.names import named
 from dtlab.topology.servers import nvswitch, pcie_server, v100_nvlink
-from dtlab.topology.traffic import link_bytes
+from dtlab.topology.traffic import check_trace, link_bytes, send_together
 from dtlab.topology.trees import fat_tree, racks
 
 __all__ = [
@@ -38,8 +38,10 @@ __all__ = [
     "save",
     # Rings among the links.
     "edge_disjoint_cycles",
-    # What went over the links.
+    # What goes over the links.
+    "send_together",
     "link_bytes",
+    "check_trace",
     # Links that change.
     "with_link",
     "with_traffic",

@@ -1,10 +1,36 @@
-"""Which bytes of a run crossed which links: counts, exact, whatever the time they took."""
+"""Traffic on a cluster: flows that compete, and which bytes crossed which links."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
+
+from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.topology.base import Node, Topology
 from dtlab.trace import Trace
+
+
+def send_together(comm: Comm, flows: Mapping[tuple[int, int], int], device: str = "meta") -> float:
+    """Send all `flows`, (src, dst) → bytes, at the same moment. Returns when this rank's part was
+    done, in seconds (`comm.now()`).
+
+    Before: every rank knows all flows. After: each has posted its sends and receives together, and
+    waited for them. device: of the tensors; "meta" ones have no data and are for the simulator.
+
+    >>> from dtlab import simulate
+    >>> from dtlab.topology import uniform
+    >>> two_into_one = {(0, 2): 1000, (1, 2): 1000}
+    >>> simulate(send_together, two_into_one, network=uniform(3, 0.0, 1000.0)).elapsed_s
+    2.0
+    """
+    def payload(nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    comm.exchange(*[Send(payload(n), dst) for (src, dst), n in flows.items() if src == comm.rank],
+                  *[Recv(payload(n), src) for (src, dst), n in flows.items() if dst == comm.rank])
+    return comm.now()
 
 
 def link_bytes(topology: Topology, trace: Trace) -> dict[tuple[Node, Node], int]:
@@ -21,7 +47,7 @@ def link_bytes(topology: Topology, trace: Trace) -> dict[tuple[Node, Node], int]
     >>> crossed["rack0", "spine"], crossed["spine", "rack1"], crossed["rack0", 0]
     (100, 100, 7)
     """
-    check_ranks_of(topology, trace)
+    check_trace(topology, trace)
     crossed = [0] * len(topology.capacity_Bps)
     for (src, dst), nbytes in trace.bytes_by_pair().items():
         for link in topology.route(src, dst)[1]:
@@ -29,7 +55,7 @@ def link_bytes(topology: Topology, trace: Trace) -> dict[tuple[Node, Node], int]
     return {topology.ends(link): nbytes for link, nbytes in enumerate(crossed)}
 
 
-def check_ranks_of(topology: Topology, trace: Trace) -> None:
+def check_trace(topology: Topology, trace: Trace) -> None:
     """Raise `ConfigError` unless `trace` has as many ranks as `topology`."""
     if trace.ranks != topology.ranks:
         raise ConfigError(f"the trace is of {trace.ranks} ranks, but {topology.name} has "

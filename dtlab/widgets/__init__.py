@@ -10,6 +10,7 @@ from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
+from dtlab.widgets.topology import TopologyExplorer
 
 __all__ = [
     "AlgorithmTopologyExplorer",
@@ -17,4 +18,5 @@ __all__ = [
     "RankGrid",
     "Stepper",
     "TimelineExplorer",
+    "TopologyExplorer",
 ]
