@@ -13,6 +13,7 @@ from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.stepper import stepper
 from dtlab.plots.timeline import timeline
 from dtlab.plots.trees import double_tree
@@ -40,5 +41,6 @@ __all__ = [
     "stepper_frames",
     "styled",
     "timeline",
+    "times_by_ranks",
     "topology",
 ]
