@@ -151,7 +151,7 @@ def enter(cluster: Topology, nbytes: int, algorithm: str, options: Options | Non
 
     result = simulate(reduced, network=cluster)
     crossed = link_bytes(cluster, result.trace)
-    needed_s = {cluster.ends(link): crossed[cluster.ends(link)] / Bps
+    needed_s = {cluster.ends(link): crossed[cluster.ends(link)] / Bps if Bps else 0.0  # 0: failed
                 for link, Bps in enumerate(cluster.capacity_Bps)}
     return Entry(name or cluster.name, cluster.ranks, algorithm, nbytes, result.elapsed_s, crossed,
                  needed_s)

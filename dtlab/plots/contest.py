@@ -21,6 +21,7 @@ from dtlab.wires import Entry, winners
 
 TIMES = (1e-6, 10.0)  # of the axis: fixed, so that marks move and the axis does not
 STAR = "★"
+FULL = 0.999  # as busy as the busiest link, but for rounding
 
 
 def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100) -> Picture:
@@ -47,7 +48,7 @@ def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100
             fastest_s = min(e.elapsed_s for e in entries if e.cluster == entry.cluster)
             won = (entry.cluster, nbytes, entry.algorithm) in best
             _draw_cell(axes, columns.index(entry.algorithm), rows.index(entry.cluster), entry,
-                       entry.elapsed_s / fastest_s, won)
+                       entry.elapsed_s / fastest_s if fastest_s else 1.0, won)
         axes.set_xlim(0, len(columns))
         axes.set_ylim(len(rows), 0)
         axes.set_xticks(np.arange(len(columns)) + 0.5, [n.replace("_", "\n") for n in columns])
@@ -79,9 +80,9 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
     """What each algorithm takes on `cluster`, and which links `algorithm` keeps busy.
 
     entries: of this cluster and one size. Above, the cluster: the wider a link, the longer it needs
-    for its bytes; the busiest one is red and named. Below, a mark for each algorithm: its time; a
-    short line: what its busiest link needs, and no run can take less. Raises `ConfigError` if
-    `algorithm` is not among the entries, or they are not of one cluster and size.
+    for its bytes; the busiest are red and widest, one of them named. Below, a mark for each
+    algorithm: its time; a short line: what its busiest link needs, and no run can take less. Raises
+    `ConfigError` if `algorithm` is not among the entries, or they are not of one cluster and size.
     """
     if len({(e.cluster, e.nbytes) for e in entries}) != 1:
         raise ConfigError("these entries must be of one cluster and one size")
@@ -90,10 +91,12 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
         raise ConfigError(f"no entry of {algorithm!r}; there are: "
                           f"{', '.join(e.algorithm for e in entries)}")
     a, b = shown.busiest
+    alike = sum(seconds >= FULL * shown.needed_s[a, b] for seconds in shown.needed_s.values()) - 1
+    others = f" (and {alike} alike)" if alike and shown.needed_s[a, b] else ""
     heading = (f"All-reduce of {bytes_text(shown.nbytes)} on {shown.cluster}, "
                f"{count_text(shown.ranks, 'rank')} (simulated)")
-    told = (f"{algorithm} takes {seconds_text(shown.elapsed_s)}; its busiest link, {a} → {b}, "
-            f"carries {bytes_text(shown.crossed[a, b])} and needs "
+    told = (f"{algorithm} takes {seconds_text(shown.elapsed_s)}; its busiest link, "
+            f"{a} → {b}{others}, carries {bytes_text(shown.crossed[a, b])} and needs "
             f"{seconds_text(shown.needed_s[a, b])} for them")
     with styled():
         picture = new_picture(11, 7.5, dpi)
@@ -125,12 +128,9 @@ def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
     for joined, share in sorted(busy.items(), key=lambda item: item[1]):
         a, b = sorted(joined, key=str)
         lines.append(line_between(a, b, places if placed else {n: places[n] for n in (a, b)}))
-        widths.append(0.8 + 5.2 * share)
-        colors.append(mix(FAINT, INK, 0.15 + 0.7 * share))
+        widths.append(0.8 + 5.2 * share + 1.2 * (share >= FULL))
+        colors.append(ALARM if share >= FULL else mix(FAINT, INK, 0.15 + 0.7 * share))
     axes.add_collection(LineCollection(lines, colors=colors, linewidths=widths, zorder=1))
-    a, b = shown.busiest
-    red = line_between(a, b, places if placed else {n: places[n] for n in (a, b)})
-    axes.plot(*red.T, color=ALARM, linewidth=7, zorder=1.5, solid_capstyle="butt")
     draw_nodes(axes, graph, places)
     axes.set_axis_off()
     axes.set_xlim(-0.06, 1.06)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from dtlab.errors import ConfigError
 from dtlab.plots.curves import logarithmic, place_of
@@ -41,6 +41,7 @@ def times_by_ranks(predicted: ByRanks, simulated: ByRanks | None = None, *,
             axes.plot(list(marks), list(marks.values()), color=style.color, linestyle="none",
                       marker=style.marker, markersize=10, markerfacecolor=PAPER,
                       markeredgewidth=2, label=f"{name}, simulated" if marks else None)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
         ranks = sorted({p for p, _ in points})
         axes.set_xscale("log", base=2)
         axes.set_xlim(ranks[0] / 1.15, ranks[-1] * 1.15)

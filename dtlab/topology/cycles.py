@@ -37,7 +37,7 @@ def edge_disjoint_cycles(topology: Topology, count: int, *, wire_Bps: float | No
     check_count("steps", steps)
     wires = _wires(topology, wire_Bps)
     _check_possible(topology, wires, count)
-    search = _Search(wires, steps)
+    search = Search(wires, steps)
     try:
         cycles = search.cycles(count)
     except _OutOfSteps:
@@ -99,7 +99,7 @@ class _OutOfSteps(Exception):
     """The search has taken as long as it may."""
 
 
-class _Search:
+class Search:
     """Depth first: one cycle after the other, and if that leads nowhere, another one before."""
 
     def __init__(self, wires: Wires, steps: int):
@@ -115,7 +115,7 @@ class _Search:
             return []
         back = [*last[:1], *last[:0:-1]]
         likely = [back] if last and self._is_free(back) else []
-        for cycle in chain(likely, self._hamiltonian()):
+        for cycle in chain(likely, self.hamiltonian()):
             for a, b in edges_of(cycle):
                 self._free[a][b] -= 1
             others = self.cycles(count - 1, cycle)
@@ -128,7 +128,7 @@ class _Search:
     def _is_free(self, cycle: list[int]) -> bool:
         return all(self._free[a].get(b) for a, b in edges_of(cycle))
 
-    def _hamiltonian(self) -> Iterator[list[int]]:
+    def hamiltonian(self) -> Iterator[list[int]]:
         """Every cycle over all ranks along free wires, from rank 0."""
         path, visited = [0], {0}
         ahead = [self._choices(0, visited)]  # for each rank on the path: where it may go on

@@ -22,6 +22,7 @@ from dtlab.topology import (
     uniform,
     v100_nvlink,
 )
+from dtlab.wires import contest, winners
 from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
 from tests.plots.samples import ring_trace
 
@@ -39,6 +40,9 @@ def rows(count: int, name: str = "ring") -> list[tuple[str, float, list[float]]]
 
 
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+CLUSTERS = {"servers": compose(nvswitch(4), racks(2, 2)), LONG[:40]: v100_nvlink(),
+            "grid": torus(3, 3), "alone": uniform(1, 5e-6, 1e10)}
+ENTRIES = contest(CLUSTERS, [4000])
 PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
     **{f"timeline of {t} s": lambda t=t: plots.timeline(ring_trace(4, t))
@@ -79,6 +83,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "fat tree": lambda: plots.topology(fat_tree(4)),
     "dragonfly": lambda: plots.topology(dragonfly(4, 3, 2)),
     "servers in racks": lambda: plots.topology(compose(nvswitch(4), racks(2, 2))),
+    "contest": lambda: plots.contest_table(ENTRIES),
+    "contest of one": lambda: plots.contest_table(ENTRIES[:1], LONG),
+    **{f"contest on {name[:8]}": lambda name=name: plots.contest_on(
+        CLUSTERS[name], [e for e in ENTRIES if e.cluster == name], "torus") for name in CLUSTERS},
+    "by ranks": lambda: plots.times_by_ranks(
+        {"ring": {2: 1e-5, 64: 1e-3}, "tree": {2: 2e-5, 64: 1e-4}}, {"ring": {2: 1.1e-5}}),
+    "by ranks, one": lambda: plots.times_by_ranks({"x": {3: 2.0}}, title=LONG, subtitle=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
 }
 
@@ -213,7 +224,33 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+    lambda: plots.contest_table([]),
+    lambda: plots.contest_table([*ENTRIES, ENTRIES[0]._replace(nbytes=8)]),
+    lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES, "ring"),
+    lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES[-6:], "telepathy"),
+    lambda: plots.contest_on(CLUSTERS["grid"], [], "ring"),
+    lambda: plots.times_by_ranks({}),
+    lambda: plots.times_by_ranks({"ring": {0: 1.0}}),
+    lambda: plots.times_by_ranks({"ring": {4: 0.0}}),
 ])
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         bad()
+
+
+def test_the_table_marks_the_fastest_of_each_cluster_with_a_star() -> None:
+    texts = [text for text, _ in texts_of(plots.contest_table(ENTRIES))]
+    starred = [text for text in texts if text.startswith("★ ") and "fastest" not in text]
+    assert len(starred) == len(winners(ENTRIES))
+    for cluster in ("servers", "grid"):
+        least = min(e.elapsed_s for e in ENTRIES if e.cluster == cluster)
+        assert f"★ {seconds_text(least)}" in starred
+
+
+def test_the_busiest_link_is_named_with_its_bytes() -> None:
+    tree = next(e for e in ENTRIES if (e.cluster, e.algorithm) == ("servers", "tree"))
+    a, b = tree.busiest
+    alt = plots.contest_on(CLUSTERS["servers"], [tree], "tree").alt
+    assert f"busiest link, {a} → {b}" in alt
+    assert f"carries {bytes_text(tree.crossed[a, b])}" in alt
+    assert f"tree {seconds_text(tree.elapsed_s)}" in alt
