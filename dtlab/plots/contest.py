@@ -14,7 +14,14 @@ from dtlab.errors import ConfigError
 from dtlab.plots.curves import logarithmic, place_of
 from dtlab.plots.network import draw_nodes, layout_of, line_between
 from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, line_style, mix
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import (
+    Picture,
+    fit_text,
+    new_picture,
+    place_axes,
+    styled,
+    write_title,
+)
 from dtlab.plots.units import bytes_text, count_text, seconds_text
 from dtlab.topology import Topology
 from dtlab.wires import Entry, winners
@@ -43,7 +50,7 @@ def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100
         heading = title or f"All-reduce of {bytes_text(nbytes)}: simulated time"
         write_title(picture, heading, f"{STAR} fastest on that cluster, and all within 1 % of it; "
                                       f"the darker, the more times slower")
-        axes = place_axes(picture, left=2.75, right=0.3, bottom=0.15, top=1.45)
+        axes = place_axes(picture, left=3.1, right=0.3, bottom=0.15, top=1.45)
         for entry in entries:
             fastest_s = min(e.elapsed_s for e in entries if e.cluster == entry.cluster)
             won = (entry.cluster, nbytes, entry.algorithm) in best
@@ -51,10 +58,14 @@ def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100
                        entry.elapsed_s / fastest_s if fastest_s else 1.0, won)
         axes.set_xlim(0, len(columns))
         axes.set_ylim(len(rows), 0)
-        axes.set_xticks(np.arange(len(columns)) + 0.5, [n.replace("_", "\n") for n in columns])
-        axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+        axes.set_xticks(np.arange(len(columns)) + 0.5, [n.replace("_", "\n") for n in columns],
+                        size=12)
+        axes.set_yticks([])
+        for row, name in enumerate(rows):
+            fit_text(axes.text(-0.08, row + 0.5, name, ha="right", va="center_baseline", size=13),
+                     2.85)
         axes.xaxis.tick_top()
-        axes.tick_params(length=0, labelsize=12)
+        axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(False)
     told = "; ".join(f"{name}: " + " = ".join(e.algorithm for e in entries if e.cluster == name and
