@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -325,4 +326,4 @@ def test_a_torus_network_has_four_wires_out_of_each_rank_and_the_algorithm_uses_
     trace = simulate(reduced, "torus", 1600, options, network=cluster).trace
     for rank in range(16):
         sent = sorted((m for m in trace.transfers if m.src == rank), key=lambda m: m.start_s)
-        assert all(a.end_s <= b.start_s + 1e-12 for a, b in zip(sent, sent[1:], strict=False))
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in pairwise(sent))

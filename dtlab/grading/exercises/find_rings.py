@@ -18,8 +18,8 @@ from dtlab.topology.servers import V100_LINKS
 
 Links = dict[tuple[int, int], int]
 Pair = tuple[int, int]
-NONE_CLUE = ("These wires hold no two rings without a common one, and the exercise asks for None "
-             "then. Whoever has tried every way may say so.")
+NONE_CLUE = ("These links hold no two rings that share no wire, and the exercise asks for None then. "
+             "Whoever has tried every way may say so.")
 
 
 def _case(name: str, ranks: int, links: Links, seed: int, *, hint: str = "",
@@ -88,8 +88,7 @@ def _edges(ring: list[int]) -> Iterator[Pair]:
 def _judge(case: Case, outcome: Outcome) -> Verdict:
     value = outcome.values[0]
     if not case.facts["solvable"]:
-        wrong = "" if value is None else _mistake(case, value) or "two rings where there are none"
-        return Verdict(value is None, wrong[:160] or "None", "None", clue=NONE_CLUE)
+        return Verdict(value is None, f"returned {value!r:.80}", "None", clue=NONE_CLUE)
     wrong = _mistake(case, value)
     wanted = "two rings over all ranks, no wire twice"
     if not wrong:

@@ -95,7 +95,7 @@ def _slow_clue(case: Case, crossed: dict[tuple[Node, Node], int]) -> str:
         return ("One rack's way to the spine carries more than the others': a single rank collects "
                 "from all leaders, or is the root of their tree. In a ring of leaders, all send "
                 "equally much.")
-    if most == 2 * (p - 1) * n // p or abs(most - 2 * (p - 1) * n / p) < 0.02 * n:
+    if abs(most - 2 * (p - 1) * n / p) < 0.02 * n:
         return ("That is what one ring over all ranks puts there, 2(p−1)/p·n: first sum up inside "
                 "each group, so that only p/k sums take part in the ring between racks.")
     if most >= k * 2 * (count - 1) * n // count:
