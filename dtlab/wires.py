@@ -26,6 +26,7 @@ from dtlab.topology import (
     torus,
     v100_nvlink,
 )
+from dtlab.topology.cycles import wires_of
 
 Options = dict[str, Any]
 Link = tuple[Node, Node]  # from, to
@@ -104,13 +105,11 @@ def grid_of(cluster: Topology) -> tuple[int, int] | None:
 
 def rings_of(cluster: Topology) -> list[list[int]]:
     """As many rings without a common wire as a short search finds; none behind switches."""
-    direct = cluster.graph().subgraph(range(cluster.ranks))
-    if not direct.number_of_edges():
+    try:
+        most = min(sum(there.values()) for there in wires_of(cluster).values())
+    except ConfigError:
         return []
-    wire_Bps = min(data["bandwidth_Bps"] for _, _, data in direct.edges(data=True))
-    most = min(sum(data["bandwidth_Bps"] // wire_Bps for data in direct[rank].values())
-               for rank in range(cluster.ranks))
-    for count in range(int(most), 0, -1):
+    for count in range(most, 0, -1):
         try:
             return edge_disjoint_cycles(cluster, count, steps=SEARCH_STEPS)
         except ConfigError:

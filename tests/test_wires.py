@@ -59,6 +59,8 @@ def test_rings_use_every_wire_of_a_v100_server_and_of_a_small_torus() -> None:
     assert len(rings_of(topology.v100_nvlink())) == 6
     assert len(rings_of(topology.torus(4, 4))) == 4
     assert rings_of(topology.nvswitch(4)) == []
+    assert len(rings_of(topology.torus(1, 4, bandwidth_Bps=float("inf")))) == 2
+    assert rings_of(topology.torus(1, 1)) == []
 
 
 @pytest.mark.parametrize("name", examples())
@@ -99,6 +101,9 @@ def test_an_entry_takes_what_the_closed_form_says_on_a_uniform_network(algorithm
 @pytest.mark.parametrize("entry", contest(examples(), [64_000]), ids=lambda e: e[0] + " " + e[2])
 def test_no_run_is_faster_than_its_busiest_link(entry: dtlab.wires.Entry) -> None:
     assert entry.needed_s[entry.busiest] == max(entry.needed_s.values())
+    cluster = examples()[entry.cluster]
+    assert entry.needed_s == {ends: entry.crossed[ends] / cluster.capacity_Bps[link] for link in
+                              range(len(cluster.capacity_Bps)) for ends in [cluster.ends(link)]}
     assert entry.elapsed_s >= entry.needed_s[entry.busiest]
 
 

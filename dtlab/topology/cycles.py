@@ -35,7 +35,7 @@ def edge_disjoint_cycles(topology: Topology, count: int, *, wire_Bps: float | No
     """
     check_count("count", count)
     check_count("steps", steps)
-    wires = _wires(topology, wire_Bps)
+    wires = wires_of(topology, wire_Bps)
     _check_possible(topology, wires, count)
     search = Search(wires, steps)
     try:
@@ -50,8 +50,9 @@ def edge_disjoint_cycles(topology: Topology, count: int, *, wire_Bps: float | No
     return cycles
 
 
-def _wires(topology: Topology, wire_Bps: float | None) -> Wires:
-    """How many wires lead from each rank to each other, without a switch in between."""
+def wires_of(topology: Topology, wire_Bps: float | None = None) -> Wires:
+    """How many wires lead from each rank to each other, without a switch in between; see
+    `edge_disjoint_cycles`. Raises `ConfigError` if there are none."""
     links = {(a, b): data["bandwidth_Bps"] for a, b, data in topology.graph().edges(data=True)
              if isinstance(a, int) and isinstance(b, int)}
     if not links:
@@ -61,10 +62,11 @@ def _wires(topology: Topology, wire_Bps: float | None) -> Wires:
         wire_Bps = min(links.values())
     check_link(0, wire_Bps)
     wires: Wires = {rank: {} for rank in range(topology.ranks)}
+    most = topology.ranks * 64  # more than any search gets through
     for (a, b), link_Bps in links.items():
-        if link_Bps >= wire_Bps * (1 - 1e-9):  # else it is thinner than a wire
-            ways = 1 if isinf(wire_Bps) else min(link_Bps / wire_Bps + 1e-9, topology.ranks * 64)
-            wires[a][b] = int(ways)
+        count = 1 if isinf(wire_Bps) else int(min(link_Bps / wire_Bps + 1e-9, most))
+        if count:  # else it is thinner than a wire
+            wires[a][b] = count
     return wires
 
 
