@@ -215,4 +215,4 @@ def cut(x: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
         small, extra = divmod(x.numel(), parts)
         return (x[: small + 1],) * extra + (x[:small],) * (parts - extra)
     edges = chunk_edges(x.numel(), parts)
-    return torch.split(x, [end - start for start, end in pairwise(edges)])
+    return x.split_with_sizes([end - start for start, end in pairwise(edges)])
