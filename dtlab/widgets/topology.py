@@ -14,7 +14,8 @@ from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.plots import Picture
-from dtlab.plots.flows import Film, draw_flows
+from dtlab.plots.film import Film
+from dtlab.plots.flows import draw_flows
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
 from dtlab.widgets.explorer import DPI, Explorer, button, dropdown
@@ -52,8 +53,8 @@ def _ring(comm: Comm) -> None:
 
 
 TRAFFIC: dict[str, Traffic] = {
-    "half to half": _halves,
     "half to half, unequal": _unequal_halves,
+    "half to half": _halves,
     "first to last": _across,
     "all to rank 0": _into_one,
     "all to all": _everyone_to_everyone,
@@ -95,10 +96,10 @@ class TopologyExplorer(Explorer):
             self.play, button("◀ back", "one moment back", self.back),
             button("forward ▶", "one moment forward", self.forward), self.moment,
         ])
+        self.moment.observe(self._moved, "value")
         self._load()
         for control in (self.cluster, self.traffic):
             control.observe(lambda _: self._load(), "value")
-        self.moment.observe(lambda _: self._update(), "value")
 
     @property
     def film(self) -> Film:
@@ -125,7 +126,7 @@ class TopologyExplorer(Explorer):
 
     def _title(self) -> str:
         cluster, traffic = self._chosen
-        return f"{cluster}: {traffic}"
+        return f"{cluster} · {traffic}"
 
     def _load(self) -> None:
         """Simulate what the controls ask for, and show the first moment at which bytes move."""
@@ -145,12 +146,15 @@ class TopologyExplorer(Explorer):
         last = len(self._moments) - 1
         first = next((i for i, at_s in enumerate(self._moments)
                       if (stretch := self.film.at(at_s)) and stretch.moving), 0)
+        self.moment.unobserve(self._moved, "value")  # a shorter slider would move by itself
         self.play.max = self.moment.max = max(1, last)
         self.play.disabled = self.moment.disabled = last == 0
-        if self.moment.value != first:
-            self.moment.value = first
-        else:
-            self._update()
+        self.moment.value = first
+        self.moment.observe(self._moved, "value")
+        self._update()
+
+    def _moved(self, _: Any) -> None:
+        self._update()
 
     def _update(self) -> None:
         here = self._moments.index(self.at_s)
