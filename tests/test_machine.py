@@ -43,6 +43,15 @@ def test_a_broken_file_is_as_good_as_none(cache: Path, text: str) -> None:
     assert machine.load() == TYPICAL
 
 
+def test_the_folder_for_figures_can_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTLAB_CACHE", str(tmp_path))
+    assert machine.cache_file().parent == tmp_path
+    monkeypatch.setenv("DTLAB_CACHE", "")
+    assert machine.cache_file().parent.name == "dtlab"
+
+
 def test_calibrate_measures_and_keeps(cache: Path) -> None:
     found = dtlab.calibrate(repeats=2)
     assert machine.load() == found
