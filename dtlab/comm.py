@@ -158,13 +158,13 @@ class Comm(ABC):
         self._reduced(into)
         return into
 
-    def scratch(self, like: torch.Tensor, use: str = "inbox") -> torch.Tensor:
-        """A tensor like `like` to work in, its elements not set. Valid until someone asks for
-        another one for the same `use`.
+    def scratch(self, like: torch.Tensor, use: str = "inbox", rows: int = 0) -> torch.Tensor:
+        """A tensor like `like` to work in (or `rows` of them, one below the other), its elements
+        not set. Valid until someone asks for another one for the same `use`.
 
         Where fresh memory costs time, the communicator hands out the same again and again.
         """
-        return torch.empty_like(like)
+        return like.new_empty((rows, *like.shape)) if rows else torch.empty_like(like)
 
     def split(self, color: int | None, key: int = 0) -> Comm | None:
         """Ranks that name the same `color` form a new communicator, numbered by (key, old rank).

@@ -12,7 +12,7 @@ from dtlab.collectives.broadcast import flat as flat_broadcast
 from dtlab.collectives.reduce import binomial as binomial_reduce
 from dtlab.collectives.reduce import flat as flat_reduce
 from dtlab.collectives.registry import algorithm, choose
-from dtlab.comm import Comm, Recv, Send
+from dtlab.comm import Comm
 
 
 def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> None:
@@ -50,7 +50,5 @@ def dissemination(comm: Comm) -> None:
     nothing, unused = torch.empty(0, device=comm.device), torch.empty(0, device=comm.device)
     distance = 1
     while distance < p:
-        comm.exchange(
-            Send(nothing, (me + distance) % p), Recv(unused, (me - distance) % p)
-        )
+        comm.sendrecv(nothing, (me + distance) % p, unused, (me - distance) % p)
         distance *= 2

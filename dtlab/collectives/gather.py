@@ -13,6 +13,7 @@ from dtlab.collectives.registry import (
     check_tensor,
     choose,
     flattened,
+    room_for,
     signature,
 )
 from dtlab.collectives.tree import subtree
@@ -20,10 +21,11 @@ from dtlab.comm import Comm
 
 
 def gather(
-    comm: Comm, x: torch.Tensor, root: int = 0, algorithm: str = "binomial", **options: Any
+    comm: Comm, x: torch.Tensor, root: int = 0, algorithm: str = "binomial",
+    out: torch.Tensor | None = None, **options: Any,
 ) -> torch.Tensor | None:
-    """Before: rank r holds x_r. Returns, at the root, [x_0, x_1, …] of shape (p, *x.shape); None
-    elsewhere.
+    """Before: rank r holds x_r. Returns, at the root, [x_0, x_1, …] of shape (p, *x.shape): in
+    `out`, if given, else in a new tensor; None elsewhere.
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
@@ -31,42 +33,45 @@ def gather(
     run = choose("gather", algorithm, options)
     check_root(comm, root, "gather")
     check_tensor(comm, x, "gather")
+    result = rows = None
+    if comm.rank == root:
+        result = room_for(comm, out, (comm.size, *x.shape), x, "gather")
+        rows = result.view(comm.size, x.numel())
+        rows[root] = x.detach().reshape(-1)
     with comm.labelled(signature("gather", x, algorithm=algorithm, **options, root=root)):
-        rows: torch.Tensor | None = run(comm, flattened(x), root)
-    return None if rows is None else rows.view(comm.size, *x.shape)
+        run(comm, flattened(x), rows, root)
+    return result
 
 
 @algorithm("gather", "linear")
-def linear(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor | None:
-    """Rows at the root, which receives from one rank after the other.
+def linear(comm: Comm, x: torch.Tensor, rows: torch.Tensor | None, root: int = 0) -> None:
+    """Fill `rows` at the root, which receives from one rank after the other.
 
     Cost: (p−1)α + (p−1)/p·nβ, n bytes in all rows together.
     """
-    if comm.rank != root:
+    if rows is None:
         comm.send(x, root)
-        return None
-    rows = x.new_empty((comm.size, x.numel()))
-    rows[root] = x
+        return
     for distance in range(1, comm.size):
         rank = (root + distance) % comm.size
         comm.recv(rows[rank], rank)
-    return rows
 
 
 @algorithm("gather", "binomial")
-def binomial(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor | None:
-    """Rows at the root: up a binomial tree, each rank sends the rows of its whole subtree.
+def binomial(comm: Comm, x: torch.Tensor, rows: torch.Tensor | None, root: int = 0) -> None:
+    """Fill `rows` at the root: up a binomial tree, each rank sends the rows of its whole subtree.
 
     Cost: ⌈lg p⌉α + (p−1)/p·nβ. Memory on the way: the rows of the subtree.
     """
     p = comm.size
     me = (comm.rank - root) % p
     parent, children, size = subtree(me, p)
-    held = x.new_empty((size, x.numel()))  # held[i] is of the rank i further on than me
+    # held[i]: of the rank me + i
+    held = comm.scratch(x, "rows", size) if rows is None or root else rows
     held[0] = x
     for child, first, after in reversed(children):
         comm.recv(held[first:after], (child + root) % p)
-    if me:
+    if rows is None:
         comm.send(held, (parent + root) % p)
-        return None
-    return held.roll(root, dims=0) if root else held
+    elif root:
+        rows[root:], rows[:root] = held[: p - root], held[p - root :]

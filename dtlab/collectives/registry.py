@@ -206,6 +206,13 @@ def chunk_edges(n: int, parts: int) -> tuple[int, ...]:
 
 
 def cut(x: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
-    """The vector `x` in `parts` chunks, which are views: see `chunk_edges`."""
+    """The vector `x` in `parts` chunks, which are views: see `chunk_edges`.
+
+    Without data (on "meta") chunks of the same size are one and the same: thousands of simulated
+    ranks, each with thousands of chunks, would else fill the memory.
+    """
+    if x.is_meta:
+        small, extra = divmod(x.numel(), parts)
+        return (x[: small + 1],) * extra + (x[:small],) * (parts - extra)
     edges = chunk_edges(x.numel(), parts)
-    return torch.split(x, [end - start for start, end in pairwise(edges)])
+    return x.split_with_sizes([end - start for start, end in pairwise(edges)])

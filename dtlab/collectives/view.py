@@ -34,12 +34,19 @@ class View(Comm):
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         return self.whole.accumulate_(into, x, op)
 
+    def send(self, x: Any, dst: int) -> None:
+        self.whole.send(x, self.members[dst])
+
+    def recv(self, x: Any, src: int | None = None) -> int:
+        came = self.whole.recv(x, None if src is None else self.members[src])
+        return self.members.index(came)
+
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         origin = None if src is None else self.members[src]
         self.whole.sendrecv(out, self.members[dst], into, origin)
 
-    def scratch(self, like: torch.Tensor, use: str = "inbox") -> torch.Tensor:
-        return self.whole.scratch(like, use)
+    def scratch(self, like: torch.Tensor, use: str = "inbox", rows: int = 0) -> torch.Tensor:
+        return self.whole.scratch(like, use, rows)
 
     def compute(self, label: str, seconds: float = 0.0) -> AbstractContextManager[None]:
         return self.whole.compute(label, seconds)

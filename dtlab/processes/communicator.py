@@ -7,7 +7,6 @@ has a name; and the trace.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +20,10 @@ from dtlab.errors import ConfigError
 from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.lane import Lane, is_direct, is_plain
+from dtlab.processes.lane import NOTHING, Lane, Way, is_direct, is_plain, move_all
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
-from dtlab.processes.watch import Watch
+from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
 
 _SCRATCH_BYTES = 64 << 20  # keep no more than this
@@ -43,11 +42,12 @@ class GlooComm(Comm):
         self.received = [0] * self.size
         self._outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
         self._incoming: dict[int, Pair] = {}
+        self._ways: dict[tuple[int, bool], Way] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, Announced] = {}
         self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
-        self._bell = threading.Event()  # rings when a receive that is watched is over
+        self._bell = Bell()
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
     # ---- messages -------------------------------------------------------------------------------
@@ -71,30 +71,40 @@ class GlooComm(Comm):
 
     def exchange(self, *ops: Send | Recv) -> None:
         """Post all of `ops` together, then wait for all of them."""
-        works: list[Any] = self.post(*ops)
-        if len(works) != 2:
-            for work in works:
-                work.wait()
+        if not (self._on_cpu and all(op[1].__class__ is int and is_plain(op[0]) for op in ops)):
+            super().exchange(*ops)
             return
-        # The usual case, at half the price: one word on the board for both. Sends first: most
-        # have left already, and so only the receive blocks.
-        one, two = works if works[0].sends else reversed(works)
-        self.end.blocked(one, two)
-        try:
-            one.complete()
-            two.complete()
-        finally:
-            self.end.runs()
+        receives = [op for op in ops if isinstance(op, Recv)]
+        sends = [op for op in ops if isinstance(op, Send)]
+        if len(receives) == len(sends) == 1:
+            (out, dst), (into, src) = sends[0], receives[0]
+            self.sendrecv(out, dst, into, src)
+        elif ops:  # a message that finds its buffer ready moves at once, hence receives first
+            moves = [(self.way(src, False), x) for x, src in receives]  # type: ignore[arg-type]
+            move_all(self, moves + [(self.way(dst, True), x) for x, dst in sends])
+
+    def send(self, x: Any, dst: int) -> None:
+        """As in `Comm`; tensors that Gloo can take as they are go the short way, here and below."""
+        if dst.__class__ is int and self._on_cpu and is_plain(x):
+            self.way(dst, True).move(x)
+        else:
+            super().send(x, dst)
+
+    def recv(self, x: Any, src: int | None = None) -> int:
+        """As in `Comm`."""
+        if src.__class__ is int and self._on_cpu and is_plain(x):
+            assert src is not None
+            self.way(src, False).move(x)
+            return src
+        return super().recv(x, src)
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        """As in `Comm`; tensors that Gloo can take as they are go the short way."""
+        """As in `Comm`."""
         ints = dst.__class__ is int is src.__class__  # else the long way says what is wrong
         if ints and self._on_cpu and is_plain(out) and is_plain(into):
             assert src is not None
             lane = self._lanes.get((dst, src))
             if lane is None:
-                self._check_peer(dst, "send to")
-                self._check_peer(src, "receive from")
                 lane = self._lanes[dst, src] = Lane(self, dst, src)
             lane.exchange(out, into)
         else:
@@ -102,17 +112,14 @@ class GlooComm(Comm):
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         """See `Comm`. A receive whose peer has died has `arrived`; to wait for it raises."""
-        messages = [work for work in works if isinstance(work, Message) and not work.sends]
-        until_s = time.perf_counter() + seconds
-        for message in messages:
-            if message.watch is None and not message.done_s:
-                message.watch = Watch(message.handles, self._bell)
-        while not any(message.arrived() for message in messages):
-            left_s = until_s - time.perf_counter()
-            if left_s <= 0 or not self._bell.wait(left_s):
-                return False
-            self._bell.clear()
-        return True
+        return self._bell.wait_any(works, seconds)
+
+    def way(self, peer: int, sends: bool) -> Way:
+        """The short way to rank `peer`, or (not `sends`) from it."""
+        way = self._ways.get((peer, sends))
+        if way is None:
+            way = self._ways[peer, sends] = Way(self, peer, sends)
+        return way
 
     def _check(self, op: Send | Recv) -> None:
         x, peer = op
@@ -141,7 +148,7 @@ class GlooComm(Comm):
         payload = None
         if isinstance(x, torch.Tensor):
             nbytes = x.nbytes
-            wire = x if is_direct(x) else _direct_copy(x)
+            wire = _wire(x)
         else:
             wire, payload, nbytes, tag = self._frame(x)
         message = Message(self, True, dst, wire, None, nbytes)
@@ -164,7 +171,7 @@ class GlooComm(Comm):
             wire = torch.empty(FRAME_BYTES, dtype=torch.uint8)
         else:
             nbytes = x.nbytes
-            wire = x if is_direct(x) else _room_for(x)
+            wire = _room(x)
         message = Message(self, False, ANYONE if src is None else src, wire, x, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
@@ -218,8 +225,8 @@ class GlooComm(Comm):
             self._outgoing[dst] = pair
         if pair.announce(number, header) or not pair.anyone_waits():
             return
-        # It may meet a receive from anyone, if nothing else is on its way to that rank. Counted
-        # twice: meanwhile that receive may have met our last message, and this one go elsewhere.
+        # It may meet a receive from anyone, if nothing else is on its way there; nor was just now,
+        # or that receive may have met it. So the count is read before and after.
         taken = board.count(self.end.rank, to, True, self.context)
         pending, wanted = board.anyone(to, self.context)
         if pending and number == taken == board.count(self.end.rank, to, True, self.context):
@@ -238,6 +245,10 @@ class GlooComm(Comm):
             self._incoming[src] = pair
         # With receives from anyone about, which message this one gets is not certain.
         pair.announce(self.received[src], NO_HEADER if self._anyone else header)
+
+    def withdraw_send(self, dst: int) -> None:
+        """The send that was announced last is not posted after all."""
+        self._outgoing[dst].withdraw(self.sent[dst])
 
     def withdraw_recv(self, src: int) -> None:
         """The receive that was announced last is not posted after all."""
@@ -280,17 +291,18 @@ class GlooComm(Comm):
         self.end.span("reduce", start_s, time.perf_counter(), self.label)
         return into
 
-    def scratch(self, like: torch.Tensor, use: str = "inbox") -> torch.Tensor:
-        """A tensor like `like` to work in: the same memory for every call with the same `use`."""
+    def scratch(self, like: torch.Tensor, use: str = "inbox", rows: int = 0) -> torch.Tensor:
+        """As in `Comm`: the same memory for every call with the same `use`."""
         memory, last = self._scratch.get(use, (None, None))
-        if last is not None and last.shape == like.shape and last.dtype is like.dtype:
+        shape = (rows, *like.shape) if rows else like.shape
+        if last is not None and last.shape == shape and last.dtype is like.dtype:
             return last
-        wanted = like.nbytes
+        wanted = like.nbytes * (rows or 1)
         if not (like.is_cpu and like.is_contiguous() and 0 < wanted <= _SCRATCH_BYTES):
-            return torch.empty_like(like)
+            return super().scratch(like, use, rows)
         if memory is None or memory.nbytes < wanted:
             memory = torch.empty(wanted, dtype=torch.uint8)
-        tensor = memory[:wanted].view(like.dtype).view(like.shape)
+        tensor = memory[:wanted].view(like.dtype).view(shape)
         self._scratch[use] = memory, tensor
         return tensor
 
@@ -324,17 +336,15 @@ class GlooComm(Comm):
         return self.end.next_context
 
 
-# What travels for a tensor without elements: Gloo won't receive zero bytes from anyone.
-_NOTHING = torch.zeros(1, dtype=torch.uint8)
-
-
-def _direct_copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy of `x` that Gloo can read."""
+def _wire(x: torch.Tensor) -> torch.Tensor:
+    """What Gloo sends for `x`: its memory, or a copy that Gloo can read."""
     if not x.nbytes:
-        return _NOTHING
-    return x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return NOTHING
+    return x if is_direct(x) else x.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
-def _room_for(x: torch.Tensor) -> torch.Tensor:
+def _room(x: torch.Tensor) -> torch.Tensor:
     """Where Gloo may write what `x` is to hold."""
-    return torch.empty(x.shape, dtype=x.dtype) if x.nbytes else _NOTHING.clone()
+    if not x.nbytes:
+        return NOTHING
+    return x if is_direct(x) else torch.empty(x.shape, dtype=x.dtype)

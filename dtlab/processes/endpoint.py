@@ -86,39 +86,31 @@ class Endpoint:
 
     # ---- what this rank says of itself ----------------------------------------------------------
 
-    def blocked(self, one: Message, two: Message | None = None) -> None:
-        """Write on the board that this rank now waits for one message, or for these two.
+    def blocked(self, message: Message) -> None:
+        """Write on the board that this rank now waits for `message`."""
+        peers, sends = message.peers, message.sends
+        doing = EXCHANGE if len(peers) > 1 else SEND if sends else RECV
+        self.waits(peers, message.label, doing, message.context, message.nbytes,
+                   sends, message.world, message.number)
+
+    def waits(
+        self, peers: tuple[int, ...], label: str, doing: int, context: int, nbytes: int,
+        sends: bool, world: int, number: int,
+        sends_2: bool = False, world_2: int = 0, number_2: int = -1,
+    ) -> None:
+        """Write on the board that this rank waits for its `number`-th message to (`sends`) or from
+        rank `world` of the run; or for that and a second one. All together are with `peers`.
 
         At which line it waits, the launcher asks when it needs to know.
         """
-        board, peers = self.board, one.peers
-        if board is None:
-            return
-        if (peers, one.label) != self._written:
-            self._write_texts(peers, one.label)
-        self._events += 1
-        doing = EXCHANGE if len(peers) > 1 or two else SEND if one.sends else RECV
-        alone = _thread._count() == self._threads  # no other thread could end this wait
-        if two is None:
-            board.write(self.rank, self._events, doing, alone, one.sends, one.context, one.nbytes,
-                        one.world, one.number)
-        else:
-            board.write(self.rank, self._events, doing, alone, one.sends, one.context, one.nbytes,
-                        one.world, one.number, two.sends, two.world, two.number)
-
-    def exchanging(self, context: int, label: str, nbytes: int, to: int, sent: int,
-                   origin: int, received: int) -> None:
-        """Write on the board that this rank waits for its `sent`-th message to `to` and for the
-        `received`-th from `origin`."""
         if self._write is None:
             return
-        peers = (to,) if to == origin else (to, origin)
         if (peers, label) != self._written:
             self._write_texts(peers, label)
         self._events += 1
-        alone = _thread._count() == self._threads
-        self._write(self._events, EXCHANGE, alone, True, context, nbytes,
-                    to, sent, False, origin, received)
+        alone = _thread._count() == self._threads  # no other thread could end this wait
+        self._write(self._events, doing, alone, sends, context, nbytes,
+                    world, number, sends_2, world_2, number_2)
 
     def runs(self) -> None:
         """Write on the board that this rank waits no more."""

@@ -5,9 +5,18 @@ stands below the picture. All work by keyboard. None starts a process unless its
 pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand beside the widget.
 """
 
+from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
+from dtlab.widgets.topology import TopologyExplorer
 
-__all__ = ["AlphaBetaExplorer", "RankGrid", "Stepper", "TimelineExplorer"]
+__all__ = [
+    "AlgorithmTopologyExplorer",
+    "AlphaBetaExplorer",
+    "RankGrid",
+    "Stepper",
+    "TimelineExplorer",
+    "TopologyExplorer",
+]

@@ -9,17 +9,19 @@ from dtlab import Comm, RankFailed, ShapeMismatch, collectives, run, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.topology import uniform
 
-PAIRS = [(collective, name) for collective in ("all_gather", "all_to_all")
+PAIRS = [(collective, name) for collective in ("all_gather", "gather", "all_to_all")
          for name in ALGORITHMS[collective]]
 
 
 def filled(comm: Comm, collective: str, name: str, n: int) -> bool:
     """Does the result stand in `out`, and equal the one without `out`?"""
-    shape = (n,) if collective == "all_gather" else (comm.size, n)
+    shape = (comm.size, n) if collective == "all_to_all" else (n,)
     x = torch.arange(float(n)).expand(shape) * 10 + comm.rank
     function = getattr(collectives, collective)
     out = torch.full((comm.size, n), -1.0)
     returned = function(comm, x.clone(), algorithm=name, out=out)
+    if collective == "gather" and comm.rank:
+        return returned is None and function(comm, x.clone(), algorithm=name) is None
     return (returned.data_ptr() == out.data_ptr() or not n) and torch.equal(
         out, function(comm, x.clone(), algorithm=name))
 

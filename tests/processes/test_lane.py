@@ -1,4 +1,4 @@
-"""The short way of `sendrecv`: what it refuses, what it leaves to the long way, what it bears."""
+"""The short way over Gloo: what it refuses, what it leaves to the long way, what it bears."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, Deadlock, ShapeMismatch, run
+from dtlab import Comm, ConfigError, Deadlock, Recv, Send, ShapeMismatch, run
 
 
 def test_odd_tensors_arrive_as_they_are() -> None:
@@ -19,12 +19,43 @@ def test_odd_tensors_arrive_as_they_are() -> None:
                torch.zeros(0), torch.tensor(5), torch.tensor([True, False]),
                torch.tensor([1, 2], dtype=torch.uint16)]
         rooms = [torch.zeros(x.shape, dtype=x.dtype) for x in odd]
+        def arrived() -> bool:
+            return all(torch.equal(x.resolve_conj().resolve_neg(), room)
+                       and room.zero_() is room for x, room in zip(odd, rooms, strict=True))
+
         for x, room in zip(odd, rooms, strict=True):
             comm.sendrecv(x, other, room, other)
-        return all(torch.equal(x.resolve_conj().resolve_neg(), room)
-                   for x, room in zip(odd, rooms, strict=True))
+        together = arrived()
+        for x, room in zip(odd, rooms, strict=True):
+            for turn in (0, 1):
+                comm.send(x, other) if comm.rank == turn else comm.recv(room, other)
+        one_by_one = arrived()
+        comm.exchange(*(Send(x, other) for x in odd), *(Recv(room, other) for room in rooms))
+        return together and one_by_one and arrived()
 
     assert run(work, ranks=2).values == [True, True]
+
+
+def test_a_refused_exchange_of_many_takes_back_all_that_it_announced() -> None:
+    def work(comm: Comm) -> list[float]:
+        side, rooms = comm.split(0), [torch.zeros(3) for _ in range(2)]
+        assert side is not None
+        ones, twos = torch.ones(3), torch.full((3,), 2.0)
+        if comm.rank == 1:
+            posted = [comm.irecv(room, 0) for room in rooms]
+            posted += [comm.isend(ones, 0), comm.isend(twos, 0)]
+            side.send("posted", 0)
+            for message in posted:
+                message.wait()
+            return [room.sum().item() for room in rooms]
+        side.recv_object(1)
+        receives = [Recv(room, 1) for room in rooms]
+        with pytest.raises(ShapeMismatch):
+            comm.exchange(*receives, Send(ones, 1), Send(torch.ones(4), 1))
+        comm.exchange(*receives, Send(ones, 1), Send(twos, 1))
+        return [room.sum().item() for room in rooms]
+
+    assert run(work, ranks=2).values == [[3.0, 6.0], [3.0, 6.0]]
 
 
 @pytest.mark.parametrize("peer", [True, 1.0, [1], "1", 2, -1, 0])
@@ -59,8 +90,9 @@ def test_after_a_refused_exchange_the_right_one_goes_through() -> None:
     assert run(work, ranks=2).values == [21.0, 3.0]
 
 
-def test_a_refused_exchange_does_not_pass_for_a_receive() -> None:
-    def work(comm: Comm) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_a_refused_exchange_does_not_pass_for_a_receive(many: bool) -> None:
+    def work(comm: Comm, many: bool) -> None:
         side, y = comm.split(0), torch.zeros(3)
         assert side is not None
         if comm.rank == 1:
@@ -71,11 +103,11 @@ def test_a_refused_exchange_does_not_pass_for_a_receive() -> None:
             return
         side.recv_object(1)
         with pytest.raises(ShapeMismatch):
-            comm.sendrecv(torch.ones(4), 1, y, 1)
+            comm.exchange(*[Recv(y, 1)] * (1 + many), Send(torch.ones(4), 1))
         comm.send(y, 1)
 
     with pytest.raises(Deadlock):  # not a RunTimeout, as if somebody might
-        run(work, ranks=2, timeout=20)
+        run(work, many, ranks=2, timeout=20)
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch threads")

@@ -1,6 +1,7 @@
 """Widgets: moving a control changes the picture and its words, and nothing else."""
 
 import asyncio
+import html
 import io
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,18 @@ from PIL import Image
 from dtlab import Comm, ConfigError, Deadlock, Result, Trace, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
 from dtlab.plots import Picture
-from dtlab.topology import uniform
-from dtlab.widgets import AlphaBetaExplorer, RankGrid, Stepper, TimelineExplorer
+from dtlab.plots.units import seconds_text
+from dtlab.topology import nvswitch, racks, send_together, torus, uniform
+from dtlab.widgets import (
+    AlgorithmTopologyExplorer,
+    AlphaBetaExplorer,
+    RankGrid,
+    Stepper,
+    TimelineExplorer,
+    TopologyExplorer,
+)
 from dtlab.widgets.explorer import Explorer
+from dtlab.wires import contest
 
 NETWORK = uniform(4, 5e-6, 1e9)
 
@@ -27,17 +37,23 @@ def simulated(fn: Callable[..., Any], *, ranks: int, timeout: float, echo: bool)
     return simulate(fn, network=uniform(ranks, 1e-6, 1e9), echo=echo)
 
 
+FEW = {"torus": torus(3, 3), "racks": racks(2, 3), "NVSwitch": nvswitch(4)}
+ENTRIES = contest(FEW, [4_000, 64_000, 1_000_000], ["tree", "ring"])
 MAKE: dict[str, Callable[[], Explorer]] = {
     "Stepper": Stepper,
     "AlphaBetaExplorer": AlphaBetaExplorer,
+    "AlgorithmTopologyExplorer": lambda: AlgorithmTopologyExplorer(FEW, ENTRIES),
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
+    "TopologyExplorer": TopologyExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
     "Stepper": lambda w: setattr(w.step, "value", 3),
+    "AlgorithmTopologyExplorer": lambda w: setattr(w.nbytes, "value", 4_000),
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
+    "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
 }
 
 
@@ -304,3 +320,104 @@ def test_real_processes_by_default() -> None:
     widget = RankGrid(lambda comm: comm.size + comm.rank, ranks=2)
     widget.run()
     assert "rank 0 returned 2; rank 1 returned 3" in widget.words.value
+
+
+# ---- which algorithm on which topology --------------------------------------------------------
+
+
+def test_each_choice_shows_its_cluster_its_size_and_the_links_of_its_algorithm() -> None:
+    widget = AlgorithmTopologyExplorer(FEW, ENTRIES)
+    assert widget.nbytes.value == 1_000_000
+    widget.cluster.value, widget.algorithm.value, widget.nbytes.value = "racks", "ring", 64_000
+    entry = next(e for e in ENTRIES if e[:1] + e[2:4] == ("racks", "ring", 64_000))
+    for part in ("64 kB on racks, 6 ranks", f"ring takes {seconds_text(entry.elapsed_s)}",
+                 f"busiest link, {entry.busiest[0]} → {entry.busiest[1]}"):
+        assert part in widget.words.value
+    assert widget.static().alt in html.unescape(widget.words.value)
+
+
+def test_the_explorer_simulates_nothing_once_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    widget = AlgorithmTopologyExplorer({"NVSwitch": nvswitch(2)})
+    monkeypatch.setattr("dtlab.wires.simulate", None)  # simulating would fail
+    for nbytes in (value for _, value in widget.nbytes.options):
+        widget.nbytes.value = nbytes
+    for algorithm in widget.algorithm.options:
+        widget.algorithm.value = algorithm
+
+
+@pytest.mark.parametrize("entries", [[], ENTRIES[1:], ENTRIES[:3]])
+def test_an_explorer_wants_the_same_contest_for_all_clusters(entries: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="same sizes and algorithms"):
+        AlgorithmTopologyExplorer(FEW, entries)
+# ---- topology ----------------------------------------------------------------------------------
+
+
+def two_flows(comm: Comm) -> None:
+    send_together(comm, {(0, 2): 10**6, (1, 3): 2 * 10**6})
+
+
+def two_racks() -> TopologyExplorer:
+    cluster = racks(2, 2, oversubscription=2, latency_s=0.25, bandwidth_Bps=1e6)
+    return TopologyExplorer({"two racks": cluster}, {"two flows": two_flows})
+
+
+def test_it_begins_when_bytes_begin_to_move_and_steps_through_all_changes() -> None:
+    widget = two_racks()
+    seen, words = [widget.at_s], [widget.words.value]
+    for _ in range(4):
+        widget.forward()
+        seen.append(widget.at_s)
+        words.append(widget.words.value)
+    assert seen == [1.0, 3.0, 4.0, 4.0, 4.0]  # first bytes; one has ended; both have
+    assert "0 → 2, 1 → 3: 500 kB/s" in words[0]
+    assert "full: rack0 → spine, spine → rack1" in words[0]
+    assert "1 → 3: 1 MB/s" in words[1]
+    assert "no bytes are on the move" in words[2]
+    for _ in range(5):
+        widget.back()
+    assert widget.at_s == 0.0
+
+
+def test_every_traffic_runs_on_every_cluster_that_comes_with_it() -> None:
+    widget = TopologyExplorer()
+    for cluster in widget.clusters:
+        widget.cluster.value = cluster
+        for kind in widget.kinds:
+            widget.traffic.value = kind
+            assert f"{cluster} · {kind}" in widget.words.value
+            assert widget.film.stretches[-1].end_s == widget.film.end_s > 0
+            assert widget.play.max == widget.moment.max <= 63
+
+
+def test_a_choice_seen_before_is_not_simulated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    widget = TopologyExplorer()
+    first = widget.image.value
+    widget.traffic.value = "all to rank 0"
+    assert widget.image.value != first
+    monkeypatch.setattr("dtlab.widgets.topology.simulate", None)
+    widget.traffic.value = "half to half, unequal"
+    assert widget.image.value == first
+
+
+def test_traffic_that_fails_is_told_in_words_and_the_picture_stays() -> None:
+    def stuck(comm: Comm) -> None:
+        comm.recv(torch.empty(1), (comm.rank + 1) % comm.size)
+
+    widget = TopologyExplorer({"racks": racks(2, 2)}, {"two flows": two_flows, "stuck": stuck})
+    shown = widget.image.value
+    widget.traffic.value = "stuck"
+    assert "deadlock" in widget.words.value
+    assert widget.image.value == shown
+    widget.forward()  # still the film that is there
+    assert "racks · two flows" in widget.words.value
+    with pytest.raises(Deadlock):
+        TopologyExplorer({"racks": racks(2, 2)}, {"stuck": stuck})
+    with pytest.raises(ConfigError):
+        TopologyExplorer({})
+
+
+def test_its_still_shows_any_time() -> None:
+    widget = two_racks()
+    assert "at 1 s of 4 s" in widget.static().alt
+    assert "at 3.5 s of 4 s" in widget.static(3.5).alt
+    assert "1 → 3: 1 MB/s" in widget.static(3.5).alt

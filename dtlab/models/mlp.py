@@ -1,0 +1,63 @@
+"""A multilayer perceptron whose parameters are a plain dict: as a parameter server keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch.nn import functional
+
+Parameters = dict[str, torch.Tensor]
+
+
+class MLP:
+    """Linear layers of these `widths`, tanh between them; cross-entropy at the end.
+
+    It holds no parameters: `parameters` makes them, everything else is given them.
+
+    >>> model = MLP((64, 32, 10))
+    >>> {key: tuple(w.shape) for key, w in model.parameters().items()}
+    {'w0': (64, 32), 'b0': (32,), 'w1': (32, 10), 'b1': (10,)}
+    """
+
+    def __init__(self, widths: Sequence[int] = (64, 32, 10)):
+        self.widths = tuple(widths)
+
+    def parameters(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> Parameters:
+        """New parameters: biases 0, weights normal with variance 1 / inputs. Equal for equal seeds,
+        up to rounding whatever the dtype."""
+        random = torch.Generator().manual_seed(seed)
+        made: Parameters = {}
+        for layer, (inputs, outputs) in enumerate(pairwise(self.widths)):
+            w = torch.randn(inputs, outputs, generator=random, dtype=torch.float64) / inputs**0.5
+            made[f"w{layer}"], made[f"b{layer}"] = w.to(dtype), torch.zeros(outputs, dtype=dtype)
+        return made
+
+    def forward(self, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
+        """x (batch, inputs) → logits (batch, classes)."""
+        last = len(self.widths) - 2
+        for layer in range(last + 1):
+            x = x @ parameters[f"w{layer}"] + parameters[f"b{layer}"]
+            x = torch.tanh(x) if layer < last else x
+        return x
+
+    def loss(self, parameters: Parameters, x: torch.Tensor, y: torch.Tensor) -> float:
+        """The mean cross-entropy of a batch."""
+        with torch.no_grad():
+            return float(functional.cross_entropy(self.forward(parameters, x), y))
+
+    def gradients(
+        self, parameters: Parameters, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[float, Parameters]:
+        """(loss, gradients) of the mean cross-entropy of a batch; gradients by the same keys."""
+        leaves = {key: w.detach().requires_grad_() for key, w in parameters.items()}
+        with torch.enable_grad():
+            loss = functional.cross_entropy(self.forward(leaves, x), y)
+            slopes = torch.autograd.grad(loss, list(leaves.values()))
+        return float(loss.detach()), dict(zip(leaves, slopes, strict=True))
+
+    def accuracy(self, parameters: Parameters, x: torch.Tensor, y: torch.Tensor) -> float:
+        """The share of x whose class it names."""
+        with torch.no_grad():
+            return float((self.forward(parameters, x).argmax(-1) == y).float().mean())
