@@ -15,7 +15,7 @@ FLOORS = (
     "errors",
     "machine reduction units",
     "comm trace tracebacks output calls",
-    "result matching",
+    "result matching patience",
     "topology",
     "cost",
     "collectives",

@@ -111,7 +111,7 @@ class GlooComm(Comm):
             super().sendrecv(out, dst, into, src)
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        """See `Comm`. A receive whose peer has died has `arrived`; to wait for it raises."""
+        """See `dtlab.patience`."""
         return self._bell.wait_any(works, seconds)
 
     def way(self, peer: int, sends: bool) -> Way:

@@ -41,7 +41,7 @@ class Bell:
         self._rung = threading.Event()
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        """See `Comm.wait_any`. Messages are watched from here on until they are over."""
+        """See `dtlab.patience`. Messages are watched from here on until they are over."""
         from dtlab.processes.messages import Message  # which holds a `Watch`
 
         messages = [work for work in works if isinstance(work, Message) and not work.sends]

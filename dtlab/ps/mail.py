@@ -20,6 +20,7 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
+from dtlab.patience import arrived, wait_any
 
 BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
 SPARE = 4  # keep so many tensors of a size for reuse
@@ -152,7 +153,7 @@ class Mail:
         until_s = self.comm.now() + seconds
         while True:
             for src, line in list(self._lines.items()):
-                while all(work.arrived() for work in line.works):
+                while all(arrived(work) for work in line.works):
                     if not self._has_come(src, line):
                         break
                     if line.letter is None and line.inbox[0] is None:  # the wires had a line too
@@ -166,8 +167,8 @@ class Mail:
                         self._lines[src] = Line(self.comm, src)
                         return found
             waiting = [work for line in self._lines.values() for work in line.works
-                       if not work.arrived()]
-            if not self.comm.wait_any(waiting, max(until_s - self.comm.now(), 0.0)):
+                       if not arrived(work)]
+            if not wait_any(self.comm, waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
 
     def _has_come(self, src: int, line: Line) -> bool:
