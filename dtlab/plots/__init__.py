@@ -6,6 +6,7 @@ says the same in words. A rank has one colour in all of them.
 
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
+from dtlab.plots.flows import flows, link_loads
 from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
@@ -22,8 +23,10 @@ __all__ = [
     "cost_curves",
     "crossovers",
     "fit",
+    "flows",
     "frames_of",
     "line_style",
+    "link_loads",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",

@@ -9,5 +9,6 @@ from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
+from dtlab.widgets.topology import TopologyExplorer
 
-__all__ = ["AlphaBetaExplorer", "RankGrid", "Stepper", "TimelineExplorer"]
+__all__ = ["AlphaBetaExplorer", "RankGrid", "Stepper", "TimelineExplorer", "TopologyExplorer"]
