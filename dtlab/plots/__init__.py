@@ -12,6 +12,7 @@ from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.placement import placement, server_times
 from dtlab.plots.stepper import stepper
 from dtlab.plots.timeline import timeline
 
@@ -27,10 +28,12 @@ __all__ = [
     "frames_of",
     "line_style",
     "link_loads",
+    "placement",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",
     "rank_style",
+    "server_times",
     "stepper",
     "stepper_frames",
     "styled",

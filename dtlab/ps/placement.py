@@ -14,7 +14,7 @@ from dtlab.ps.push_pull import push_pull
 from dtlab.topology import Topology, from_graph, pcie_server
 from dtlab.topology.graphs import join
 
-PLACEMENTS = ("on GPU 0", "on the CPU", "spread over the GPUs", "nowhere: a ring")
+PLACEMENTS = ("on GPU 0", "on the CPU", "spread over the GPUs", "in a ring, no server")
 
 
 def gpus_and_cpu(gpus: int = 4, switches: int = 1, bandwidth_Bps: float = 16e9,

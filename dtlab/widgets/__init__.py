@@ -6,9 +6,17 @@ pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand besid
 """
 
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
+from dtlab.widgets.placement import PlacementExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
 
-__all__ = ["AlphaBetaExplorer", "RankGrid", "Stepper", "TimelineExplorer", "TopologyExplorer"]
+__all__ = [
+    "AlphaBetaExplorer",
+    "PlacementExplorer",
+    "RankGrid",
+    "Stepper",
+    "TimelineExplorer",
+    "TopologyExplorer",
+]

@@ -236,9 +236,9 @@ def test_every_placement_gives_the_gpus_their_sum(where: str, gpus: int) -> None
 
 @pytest.mark.parametrize(("where", "switches", "ms"), [
     ("on GPU 0", 1, 60), ("on the CPU", 1, 80), ("spread over the GPUs", 1, 15),
-    ("nowhere: a ring", 1, 15),
+    ("in a ring, no server", 1, 15),
     ("on GPU 0", 2, 60), ("on the CPU", 2, 40), ("spread over the GPUs", 2, 20),
-    ("nowhere: a ring", 2, 15),
+    ("in a ring, no server", 2, 15),
 ])
 def test_160_MB_on_4_gpus(where: str, switches: int, ms: float) -> None:
     def gradients(comm: Comm) -> None:
