@@ -240,7 +240,7 @@ def test_every_placement_gives_the_gpus_their_sum(where: str, gpus: int) -> None
     ("on GPU 0", 2, 60), ("on the CPU", 2, 40), ("spread over the GPUs", 2, 20),
     ("in a ring, no server", 2, 15),
 ])
-def test_160_MB_on_4_gpus(where: str, switches: int, ms: float) -> None:
+def test_160_mb_on_4_gpus(where: str, switches: int, ms: float) -> None:
     def gradients(comm: Comm) -> None:
         placement.aggregate(comm, torch.empty(40_000_000, device="meta"), where)
 
