@@ -249,7 +249,7 @@ def test_two_levels_let_4_s_of_16_s_cross(prose: str) -> None:
     assert (cards(one)[1], cards(two)[1]) == (4, 1)
     assert "The first card sends 8 S" in prose
     assert cards(one)[0] == 8
-    assert "No byte less crosses the network in all; but no card carries more than the" in prose
+    assert "No byte less crosses the network in all; but no card carries more than the others" in prose
     assert sum(cards(three)) == pytest.approx(4)
     assert cards(three) == pytest.approx([4 / 3] * 3)
     assert three.elapsed_s < two.elapsed_s < one.elapsed_s
