@@ -7,22 +7,28 @@ says the same in words. A rank has one colour in all of them.
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.flows import flows, link_loads
-from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
+from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
+from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.placement import placement, server_times
+from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.stepper import stepper
+from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
+from dtlab.plots.trees import double_tree
 
 __all__ = [
     "Arrow",
     "Crossover",
     "Frame",
     "Picture",
+    "before_and_after",
     "cost_curves",
     "crossovers",
+    "double_tree",
     "fit",
     "flows",
     "frames_of",
@@ -37,6 +43,7 @@ __all__ = [
     "stepper",
     "stepper_frames",
     "styled",
+    "sweep",
     "timeline",
     "topology",
 ]

@@ -186,6 +186,7 @@ def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
 
 def _draw_curves(axes: Axes, collective: str, ranks: int, grid: Sequence[int],
                  curves: Mapping[str, np.ndarray], measured: Measured) -> None:
+    named = False  # one entry of the legend is enough: marker and colour are the curve's
     for index, (name, times) in enumerate(curves.items()):
         style = line_style(_place(collective, name, index))
         seen = np.where(times > 0, times, np.nan)
@@ -194,7 +195,8 @@ def _draw_curves(axes: Axes, collective: str, ranks: int, grid: Sequence[int],
                   label=name + _bound_text(collective, name, ranks, grid[-1]))
         dots = measured.get(name, {})
         draw_spread(axes, list(dots), list(dots.values()), color=style.color,
-                    marker=style.marker, fill=PAPER, label=f"{name}, measured")
+                    marker=style.marker, fill=PAPER, label="" if named else "measured")
+        named |= bool(dots)
 
 
 def _draw_bound(axes: Axes, collective: str, ranks: int, grid: Sequence[int], alpha: float,

@@ -3,79 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import groupby
 
-import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 
 from dtlab.errors import ConfigError
-from dtlab.plots.network import draw_nodes, layout_of, line_between
+from dtlab.plots.film import HIGH_IN, WIDE_IN, Box, Film, Link, link_name
+from dtlab.plots.network import draw_nodes
 from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
-from dtlab.simulator import Stretch, replay
-from dtlab.topology import Node, Topology
+from dtlab.simulator import Stretch
+from dtlab.topology import Topology
 from dtlab.trace import Trace
 
-Link = tuple[Node, Node]
-Box = tuple[float, float, float, float]  # left, bottom, right, top, in inches
 FULL = 1 - 1e-6
-WIDTH_IN, HEIGHT_IN = 11.0, 6.8
 MOST_SHOWN = 3  # links over time, unless asked for
 MOST_LABELS = 14
 _LETTERS = 75  # of the names of all links over time: more don't fit beside each other
 _STRIP_IN = 1.25  # height of the loads over time, below the cluster
 _HEAD_IN, _FOOT_IN = 0.95, _STRIP_IN + 1.15  # above and below the cluster
-_WIDE_IN, _HIGH_IN = WIDTH_IN - 2 * MARGIN_IN, HEIGHT_IN - _HEAD_IN - _FOOT_IN
+WIDTH_IN, HEIGHT_IN = WIDE_IN + 2 * MARGIN_IN, HIGH_IN + _HEAD_IN + _FOOT_IN
+_LEFT_IN = 1.1  # of loads over time
 _LOOKS = (  # up to this load: colour, name in the legend
     (0.0, FAINT, "idle link"),
     (0.5, "#b57cc6", "up to half"),
     (FULL, "#7d2f96", "more than half"),
     (np.inf, "#2e0a3c", "full"),
 )
-
-
-class Film:
-    """A simulated run as stretches between changes, and what it takes to draw them.
-
-    Raises `ConfigError` as `replay` does.
-    """
-
-    def __init__(self, cluster: Topology, trace: Trace):
-        self.cluster, self.stretches = cluster, replay(cluster, trace)
-        self.links = [cluster.ends(number) for number in range(len(cluster.capacity_Bps))]
-        self.graph = cluster.graph()
-        self.geometry = _Geometry(self.graph, self.links)
-
-    def at(self, at_s: float) -> Stretch | None:
-        """The stretch that is on at `at_s`; None: before the start or after the end."""
-        return next((s for s in self.stretches if s.start_s <= at_s < s.end_s), None)
-
-    @property
-    def end_s(self) -> float:
-        """When the last message has arrived."""
-        return self.stretches[-1].end_s if self.stretches else 0.0
-
-    @cached_property
-    def busiest(self) -> list[tuple[str, list[float]]]:
-        """(name, load in each stretch) of the links with most to do, the busiest first. Links that
-        always carry the same share are told of once."""
-        loads: dict[int, list[float]] = {}
-        for number, stretch in enumerate(self.stretches):
-            for link, load in stretch.loads.items():
-                loads.setdefault(link, [0.0] * len(self.stretches))[number] = load
-        spans = [s.end_s - s.start_s for s in self.stretches]
-        alike: dict[tuple[float, ...], list[int]] = {}
-        for link in sorted(loads):
-            alike.setdefault(tuple(round(load, 6) for load in loads[link]), []).append(link)
-        order = sorted(alike, key=lambda series: -float(np.dot(series, spans)))
-        names = {series: _name(self.links[links[0]], len(links) - 1)
-                 for series, links in alike.items()}
-        return [(names[series], list(series)) for series in order]
 
 
 def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *, title: str = "",
@@ -102,7 +60,7 @@ def draw_flows(film: Film, at_s: float, *, title: str = "", dpi: float = 100) ->
         picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
         write_title(picture, heading, told)
         _draw_cluster(picture, film, stretch)
-        strip = place_axes(picture, left=1.0, right=MARGIN_IN, bottom=0.66,
+        strip = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.66,
                            top=HEIGHT_IN - _STRIP_IN - 0.66)
         _draw_loads(strip, film, film.busiest[:_columns(film.busiest)])
         strip.axvline(at_s / time_unit(film.end_s)[0], color=INK, linewidth=2.5, zorder=5)
@@ -123,7 +81,7 @@ def link_loads(cluster: Topology, trace: Trace, links: Sequence[Link] | None = N
         picture = new_picture(WIDTH_IN, 3.3 + legend_in, dpi)
         told = f"{cluster.name} · {seconds_text(film.end_s)}"
         write_title(picture, heading, told)
-        axes = place_axes(picture, left=1.0, right=MARGIN_IN, bottom=0.7,
+        axes = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.7,
                           top=1.05 + legend_in)
         _draw_loads(axes, film, chosen)
     spans = [s.end_s - s.start_s for s in film.stretches]
@@ -138,17 +96,13 @@ def _series(film: Film, links: Sequence[Link]) -> list[tuple[str, list[float]]]:
         if link not in number:
             raise ConfigError(f"there is no link from {link[0]!r} to {link[1]!r} in "
                               f"{film.cluster.name}")
-    return [(_name(link), [s.loads.get(number[link], 0.0) for s in film.stretches])
+    return [(link_name(link), [s.loads.get(number[link], 0.0) for s in film.stretches])
             for link in links]
 
 
 def _columns(chosen: Sequence[tuple[str, list[float]]]) -> int:
     """How many names of links fit beside each other, at most three."""
     return MOST_SHOWN if sum(len(name) for name, _ in chosen[:MOST_SHOWN]) <= _LETTERS else 2
-
-
-def _name(link: Link, others: int = 0) -> str:
-    return f"{link[0]} → {link[1]}" + (f" (and {others} alike)" if others else "")
 
 
 def _clock(at_s: float, end_s: float) -> str:
@@ -159,8 +113,8 @@ def _told(film: Film, stretch: Stretch | None) -> str:
     """Who moves, and which links are full, in one line."""
     if stretch is None or not stretch.moving:
         return "no bytes are on the move"
-    full = [_name(film.links[link]) for link, load in stretch.loads.items() if load > FULL]
-    down = [_name(film.links[link]) for link in stretch.loads if not stretch.capacity_Bps[link]]
+    full = [link_name(film.links[link]) for link, load in stretch.loads.items() if load > FULL]
+    down = [link_name(film.links[link]) for link in stretch.loads if not stretch.capacity_Bps[link]]
     parts = [f"{count_text(len(stretch.moving), 'message')} on the move"]
     for word, names in (("full", full), ("failed", down)):
         if names:
@@ -193,46 +147,12 @@ def _width_pt(load: float) -> float:
     return 1.2 + 5.8 * load
 
 
-class _Geometry:
-    """Where nodes and lanes are, in inches from the lower left corner of their axes: the same in
-    all frames. A lane is one direction of a link, on its right-hand side."""
-
-    def __init__(self, graph: nx.DiGraph, links: Sequence[Link]):
-        unit = layout_of(graph)
-        placed = all("pos" in data for _, data in graph.nodes(data=True))
-        aside, above = (0.06, 0.19) if placed else (0.0, 0.13)  # room for bows round the others
-        low, high = min(y for _, y in unit.values()) - above, 1 + above
-        corner = np.array([-aside, low])
-        scale = np.array([_WIDE_IN / (1 + 2 * aside), _HIGH_IN / (high - low)])
-        self.thin = min(1.0, 60 / len(links)) ** 0.5 if links else 1.0
-        self.places = {node: tuple((place - corner) * scale) for node, place in unit.items()}
-        self.boxes = [_box(node, *place) for node, place in self.places.items()]
-        self.lanes = {}
-        for number, (a, b) in enumerate(links):
-            if graph.has_edge(a, b):  # else it has failed from the start
-                line = line_between(a, b, unit if placed else {a: unit[a], b: unit[b]})
-                self.lanes[number] = _aside((line - corner) * scale, 0.055 * self.thin)
-
-
-def _box(node: Node, x: float, y: float) -> Box:
-    """About where a node is drawn."""
-    half = 0.26 if isinstance(node, int) else 0.12 + 0.05 * len(node)
-    return x - half, y - 0.26, x + half, y + 0.26
-
-
-def _aside(line: np.ndarray, gap_in: float) -> np.ndarray:
-    """`line`, shifted to the right of the way it goes."""
-    along = line[-1] - line[0]
-    length = float(np.hypot(*along)) or 1.0
-    return np.asarray(line + gap_in * np.array([along[1], -along[0]]) / length)
-
-
 def _draw_cluster(picture: Picture, film: Film, stretch: Stretch | None) -> None:
     """Nodes, and a lane for each direction of each link. The axes count inches."""
     axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=_FOOT_IN, top=_HEAD_IN)
     axes.set_axis_off()
-    axes.set_xlim(0, _WIDE_IN)
-    axes.set_ylim(0, _HIGH_IN)
+    axes.set_xlim(0, WIDE_IN)
+    axes.set_ylim(0, HIGH_IN)
     loads = {} if stretch is None else stretch.loads
     shape = film.geometry
     order = sorted(shape.lanes, key=lambda link: loads.get(link, 0.0))  # the fullest on top
@@ -274,7 +194,7 @@ def _draw_shares(axes: Axes, busy: Sequence[tuple[float, np.ndarray]],
                  taken: list[Box]) -> None:
     """How full, in percent, beside each lane that carries something, where there is room."""
     for load, lane in busy:
-        text = f"{load * 100:.0f} %"
+        text = f"{load * 100:.3g} %"
         half = np.array([0.05 + 0.06 * len(text), 0.12])  # of the text's box, in inches
         for share in (0.5, 0.38, 0.62, 0.26, 0.74):
             point, along = _point(lane, share)

@@ -14,7 +14,8 @@ from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.plots import Picture
-from dtlab.plots.flows import Film, draw_flows
+from dtlab.plots.film import Film
+from dtlab.plots.flows import draw_flows
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
 from dtlab.widgets.explorer import DPI, Explorer, button, dropdown
@@ -52,8 +53,8 @@ def _ring(comm: Comm) -> None:
 
 
 TRAFFIC: dict[str, Traffic] = {
-    "half to half": _halves,
     "half to half, unequal": _unequal_halves,
+    "half to half": _halves,
     "first to last": _across,
     "all to rank 0": _into_one,
     "all to all": _everyone_to_everyone,
@@ -125,7 +126,7 @@ class TopologyExplorer(Explorer):
 
     def _title(self) -> str:
         cluster, traffic = self._chosen
-        return f"{cluster}: {traffic}"
+        return f"{cluster} · {traffic}"
 
     def _load(self) -> None:
         """Simulate what the controls ask for, and show the first moment at which bytes move."""

@@ -129,7 +129,17 @@ def the_last(sizes, routes, capacity):
     return max(by_events(sizes, routes, capacity), default=0.0)
 
 
+def beyond_floats(sizes, routes, capacity):
+    return [10**400 for _ in sizes]
+
+
+def nobody_ever(sizes, routes, capacity):
+    return [math.inf for _ in sizes]
+
+
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
+    (beyond_floats, FINISH, "a list of numbers"),
+    (nobody_ever, FINISH, "infinite or not a number"),
     (alone, FINISH - {"alone", "edges"}, "as if it were alone"),
     (link_after_link, FINISH, "don't add up"),
     (never_again, {"one ends", "held back elsewhere", "unseen clusters", "edges"}, "Too slow"),

@@ -65,11 +65,25 @@ PICTURES: dict[str, Callable[[], Picture]] = {
        for p in (1, 2, 4, 5, 8, 13, 16, 32)},
     **{f"tree {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "tree", p)[1])
        for p in (2, 5, 16)},
+    **{f"{name} {p}, step {step}":
+       lambda name=name, p=p, step=step: plots.stepper(
+           plots.stepper_frames("all_reduce", name, p)[step])
+       for name, p, step in (("halving_doubling", 8, 1), ("halving_doubling", 6, 1),
+                             ("binary_blocks", 12, 4), ("binary_blocks", 7, 3),
+                             ("double_tree", 8, 1), ("double_tree", 13, 3))},
+    **{f"double tree {p}": lambda p=p: plots.double_tree(p) for p in (1, 2, 8, 13, 32)},
     "flat broadcast": lambda: plots.stepper(plots.stepper_frames("broadcast", "flat", 4, 2)[0]),
     "barrier": lambda: plots.stepper(plots.stepper_frames("barrier", "dissemination", 8)[1]),
     **{f"cost {p}": lambda p=p: plots.cost_curves("all_reduce", ranks=p) for p in (1, 2, 8, 1024)},
     "cost measured": lambda: plots.cost_curves(
         "all_reduce", ranks=4, gamma=1e-11, measured={"ring": {4096: [3e-5, 4e-5], 10**6: [1e-3]}}),
+    **{f"sheet {p}": lambda p=p: plots.before_and_after(p, p - 1) for p in (2, 4, 8)},
+    **{f"{c} {p}": lambda c=c, p=p: plots.stepper(plots.stepper_frames(*c.split(), p, p // 2)[2])
+       for p in (5, 9) for c in ("all_to_all bruck", "all_gather bruck", "broadcast chain",
+                                 "reduce rabenseifner", "reduce_scatter recursive_halving",
+                                 "scan recursive_doubling", "all_reduce double_tree")},
+    "sweep": lambda: plots.sweep(lambda k: 1e-3 * k + 1 / k, {1: 1.001, 100: 0.11, 1000: 1.001},
+                                 best=31.6, bound_s=0.05),
     "cost barrier": lambda: plots.cost_curves("barrier"),
     "cost slow": lambda: plots.cost_curves("broadcast", ranks=8, alpha=0.0, beta=1e-3),
     "fit": lambda: plots.fit(2e-5, 2e-10, SIZES, times(SIZES), (HELD_OUT, times(HELD_OUT))),
@@ -238,6 +252,12 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.fit(1e-6, 1e-9, [], []),
     lambda: plots.predicted_vs_measured([]),
     lambda: plots.cost_curves("gossip"),
+    lambda: plots.before_and_after(1),
+    lambda: plots.before_and_after(9),
+    lambda: plots.before_and_after(4, collectives=["barrier"]),
+    lambda: plots.before_and_after(4, collectives=["gossip"]),
+    lambda: plots.sweep(float, {1: 1.0}, best=1, bound_s=1.0),
+    lambda: plots.sweep(float, {0: 1.0, 1: 1.0}, best=1, bound_s=1.0),
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
@@ -262,3 +282,10 @@ def test_a_placement_s_busiest_link_and_time_belong_together(where: str, gpus: i
     # One server: the push fills one direction of its link, then the pull the other.
     halves = 2 if where in ("on GPU 0", "on the CPU") else 1
     assert one.elapsed_s == pytest.approx(halves * one.busiest / 1e9)
+
+
+def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:
+    alt = plots.double_tree(8).alt
+    assert alt.endswith("first half: 0, 2, 4, 6; in that of the second: 1, 3, 5, 7.")
+    with pytest.raises(ConfigError, match="take 32 or fewer"):
+        plots.double_tree(33)

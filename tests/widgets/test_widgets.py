@@ -378,7 +378,7 @@ def test_every_traffic_runs_on_every_cluster_that_comes_with_it() -> None:
         widget.cluster.value = cluster
         for kind in widget.kinds:
             widget.traffic.value = kind
-            assert f"{cluster}: {kind}" in widget.words.value
+            assert f"{cluster} · {kind}" in widget.words.value
             assert widget.film.stretches[-1].end_s == widget.film.end_s > 0
             assert widget.play.max == widget.moment.max <= 63
 
@@ -389,7 +389,7 @@ def test_a_choice_seen_before_is_not_simulated_again(monkeypatch: pytest.MonkeyP
     widget.traffic.value = "all to rank 0"
     assert widget.image.value != first
     monkeypatch.setattr("dtlab.widgets.topology.simulate", None)
-    widget.traffic.value = "half to half"
+    widget.traffic.value = "half to half, unequal"
     assert widget.image.value == first
 
 
@@ -403,7 +403,7 @@ def test_traffic_that_fails_is_told_in_words_and_the_picture_stays() -> None:
     assert "deadlock" in widget.words.value
     assert widget.image.value == shown
     widget.forward()  # still the film that is there
-    assert "racks: two flows" in widget.words.value
+    assert "racks · two flows" in widget.words.value
     with pytest.raises(Deadlock):
         TopologyExplorer({"racks": racks(2, 2)}, {"stuck": stuck})
     with pytest.raises(ConfigError):
