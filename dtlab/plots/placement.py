@@ -19,8 +19,8 @@ from dtlab.plots.network import draw_nodes, layout_of
 from dtlab.plots.palette import FAINT, HUES, INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
-from dtlab.ps.placement import PLACEMENTS, aggregate, gpus_and_cpu, servers_of
 from dtlab.ps.push_pull import push_pull, push_pull_s
+from dtlab.ps.where import PLACEMENTS, aggregate, gpus_and_cpu, servers_of
 from dtlab.simulator import simulate
 from dtlab.topology import link_bytes, uniform
 
@@ -63,7 +63,7 @@ def placement(where: str = PLACEMENTS[0], gpus: int = 4, nbytes: int = 160_000_0
     """Left: the machine, with the bytes that cross each link, each way, while the gradients are
     summed up; the thicker the more, the busiest dark. Right: how long each placement takes.
 
-    where: one of `dtlab.ps.placement.PLACEMENTS`. gpus: 1 to 8; nbytes: of gradients, on each;
+    where: one of `dtlab.ps.where.PLACEMENTS`. gpus: 1 to 8; nbytes: of gradients, on each;
     bandwidth_Bps: of each PCIe link, bytes per second, one direction; switches: PCIe switches.
     Latency and addition cost nothing here. Raises `ConfigError` for what doesn't exist.
     """

@@ -6,7 +6,7 @@ from dtlab.errors import ConfigError
 from dtlab.plots import Picture
 from dtlab.plots.placement import MOST_GPUS, placement
 from dtlab.plots.units import bytes_text
-from dtlab.ps.placement import PLACEMENTS
+from dtlab.ps.where import PLACEMENTS
 from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
 
 _SIZES = [d * 10**k for k in (6, 7, 8, 9, 10) for d in (1, 2, 5)]

@@ -16,7 +16,7 @@ from dtlab.collectives import all_gather, all_reduce, reduce_scatter
 from dtlab.models import MLP, digits
 from dtlab.plots.placement import placed
 from dtlab.ps.partition import Spec
-from dtlab.ps.placement import aggregate, gpus_and_cpu
+from dtlab.ps.where import aggregate, gpus_and_cpu
 from dtlab.ps.push_pull import push_pull, push_pull_s
 from dtlab.ps.two_level import through_tree, two_level
 from dtlab.result import Result

@@ -13,7 +13,7 @@ from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
 from dtlab.plots.placement import placed
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
-from dtlab.ps.placement import PLACEMENTS
+from dtlab.ps.where import PLACEMENTS
 from dtlab.topology import (
     Topology,
     compose,

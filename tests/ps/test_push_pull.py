@@ -11,7 +11,8 @@ import torch
 
 from dtlab import Comm, ConfigError, run, simulate
 from dtlab.collectives import all_gather, reduce_scatter
-from dtlab.ps import placement, push_pull, two_level
+from dtlab.ps import push_pull, two_level
+from dtlab.ps import where as homes
 from dtlab.topology import link_bytes, nvswitch, racks, uniform
 from dtlab.topology.compose import compose
 
@@ -224,13 +225,13 @@ def test_between_racks_a_tree_sends_one_vector_each_way() -> None:
 # ---- placements --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", placement.PLACEMENTS)
+@pytest.mark.parametrize("where", homes.PLACEMENTS)
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
 def test_every_placement_gives_the_gpus_their_sum(where: str, gpus: int) -> None:
     def gpu(comm: Comm) -> torch.Tensor:
-        return placement.aggregate(comm, numbers(comm.rank, 10), where)
+        return homes.aggregate(comm, numbers(comm.rank, 10), where)
 
-    for x in simulate(gpu, network=placement.gpus_and_cpu(gpus)).values[:gpus]:
+    for x in simulate(gpu, network=homes.gpus_and_cpu(gpus)).values[:gpus]:
         assert torch.equal(x, total(range(gpus), 10))
 
 
@@ -242,9 +243,9 @@ def test_every_placement_gives_the_gpus_their_sum(where: str, gpus: int) -> None
 ])
 def test_160_mb_on_4_gpus(where: str, switches: int, ms: float) -> None:
     def gradients(comm: Comm) -> None:
-        placement.aggregate(comm, torch.empty(40_000_000, device="meta"), where)
+        homes.aggregate(comm, torch.empty(40_000_000, device="meta"), where)
 
-    cluster = placement.gpus_and_cpu(4, switches)
+    cluster = homes.gpus_and_cpu(4, switches)
     assert simulate(gradients, network=cluster).elapsed_s * 1e3 == pytest.approx(ms)
 
 
@@ -271,12 +272,12 @@ def test_other_nonsense_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="no more servers than workers"):
         push_pull.push_pull_s(1, 2, 3, 1e9, colocated=True)
     with pytest.raises(ConfigError, match="no placement"):
-        placement.servers_of("on the moon", 4)
+        homes.servers_of("on the moon", 4)
     with pytest.raises(ConfigError, match="empty list"):
         two_level.levels([[], [1]])
 
 
-@pytest.mark.parametrize("module", [push_pull, two_level, placement])
+@pytest.mark.parametrize("module", [push_pull, two_level, homes])
 def test_examples_in_docstrings(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0
