@@ -1,9 +1,13 @@
 """How the nodes of a parameter server write to each other, on `Comm` alone.
 
 A *letter* is a small object (who wants what), and its *wires*: the tensors themselves, never
-pickled. All of it is posted at once, so a letter that has begun to arrive ends arriving whatever
-its sender does next; that is why nodes never wait for a send, and why two that write to each other
-at the same time don't block.
+pickled. Both are posted at once, so a letter that has begun to arrive ends arriving whatever its
+sender does next; that is why nodes never wait for a send before they read what others wrote, and
+why two that write to each other at the same time don't block.
+
+A server must take in what several workers send at the same time side by side, not one after the
+other, or the faster ports would idle. So a large push is *marked*: the server makes room for its
+wires and reads on; its sender says a last word when they have left.
 """
 
 from __future__ import annotations
@@ -25,8 +29,26 @@ class Letter(NamedTuple):
 
     seen: int  # letters that I have had from you, so that you may forget them
     wires: tuple[tuple[str, int], ...]  # dtype and elements of each tensor that follows
-    marked: bool  # a last word follows the wires, so you may read others' letters meanwhile
+    marked: bool  # a last word will follow the wires, so you may read others' letters meanwhile
     body: tuple[Any, ...]
+
+
+class Received(NamedTuple):
+    """A letter as its reader gets it. `works`: what to wait for before the wires are read."""
+
+    src: int
+    body: tuple[Any, ...]
+    wires: list[torch.Tensor]
+    works: list[Work]
+
+
+class Line:
+    """The next letter from one sender: first its first part, then its wires."""
+
+    def __init__(self, comm: Comm, src: int):
+        self.inbox: list[Any] = []
+        self.works: list[Work] = [comm.irecv(self.inbox, src)]
+        self.letter: Received | None = None
 
 
 class Mail:
@@ -44,7 +66,9 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
-        self._arriving: dict[int, tuple[tuple[Any, ...], list[Work], list[torch.Tensor]]] = {}
+        self._lines: dict[int, Line] = {}  # for `receive_within`
+        self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
+        self._arriving: dict[int, Received] = {}  # marked ones
 
     def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = (),
              marked: bool = False) -> None:
@@ -53,37 +77,87 @@ class Mail:
         if dst == self.comm.rank:
             self.to_myself(body, [wire.clone() for wire in wires])
             return
+        self._last_word(dst)
         marked = marked and any(wire.nbytes >= BIG_BYTES for wire in wires)
         sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         letter = (self.seen[dst], sizes, marked, body)
-        last = [Send(None, dst)] if marked else []
-        works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires), *last)
+        works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
+        if marked:
+            self._leaving[dst] = works
         self._kept.setdefault(dst, deque()).append((works, list(wires)))
         for wire in wires:
             self._lent[id(wire)] += 1
             self.sent_bytes += wire.nbytes
 
-    def receive(self) -> tuple[int, tuple[Any, ...], list[torch.Tensor]]:
-        """Wait for the next letter that is complete: its sender, its body, its wires."""
+    def receive(self) -> Received:
+        """Wait for the next letter. A marked one comes once its wires are there; of others, wait
+        for `works` before you read the wires."""
         while True:
+            for dst in list(self._leaving):
+                self._last_word(dst)
             inbox: list[Any] = []
             src = self.comm.recv(inbox)
-            if inbox[0] is None:  # the last word: all of it is here
-                body, works, wires = self._arriving.pop(src)
-                break
-            letter = Letter(*inbox[0])
-            self._release(src, letter.seen)
-            sizes = [(getattr(torch, name), numel) for name, numel in letter.wires]
-            body, wires = letter.body, self.room(src, letter.body, sizes)
-            works = self.comm.post(*(Recv(wire, src) for wire in wires)) if wires else []
-            if not letter.marked:
-                break
-            self._arriving[src] = body, works, wires
-        for work in works:
-            work.wait()
-        self.seen[src] += 1
-        self.received_bytes += sum(wire.nbytes for wire in wires)
-        return src, body, wires
+            if inbox[0] is None:
+                found = self._arriving.pop(src)
+            else:
+                marked, found = self._opened(src, inbox[0])
+                if marked:
+                    self._arriving[src] = found
+                    continue
+            return self._read(found)
+
+    def receive_within(self, seconds: float) -> Received | None:
+        """The next letter that is there with all its wires; None if there is none within so many
+        seconds. One whose sender dies halfway, or is cut off, holds up none but that sender's; so
+        each has a line of its own."""
+        if not self._lines:
+            self._lines = {src: Line(self.comm, src)
+                           for src in range(self.comm.size) if src != self.comm.rank}
+        until_s = self.comm.now() + seconds
+        while True:
+            for src, line in list(self._lines.items()):
+                while all(work.arrived() for work in line.works):
+                    for work in line.works:
+                        work.wait()
+                    if line.letter is None:
+                        _, line.letter = self._opened(src, line.inbox[0])
+                        line.works = line.letter.works
+                    else:
+                        found = self._read(line.letter)
+                        del self._lines[src]  # the others' turn comes first
+                        self._lines[src] = Line(self.comm, src)
+                        return found
+            waiting = [work for line in self._lines.values() for work in line.works
+                       if not work.arrived()]
+            if not self.comm.wait_any(waiting, max(until_s - self.comm.now(), 0.0)):
+                return None
+
+    def _opened(self, src: int, letter: Any) -> tuple[bool, Received]:
+        """Is the letter from `src` marked? And itself, its wires on their way."""
+        seen, wires, marked, body = Letter(*letter)
+        self._release(src, seen)
+        sizes = [(getattr(torch, name), numel) for name, numel in wires]
+        places = self.room(src, body, sizes)
+        works = self.comm.post(*(Recv(place, src) for place in places)) if places else []
+        return marked, Received(src, body, places, works)
+
+    def _read(self, letter: Received) -> Received:
+        self.seen[letter.src] += 1
+        self.received_bytes += sum(wire.nbytes for wire in letter.wires)
+        return letter
+
+    def _last_word(self, dst: int) -> None:
+        """If a marked letter to `dst` is on its way: wait until it has left, and say so."""
+        works = self._leaving.pop(dst, None)
+        if works is not None:
+            for work in works:
+                work.wait()
+            works.append(self.comm.isend(None, dst))
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes of tensors received and sent."""
+        return self.received_bytes, self.sent_bytes
 
     def lends(self, x: torch.Tensor) -> bool:
         """May `x` still be on its way to someone? Then it must not change."""

@@ -32,12 +32,14 @@ from dtlab.trace import Rows
 class Instant:
     """What is due at one instant, in order of planning."""
 
-    __slots__ = ("arriving", "starting", "waking")
+    __slots__ = ("alarms", "arriving", "starting", "waking")
 
     def __init__(self) -> None:
         self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
         self.starting: list[Message] = []  # the latency has passed
         self.waking: list[Strand] = []  # the strand has slept enough
+        # The strand has waited enough for one of those.
+        self.alarms: list[tuple[Strand, Sequence[Message]]] | None = None
 
 
 class Engine:
@@ -149,6 +151,8 @@ class Engine:
             self._deliver(network.end(instant.arriving, now))
             network.start(instant.starting, now)
             ready.extend(instant.waking)
+            if instant.alarms is not None:
+                self._ring(instant.alarms)
 
     def _change_links(self) -> None:
         """Apply the changes of links that are due."""
@@ -176,6 +180,23 @@ class Engine:
         """Called on `strand`: pause it for virtual `seconds`."""
         self._at(self.now + seconds).waking.append(strand)
         strand.pause()
+
+    def wait_any(self, strand: Strand, messages: Sequence[Message], seconds: float) -> None:
+        """Called on `strand`: pause it until one of `messages` has arrived, or virtual `seconds`
+        have passed."""
+        instant = self._at(self.now + seconds)
+        instant.alarms = instant.alarms or []
+        instant.alarms.append((strand, messages))
+        strand.any_of = messages
+        for message in messages:
+            message.receiver = strand
+        strand.pause()
+
+    def _ring(self, alarms: list[tuple[Strand, Sequence[Message]]]) -> None:
+        for strand, messages in alarms:
+            if strand.any_of is messages:
+                _forget_others(strand)
+                self._ready.append(strand)
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -240,6 +261,15 @@ class Engine:
                 ready.append(m.sender)
             if m.receiver is not None:
                 ready.append(m.receiver)
+                if m.receiver.any_of:
+                    _forget_others(m.receiver)
+
+
+def _forget_others(strand: Strand) -> None:
+    """`strand` goes on: whatever else it has waited for shall not wake it once more."""
+    for message in strand.any_of:
+        message.receiver = None
+    strand.any_of = ()
 
 
 def _put(into: Any, x: Any) -> None:
