@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,17 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from dtlab import cost
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.plots.network import draw_nodes, layout_of
 from dtlab.plots.palette import FAINT, HUES, INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
-from dtlab.ps.push_pull import push_pull, push_pull_s
-from dtlab.ps.where import PLACEMENTS, aggregate, gpus_and_cpu, servers_of
+from dtlab.ps.where import PLACES, gpus_and_cpu, servers_of, sum_on_gpus
 from dtlab.simulator import simulate
-from dtlab.topology import link_bytes, uniform
+from dtlab.topology import link_bytes
 
+Simulated = Mapping[int, Mapping[int, float]]
 MOST_GPUS = 8  # more can't be read in one picture
 _WIDTH_IN, _HEIGHT_IN, _TREE_IN = 11.0, 5.6, 6.5
 _CHOSEN, _OTHER = HUES[0], FAINT
@@ -47,7 +48,7 @@ def placed(where: str, gpus: int, nbytes: int, bandwidth_Bps: float, switches: i
     cluster = gpus_and_cpu(gpus, switches, bandwidth_Bps)
 
     def gradients(comm: Comm) -> None:
-        aggregate(comm, torch.empty(nbytes // 4, device="meta"), where)
+        sum_on_gpus(comm, torch.empty(nbytes // 4, device="meta"), where)
 
     result = simulate(gradients, network=cluster, echo=False)
     links: dict[tuple[int | str, int | str], int] = {}
@@ -58,19 +59,19 @@ def placed(where: str, gpus: int, nbytes: int, bandwidth_Bps: float, switches: i
     return Placed(result.elapsed_s, links)
 
 
-def placement(where: str = PLACEMENTS[0], gpus: int = 4, nbytes: int = 160_000_000,
+def placement(where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
               bandwidth_Bps: float = 16e9, switches: int = 1, *, dpi: float = 100) -> Picture:
     """Left: the machine, with the bytes that cross each link, each way, while the gradients are
     summed up; the thicker the more, the busiest dark. Right: how long each placement takes.
 
-    where: one of `dtlab.ps.where.PLACEMENTS`. gpus: 1 to 8; nbytes: of gradients, on each;
+    where: one of `dtlab.ps.where.PLACES`. gpus: 1 to 8; nbytes: of gradients, on each;
     bandwidth_Bps: of each PCIe link, bytes per second, one direction; switches: PCIe switches.
     Latency and addition cost nothing here. Raises `ConfigError` for what doesn't exist.
     """
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"the picture has room for 1 to {MOST_GPUS} GPUs, not {gpus}")
     servers = servers_of(where, gpus)
-    shown = {name: placed(name, gpus, nbytes, bandwidth_Bps, switches) for name in PLACEMENTS}
+    shown = {name: placed(name, gpus, nbytes, bandwidth_Bps, switches) for name in PLACES}
     chosen = shown[where]
     heading = f"Gradients summed {where}: {seconds_text(chosen.elapsed_s)} (simulated)"
     told = (f"{count_text(gpus, 'GPU')} · {bytes_text(nbytes)} of gradients on each · "
@@ -162,14 +163,18 @@ def _draw_times(axes: Axes, times: dict[str, float], where: str) -> None:
 
 
 def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_000,
-                 bandwidth_Bps: float = 16e9, *, dpi: float = 100) -> Picture:
+                 bandwidth_Bps: float = 16e9, simulated: Simulated | None = None, *,
+                 dpi: float = 100) -> Picture:
     """Time of a push and a pull against the number of servers n, a line for each number of workers
-    m. Lines: max(mS/n, S)/B each way; open marks: simulated, all ports equal, no latency."""
-    if not workers or min(workers) < 1:
-        raise ConfigError("give at least one number of workers, 1 or more")
+    m: `cost.parameter_server_s`, all ports equal. simulated: m → n → seconds, as open marks."""
+    simulated = simulated or {}
+    if not workers or min(workers) < 1 or not set(simulated) <= set(workers):
+        raise ConfigError("give at least one number of workers, 1 or more, and simulated times of "
+                          "these only")
     most = max(workers)
-    floor_s = push_pull_s(nbytes, 1, 1, bandwidth_Bps)
-    title = "Push and pull, m workers and n servers: predicted and simulated time"
+    floor_s = cost.parameter_server_s(1, 1, nbytes, bandwidth_Bps)
+    kind = "predicted and simulated" if simulated else "predicted"
+    title = f"Push and pull, m workers and n servers: {kind} time"
     told = (f"{bytes_text(nbytes)} each way and worker · every port {bytes_text(bandwidth_Bps)}/s "
             f"· floor: {seconds_text(floor_s)}")
     with styled():
@@ -180,29 +185,20 @@ def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_0
         axes.axhline(floor_s, color=QUIET, linewidth=2, linestyle=":", zorder=1)
         for index, m in enumerate(workers):
             style = line_style(index)
-            line = [push_pull_s(nbytes, m, int(n), bandwidth_Bps) for n in counts]
-            axes.plot(counts, line, color=style.color, linestyle=style.dashes, zorder=3)
-            dots = [n for n in _doubles(2 * most) if n * m <= 512]
-            axes.plot(dots, [_trip_s(m, n, nbytes, bandwidth_Bps) for n in dots], linestyle="",
-                      marker=style.marker, color=style.color, markerfacecolor=PAPER,
-                      markersize=10, markeredgewidth=2.5, zorder=4, label=f"m = {m}")
+            line = [cost.parameter_server_s(m, int(n), nbytes, bandwidth_Bps) for n in counts]
+            axes.plot(counts, line, color=style.color, linestyle=style.dashes, zorder=3,
+                      label=f"m = {m}")
+            dots = simulated.get(m, {})
+            axes.plot([*dots], [*dots.values()], linestyle="", marker=style.marker,
+                      color=style.color, markerfacecolor=PAPER, markersize=10,
+                      markeredgewidth=2.5, zorder=4)
         _scale_axes(axes, most)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), title="workers")
-    ends = "; ".join(f"m = {m}: {seconds_text(push_pull_s(nbytes, m, 1, bandwidth_Bps))} with one "
-                     f"server, {seconds_text(floor_s)} from n = {m} on" for m in workers)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), title="workers",
+                    handlelength=3)
+    ends = "; ".join(f"m = {m}: {seconds_text(m * floor_s)} with one server, "
+                     f"{seconds_text(floor_s)} from n = {m} on" for m in workers)
     picture.alt = f"{title}. {told}. {ends}."
     return picture
-
-
-@lru_cache(maxsize=256)
-def _trip_s(workers: int, servers: int, nbytes: int, bandwidth_Bps: float) -> float:
-    """Simulated seconds of one `push_pull`, servers apart from workers."""
-    ranks = range(servers + workers)
-
-    def trip(comm: Comm) -> None:
-        push_pull(comm, torch.empty(nbytes // 4, device="meta"), ranks[:servers], ranks[servers:])
-
-    return simulate(trip, network=uniform(len(ranks), 0.0, bandwidth_Bps), echo=False).elapsed_s
 
 
 def _doubles(most: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Where the servers may live inside one machine of GPUs, and the cluster on which that matters."""
+"""Placements inside one machine: its GPUs and its CPU as the ranks of a cluster."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dtlab.collectives import all_reduce
 from dtlab.collectives.view import View
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.ps.push_pull import push_pull
+from dtlab.ps.placement import aggregate
 from dtlab.topology import Topology, from_graph, pcie_server
 from dtlab.topology.graphs import join
 
-PLACEMENTS = ("on GPU 0", "on the CPU", "spread over the GPUs", "in a ring, no server")
+PLACES = ("on GPU 0", "on the CPU", "spread over the GPUs", "in a ring, no server")
 
 
 def gpus_and_cpu(gpus: int = 4, switches: int = 1, bandwidth_Bps: float = 16e9,
@@ -35,23 +35,25 @@ def gpus_and_cpu(gpus: int = 4, switches: int = 1, bandwidth_Bps: float = 16e9,
     return from_graph(graph, name)
 
 
-def servers_of(placement: str, gpus: int) -> list[int]:
-    """The ranks that serve, on `gpus_and_cpu(gpus)`; none where all-reduce does without."""
-    if placement not in PLACEMENTS:
-        raise ConfigError(f"no placement {placement!r}; there are: {', '.join(PLACEMENTS)}")
-    everyone = list(range(gpus))
-    return dict(zip(PLACEMENTS, ([0], [gpus], everyone, []), strict=True))[placement]
+def servers_of(place: str, gpus: int) -> list[int]:
+    """The ranks that serve, on `gpus_and_cpu(gpus)`; none where an all-reduce does without."""
+    if place not in PLACES:
+        raise ConfigError(f"no place {place!r}; there are: {', '.join(PLACES)}")
+    return dict(zip(PLACES, ([0], [gpus], [*range(gpus)], []), strict=True))[place]
 
 
-def aggregate(comm: Comm, x: torch.Tensor, placement: str) -> torch.Tensor:
+def sum_on_gpus(comm: Comm, x: torch.Tensor, place: str) -> torch.Tensor:
     """In place: x becomes the sum over the GPUs, on every GPU. Returns x.
 
-    The ranks are those of `gpus_and_cpu`: all but the last are GPUs, with a gradient x each.
+    The ranks are those of `gpus_and_cpu`: all but the last are GPUs, with a gradient x each. What
+    the CPU gives doesn't count. Cost: as of `aggregate` and `all_reduce`.
     """
-    gpus = range(comm.size - 1)
-    servers = servers_of(placement, len(gpus))
-    if servers:
-        return push_pull(comm, x, servers, gpus)
-    if comm.rank in gpus:
-        all_reduce(View(comm, gpus), x, algorithm="ring")
-    return x
+    servers_of(place, comm.size - 1)  # raises for what doesn't exist
+    if place == "on the CPU":
+        return aggregate(comm, x, "on_cpu", server=comm.size - 1)
+    if comm.rank == comm.size - 1:
+        return x
+    gpus = View(comm, range(comm.size - 1))
+    if place == "in a ring, no server":
+        return all_reduce(gpus, x, algorithm="ring")
+    return aggregate(gpus, x, "on_one" if place == "on GPU 0" else "spread")

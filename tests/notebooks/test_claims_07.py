@@ -5,22 +5,19 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 import torch
 
-from dtlab import Comm, ps, simulate
-from dtlab.collectives import all_gather, all_reduce, reduce_scatter
+from dtlab import Comm, cost, ps, simulate
+from dtlab.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from dtlab.models import MLP, digits
 from dtlab.plots.placement import placed
 from dtlab.ps.partition import Spec
-from dtlab.ps.where import aggregate, gpus_and_cpu
-from dtlab.ps.push_pull import push_pull, push_pull_s
-from dtlab.ps.two_level import through_tree, two_level
+from dtlab.ps.where import gpus_and_cpu, sum_on_gpus
 from dtlab.result import Result
-from dtlab.topology import compose, link_bytes, nvswitch, uniform
+from dtlab.topology import compose, link_bytes, uniform
 from dtlab.trace import Trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -38,7 +35,7 @@ def prose() -> str:
 
 def summed(where: str, switches: int = 1) -> Result:
     def gradients(comm: Comm) -> None:
-        aggregate(comm, torch.empty(S // 4, device="meta"), where)
+        sum_on_gpus(comm, torch.empty(S // 4, device="meta"), where)
 
     return simulate(gradients, network=gpus_and_cpu(4, switches, B))
 
@@ -137,11 +134,11 @@ def test_one_server_takes_o_of_m_and_there_is_a_floor(prose: str) -> None:
     assert "From n = m on, each worker's own port is full" in prose
     assert "a floor at 2·S/B, here 20 ms" in prose
     for m, n in itertools.product(RANKS, RANKS):
-        seconds = push_pull_s(S, m, n, B)
+        seconds = cost.parameter_server_s(m, n, S, B)
         assert seconds == pytest.approx(2 * S / B if n >= m else m / n * 2 * S / B)
         assert seconds >= 2 * S / B == 0.020
     assert "with twice the workers, each step takes twice as long" in prose
-    assert push_pull_s(S, 16, 1, B) == 2 * push_pull_s(S, 8, 1, B)
+    assert cost.parameter_server_s(16, 1, S, B) == 2 * cost.parameter_server_s(8, 1, S, B)
     assert "The floor is above the 15 ms of section 3" in prose
 
 
@@ -194,7 +191,7 @@ def test_servers_everywhere_equal_an_all_reduce(prose: str, p: int, n: int) -> N
         padded = torch.zeros(-(-n // p) * p, dtype=torch.int64)
         padded[:n] = mine
         part = reduce_scatter(comm, padded.view(p, -1))
-        return [push_pull(comm, mine.clone(), range(p)), all_gather(comm, part).flatten()[:n],
+        return [ps.aggregate(comm, mine.clone(), "spread"), all_gather(comm, part).flatten()[:n],
                 all_reduce(comm, mine.clone(), algorithm="ring")]
 
     for values in simulate(ways, network=uniform(p, 1e-6, 1e9)).values:
@@ -208,7 +205,7 @@ def test_the_same_bytes_and_messages_and_less_latency_than_a_ring(prose: str, p:
     n, alpha = 4 * 5040 * 13, 20e-6
 
     def by_servers(comm: Comm) -> None:
-        push_pull(comm, torch.empty(n // 4, device="meta"), range(comm.size))
+        ps.aggregate(comm, torch.empty(n // 4, device="meta"), "spread")
 
     def by_ring(comm: Comm) -> None:
         all_reduce(comm, torch.empty(n // 4, device="meta"), algorithm="ring")
@@ -227,52 +224,97 @@ def test_the_same_bytes_and_messages_and_less_latency_than_a_ring(prose: str, p:
 
 # ---- section 7: two levels, trees --------------------------------------------------------------
 
+CPUS = [4, 9, 14]
+
+
+def one_level(comm: Comm) -> None:
+    team = comm.split(0 if comm.rank == 4 or comm.rank not in CPUS else None)
+    if team:
+        ps.aggregate(team, torch.empty(S // 4, device="meta"), "on_cpu", server=4)
+
+
+def two_levels(comm: Comm) -> None:
+    machines = [[cpu, *range(cpu - 4, cpu)] for cpu in CPUS]
+    ps.aggregate(comm, torch.empty(S // 4, device="meta"), "two_level", machines=machines)
+
+
+def shared(comm: Comm, x: torch.Tensor | None = None) -> torch.Tensor:
+    x = torch.empty(S // 4, device="meta") if x is None else x
+    machine = comm.split(comm.rank // 5)
+    servers = comm.split(0 if comm.rank in CPUS else None)
+    assert machine is not None
+    reduce(machine, x, root=4, algorithm="flat")
+    if servers:
+        ps.aggregate(servers, x, "spread")
+    return broadcast(machine, x, root=4, algorithm="flat")
+
 
 def test_two_levels_let_4_s_of_16_s_cross(prose: str) -> None:
-    cluster = compose(nvswitch(4), uniform(3, 0.0, 12.5e9))
-
-    def plain(comm: Comm) -> None:
-        push_pull(comm, torch.empty(S // 4, device="meta"), [0])
-
-    def leveled(comm: Comm, servers: list[int]) -> None:
-        two_level(comm, torch.empty(S // 4, device="meta"), cluster.groups, servers)
+    cluster = compose(gpus_and_cpu(4), uniform(3, 0.0, 1.25e9), nic_at="cpu")
+    assert "10 Gb/s, that is 1.25 GB/s" in prose
 
     def cards(result: Result) -> list[float]:
         crossed = link_bytes(cluster, result.trace)
         return [crossed[f"server{m}.nic", "switch"] / S for m in range(3)]
 
-    one, two = simulate(plain, network=cluster), simulate(leveled, [0], network=cluster)
-    three = simulate(leveled, [0, 4, 8], network=cluster)
+    one, two, three = (simulate(way, network=cluster) for way in (one_level, two_levels, shared))
     assert "Between machines, 4 S are left of 16 S" in prose
     assert (sum(cards(one)), sum(cards(two))) == (16, 4)
     assert "Four leave the second machine, and one would be enough" in prose
     assert (cards(one)[1], cards(two)[1]) == (4, 1)
     assert "The first card sends 8 S" in prose
     assert cards(one)[0] == 8
+    assert "still carries twice as much as the others" in prose
+    assert cards(two) == [2, 1, 1]
     assert "No byte less crosses the network in all; but no card carries more than the others" in prose
     assert sum(cards(three)) == pytest.approx(4)
     assert cards(three) == pytest.approx([4 / 3] * 3)
     assert three.elapsed_s < two.elapsed_s < one.elapsed_s
 
 
+@pytest.mark.parametrize("machines", [2, 3, 5])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_2_s_a_machine_instead_of_2_s_a_worker(prose: str, machines: int, gpus: int) -> None:
+    assert "2S a machine instead of 2S a worker" in prose
+    cluster = compose(gpus_and_cpu(gpus), uniform(machines, 0.0, 1.25e9), nic_at="cpu")
+    ranks = [[m * (gpus + 1) + gpus, *range(m * (gpus + 1), m * (gpus + 1) + gpus)]
+             for m in range(machines)]
+
+    def leveled(comm: Comm) -> None:
+        ps.aggregate(comm, torch.empty(1000, device="meta"), "two_level", machines=ranks)
+
+    crossed = link_bytes(cluster, simulate(leveled, network=cluster).trace)
+    total = sum(nbytes for (_, to), nbytes in crossed.items() if to == "switch")
+    assert total == 2 * 4000 * (machines - 1)  # the first machine has the server at home
+
+
+def test_sharing_the_serving_gives_the_same_sum() -> None:
+    def numbers(comm: Comm) -> torch.Tensor:
+        mine = torch.arange(10.0) * (comm.rank + 1)
+        return shared(comm, torch.zeros(10) if comm.rank in CPUS else mine)
+
+    total = torch.arange(10.0) * sum(rank + 1 for rank in range(15) if rank not in CPUS)
+    for x in simulate(numbers, network=uniform(15, 0.0, 1e9)).values:
+        assert torch.equal(x, total)
+
+
 def test_a_tree_grows_with_its_levels_and_spreading_beats_it_on_equal_wires(prose: str) -> None:
     assert "Its time grows with the number of levels, not of workers" in prose
     assert "On equal wires, spreading wins" in prose
 
-    def halves(low: int, high: int) -> Any:
-        middle = (low + high) // 2
-        return low if high - low == 1 else [halves(low, middle), halves(middle, high)]
+    def summed_by(comm: Comm, placement: str) -> None:
+        ps.aggregate(comm, torch.empty(1_000_000, device="meta"), placement)
 
-    def climb(comm: Comm, tree: list[int]) -> None:
-        through_tree(comm, torch.empty(1_000_000, device="meta"), tree)
-
+    vectors = []
     for lg in range(2, 7):
-        p, vector_s = 2**lg, 4_000_000 / B
-        tree_s, star_s = (simulate(climb, tree, network=uniform(p, 0.0, B)).elapsed_s
-                          for tree in (halves(0, p), list(range(p))))
-        assert tree_s == pytest.approx(2 * lg * vector_s)
-        assert star_s == pytest.approx(2 * (p - 1) * vector_s)
-        assert push_pull_s(4_000_000, p, p, B, colocated=True) < tree_s < star_s
+        network = uniform(2**lg, 0.0, 4_000_000.0)  # a vector a second
+        star, tree, spread = (simulate(summed_by, placement, network=network).elapsed_s
+                              for placement in ("on_one", "tree", "spread"))
+        assert star == pytest.approx(2 * (2**lg - 1))
+        assert spread < tree < star
+        vectors.append(tree)
+    steps = [later - sooner for sooner, later in itertools.pairwise(vectors)]
+    assert steps == pytest.approx([4] * 4)  # a level: two children, up and down
 
 
 # ---- section 8: the order ----------------------------------------------------------------------

@@ -11,8 +11,8 @@ import torch
 from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.plots import Frame, frames_of, stepper_frames
-from dtlab.plots.recording import FILMED_WITH
 from dtlab.plots.goals import arguments, goal_of
+from dtlab.plots.recording import FILMED_WITH
 from dtlab.topology import uniform
 
 EVERY = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]

@@ -13,7 +13,7 @@ from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
 from dtlab.plots.placement import placed
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
-from dtlab.ps.where import PLACEMENTS
+from dtlab.ps.where import PLACES
 from dtlab.topology import (
     Topology,
     compose,
@@ -117,9 +117,10 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
     **{f"placement {where}, {gpus} GPUs, {switches} switches":
        lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
-       for where in PLACEMENTS for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
+       for where in PLACES for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
     "placement wide": lambda: plots.placement(gpus=8, nbytes=123_456_788, bandwidth_Bps=1.234e9),
-    "servers": plots.server_times,
+    "servers": lambda: plots.server_times(simulated={8: {1: 0.16, 4: 0.04, 16: 0.02}}),
+    "servers predicted": plots.server_times,
     "servers of one": lambda: plots.server_times([1], 4_000, 1e9),
 }
 
@@ -265,6 +266,7 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.placement(gpus=9),
     lambda: plots.placement(gpus=3, switches=2),
     lambda: plots.server_times([]),
+    lambda: plots.server_times([2], simulated={3: {1: 1.0}}),
     lambda: plots.flows(racks(2, 2), Trace(4)),
     lambda: plots.flows(racks(2, 2), Trace(3, virtual=True)),
     lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, [("rack0", "rack1")]),
@@ -274,7 +276,7 @@ def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
         bad()
 
 
-@pytest.mark.parametrize("where", PLACEMENTS)
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(("gpus", "switches"), [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)])
 def test_a_placement_s_busiest_link_and_time_belong_together(where: str, gpus: int,
                                                              switches: int) -> None:
