@@ -22,7 +22,7 @@ FLOORS = (
     "ps parallel models",
     "simulator",
     "processes",
-    "bench calibration",
+    "bench calibration wires",
     "grading",
     "plots",
     "widgets",

@@ -4,6 +4,7 @@ Each function returns a `Picture`, a matplotlib figure that shows itself in a no
 says the same in words. A rank has one colour in all of them.
 """
 
+from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.flows import flows, link_loads
@@ -15,6 +16,7 @@ from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.placement import placement, server_times
 from dtlab.plots.recording import frames_of, stepper_frames
+from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
@@ -26,6 +28,8 @@ __all__ = [
     "Frame",
     "Picture",
     "before_and_after",
+    "contest_on",
+    "contest_table",
     "cost_curves",
     "crossovers",
     "double_tree",
@@ -45,5 +49,6 @@ __all__ = [
     "styled",
     "sweep",
     "timeline",
+    "times_by_ranks",
     "topology",
 ]

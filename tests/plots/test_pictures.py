@@ -26,6 +26,7 @@ from dtlab.topology import (
     uniform,
     v100_nvlink,
 )
+from dtlab.wires import contest, winners
 from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
 from tests.plots.samples import ring_trace
 
@@ -54,6 +55,9 @@ UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+CLUSTERS = {"servers": compose(nvswitch(4), racks(2, 2)), LONG[:40]: v100_nvlink(),
+            "grid": torus(3, 3), "alone": uniform(1, 5e-6, 1e10)}
+ENTRIES = contest(CLUSTERS, [4000])
 PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
     **{f"timeline of {t} s": lambda t=t: plots.timeline(ring_trace(4, t))
@@ -101,6 +105,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "fat tree": lambda: plots.topology(fat_tree(4)),
     "dragonfly": lambda: plots.topology(dragonfly(4, 3, 2)),
     "servers in racks": lambda: plots.topology(compose(nvswitch(4), racks(2, 2))),
+    "contest": lambda: plots.contest_table(ENTRIES),
+    "contest of one": lambda: plots.contest_table(ENTRIES[:1], LONG),
+    **{f"contest on {name[:8]}": lambda name=name: plots.contest_on(
+        CLUSTERS[name], [e for e in ENTRIES if e.cluster == name], "torus") for name in CLUSTERS},
+    "by ranks": lambda: plots.times_by_ranks(
+        {"ring": {2: 1e-5, 64: 1e-3}, "tree": {2: 2e-5, 64: 1e-4}}, {"ring": {2: 1.1e-5}}),
+    "by ranks, one": lambda: plots.times_by_ranks({"x": {3: 2.0}}, title=LONG, subtitle=LONG),
     **{f"flows {kind.__name__} {at}": lambda kind=kind, sizes=sizes, at=at: to_half(
            kind(*sizes), at) for kind, sizes in (
                (racks, (2, 4)), (fat_tree, (4,)), (torus, (4, 4)), (nvswitch, (8,)),
@@ -267,6 +278,14 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.placement(gpus=3, switches=2),
     lambda: plots.server_times([]),
     lambda: plots.server_times([2], simulated={3: {1: 1.0}}),
+    lambda: plots.contest_table([]),
+    lambda: plots.contest_table([*ENTRIES, ENTRIES[0]._replace(nbytes=8)]),
+    lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES, "ring"),
+    lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES[-6:], "telepathy"),
+    lambda: plots.contest_on(CLUSTERS["grid"], [], "ring"),
+    lambda: plots.times_by_ranks({}),
+    lambda: plots.times_by_ranks({"ring": {0: 1.0}}),
+    lambda: plots.times_by_ranks({"ring": {4: 0.0}}),
     lambda: plots.flows(racks(2, 2), Trace(4)),
     lambda: plots.flows(racks(2, 2), Trace(3, virtual=True)),
     lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, [("rack0", "rack1")]),
@@ -291,3 +310,21 @@ def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:
     assert alt.endswith("first half: 0, 2, 4, 6; in that of the second: 1, 3, 5, 7.")
     with pytest.raises(ConfigError, match="take 32 or fewer"):
         plots.double_tree(33)
+
+
+def test_the_table_marks_the_fastest_of_each_cluster_with_a_star() -> None:
+    texts = [text for text, _ in texts_of(plots.contest_table(ENTRIES))]
+    starred = [text for text in texts if text.startswith("★ ") and "fastest" not in text]
+    assert len(starred) == len(winners(ENTRIES))
+    for cluster in ("servers", "grid"):
+        least = min(e.elapsed_s for e in ENTRIES if e.cluster == cluster)
+        assert f"★ {seconds_text(least)}" in starred
+
+
+def test_the_busiest_link_is_named_with_its_bytes() -> None:
+    tree = next(e for e in ENTRIES if (e.cluster, e.algorithm) == ("servers", "tree"))
+    a, b = tree.busiest
+    alt = plots.contest_on(CLUSTERS["servers"], [tree], "tree").alt
+    assert f"busiest link, {a} → {b}" in alt
+    assert f"carries {bytes_text(tree.crossed[a, b])}" in alt
+    assert f"tree {seconds_text(tree.elapsed_s)}" in alt

@@ -37,7 +37,7 @@ def judge_sums(case: Case, outcome: Outcome, clue: Clue) -> Verdict:
     """The sum on every rank, in x itself; else what the vectors betray: of any all-reduce, or, by
     `clue`, of the algorithm that was asked for."""
     total = case.facts["total"]
-    for rank, (x,) in enumerate(outcome.after):
+    for rank, (x, *_) in enumerate(outcome.after):
         if x.shape != total.shape or x.dtype != total.dtype:
             came = f"rank {rank}: x has become {x.dtype} {tuple(x.shape)}"
             return Verdict(False, came, f"{total.dtype} {tuple(total.shape)}",
