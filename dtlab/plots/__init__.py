@@ -14,6 +14,7 @@ from dtlab.plots.network import topology
 from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.placement import placement, server_times
 from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.stepper import stepper
@@ -37,10 +38,12 @@ __all__ = [
     "frames_of",
     "line_style",
     "link_loads",
+    "placement",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",
     "rank_style",
+    "server_times",
     "stepper",
     "stepper_frames",
     "styled",
