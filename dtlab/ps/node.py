@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.ps import checks, parts
 from dtlab.ps.mail import Mail, Size, pack
@@ -23,11 +23,17 @@ class Handle:
     def __init__(self, node: Node, result: Any = None):
         self._node, self._result = node, result
         self.open: dict[tuple[int, int], list[Part]] = {}  # (server, number) → its places
+        self.coming: list[tuple[list[Part], list[torch.Tensor], list[Work]]] = []
 
     def wait(self) -> Any:
-        """Block until every server that was asked has answered."""
+        """Block until every server that was asked has answered, and all of it is in its place."""
         while self.open:
             self._node.read_letter()
+        while self.coming:
+            places, wires, works = self.coming.pop()
+            for work in works:
+                work.wait()
+            parts.place(places, wires)
         return self._result
 
 
@@ -124,7 +130,7 @@ class Node:
                 checks.is_table(rank, key, spec)
                 g = g.detach().coalesce()
                 found = self._layout.some_rows(key, g.indices()[0],
-                                               g.values().reshape(-1, spec.width))
+                                               g.values().reshape(-1, spec.width), True)
                 sparse = parts.both(sparse, found)
             else:
                 dense[key] = g.detach().contiguous()
@@ -148,7 +154,7 @@ class Node:
         spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
         wanted = spec._replace(shape=(len(index), *spec.shape[1:]))
         checks.fits(self.comm.rank, "push", key, grad, wanted)
-        found = self._layout.some_rows(key, index, grad.detach().reshape(-1, spec.width))
+        found = self._layout.some_rows(key, index, grad.detach().reshape(-1, spec.width), True)
         self._push(found, weight).wait()
 
     def clock(self) -> None:
@@ -188,17 +194,19 @@ class Node:
         """Wait for the next letter and do what it says."""
         self._take(*self._mail.receive())
 
-    def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
+              works: list[Work]) -> None:
         if body[0] == "reply":
             handle = self._open.pop((src, body[1]))
-            places = handle.open.pop((src, body[1]))
-            parts.place(places, wires)
+            handle.coming.append((handle.open.pop((src, body[1])), wires, works))
         else:
             assert self._server is not None, f"a letter to a worker: {body}"
+            for work in works:
+                work.wait()
             self._server.handle(src, body, wires)
 
     def _to_myself(self, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        self._take(self.comm.rank, body, wires)
+        self._take(self.comm.rank, body, wires, [])
 
     def _room(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
         """Answers go straight to where they are wanted."""
@@ -224,14 +232,15 @@ class Node:
         return handle
 
     def _pull(self, handle: Handle, by_server: Mapping[int, list[Part]]) -> None:
-        several = len(by_server) > 1
         for server, wanted in by_server.items():
-            more = (_keys(wanted), _counts(wanted), several)
+            more = (_keys(wanted), _counts(wanted))
             self._ask(handle, server, "pull", more, pack(list(parts.row_numbers(wanted))), wanted)
 
     def _push(self, by_server: Mapping[int, list[Part]], weight: float) -> Handle:
         checks.weight(self.comm.rank, weight)
-        handle, several = Handle(self), len(self.policy.workers) > 1
+        # Where servers work as well, nobody may wait for a send: its receiver may be doing so too.
+        several = len(self.policy.workers) > 1 and self._server is None
+        handle = Handle(self)
         bad = checks.nan(self.comm.rank, by_server, self.policy.nan)
         for server, given in by_server.items():
             nans = sum(part.key in bad for part in given)

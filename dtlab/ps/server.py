@@ -70,9 +70,9 @@ class Server:
         getattr(self, f"_{body[0]}")(src, body, wires)
 
     def reply(self, dst: int, number: int, more: Any = None,
-              tensors: Sequence[torch.Tensor] = (), marked: bool = False) -> None:
+              tensors: Sequence[torch.Tensor] = ()) -> None:
         """Answer request `number` of `dst`, which may be this very node."""
-        self.mail.send(dst, ("reply", number, more), pack(tensors), marked)
+        self.mail.send(dst, ("reply", number, more), pack(tensors))
 
     # ---- what workers ask for -------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Server:
             self._inits = {}
 
     def _pull(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """("pull", number, keys, rows of each or None, several servers?)."""
+        """("pull", number, keys, rows of each or None)."""
         if src not in self._began:
             self._began.add(src)
             self.clocks.catch_up(src)
@@ -111,7 +111,7 @@ class Server:
             self._held.setdefault(clock, []).append(pull)
 
     def _answer(self, pull: Held) -> None:
-        src, (_, number, keys, counts, several) = pull.worker, pull.body
+        src, (_, number, keys, counts) = pull.worker, pull.body
         rows, seen = iter(pull.rows), self.statistics
         values = [self.entries[key].pull(src, None if count is None else next(rows))
                   for key, count in zip(keys, counts, strict=True)]
@@ -119,7 +119,7 @@ class Server:
         seen.load.update(keys)
         seen.ahead[int(self.clocks.of[src] - self.clocks.slowest)] += 1
         seen.waits[src] = seen.waits.get(src, 0.0) + self.comm.now() - pull.since_s
-        self.reply(src, number, None, values, several)
+        self.reply(src, number, None, values)
 
     def _push(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("push", number, keys, rows of each or None, weight, how many hold NaN)."""
