@@ -20,12 +20,13 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
 
-OURS, SMALL_KEYS = "dtlab.ps", "dtlab.ps, keys of 1 KB"
-RPC, GLOO = "torch.distributed.rpc", "bare Gloo"
+OURS, KEYS, ROWS = "dtlab.ps", "dtlab.ps, keys of 1 kB", "dtlab.ps, rows of 1 kB"
+RPC, RPC_TCP, GLOO = "torch.distributed.rpc", "the same, over TCP", "bare Gloo"
 KEY_BYTES = 1000
 SMALL_BYTES = 256 << 10  # up to here, several round trips are timed together
 TOGETHER = 20
-SERVER, WORKER = 0, 1
+SERVER, WORKER = 0, 1  # of all contestants, but for RPC over TCP: a process has one RPC only
+TCP_SERVER, TCP_WORKER = 2, 3
 RATE = 1e-3  # of learning: what the server multiplies gradients by
 
 
@@ -45,8 +46,10 @@ class RoundTrip(NamedTuple):
 def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
     """Push and pull `nbytes` of float32 between one worker and one server, taking turns with peers.
 
-    Server and worker are two processes. Over RPC the server makes the same update; bare Gloo only
-    sends and receives. From 1 MB up also with the bytes in keys of 1 KB, all in one push and pull.
+    Server and worker are two processes. RPC makes the same update at the server; on one host it
+    moves bytes through shared memory, so it also runs over TCP, as it does between hosts, and as
+    Gloo always does. Bare Gloo only sends and receives. From 1 MB up also with the bytes in many
+    keys of 1 kB, and in as many rows of one table, each time all in one push and one pull.
     """
     if repeats < 1:
         raise ConfigError(f"repeats must be 1 or more, not {repeats}")
@@ -54,9 +57,12 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
         raise ConfigError(f"{nbytes} bytes are no whole number of float32 elements, 1 or more")
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meet")
-        result = run(_take_turns, nbytes, repeats, meeting, ranks=2, trace=False, timeout=600,
+        result = run(_take_turns, nbytes, repeats, meeting, ranks=4, trace=False, timeout=600,
                      echo=False)
-    times: dict[str, list[float]] = result.values[WORKER]
+    times: dict[str, list[float]] = {
+        name: result.values[TCP_WORKER if name == RPC_TCP else WORKER][name]
+        for name in result.values[WORKER]
+    }
     ours_s = statistics.median(times[OURS])
     return [RoundTrip(name, nbytes, statistics.median(took), min(took), max(took), len(took),
                       2 * nbytes / statistics.median(took), statistics.median(took) / ours_s)
@@ -65,12 +71,21 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
 
 def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str, list[float]]:
     """On each rank: seconds a round trip, by contestant and repetition."""
-    count = nbytes // 4
-    contestants = {OURS: _ours(comm, {"w": torch.zeros(count)}), RPC: _by_rpc(comm, count, meeting),
-                   GLOO: _by_gloo(comm, count)}
-    if nbytes >= 1_000_000:
+    count, pair = nbytes // 4, comm.split(comm.rank // 2)
+    assert pair is not None
+    remote = _by_rpc(pair, count, f"{meeting}{comm.rank // 2}", tcp=comm.rank >= TCP_SERVER)
+    if comm.rank >= TCP_SERVER:
+        contestants = dict.fromkeys([OURS, RPC, RPC_TCP, GLOO, KEYS, ROWS], _nothing)
+        contestants[RPC_TCP] = remote
+    else:
         chunks = torch.zeros(count).split(KEY_BYTES // 4)
-        contestants[SMALL_KEYS] = _ours(comm, dict(enumerate(chunks)))
+        contestants = {
+            OURS: _ours(pair, {"w": torch.zeros(count)}), RPC: remote, RPC_TCP: _nothing,
+            GLOO: _by_gloo(pair, count), KEYS: _ours(pair, dict(enumerate(chunks))),
+            ROWS: _rows(pair, max(nbytes // KEY_BYTES, 1)),
+        }
+    if nbytes < 1_000_000:
+        del contestants[KEYS], contestants[ROWS]
     together = TOGETHER if nbytes <= SMALL_BYTES else 1
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-2, repeats):  # two turns to warm up
@@ -86,14 +101,31 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
     return times
 
 
-def _ours(comm: Comm, weights: dict[Any, torch.Tensor]) -> Callable[[], None]:
-    """A round trip of ours; on the server, what it takes to serve one."""
+def _nothing() -> None:
+    """A turn of others."""
+
+
+def _join(comm: Comm) -> ps.Node:
     group = comm.split(0)  # so that several such servers don't read each other's letters
     assert group is not None
-    node = ps.join(group, consistency=ps.ASP(), update=ps.SGD(lr=RATE))
+    return ps.join(group, consistency=ps.ASP(), update=ps.SGD(lr=RATE))
+
+
+def _serving(node: ps.Node) -> Callable[[], None]:
+    """On the server: what it takes to serve one round trip."""
+    node.read_letter()  # init
+
+    def trip() -> None:
+        for _ in ("push", "pull"):
+            node.read_letter()
+
+    return trip
+
+
+def _ours(comm: Comm, weights: dict[Any, torch.Tensor]) -> Callable[[], None]:
+    node = _join(comm)
     if node.is_server:
-        node.read_letter()  # init
-        return lambda: (node.read_letter(), node.read_letter())[0]  # a push, a pull
+        return _serving(node)
     node.init(weights)
     gradients = {key: torch.zeros_like(w) for key, w in weights.items()}
     room = {key: torch.empty_like(w) for key, w in weights.items()}
@@ -101,6 +133,21 @@ def _ours(comm: Comm, weights: dict[Any, torch.Tensor]) -> Callable[[], None]:
     def trip() -> None:
         node.push(gradients)
         node.pull(room, out=room)
+
+    return trip
+
+
+def _rows(comm: Comm, rows: int) -> Callable[[], None]:
+    """As `_ours`, each kilobyte a row of one table; the rows in any order."""
+    node, gradient = _join(comm), torch.zeros(rows, KEY_BYTES // 4)
+    if node.is_server:
+        return _serving(node)
+    node.init({"table": gradient}, tables=["table"])
+    index = torch.randperm(rows)
+
+    def trip() -> None:
+        node.push_rows("table", index, gradient)
+        node.pull_rows("table", index)
 
     return trip
 
@@ -128,13 +175,15 @@ def _pull() -> torch.Tensor:
     return _weights["w"]
 
 
-def _by_rpc(comm: Comm, count: int, meeting: str) -> Callable[[], None]:
+def _by_rpc(comm: Comm, count: int, meeting: str, tcp: bool) -> Callable[[], None]:
     os.environ["TP_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=300)
+    only: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]} if tcp else {}
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=300,
+                                              **only)
     rpc.init_rpc(str(comm.rank), rank=comm.rank, world_size=2, rpc_backend_options=options)
     _weights["w"] = torch.zeros(count)
     if comm.rank == SERVER:
-        return lambda: None  # its threads do it
+        return _nothing  # its threads do it
     gradient, call = torch.zeros(count), partial(rpc.rpc_sync, str(SERVER))
 
     def trip() -> None:
