@@ -48,7 +48,7 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
 
     Server and worker are two processes. RPC makes the same update at the server; on one host it
     moves bytes through shared memory, so it also runs over TCP, as it does between hosts, and as
-    Gloo always does. Bare Gloo only sends and receives. From 1 MB up also with the bytes in many
+    Gloo always does. Bare Gloo only sends and receives. From 1 to 16 MB also with the bytes in many
     keys of 1 kB, and in as many rows of one table, each time all in one push and one pull.
     """
     if repeats < 1:
@@ -84,7 +84,7 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
             GLOO: _by_gloo(pair, count), KEYS: _ours(pair, dict(enumerate(chunks))),
             ROWS: _rows(pair, max(nbytes // KEY_BYTES, 1)),
         }
-    if nbytes < 1_000_000:
+    if not 1_000_000 <= nbytes <= 16_000_000:
         del contestants[KEYS], contestants[ROWS]
     together = TOGETHER if nbytes <= SMALL_BYTES else 1
     times: dict[str, list[float]] = {name: [] for name in contestants}
