@@ -6,6 +6,7 @@ had. Nothing that was answered is lost: a copy keeps a request until all that fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -222,7 +223,7 @@ class Replica:
         elif self.answers:
             self.stable = self.had
         self._carry_out_until(self.stable if self.rule.waits(self.view, self.me) else self.had)
-        self._forget(self.stable if self._kept is None else min(self._kept, self.stable))
+        self._forget(self.stable)
         self._acknowledge()
 
     def _carry_out_until(self, place: int) -> None:
@@ -245,7 +246,8 @@ class Replica:
                 self._peeks.append((worker, body))
 
     def _forget(self, stable: int) -> None:
-        for place in [place for place in self.log if place <= min(stable, self.done)]:
+        until = min(stable, self.done, math.inf if self._kept is None else self._kept)
+        for place in [place for place in self.log if place <= until]:
             del self.log[place]
 
     def _before(self) -> int | None:
