@@ -85,8 +85,12 @@ def _check_losses(policy: Policy, replicas: int) -> None:
         raise ConfigError(f'lost_worker is "stop" or "go on", not {policy.lost_worker!r}')
     if policy.patience_s is not None and not 0 < policy.patience_s < math.inf:
         raise ConfigError(f"patience_s is a time above 0 s, or None, not {policy.patience_s!r}")
-    if replicas and (policy.patience_s or policy.checkpoints):
-        raise ConfigError("servers with replicas take neither patience_s nor checkpoints")
+    given = [name for name, is_given in (
+        ("patience_s", policy.patience_s is not None), ("checkpoints", policy.checkpoints),
+        ("lost_worker", policy.lost_worker != "stop")) if is_given]
+    if replicas and given:
+        raise ConfigError(f"servers with replicas don't take {' and '.join(given)} yet; leave that "
+                          f"out, or take replicas=0")
     if policy.checkpoints is not None and not isinstance(policy.checkpoints, Checkpoints):
         raise ConfigError(f"checkpoints is a ps.Checkpoints, not {policy.checkpoints!r}")
 

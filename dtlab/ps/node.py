@@ -182,7 +182,8 @@ class Node:
         calls it at the same point, between iterations; what must move moves, weights and state."""
         self._check("use_servers")
         if self._requests:
-            raise ConfigError("servers with copies don't come and go by use_servers")
+            raise ConfigError(f"rank {self.comm.rank}: use_servers can't move keys between servers "
+                              f"with replicas yet; take replicas=0")
         chosen = checks.active(servers, self.policy.servers)
         handle = self._to_all_servers("move", chosen)
         handle.wait()

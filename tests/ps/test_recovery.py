@@ -185,11 +185,13 @@ def test_a_worker_is_killed_on_processes_and_the_others_go_on() -> None:
 @pytest.mark.parametrize(("how", "says"), [
     ({"patience_s": 0}, "patience_s"), ({"lost_worker": "weep"}, "lost_worker"),
     ({"checkpoints": "/tmp"}, "ps.Checkpoints"),
-    ({"servers": 2, "replicas": 1, "patience_s": 1.0}, "neither patience_s"),
+    ({"replicas": 1, "patience_s": 1.0}, "with replicas don't take patience_s yet"),
+    ({"replicas": 1, "checkpoints": Checkpoints("x")}, "with replicas don't take checkpoints yet"),
+    ({"replicas": 1, "lost_worker": "go on"}, "with replicas don't take lost_worker yet"),
 ])
 def test_choices_that_make_no_sense_are_refused(how: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        simulate(lambda comm: ps.join(comm, **how), network=uniform(5, 1e-5, 1e9))
+        simulate(lambda comm: ps.join(comm, servers=2, **how), network=uniform(5, 1e-5, 1e9))
 
 
 def test_keeping_a_single_checkpoint_is_refused() -> None:
