@@ -175,3 +175,10 @@ def test_a_pull_never_shows_a_push_that_not_all_copies_have(rule: ps.Replication
     assert len(pulls) > 100
     for begin_s, counted, _ in pulls:
         assert counted >= max((c for _, c, end_s in pulls if end_s < begin_s), default=0.0)
+
+
+def test_who_has_most_of_the_log_leads_after_a_leader_and_a_chain_keeps_its_order() -> None:
+    """What a follower has beyond its new leader's log would stand in another request's place."""
+    had = {1: 3, 2: 5, 0: 3}
+    assert ps.Leader().order((1, 2, 0), had) == (2, 1, 0)
+    assert ps.Chain().order((2, 1, 0), {2: 5, 1: 4, 0: 3}) == (2, 1, 0)
