@@ -4,6 +4,8 @@ Each function returns a `Picture`, a matplotlib figure that shows itself in a no
 says the same in words. A rank has one colour in all of them.
 """
 
+from dtlab.plots.clock_run import PACES, ClockRun, watch_clocks
+from dtlab.plots.clocks import clocks
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
@@ -15,10 +17,13 @@ from dtlab.plots.stepper import stepper
 from dtlab.plots.timeline import timeline
 
 __all__ = [
+    "PACES",
     "Arrow",
+    "ClockRun",
     "Crossover",
     "Frame",
     "Picture",
+    "clocks",
     "cost_curves",
     "crossovers",
     "fit",
@@ -33,4 +38,5 @@ __all__ = [
     "styled",
     "timeline",
     "topology",
+    "watch_clocks",
 ]

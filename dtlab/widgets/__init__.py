@@ -6,8 +6,9 @@ pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand besid
 """
 
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
+from dtlab.widgets.clocks import ClockExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 
-__all__ = ["AlphaBetaExplorer", "RankGrid", "Stepper", "TimelineExplorer"]
+__all__ = ["AlphaBetaExplorer", "ClockExplorer", "RankGrid", "Stepper", "TimelineExplorer"]
