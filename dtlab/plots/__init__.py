@@ -15,6 +15,7 @@ from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.stepper import stepper
 from dtlab.plots.timeline import timeline
+from dtlab.plots.training import loss_curves, loss_sweep, staleness_histograms
 
 __all__ = [
     "PACES",
@@ -29,10 +30,13 @@ __all__ = [
     "fit",
     "frames_of",
     "line_style",
+    "loss_curves",
+    "loss_sweep",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",
     "rank_style",
+    "staleness_histograms",
     "stepper",
     "stepper_frames",
     "styled",

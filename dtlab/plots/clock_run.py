@@ -120,8 +120,9 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
                  name: str = "") -> ClockRun:
     """Run `workers` under `consistency` in the simulator until each has seen `end_s`.
 
-    pace(worker, iteration): seconds that a gradient takes, above 0; worker 1 is the first. A worker whose iteration is
-    under way at `end_s` ends it. Messages take 1 µs. Raises `ConfigError` as `ps.join` does.
+    pace(worker, iteration): seconds that a gradient takes, above 0; worker 1 is the first.
+    A worker whose iteration is under way at `end_s` ends it. Messages take 1 µs.
+    Raises `ConfigError` as `ps.join` does.
     """
     if workers < 1 or not 0 < end_s < math.inf:
         raise ConfigError(f"watch_clocks needs a worker and some time, not workers={workers}, "
@@ -134,7 +135,7 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
             node.serve()
             return []
         node.init({"w": torch.zeros(())})
-        diary = []
+        diary: list[tuple[float, float, float]] = []
         while (asked_s := comm.now()) < end_s:
             node.pull(["w"])
             read_s = comm.now()
@@ -148,8 +149,10 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
 
     diaries = simulate(body, network=uniform(workers + 1, 1e-6, math.inf), trace=False).values[1:]
     by_clock = not consistency.group(workers)  # then as many updates as clocks are behind
-    found = [Iteration(w, watch.clocks[w][k] if by_clock else k, *times, watch.missed.get((w, k)))
-             for w, diary in enumerate(diaries, start=1) for k, times in enumerate(diary)]
+    found = [Iteration(w, watch.clocks[w][k] if by_clock else k, asked_s, read_s, done_s,
+                       watch.missed.get((w, k)))
+             for w, diary in enumerate(diaries, start=1)
+             for k, (asked_s, read_s, done_s) in enumerate(diary)]
     slack = getattr(consistency, "staleness", 0 if by_clock else math.inf)
     return ClockRun(name or repr(consistency), workers, end_s, slack,
                     sorted(found, key=lambda i: (i.asked_s, i.worker)))
@@ -162,7 +165,7 @@ def steady(worker: int, iteration: int) -> float:
 
 def uneven(worker: int, iteration: int) -> float:
     """Everyone takes 0.08 to 0.32 s, by chance."""
-    return 0.16 * 2.0 ** _random(worker, iteration)
+    return 0.16 * math.exp2(_random(worker, iteration))
 
 
 def pauses(worker: int, iteration: int) -> float:
