@@ -28,12 +28,17 @@ which `pull_rows("emb", index)` and `push_rows("emb", index, grad)` move rows on
 sparse gradients; `push(…, weight=n)` weighs an average; `use_servers([0, 1, 2])` moves keys to
 other servers between iterations. `join(…, colocated=True)` lets servers work as well: then no node
 `is_server`, and `finish()` returns its `Statistics`.
+
+Where gradients are added up, without the rest: `ps.aggregate(comm, x, placement=…)`, with a name of
+`ps.PLACEMENTS`: on_one, on_cpu, spread (an all-reduce), tree, two_level.
 """
 
 from dtlab.ps.consistency import ASP, BSP, SSP, BackupWorkers, Consistency, Quorum, SoftSync
 from dtlab.ps.join import join
 from dtlab.ps.node import Handle, Node
 from dtlab.ps.partition import ConsistentHash, Hash, Partition, Range
+from dtlab.ps.placement import PLACEMENTS, aggregate
+from dtlab.ps.replication import Chain, Leader, Replication, Unavailable
 from dtlab.ps.statistics import Statistics
 from dtlab.ps.updates import DCASGD, EASGD, SGD, Adam, FedAvg, StalenessAwareSGD, Update
 
@@ -45,4 +50,6 @@ __all__ = [
     "Consistency", "BSP", "ASP", "SSP", "SoftSync", "BackupWorkers", "Quorum",
     "Update", "SGD", "Adam", "StalenessAwareSGD", "DCASGD", "EASGD", "FedAvg",
     "Partition", "Range", "Hash", "ConsistentHash",
+    "Replication", "Chain", "Leader", "Unavailable",
+    "aggregate", "PLACEMENTS",
 ]

@@ -113,9 +113,8 @@ def _has_nan(x: torch.Tensor) -> bool:
 
 def active(servers: Sequence[int] | int, all_servers: Sequence[int]) -> tuple[int, ...]:
     """The servers that shall hold keys, ascending."""
-    if isinstance(servers, int):
-        servers = all_servers[:servers] if servers > 0 else ()
-    chosen = tuple(sorted(set(servers)))
+    ranks = range(servers) if isinstance(servers, int) else servers
+    chosen = tuple(sorted(set(ranks)))
     if not chosen or not set(chosen) <= set(all_servers):
         raise ConfigError(f"the servers that hold keys must be some of the ranks "
                           f"{', '.join(map(str, all_servers))}, not {servers!r}")

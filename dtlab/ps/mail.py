@@ -1,9 +1,13 @@
 """How the nodes of a parameter server write to each other, on `Comm` alone.
 
 A *letter* is a small object (who wants what), and its *wires*: the tensors themselves, never
-pickled. All of it is posted at once, so a letter that has begun to arrive ends arriving whatever
-its sender does next; that is why nodes never wait for a send, and why two that write to each other
-at the same time don't block.
+pickled. Both are posted at once, so a letter that has begun to arrive ends arriving whatever its
+sender does next; that is why nodes never wait for a send before they read what others wrote, and
+why two that write to each other at the same time don't block.
+
+A server must take in what several workers send at the same time side by side, not one after the
+other, or the faster ports would idle. So a large push is *marked*: the server makes room for its
+wires and reads on; its sender says a last word when they have left.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ class Letter(NamedTuple):
 
     seen: int  # letters that I have had from you, so that you may forget them
     wires: tuple[tuple[str, int], ...]  # dtype and elements of each tensor that follows
-    marked: bool  # a last word follows the wires, so you may read others' letters meanwhile
+    marked: bool  # a last word will follow the wires, so you may read others' letters meanwhile
     body: tuple[Any, ...]
 
 
@@ -44,6 +48,10 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
+        self._asked = False  # for the next letter; then:
+        self._inbox: list[Any]
+        self._next: Work
+        self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
         self._arriving: dict[int, tuple[tuple[Any, ...], list[Work], list[torch.Tensor]]] = {}
 
     def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = (),
@@ -53,37 +61,72 @@ class Mail:
         if dst == self.comm.rank:
             self.to_myself(body, [wire.clone() for wire in wires])
             return
+        self._last_word(dst)
         marked = marked and any(wire.nbytes >= BIG_BYTES for wire in wires)
         sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         letter = (self.seen[dst], sizes, marked, body)
-        last = [Send(None, dst)] if marked else []
-        works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires), *last)
+        works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
+        if marked:
+            self._leaving[dst] = works
         self._kept.setdefault(dst, deque()).append((works, list(wires)))
         for wire in wires:
             self._lent[id(wire)] += 1
             self.sent_bytes += wire.nbytes
 
-    def receive(self) -> tuple[int, tuple[Any, ...], list[torch.Tensor]]:
-        """Wait for the next letter that is complete: its sender, its body, its wires."""
+    def receive(self) -> tuple[int, tuple[Any, ...], list[torch.Tensor], list[Work]]:
+        """Wait for the next letter: its sender, its body, its wires, and what to wait for before
+        these are read. For a marked one that is nothing, for its wires have come before."""
         while True:
-            inbox: list[Any] = []
-            src = self.comm.recv(inbox)
-            if inbox[0] is None:  # the last word: all of it is here
-                body, works, wires = self._arriving.pop(src)
-                break
-            letter = Letter(*inbox[0])
+            self._ask_for_more()
+            src = self._next.wait()
+            if found := self._opened(src):
+                return found
+
+    def receive_within(
+        self, seconds: float
+    ) -> tuple[int, tuple[Any, ...], list[torch.Tensor], list[Work]] | None:
+        """`receive`, but None if there is no letter within so many seconds."""
+        until_s = self.comm.now() + seconds
+        while True:
+            self._ask_for_more()
+            if not self.comm.wait_for(self._next, max(until_s - self.comm.now(), 0.0)):
+                return None
+            if found := self._opened(self._next.wait()):
+                return found
+
+    def _ask_for_more(self) -> None:
+        for dst in list(self._leaving):
+            self._last_word(dst)
+        if not self._asked:
+            self._asked, self._inbox = True, []
+            self._next = self.comm.irecv(self._inbox)
+
+    def _opened(self, src: int) -> tuple[int, tuple[Any, ...], list[torch.Tensor],
+                                         list[Work]] | None:
+        """The letter whose first part has come from `src`; None if more of it will follow."""
+        self._asked = False
+        if self._inbox[0] is None:
+            body, works, wires = self._arriving.pop(src)
+        else:
+            letter = Letter(*self._inbox[0])
             self._release(src, letter.seen)
             sizes = [(getattr(torch, name), numel) for name, numel in letter.wires]
             body, wires = letter.body, self.room(src, letter.body, sizes)
             works = self.comm.post(*(Recv(wire, src) for wire in wires)) if wires else []
-            if not letter.marked:
-                break
-            self._arriving[src] = body, works, wires
-        for work in works:
-            work.wait()
+            if letter.marked:
+                self._arriving[src] = body, works, wires
+                return None
         self.seen[src] += 1
         self.received_bytes += sum(wire.nbytes for wire in wires)
-        return src, body, wires
+        return src, body, wires, works
+
+    def _last_word(self, dst: int) -> None:
+        """If a marked letter to `dst` is on its way: wait until it has left, and say so."""
+        works = self._leaving.pop(dst, None)
+        if works is not None:
+            for work in works:
+                work.wait()
+            works.append(self.comm.isend(None, dst))
 
     def lends(self, x: torch.Tensor) -> bool:
         """May `x` still be on its way to someone? Then it must not change."""

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.ps import checks, parts
+from dtlab.ps.copies import Requests, serve_copy
 from dtlab.ps.mail import Mail, Size, pack
+from dtlab.ps.master import Chronicle, Master
 from dtlab.ps.partition import Key
 from dtlab.ps.parts import Layout, Part
+from dtlab.ps.replication import Unavailable
 from dtlab.ps.server import Policy, Server
 from dtlab.ps.statistics import Statistics
 
@@ -22,12 +25,24 @@ class Handle:
 
     def __init__(self, node: Node, result: Any = None):
         self._node, self._result = node, result
-        self.open: dict[tuple[int, int], list[Part]] = {}  # (server, number) → its places
+        self.refused = False
+        self.open: dict[int, list[Part]] = {}  # number of what was asked → where its answer goes
+        self.coming: list[tuple[list[Part], list[torch.Tensor], list[Work]]] = []
 
     def wait(self) -> Any:
-        """Block until every server that was asked has answered."""
+        """Block until every server that was asked has answered, and all of it is in its place.
+        Raises `Unavailable` if one may not, see `Replication`."""
         while self.open:
             self._node.read_letter()
+        if self.refused:
+            raise Unavailable(f"rank {self._node.comm.rank}: the server's leader has lost touch "
+                              f"with the others and may not answer; what you asked for may be "
+                              f"done, or not")
+        while self.coming:
+            places, wires, works = self.coming.pop()
+            for work in works:
+                work.wait()
+            parts.place(places, wires)
         return self._result
 
 
@@ -42,20 +57,26 @@ class Node:
         self.finished = False
         self._mail = Mail(comm)
         self._mail.room, self._mail.to_myself = self._room, self._to_myself
-        serves = comm.rank in policy.servers
-        self._server = Server(comm, self._mail, policy) if serves else None
+        self._server: Server | None = None
+        self._requests = Requests(self._mail, policy) if policy.replication else None
+        if comm.rank in policy.servers and not policy.replication:
+            self._server = Server(comm, self._mail, policy)
         self._layout = Layout()
         self._active = policy.active
         self._numbers = 0
-        self._open: dict[tuple[int, int], Handle] = {}
+        self._open: dict[int, Handle] = {}
 
     # ---- servers --------------------------------------------------------------------------------
 
-    def serve(self) -> Statistics:
+    def serve(self) -> Statistics | Chronicle:
         """Servers only: serve until every worker has finished. Returns what happened here."""
-        if not self.is_server or self._server is None:
-            raise ConfigError(f"rank {self.comm.rank} is a worker; serve() is for servers, "
-                              f"the ranks {', '.join(map(str, self.policy.servers))}")
+        if not self.is_server:
+            raise ConfigError(f"rank {self.comm.rank} is a worker; serve() is for servers, the "
+                              f"ranks {', '.join(map(str, sorted(self.policy.serving)))}")
+        if self.comm.rank == self.policy.master:
+            return Master(self.comm, self._mail, self.policy).serve()
+        if self._server is None:
+            return serve_copy(self.comm, self._mail, self.policy)
         while not self._server.over:
             self.read_letter()
         self._mail.flush()
@@ -124,7 +145,7 @@ class Node:
                 checks.is_table(rank, key, spec)
                 g = g.detach().coalesce()
                 found = self._layout.some_rows(key, g.indices()[0],
-                                               g.values().reshape(-1, spec.width))
+                                               g.values().reshape(-1, spec.width), True)
                 sparse = parts.both(sparse, found)
             else:
                 dense[key] = g.detach().contiguous()
@@ -148,15 +169,18 @@ class Node:
         spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
         wanted = spec._replace(shape=(len(index), *spec.shape[1:]))
         checks.fits(self.comm.rank, "push", key, grad, wanted)
-        found = self._layout.some_rows(key, index, grad.detach().reshape(-1, spec.width))
+        found = self._layout.some_rows(key, index, grad.detach().reshape(-1, spec.width), True)
         self._push(found, weight).wait()
 
     def clock(self) -> None:
         """End an iteration: tell every server so. Never waits; the next pull may."""
         self._check("clock")
         self.clock_count += 1
+        if self._requests:
+            self._to_all_servers("clock")
+            return
         for server in self.policy.servers:
-            self._mail.send(server, ("clock",))
+            self._mail.send(server, ("clock", 0))
 
     def finish(self) -> Statistics | None:
         """The worker's last call. Where workers serve as well, it serves until all have finished,
@@ -164,6 +188,8 @@ class Node:
         self._check("finish")
         self._to_all_servers("finish").wait()
         self.finished = True
+        if self._requests:
+            self._mail.send(self.policy.master, ("finish",))
         if self._server is None:
             return None
         while not self._server.over:
@@ -175,6 +201,8 @@ class Node:
         """From here on these servers (ranks; or the first so many) hold the keys. Every worker
         calls it at the same point, between iterations; what must move moves, weights and state."""
         self._check("use_servers")
+        if self._requests:
+            raise ConfigError("servers with copies don't come and go by use_servers")
         chosen = checks.active(servers, self.policy.servers)
         handle = self._to_all_servers("move", chosen)
         handle.wait()
@@ -188,24 +216,40 @@ class Node:
         """Wait for the next letter and do what it says."""
         self._take(*self._mail.receive())
 
-    def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
+              works: list[Work]) -> None:
         if body[0] == "reply":
-            handle = self._open.pop((src, body[1]))
-            places = handle.open.pop((src, body[1]))
-            parts.place(places, wires)
+            self._answered(body[1], body[2] == "refused", wires, works)
+        elif self._requests:
+            getattr(self._requests, {"view": "change", "lost": "lost"}[body[0]])(*body[1:])
         else:
             assert self._server is not None, f"a letter to a worker: {body}"
+            for work in works:
+                work.wait()
             self._server.handle(src, body, wires)
 
+    def _answered(self, number: int, refused: bool, wires: list[torch.Tensor],
+                  works: list[Work]) -> None:
+        handle = self._open.pop(number, None)
+        if handle is None:  # answered before: it was asked twice
+            return
+        if self._requests:
+            self._requests.answered(number)
+        places = handle.open.pop(number)
+        if refused:
+            handle.refused = True
+        else:
+            handle.coming.append((places, wires, works))
+
     def _to_myself(self, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        self._take(self.comm.rank, body, wires)
+        self._take(self.comm.rank, body, wires, [])
 
     def _room(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
         """Answers go straight to where they are wanted."""
         fresh = self._mail.fresh(src, body, sizes)
-        if body[0] != "reply":
+        if body[0] != "reply" or body[1] not in self._open or not fresh:
             return fresh
-        return parts.rooms(self._open[src, body[1]].open[src, body[1]], fresh)
+        return parts.rooms(self._open[body[1]].open[body[1]], fresh)
 
     def _ask(self, handle: Handle, server: int, what: str, more: tuple[Any, ...],
              wires: Sequence[torch.Tensor] = (), places: Sequence[Part] = (),
@@ -213,9 +257,23 @@ class Node:
         """Send one request, whose answer belongs to `handle` and goes to `places`."""
         self._numbers += 1
         number = self._numbers
-        handle.open[server, number] = list(places)
-        self._open[server, number] = handle
-        self._mail.send(server, (what, number, *more), wires, marked)
+        handle.open[number], self._open[number] = list(places), handle
+        if self._requests:
+            self._requests.send(server, (what, number, *more), wires)
+        else:
+            self._mail.send(server, (what, number, *more), wires, marked)
+
+    def peek(self, keys: Iterable[Key]) -> dict[Key, torch.Tensor]:
+        """The weights as they are, whatever the clocks; where there are copies, from any of them,
+        so that all share the load. They may be older than what this worker has pushed."""
+        self._check("peek")
+        specs, rank = self._layout.specs, self.comm.rank
+        known = {key: checks.known(rank, key, specs) for key in checks.as_keys(rank, keys)}
+        result = {key: torch.empty(spec.shape, dtype=spec.dtype, device=self.comm.device)
+                  for key, spec in known.items()}
+        handle = Handle(self, result)
+        self._pull(handle, self._layout.whole(result), "peek")
+        return handle.wait()  # type: ignore[no-any-return]
 
     def _to_all_servers(self, what: str, *more: Any) -> Handle:
         handle = Handle(self)
@@ -223,15 +281,17 @@ class Node:
             self._ask(handle, server, what, more)
         return handle
 
-    def _pull(self, handle: Handle, by_server: Mapping[int, list[Part]]) -> None:
-        several = len(by_server) > 1
+    def _pull(self, handle: Handle, by_server: Mapping[int, list[Part]],
+              what: str = "pull") -> None:
         for server, wanted in by_server.items():
-            more = (_keys(wanted), _counts(wanted), several)
-            self._ask(handle, server, "pull", more, pack(list(parts.row_numbers(wanted))), wanted)
+            more = (_keys(wanted), _counts(wanted))
+            self._ask(handle, server, what, more, pack(list(parts.row_numbers(wanted))), wanted)
 
     def _push(self, by_server: Mapping[int, list[Part]], weight: float) -> Handle:
         checks.weight(self.comm.rank, weight)
-        handle, several = Handle(self), len(self.policy.workers) > 1
+        # Where servers work as well, nobody may wait for a send: its receiver may be doing so too.
+        several = len(self.policy.workers) > 1 and not self._server and not self._requests
+        handle = Handle(self)
         bad = checks.nan(self.comm.rank, by_server, self.policy.nan)
         for server, given in by_server.items():
             nans = sum(part.key in bad for part in given)
@@ -251,7 +311,8 @@ class Node:
 
     def __repr__(self) -> str:
         roles = " and ".join(role for role, is_it in (
-            ("server", self.comm.rank in self.policy.servers), ("worker", self.is_worker)) if is_it)
+            ("master", self.comm.rank == self.policy.master),
+            ("server", self.comm.rank in self.policy.serving), ("worker", self.is_worker)) if is_it)
         return f"<ps.Node rank {self.comm.rank}: {roles}>"
 
 

@@ -68,13 +68,17 @@ class Layout:
                 found.setdefault(server, []).append(Part(key, flat, _where(units)))
         return found
 
-    def some_rows(self, key: Key, index: torch.Tensor, x: torch.Tensor) -> dict[int, list[Part]]:
-        """By server, the parts of rows `index` of a table; x: their values, (rows, width)."""
+    def some_rows(self, key: Key, index: torch.Tensor, x: torch.Tensor,
+                  tell_all: bool = False) -> dict[int, list[Part]]:
+        """By server, the parts of rows `index` of a table; x: their values, (rows, width).
+
+        tell_all: also for servers that hold none of these, so that all count the same updates.
+        """
         numbers = index.numpy(force=True)
         found = {}
         for server, units in self.placement[key]:
             here = np.flatnonzero(_within(numbers, units))
-            if len(here):
+            if len(here) or tell_all:
                 rows = positions(numbers[here], units)
                 found[server] = [Part(key, x, torch.as_tensor(here), rows)]
         return found

@@ -72,7 +72,7 @@ class Resizing:
             moved.append((key, units, entry.version, entry.read, names, numbers, sizes))
             tensors += parts
         server.statistics.moved += sum(len(piece[1]) for piece in moved)
-        server.mail.send(other, ("pieces", moved), pack(tensors), marked=True)
+        server.mail.send(other, ("pieces", moved), pack(tensors))
 
     def _begun(self, key: Key, units: Units, mine: Units | None) -> Entry:
         """The new piece of `key`, filled with what I have had of it already."""

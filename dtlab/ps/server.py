@@ -5,17 +5,18 @@ Consistency says when, the update rule says what; here is only the order of thin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps.consistency import Clocks, Consistency
-from dtlab.ps.mail import Mail, pack, unpack
+from dtlab.ps.mail import pack, unpack
 from dtlab.ps.partition import Key, Partition, Placement, Spec
+from dtlab.ps.replication import Replication
 from dtlab.ps.resize import Resizing
 from dtlab.ps.statistics import Statistics
 from dtlab.ps.store import NOW, Entry
@@ -26,13 +27,35 @@ from dtlab.ps.updates import Update
 class Policy:
     """All that is chosen in `join`. Equal on every node."""
 
-    servers: tuple[int, ...]  # the ranks that may hold keys
+    servers: tuple[int, ...]  # the ranks that may hold keys; where there are copies, the first ones
     workers: tuple[int, ...]
     active: tuple[int, ...]  # the servers that hold keys at first
     consistency: Consistency
     update: Update
     partition: Partition
     nan: str  # "raise" | "drop" | "pass"
+    replication: Replication | None = None
+    copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # server → its copies
+    master: int = -1  # the rank that says who lives, if there are copies
+    lease_s: float = 0.0
+
+    @property
+    def serving(self) -> frozenset[int]:
+        """Every rank that holds keys, copies included."""
+        return frozenset(self.servers).union(*self.copies.values())
+
+
+class Outbox(Protocol):
+    """Where a server puts its letters: its node's mail, or the copy that it is."""
+
+    received_bytes: int
+    sent_bytes: int
+
+    def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
+        """Post a letter."""
+
+    def lends(self, x: torch.Tensor) -> bool:
+        """Must `x` stay as it is?"""
 
 
 class Held(NamedTuple):
@@ -47,7 +70,7 @@ class Held(NamedTuple):
 class Server:
     """The serving half of a node. `handle` never blocks; `over` once every worker has finished."""
 
-    def __init__(self, comm: Comm, mail: Mail, policy: Policy):
+    def __init__(self, comm: Comm, mail: Outbox, policy: Policy):
         self.comm, self.mail, self.policy = comm, mail, policy
         self.clocks = Clocks(policy.workers)
         self.entries: dict[Key, Entry] = {}
@@ -70,9 +93,9 @@ class Server:
         getattr(self, f"_{body[0]}")(src, body, wires)
 
     def reply(self, dst: int, number: int, more: Any = None,
-              tensors: Sequence[torch.Tensor] = (), marked: bool = False) -> None:
+              tensors: Sequence[torch.Tensor] = ()) -> None:
         """Answer request `number` of `dst`, which may be this very node."""
-        self.mail.send(dst, ("reply", number, more), pack(tensors), marked)
+        self.mail.send(dst, ("reply", number, more), pack(tensors))
 
     # ---- what workers ask for -------------------------------------------------------------------
 
@@ -98,7 +121,7 @@ class Server:
             self._inits = {}
 
     def _pull(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """("pull", number, keys, rows of each or None, several servers?)."""
+        """("pull", number, keys, rows of each or None)."""
         if src not in self._began:
             self._began.add(src)
             self.clocks.catch_up(src)
@@ -111,7 +134,7 @@ class Server:
             self._held.setdefault(clock, []).append(pull)
 
     def _answer(self, pull: Held) -> None:
-        src, (_, number, keys, counts, several) = pull.worker, pull.body
+        src, (_, number, keys, counts) = pull.worker, pull.body
         rows, seen = iter(pull.rows), self.statistics
         values = [self.entries[key].pull(src, None if count is None else next(rows))
                   for key, count in zip(keys, counts, strict=True)]
@@ -119,7 +142,31 @@ class Server:
         seen.load.update(keys)
         seen.ahead[int(self.clocks.of[src] - self.clocks.slowest)] += 1
         seen.waits[src] = seen.waits.get(src, 0.0) + self.comm.now() - pull.since_s
-        self.reply(src, number, None, values, several)
+        self.reply(src, number, None, values)
+
+    def peek(self, mail: Outbox, src: int, body: tuple[Any, ...]) -> None:
+        """("peek", number, keys, rows: None): the weights as they are here and now."""
+        values = [self.entries[key].value.view(-1) for key in body[2]]
+        self.statistics.load.update(body[2])
+        mail.send(src, ("reply", body[1], None), pack(values))
+
+    def _peek(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        self.peek(self.mail, src, body)
+
+    def answer_again(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """A request that has been carried out, whose answer may be lost."""
+        what, number = body[:2]
+        if (what == "init" and src in self._inits) or (what == "pull" and any(
+                pull.worker == src and pull.body[1] == number
+                for pulls in self._held.values() for pull in pulls)):
+            return  # the answer is still to come
+        values = []
+        if what == "pull":
+            rows = iter(unpack(wires, [(torch.int64, n) for n in body[3] if n is not None]))
+            for key, count in zip(body[2], body[3], strict=True):
+                w = self.entries[key].value
+                values.append((w if count is None else w[next(rows)]).view(-1))
+        self.reply(src, number, None, values)
 
     def _push(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("push", number, keys, rows of each or None, weight, how many hold NaN)."""
@@ -154,10 +201,12 @@ class Server:
             self.update(entry, bucket)
 
     def _clock(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """("clock",): the worker has ended an iteration."""
+        """("clock", number): the worker has ended an iteration. Number 0 wants no answer."""
         self.clocks.tick(src)
         self._began.discard(src)
         self._advance()
+        if body[1]:
+            self.reply(src, body[1])
 
     def _finish(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("finish", number)."""

@@ -25,6 +25,7 @@ class Statistics:
     ahead: Counter[int] = field(default_factory=Counter)  # clocks before the slowest → pulls
     waits: dict[int, float] = field(default_factory=dict)  # worker → seconds its pulls were held
     load: Counter[Key] = field(default_factory=Counter)  # key → pulls and pushes of it
+    cut_off: bool = False  # a copy that ended because it heard no more of the master
     moved: int = 0  # units handed over to other servers (see `use_servers`)
     held_bytes: int = 0  # of weights, at the end
     received_bytes: int = 0  # of tensors, without the letters around them
