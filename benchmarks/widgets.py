@@ -19,7 +19,13 @@ import torch
 from dtlab import simulate
 from dtlab.collectives import all_reduce
 from dtlab.topology import uniform
-from dtlab.widgets import AlphaBetaExplorer, RankGrid, Stepper, TimelineExplorer
+from dtlab.widgets import (
+    AlphaBetaExplorer,
+    RankGrid,
+    Stepper,
+    TimelineExplorer,
+    TopologyExplorer,
+)
 
 LIMIT_MS = 150.0
 
@@ -60,7 +66,16 @@ def cases() -> list[tuple[str, Callable[[], tuple[Any, Sequence[Any]]]]]:
                       lambda p=p: (ring_explorer(p).window, windows)))
     found.append(("RankGrid, another number of ranks",
                   lambda: (RankGrid().ranks, [2, 3, 5, 8, 12, 16])))
+    for name in ("two racks, 4:1", "fat tree"):
+        found.append((f"TopologyExplorer, moment, {name}", lambda name=name: moments_of(name)))
     return found
+
+
+def moments_of(cluster: str) -> tuple[Any, Sequence[Any]]:
+    """The slider over the moments of a ring all-reduce on `cluster`."""
+    explorer = TopologyExplorer()
+    explorer.cluster.value, explorer.traffic.value = cluster, "ring all-reduce"
+    return explorer.moment, [2, 3, 4, 5, 6, 3]
 
 
 def main() -> int:

@@ -122,6 +122,13 @@ class Trace:
         """How many messages `rank` sent (None: all ranks together)."""
         return len(self._rows) // 8 if rank is None else self._rows[::8].count(rank)
 
+    def bytes_by_pair(self) -> dict[tuple[int, int], int]:
+        """Bytes from each rank to each other: (src, dst) → bytes, of pairs that had messages."""
+        sums: dict[tuple[int, int], int] = {}
+        for src, dst, nbytes, *_ in self._rows.rows():
+            sums[src, dst] = sums.get((src, dst), 0) + nbytes
+        return sums
+
     # ---- for other tools -----------------------------------------------------------------------
 
     def to_chrome(self, path: str | Path) -> Path:

@@ -156,3 +156,11 @@ def test_a_result_shows_itself_in_one_line() -> None:
     assert "\n" not in repr(result)
     assert len(repr(result)) < 400
     assert "6 ranks" in repr(result)
+
+
+def test_bytes_by_pair_sum_up_to_what_each_rank_sent_and_received() -> None:
+    trace = recorded()
+    pairs = trace.bytes_by_pair()
+    for rank in range(4):
+        assert sum(n for (src, _), n in pairs.items() if src == rank) == trace.sent_bytes(rank)
+        assert sum(n for (_, dst), n in pairs.items() if dst == rank) == trace.received_bytes(rank)

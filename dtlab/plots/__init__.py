@@ -8,6 +8,7 @@ from dtlab.plots.clock_run import PACES, ClockRun, watch_clocks
 from dtlab.plots.clocks import clocks
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
+from dtlab.plots.flows import flows, link_loads
 from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
@@ -28,10 +29,12 @@ __all__ = [
     "cost_curves",
     "crossovers",
     "fit",
+    "flows",
     "frames_of",
     "line_style",
     "loss_curves",
     "loss_sweep",
+    "link_loads",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",

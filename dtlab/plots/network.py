@@ -45,13 +45,13 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
         margin = 0.19 if placed else 0.13
         axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
         for number, kind in enumerate(kinds):
-            lines = [_line(a, b, places if placed else {a: places[a], b: places[b]})
+            lines = [line_between(a, b, places if placed else {a: places[a], b: places[b]})
                      for a, b, k in links if k == kind]
             axes.add_collection(LineCollection(
                 lines, colors=QUIET, linewidths=max(1.5, 5.0 - 1.5 * number) * thin,
                 linestyles=[_DASHES[number % 4]], zorder=1, label=_speed(kind),
             ), autolim=False)
-        _draw_nodes(axes, graph, places)
+        draw_nodes(axes, graph, places)
         if len(kinds) > 1:
             picture.legend(loc="lower left", bbox_to_anchor=(MARGIN_IN / 11, 0.02), ncols=3,
                            handlelength=3)
@@ -98,7 +98,7 @@ def _scaled(places: dict[Any, tuple[float, float]]) -> dict[Any, tuple[float, fl
             for node, (x, y) in zip(places, points, strict=True)}
 
 
-def _line(a: Any, b: Any, places: dict[Any, tuple[float, float]]) -> np.ndarray:
+def line_between(a: Any, b: Any, places: dict[Any, tuple[float, float]]) -> np.ndarray:
     """The points of a link: straight, or a bow around the nodes that stand in between."""
     start, end = np.array(places[a]), np.array(places[b])
     others = np.array([place for node, place in places.items() if node not in (a, b)])
@@ -137,7 +137,7 @@ def _speed(kind: tuple[float, float]) -> str:
     return f"{speed}/s, {seconds_text(latency)}"
 
 
-def _draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> None:
+def draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> None:
     hosts = [node for node in graph if isinstance(node, int)]
     columns = len({places[host][0] for host in hosts})
     size = float(np.clip(10.4 * 72 / max(1, columns) * 0.3, 9, 17))

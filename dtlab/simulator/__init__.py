@@ -1,5 +1,6 @@
 """A deterministic simulator of clusters, in virtual time."""
 
+from dtlab.simulator.replay import Moving, Stretch, replay
 from dtlab.simulator.simulate import simulate
 
-__all__ = ["simulate"]
+__all__ = ["Moving", "Stretch", "replay", "simulate"]

@@ -13,6 +13,7 @@ from dtlab.topology.graphs import from_graph
 from dtlab.topology.meshes import dragonfly, torus
 from dtlab.topology.names import named
 from dtlab.topology.servers import nvswitch, pcie_server, v100_nvlink
+from dtlab.topology.traffic import check_trace, link_bytes, send_together
 from dtlab.topology.trees import fat_tree, racks
 
 __all__ = [
@@ -34,6 +35,10 @@ __all__ = [
     "named",
     "load",
     "save",
+    # What goes over the links.
+    "send_together",
+    "link_bytes",
+    "check_trace",
     # Links that change.
     "with_link",
     "with_traffic",

@@ -10,5 +10,13 @@ from dtlab.widgets.clocks import ClockExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
+from dtlab.widgets.topology import TopologyExplorer
 
-__all__ = ["AlphaBetaExplorer", "ClockExplorer", "RankGrid", "Stepper", "TimelineExplorer"]
+__all__ = [
+    "AlphaBetaExplorer",
+    "ClockExplorer",
+    "RankGrid",
+    "Stepper",
+    "TimelineExplorer",
+    "TopologyExplorer",
+]

@@ -13,11 +13,13 @@ from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
 from dtlab.topology import (
+    Topology,
     compose,
     dragonfly,
     fat_tree,
     nvswitch,
     racks,
+    send_together,
     torus,
     uniform,
     v100_nvlink,
@@ -38,6 +40,17 @@ def rows(count: int, name: str = "ring") -> list[tuple[str, float, list[float]]]
             for k in range(count)]
 
 
+def to_half(cluster: Topology, at: float, title: str = "") -> Picture:
+    """All of the first half send to the second, unequal amounts; `at`: share of the time."""
+    half = cluster.ranks // 2
+    pairs = {(rank, rank + half): 10**6 * (rank + 1) for rank in range(half)}
+    run = simulate(send_together, pairs, network=cluster)
+    return plots.flows(cluster, run.trace, at * run.elapsed_s, title=title)
+
+
+UNEQUAL = racks(2, 4, latency_s=0)
+UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
+                       network=UNEQUAL).trace
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
 PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
@@ -72,6 +85,19 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "fat tree": lambda: plots.topology(fat_tree(4)),
     "dragonfly": lambda: plots.topology(dragonfly(4, 3, 2)),
     "servers in racks": lambda: plots.topology(compose(nvswitch(4), racks(2, 2))),
+    **{f"flows {kind.__name__} {at}": lambda kind=kind, sizes=sizes, at=at: to_half(
+           kind(*sizes), at) for kind, sizes in (
+               (racks, (2, 4)), (fat_tree, (4,)), (torus, (4, 4)), (nvswitch, (8,)),
+               (v100_nvlink, ()), (uniform, (5, 1e-6, float("inf"))), (racks, (4, 16)))
+       for at in (0.01, 0.6, 1.0)},
+    "flows long title": lambda: to_half(racks(2, 2), 0.5, LONG),
+    "flows of servers": lambda: to_half(compose(nvswitch(4), racks(2, 2)), 0.5),
+    "flows none": lambda: plots.flows(racks(2, 2), Trace(4, virtual=True)),
+    "loads": lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN),
+    "loads chosen": lambda: plots.link_loads(
+        UNEQUAL, UNEQUAL_RUN, [("rack0", "spine"), (3, "rack0"), ("spine", "rack0")], title=LONG),
+    "loads of many": lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, list(UNEQUAL.graph().edges)),
+    "loads none": lambda: plots.link_loads(racks(2, 2), Trace(4, virtual=True)),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
 }
 
@@ -110,14 +136,15 @@ def test_axes_with_numbers_have_units(picture: Picture) -> None:
 @pytest.mark.parametrize(("name", "word"), [
     ("timeline 4", "simulated"), ("timeline empty", "measured"), ("ring 4", "simulated"),
     ("cost 8", "predicted"), ("cost measured", "predicted and measured"), ("fit", "measured"),
-    ("rows", "measured"),
+    ("rows", "measured"), ("flows racks 0.6", "simulated"), ("loads", "simulated"),
 ])
 def test_the_title_says_whether_it_was_measured(name: str, word: str) -> None:
     assert word in title_of(PICTURES[name]()).lower()
 
 
 def test_type_is_large_enough_for_the_last_row() -> None:
-    for name in ("timeline 8", "ring 4", "ring 8", "tree 5", "cost 8", "fit", "rows", "grid 4"):
+    for name in ("timeline 8", "ring 4", "ring 8", "tree 5", "cost 8", "fit", "rows", "grid 4",
+                 "flows racks 0.6", "flows torus 0.6", "loads"):
         picture = PICTURES[name]()
         for text in picture.findobj(mpl.text.Text):
             assert isinstance(text, mpl.text.Text)
@@ -148,7 +175,7 @@ def test_equal_pictures_have_equal_bytes() -> None:
 
 def test_a_rank_has_its_colour_in_every_picture() -> None:
     blue = (0x16, 0x68, 0xE8)
-    for name in ("timeline 4", "ring 4", "grid 4", "topology 16"):
+    for name in ("timeline 4", "ring 4", "grid 4", "topology 16", "flows racks 0.6"):
         image = np.asarray(pixels(PICTURES[name]().png()))
         assert (image == blue).all(axis=2).sum() > 50, name
 
@@ -206,6 +233,9 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+    lambda: plots.flows(racks(2, 2), Trace(4)),
+    lambda: plots.flows(racks(2, 2), Trace(3, virtual=True)),
+    lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, [("rack0", "rack1")]),
 ])
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):

@@ -12,8 +12,14 @@ from PIL import Image
 from dtlab import Comm, ConfigError, Deadlock, Result, Trace, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
 from dtlab.plots import Picture
-from dtlab.topology import uniform
-from dtlab.widgets import AlphaBetaExplorer, RankGrid, Stepper, TimelineExplorer
+from dtlab.topology import racks, send_together, uniform
+from dtlab.widgets import (
+    AlphaBetaExplorer,
+    RankGrid,
+    Stepper,
+    TimelineExplorer,
+    TopologyExplorer,
+)
 from dtlab.widgets.explorer import Explorer
 
 NETWORK = uniform(4, 5e-6, 1e9)
@@ -32,12 +38,14 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "AlphaBetaExplorer": AlphaBetaExplorer,
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
+    "TopologyExplorer": TopologyExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
     "Stepper": lambda w: setattr(w.step, "value", 3),
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
+    "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
 }
 
 
@@ -304,3 +312,77 @@ def test_real_processes_by_default() -> None:
     widget = RankGrid(lambda comm: comm.size + comm.rank, ranks=2)
     widget.run()
     assert "rank 0 returned 2; rank 1 returned 3" in widget.words.value
+
+
+# ---- topology ----------------------------------------------------------------------------------
+
+
+def two_flows(comm: Comm) -> None:
+    send_together(comm, {(0, 2): 10**6, (1, 3): 2 * 10**6})
+
+
+def two_racks() -> TopologyExplorer:
+    cluster = racks(2, 2, oversubscription=2, latency_s=0.25, bandwidth_Bps=1e6)
+    return TopologyExplorer({"two racks": cluster}, {"two flows": two_flows})
+
+
+def test_it_begins_when_bytes_begin_to_move_and_steps_through_all_changes() -> None:
+    widget = two_racks()
+    seen, words = [widget.at_s], [widget.words.value]
+    for _ in range(4):
+        widget.forward()
+        seen.append(widget.at_s)
+        words.append(widget.words.value)
+    assert seen == [1.0, 3.0, 4.0, 4.0, 4.0]  # first bytes; one has ended; both have
+    assert "0 → 2, 1 → 3: 500 kB/s" in words[0]
+    assert "full: rack0 → spine, spine → rack1" in words[0]
+    assert "1 → 3: 1 MB/s" in words[1]
+    assert "no bytes are on the move" in words[2]
+    for _ in range(5):
+        widget.back()
+    assert widget.at_s == 0.0
+
+
+def test_every_traffic_runs_on_every_cluster_that_comes_with_it() -> None:
+    widget = TopologyExplorer()
+    for cluster in widget.clusters:
+        widget.cluster.value = cluster
+        for kind in widget.kinds:
+            widget.traffic.value = kind
+            assert f"{cluster} · {kind}" in widget.words.value
+            assert widget.film.stretches[-1].end_s == widget.film.end_s > 0
+            assert widget.play.max == widget.moment.max <= 63
+
+
+def test_a_choice_seen_before_is_not_simulated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    widget = TopologyExplorer()
+    first = widget.image.value
+    widget.traffic.value = "all to rank 0"
+    assert widget.image.value != first
+    monkeypatch.setattr("dtlab.widgets.topology.simulate", None)
+    widget.traffic.value = "half to half, unequal"
+    assert widget.image.value == first
+
+
+def test_traffic_that_fails_is_told_in_words_and_the_picture_stays() -> None:
+    def stuck(comm: Comm) -> None:
+        comm.recv(torch.empty(1), (comm.rank + 1) % comm.size)
+
+    widget = TopologyExplorer({"racks": racks(2, 2)}, {"two flows": two_flows, "stuck": stuck})
+    shown = widget.image.value
+    widget.traffic.value = "stuck"
+    assert "deadlock" in widget.words.value
+    assert widget.image.value == shown
+    widget.forward()  # still the film that is there
+    assert "racks · two flows" in widget.words.value
+    with pytest.raises(Deadlock):
+        TopologyExplorer({"racks": racks(2, 2)}, {"stuck": stuck})
+    with pytest.raises(ConfigError):
+        TopologyExplorer({})
+
+
+def test_its_still_shows_any_time() -> None:
+    widget = two_racks()
+    assert "at 1 s of 4 s" in widget.static().alt
+    assert "at 3.5 s of 4 s" in widget.static(3.5).alt
+    assert "1 → 3: 1 MB/s" in widget.static(3.5).alt

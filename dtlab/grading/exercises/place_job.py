@@ -1,0 +1,174 @@
+"""Chapter 02: which hosts should a job get, and in which order should its ring visit them?"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import networkx as nx
+import numpy as np
+import torch
+
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.simulator import simulate
+from dtlab.topology import Topology, from_graph, link_bytes, racks
+
+VECTOR_BYTES = 64_000_000  # of the job's ring all-reduce
+
+
+class Hall(NamedTuple):
+    """A cluster, and what is free in it, in the order in which its scheduler offers it: one host of
+    each rack in turn."""
+
+    racks: int
+    hosts: int  # in each
+    seed: int  # hosts have their numbers by chance
+    oversubscription: float
+    free: tuple[int, ...]
+    rack_of: tuple[int, ...]
+
+
+class Cost(NamedTuple):
+    """What one all-reduce of the job takes."""
+
+    elapsed_s: float
+    spine_bytes: int
+
+
+def hall(racks: int, hosts: int, taken: tuple[int, ...], seed: int) -> Hall:
+    """`taken[r]` hosts of rack r are in use. With hosts:1 oversubscription, a rack's uplink is as
+    fast as one host."""
+    random = np.random.default_rng([seed, racks, hosts])
+    number = random.permutation(racks * hosts).tolist()  # of the host that stands in this place
+    rack_of = [0] * len(number)
+    for place, host in enumerate(number):
+        rack_of[host] = place // hosts
+    offered = [number[rack * hosts + slot] for slot in range(hosts) for rack in range(racks)
+               if slot < hosts - taken[rack]]
+    return Hall(racks, hosts, seed, float(hosts), tuple(offered), tuple(rack_of))
+
+
+@cache
+def cluster_of(where: Hall) -> Topology:
+    """The hall as a topology: racks under a spine, hosts numbered as `rack_of` says."""
+    plain = racks(where.racks, where.hosts, oversubscription=where.oversubscription).graph()
+    rest = {rack: iter(range(rack * where.hosts, (rack + 1) * where.hosts))
+            for rack in range(where.racks)}
+    graph = nx.relabel_nodes(plain, {next(rest[r]): host for host, r in enumerate(where.rack_of)})
+    return from_graph(graph, f"{where.racks} racks of {where.hosts}")
+
+
+@cache
+def cost_of(where: Hall, placed: tuple[int, ...]) -> Cost:
+    """Simulate the job on the hosts `placed`, its ring going round in this order."""
+    order = {host: position for position, host in enumerate(placed)}
+
+    def job(comm: Comm) -> None:
+        ring = comm.split(0 if comm.rank in order else None, key=order.get(comm.rank, 0))
+        if ring is not None:
+            all_reduce(ring, torch.empty(VECTOR_BYTES // 4, device="meta"), algorithm="ring")
+
+    cluster = cluster_of(where)
+    result = simulate(job, network=cluster, echo=False)
+    crossed = link_bytes(cluster, result.trace)
+    return Cost(result.elapsed_s, sum(n for (_, to), n in crossed.items() if to == "spine"))
+
+
+def compact(where: Hall, ranks: int) -> tuple[int, ...]:
+    """As few racks as will do, each visited once: those with most room first."""
+    room: dict[int, list[int]] = {}
+    for host in where.free:
+        room.setdefault(where.rack_of[host], []).append(host)
+    fullest = sorted(room.values(), key=len, reverse=True)
+    return tuple([host for hosts in fullest for host in hosts][:ranks])
+
+
+def _case(where: Hall, ranks: int) -> Case:
+    busy = len(where.rack_of) - len(where.free)
+    text = f"{ranks} ranks, {where.racks} racks of {where.hosts}" + f", {busy} taken" * bool(busy)
+    return Case(text, [(list(where.rack_of), list(where.free), ranks)], comm=False,
+                facts={"hall": where, "ranks": ranks})
+
+
+# ---- judging -----------------------------------------------------------------------------------
+
+
+def _valid(case: Case, outcome: Outcome) -> Verdict:
+    value, where, ranks = outcome.values[0], case.facts["hall"], case.facts["ranks"]
+    wanted = f"{ranks} different free hosts"
+    if not isinstance(value, (list, tuple)) or not all(
+            isinstance(host, int) and not isinstance(host, bool) for host in value):
+        return Verdict(False, f"returned {value!r}"[:80], wanted,
+                       clue="Return a list of host numbers, one for each rank of the job.")
+    if taken := [host for host in value if host not in where.free]:
+        return Verdict(False, f"host {taken[0]}", wanted,
+                       clue="Only hosts that are in `free` may be used; the others have a job.")
+    if len(value) != ranks or len(set(value)) < ranks:
+        return Verdict(False, f"{len(value)} hosts, {len(set(value))} different", wanted,
+                       clue="A job of p ranks gets p hosts, each one once.")
+    return Verdict(True, wanted, wanted)
+
+
+def _time(case: Case, outcome: Outcome) -> Verdict:
+    where = case.facts["hall"]
+    offered = cost_of(where, where.free[: case.facts["ranks"]]).elapsed_s
+    mine = cost_of(where, tuple(outcome.values[0])).elapsed_s
+    came, wanted = f"{mine * 1e3:.4g} ms", f"≤ {offered / 2 * 1e3:.4g} ms"
+    if mine <= offered / 2:
+        return Verdict(True, came, wanted)
+    return Verdict(False, came, f"{wanted}: half of what the list's order takes",
+                   clue=_clue(case, outcome))
+
+
+def _spine(case: Case, outcome: Outcome) -> Verdict:
+    where, ranks = case.facts["hall"], case.facts["ranks"]
+    least = cost_of(where, compact(where, ranks)).spine_bytes
+    mine = cost_of(where, tuple(outcome.values[0])).spine_bytes
+    nbytes = f"{mine:,} / {least:,}"
+    if mine <= 1.01 * least:  # pieces of a vector differ by an element
+        return Verdict(True, "as few as can be", f"{least:,} B over the spine", nbytes)
+    return Verdict(False, f"{mine:,} B over the spine", f"{least:,} B", nbytes,
+                   clue=_clue(case, outcome))
+
+
+def _clue(case: Case, outcome: Outcome) -> str:
+    """Does it visit racks again and again, or too many of them?"""
+    where, ranks = case.facts["hall"], case.facts["ranks"]
+    visited = [where.rack_of[host] for host in outcome.values[0]]
+    hops = sum(a != b for a, b in zip(visited, visited[1:] + visited[:1], strict=True))
+    used = len(set(visited))
+    few = len({where.rack_of[host] for host in compact(where, ranks)})
+    if hops > used:
+        return (f"{hops} of the ring's {ranks} hops cross the spine, though {used} racks need only "
+                f"{used}: the ring leaves a rack and comes back. Let all hosts of a rack stand "
+                f"next to each other in the list.")
+    if used > few:
+        return (f"The job lies in {used} racks, and {few} would do: begin with the racks that have "
+                f"most free hosts.")
+    return ""
+
+
+def _build(seed: int) -> list[Check]:
+    def turned(*taken: int) -> tuple[int, ...]:
+        return tuple(taken[(rack + seed) % len(taken)] for rack in range(len(taken)))
+
+    empty = [_case(hall(4, 4, turned(0, 0, 0, 0), seed), 16 - seed % 2),
+             _case(hall(3, 6, turned(0, 0, 0), seed), 12 - seed % 3)]
+    busy = [_case(hall(4, 6, turned(4, 1, 3, 2), seed), 10 + seed % 2),
+            _case(hall(5, 4, turned(2, 0, 3, 1, 0), seed), 11 + seed % 2)]
+    small = [_case(hall(4, 6, taken, seed), ranks)
+             for taken, ranks in (((3, 2, 0, 4), 6), ((4, 3, 2, 1), 5))]
+    return [
+        Check("a placement", 1, "free hosts, each once", [*empty, *busy, *small], _valid),
+        Check("time, empty racks", 2, "all hosts are free", empty, _time, provided=_valid),
+        Check("time, busy racks", 2, "some hosts are taken", busy, _time, provided=_valid),
+        Check("bytes over the spine", 2, "4 placements", [*empty, *busy], _spine,
+              provided=_valid),
+        Check("small jobs", 1, "a rack has room for all", small, _spine, provided=_valid),
+    ]
+
+
+EXERCISE = Exercise("place-job", "Place a job", "02", 2, "place", _build)

@@ -1,0 +1,239 @@
+"""A cluster at work: how full each link is at one moment, and some of them over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.lines import Line2D
+
+from dtlab.errors import ConfigError
+from dtlab.plots.film import HIGH_IN, WIDE_IN, Box, Film, Link, link_name
+from dtlab.plots.network import draw_nodes
+from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, line_style
+from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
+from dtlab.simulator import Stretch
+from dtlab.topology import Topology
+from dtlab.trace import Trace
+
+FULL = 1 - 1e-6
+MOST_SHOWN = 3  # links over time, unless asked for
+MOST_LABELS = 14
+_LETTERS = 75  # of the names of all links over time: more don't fit beside each other
+_STRIP_IN = 1.25  # height of the loads over time, below the cluster
+_HEAD_IN, _FOOT_IN = 0.95, _STRIP_IN + 1.15  # above and below the cluster
+WIDTH_IN, HEIGHT_IN = WIDE_IN + 2 * MARGIN_IN, HIGH_IN + _HEAD_IN + _FOOT_IN
+_LEFT_IN = 1.1  # of loads over time
+_LOOKS = (  # up to this load: colour, name in the legend
+    (0.0, FAINT, "idle link"),
+    (0.5, "#b57cc6", "up to half"),
+    (FULL, "#7d2f96", "more than half"),
+    (np.inf, "#2e0a3c", "full"),
+)
+
+
+def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *, title: str = "",
+          dpi: float = 100) -> Picture:
+    """The cluster at virtual time `at_s`, each link as thick and dark as it is loaded, and below it
+    the load of the busiest links over the whole run.
+
+    Load is bytes per second over what the link can carry. Each direction of a link is a lane of its
+    own, on its right-hand side. at_s None: the first moment at which something moves. Raises
+    `ConfigError` unless the trace was simulated on this cluster.
+    """
+    film = Film(cluster, trace)
+    if at_s is None:
+        at_s = next((s.start_s for s in film.stretches if s.moving), 0.0)
+    return draw_flows(film, at_s, title=title, dpi=dpi)
+
+
+def draw_flows(film: Film, at_s: float, *, title: str = "", dpi: float = 100) -> Picture:
+    """As `flows`, of a film that is there already."""
+    stretch = film.at(at_s)
+    heading = f"{title or film.cluster.name.split('(')[0]}, {_clock(at_s, film.end_s)} (simulated)"
+    told = _told(film, stretch)
+    with styled():
+        picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
+        write_title(picture, heading, told)
+        _draw_cluster(picture, film, stretch)
+        strip = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.66,
+                           top=HEIGHT_IN - _STRIP_IN - 0.66)
+        _draw_loads(strip, film, film.busiest[:_columns(film.busiest)])
+        strip.axvline(at_s / time_unit(film.end_s)[0], color=INK, linewidth=2.5, zorder=5)
+        _draw_legend(picture)
+    picture.alt = f"{heading}: {told}. {_rates(stretch)}"
+    return picture
+
+
+def link_loads(cluster: Topology, trace: Trace, links: Sequence[Link] | None = None, *,
+               title: str = "Load of links", dpi: float = 100) -> Picture:
+    """The load of `links`, each as (from, to), over the time of a simulated run; None: of those
+    with most to do. Raises `ConfigError` for links that aren't there."""
+    film = Film(cluster, trace)
+    with styled():
+        heading = f"{title} (simulated)"
+        chosen = film.busiest[:MOST_SHOWN] if links is None else _series(film, links)
+        legend_in = 0.27 * -(-len(chosen) // _columns(chosen))
+        picture = new_picture(WIDTH_IN, 3.3 + legend_in, dpi)
+        told = f"{cluster.name} · {seconds_text(film.end_s)}"
+        write_title(picture, heading, told)
+        axes = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.7,
+                          top=1.05 + legend_in)
+        _draw_loads(axes, film, chosen)
+    spans = [s.end_s - s.start_s for s in film.stretches]
+    means = [f"{name} {np.dot(load, spans) / (film.end_s or 1):.0%}" for name, load in chosen]
+    picture.alt = f"{heading}: {told}. On average: {', '.join(means) or 'no load'}."
+    return picture
+
+
+def _series(film: Film, links: Sequence[Link]) -> list[tuple[str, list[float]]]:
+    number = {ends: link for link, ends in enumerate(film.links)}
+    for link in links:
+        if link not in number:
+            raise ConfigError(f"there is no link from {link[0]!r} to {link[1]!r} in "
+                              f"{film.cluster.name}")
+    return [(link_name(link), [s.loads.get(number[link], 0.0) for s in film.stretches])
+            for link in links]
+
+
+def _columns(chosen: Sequence[tuple[str, list[float]]]) -> int:
+    """How many names of links fit beside each other, at most three."""
+    return MOST_SHOWN if sum(len(name) for name, _ in chosen[:MOST_SHOWN]) <= _LETTERS else 2
+
+
+def _clock(at_s: float, end_s: float) -> str:
+    return f"at {seconds_text(at_s)} of {seconds_text(end_s)}"
+
+
+def _told(film: Film, stretch: Stretch | None) -> str:
+    """Who moves, and which links are full, in one line."""
+    if stretch is None or not stretch.moving:
+        return "no bytes are on the move"
+    full = [link_name(film.links[link]) for link, load in stretch.loads.items() if load > FULL]
+    down = [link_name(film.links[link]) for link in stretch.loads if not stretch.capacity_Bps[link]]
+    parts = [f"{count_text(len(stretch.moving), 'message')} on the move"]
+    for word, names in (("full", full), ("failed", down)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"{word}: {', '.join(names[:3])}{more}")
+    return " · ".join(parts)
+
+
+def _rates(stretch: Stretch | None, most: int = 8) -> str:
+    """Who sends whom how fast; those of one speed together."""
+    if stretch is None:
+        return ""
+    moving = sorted(stretch.moving, key=lambda f: (f.rate_Bps, f.message.src, f.message.dst))
+    parts = []
+    for rate_Bps, group in groupby(moving, key=lambda f: f"{bytes_text(f.rate_Bps)}/s"):
+        pairs = [f"{f.message.src} → {f.message.dst}" for f in group]
+        more = f" and {len(pairs) - most} more" if len(pairs) > most else ""
+        parts.append(f"{', '.join(pairs[:most])}{more}: {rate_Bps}")
+    return "; ".join(parts) + "." if parts else ""
+
+
+# ---- drawing -----------------------------------------------------------------------------------
+
+
+def _look(load: float) -> str:
+    return next(color for limit, color, _ in _LOOKS if load <= limit)
+
+
+def _width_pt(load: float) -> float:
+    return 1.2 + 5.8 * load
+
+
+def _draw_cluster(picture: Picture, film: Film, stretch: Stretch | None) -> None:
+    """Nodes, and a lane for each direction of each link. The axes count inches."""
+    axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=_FOOT_IN, top=_HEAD_IN)
+    axes.set_axis_off()
+    axes.set_xlim(0, WIDE_IN)
+    axes.set_ylim(0, HIGH_IN)
+    loads = {} if stretch is None else stretch.loads
+    shape = film.geometry
+    order = sorted(shape.lanes, key=lambda link: loads.get(link, 0.0))  # the fullest on top
+    shares = [loads.get(link, 0.0) for link in order]
+    axes.add_collection(LineCollection(
+        [shape.lanes[link] for link in order], colors=[_look(share) for share in shares],
+        linewidths=[_width_pt(share) * shape.thin for share in shares], zorder=1), autolim=False)
+    busy = [(loads[link], shape.lanes[link]) for link in order if loads.get(link, 0.0) > 0]
+    _draw_heads(axes, busy, shape.thin)
+    if len(busy) <= MOST_LABELS:
+        _draw_shares(axes, busy, [*shape.boxes])
+    draw_nodes(axes, film.graph, shape.places)
+
+
+def _point(lane: np.ndarray, share: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    """The point after `share` of a lane, and its direction there."""
+    at = share * (len(lane) - 1)
+    step = min(int(at), len(lane) - 2)
+    start, end = lane[step], lane[step + 1]
+    along = (end - start) / (float(np.hypot(*(end - start))) or 1.0)
+    return start + (at - step) * (end - start), along
+
+
+def _draw_heads(axes: Axes, busy: Sequence[tuple[float, np.ndarray]], thin: float) -> None:
+    """Which way the bytes go: a white arrow head in each lane."""
+    heads = []
+    for load, lane in busy:
+        point, along = _point(lane)
+        size = (0.05 + 0.05 * load) * thin
+        across = np.array([along[1], -along[0]])
+        heads.append([point + along * size * 1.5, point - along * size + across * size,
+                      point - along * size - across * size])
+    axes.add_collection(PolyCollection(
+        heads, facecolors=[_look(load) for load, _ in busy], edgecolors=PAPER, linewidths=0.8,
+        zorder=1.5), autolim=False)
+
+
+def _draw_shares(axes: Axes, busy: Sequence[tuple[float, np.ndarray]],
+                 taken: list[Box]) -> None:
+    """How full, in percent, beside each lane that carries something, where there is room."""
+    for load, lane in busy:
+        text = f"{load * 100:.3g} %"
+        half = np.array([0.05 + 0.06 * len(text), 0.12])  # of the text's box, in inches
+        for share in (0.5, 0.38, 0.62, 0.26, 0.74):
+            point, along = _point(lane, share)
+            place = point + np.array([along[1], -along[0]]) * 0.22 + along * 0.12
+            box = (*(place - half), *(place + half))
+            if not any(_meet(box, other) for other in taken):
+                taken.append(box)
+                axes.text(float(place[0]), float(place[1]), text, ha="center", va="center",
+                          size=12, color=INK, zorder=4,
+                          bbox={"boxstyle": "round,pad=0.05", "facecolor": PAPER, "linewidth": 0,
+                                "alpha": 0.8})
+                break
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return (one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3])
+
+
+def _draw_loads(axes: Axes, film: Film, chosen: Sequence[tuple[str, list[float]]]) -> None:
+    """Load against time, a line for each of the chosen links."""
+    scale, unit = time_unit(film.end_s)
+    edges = [0.0, *(s.end_s / scale for s in film.stretches)]
+    for number, (name, loads) in enumerate(chosen):
+        style = line_style(number)
+        axes.stairs(np.array(loads) * 100, edges, baseline=None, color=style.color,
+                    linestyle=style.dashes, linewidth=3.5 - 0.8 * number, label=name, zorder=4)
+    axes.set_xlim(0, edges[-1] or 1)
+    axes.set_ylim(0, 105)
+    axes.set_yticks([0, 50, 100], ["0 %", "50 %", "100 %"])
+    axes.set_xlabel(f"time ({unit})", loc="right")
+    axes.set_ylabel("load")
+    axes.grid(True, axis="both", color=FAINT)
+    if chosen:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
+                    ncols=_columns(chosen), handlelength=2.6, fontsize=12)
+
+
+def _draw_legend(picture: Picture) -> None:
+    handles = [Line2D([], [], color=color, linewidth=_width_pt(min(limit, 1.0)), label=name)
+               for limit, color, name in _LOOKS]
+    picture.legend(handles=handles, loc="lower left", ncols=4, borderaxespad=0, fontsize=12,
+                   bbox_to_anchor=(MARGIN_IN / WIDTH_IN, 0.1 / HEIGHT_IN), labelcolor=QUIET)

@@ -1,0 +1,179 @@
+"""A cluster at work: choose the cluster and its traffic, then watch the links fill and empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import ipywidgets
+import torch
+
+from dtlab import topology
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError, DtlabError
+from dtlab.plots import Picture
+from dtlab.plots.film import Film
+from dtlab.plots.flows import draw_flows
+from dtlab.simulator import simulate
+from dtlab.topology import Topology, send_together
+from dtlab.widgets.explorer import DPI, Explorer, button, dropdown
+
+Traffic = Callable[[Comm], Any]
+MOST_MOMENTS = 64  # a longer film shows so many of its moments, evenly spread
+NBYTES = 8_000_000  # of the messages of the traffic that comes with the widget
+
+
+def _across(comm: Comm) -> None:
+    send_together(comm, {(0, comm.size - 1): NBYTES} if comm.size > 1 else {})
+
+
+def _halves(comm: Comm) -> None:
+    half = comm.size // 2
+    send_together(comm, {(rank, rank + half): NBYTES for rank in range(half)})
+
+
+def _unequal_halves(comm: Comm) -> None:
+    half = comm.size // 2
+    send_together(comm, {(rank, rank + half): NBYTES * (rank + 1) for rank in range(half)})
+
+
+def _into_one(comm: Comm) -> None:
+    send_together(comm, {(rank, 0): NBYTES for rank in range(1, comm.size)})
+
+
+def _everyone_to_everyone(comm: Comm) -> None:
+    ranks = range(comm.size)
+    send_together(comm, {(a, b): NBYTES // comm.size for a in ranks for b in ranks if a != b})
+
+
+def _ring(comm: Comm) -> None:
+    all_reduce(comm, torch.empty(NBYTES // 4, device="meta"), algorithm="ring")
+
+
+TRAFFIC: dict[str, Traffic] = {
+    "half to half, unequal": _unequal_halves,
+    "half to half": _halves,
+    "first to last": _across,
+    "all to rank 0": _into_one,
+    "all to all": _everyone_to_everyone,
+    "ring all-reduce": _ring,
+}
+CLUSTERS = {
+    "two racks, 4:1": "racks:2x4", "two racks, 1:1": "racks:2x4,oversubscription=1",
+    "PCIe server": "pcie_server:8x2", "8 V100, NVLink": "v100_nvlink",
+    "8 A100, NVSwitch": "nvswitch:8", "fat tree": "fat_tree:4", "4 × 4 torus": "torus:4x4",
+    "4 servers in 2 racks": "nvswitch:4@racks:2x2",
+}
+
+
+class TopologyExplorer(Explorer):
+    """`plots.flows` with a slider over the moments at which rates change.
+
+    clusters: name → topology, to choose from; traffic: name → function of a communicator, run on
+    every rank in the simulator. None: those that come with the widget. The first of each is shown
+    first. Shows errors of a traffic that does not run on a cluster instead of a picture.
+    """
+
+    def __init__(self, clusters: Mapping[str, Topology] | None = None,
+                 traffic: Mapping[str, Traffic] | None = None):
+        self.clusters = dict(clusters) if clusters is not None else {
+            name: topology.named(text) for name, text in CLUSTERS.items()}
+        self.kinds = dict(traffic) if traffic is not None else dict(TRAFFIC)
+        if not self.clusters or not self.kinds:
+            raise ConfigError("give at least one cluster and one kind of traffic")
+        self._films: dict[tuple[str, str], Film] = {}
+        self._chosen = next(iter(self.clusters)), next(iter(self.kinds))
+        self.cluster = dropdown("cluster", [*self.clusters], self._chosen[0], width="260px")
+        self.traffic = dropdown("traffic", [*self.kinds], self._chosen[1], width="300px")
+        self.moment = ipywidgets.IntSlider(min=0, max=1, description="moment",
+                                           layout=ipywidgets.Layout(width="420px"))
+        self.play = ipywidgets.Play(min=0, max=1, interval=800, show_repeat=False,
+                                    tooltip="play the moments")
+        ipywidgets.jslink((self.play, "value"), (self.moment, "value"))
+        super().__init__([self.cluster, self.traffic], [
+            self.play, button("◀ back", "one moment back", self.back),
+            button("forward ▶", "one moment forward", self.forward), self.moment,
+        ])
+        self.moment.observe(self._moved, "value")
+        self._load()
+        for control in (self.cluster, self.traffic):
+            control.observe(lambda _: self._load(), "value")
+
+    @property
+    def film(self) -> Film:
+        """The run that is shown."""
+        return self._films[self._chosen]
+
+    @property
+    def at_s(self) -> float:
+        """The virtual time that is shown."""
+        number: int = self.moment.value
+        return self._moments[min(number, len(self._moments) - 1)]
+
+    def forward(self) -> None:
+        """One moment forward, unless at the end."""
+        self.moment.value = min(self.moment.value + 1, self.moment.max)
+
+    def back(self) -> None:
+        """One moment back, unless at the start."""
+        self.moment.value = max(self.moment.value - 1, 0)
+
+    def static(self, at_s: float | None = None) -> Picture:
+        """The moment that is shown, or another virtual time, as a matplotlib figure."""
+        return self._draw(self.film, self._title(), self.at_s if at_s is None else at_s, 100)
+
+    def _title(self) -> str:
+        cluster, traffic = self._chosen
+        return f"{cluster} · {traffic}"
+
+    def _load(self) -> None:
+        """Simulate what the controls ask for, and show the first moment at which bytes move."""
+        chosen = self.cluster.value, self.traffic.value
+        try:
+            if chosen not in self._films:
+                cluster = self.clusters[chosen[0]]
+                run = simulate(self.kinds[chosen[1]], network=cluster, echo=False)
+                self._films[chosen] = Film(cluster, run.trace)
+        except DtlabError as error:
+            if not self._films:
+                raise
+            self._say(str(error), alarm=True)
+            return
+        self._chosen = chosen
+        self._moments = _moments(self.film)
+        last = len(self._moments) - 1
+        first = next((i for i, at_s in enumerate(self._moments)
+                      if (stretch := self.film.at(at_s)) and stretch.moving), 0)
+        self.moment.unobserve(self._moved, "value")  # a shorter slider would move by itself
+        self.play.max = self.moment.max = max(1, last)
+        self.play.disabled = self.moment.disabled = last == 0
+        self.moment.value = first
+        self.moment.observe(self._moved, "value")
+        self._update()
+
+    def _moved(self, _: Any) -> None:
+        self._update()
+
+    def _update(self) -> None:
+        here = self._moments.index(self.at_s)
+        self._show((self._chosen, here), self._drawing(here))
+        for near in (here + 1, here - 1):
+            if 0 <= near < len(self._moments):
+                self._ahead((self._chosen, near), self._drawing(near))
+
+    def _drawing(self, number: int) -> Callable[[], Picture]:
+        return partial(self._draw, self.film, self._title(), self._moments[number], DPI)
+
+    @staticmethod
+    def _draw(film: Film, title: str, at_s: float, dpi: float) -> Picture:
+        return draw_flows(film, at_s, title=title, dpi=dpi)
+
+
+def _moments(film: Film) -> list[float]:
+    """When each stretch begins, and the end; of very many, some."""
+    times = [stretch.start_s for stretch in film.stretches] + [film.end_s]
+    if len(times) <= MOST_MOMENTS:
+        return times
+    return [times[round(i * (len(times) - 1) / (MOST_MOMENTS - 1))] for i in range(MOST_MOMENTS)]

@@ -1,0 +1,242 @@
+"""What chapter 02 says in prose, recomputed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dtlab import Comm, simulate, topology
+from dtlab.cli import app
+from dtlab.collectives import all_reduce
+from dtlab.simulator import replay
+from dtlab.topology import Topology, fat_tree, link_bytes, racks, send_together, uniform
+from dtlab.units import bandwidth_of
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+GB = 10**9
+TEN_GIGABIT_BPS = 1.25e9
+
+
+def cells(kind: str) -> list[str]:
+    notebook = nbformat.read(NOTEBOOKS / "02_machine_room.ipynb", as_version=4)
+    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
+
+
+def code_with(words: str) -> str:
+    """The one code cell that holds `words`."""
+    (source,) = [source for source in cells("code") if words in source]
+    return source
+
+
+def said(words: str) -> str:
+    """The chapter's prose, on one line; fails unless `words` are in it."""
+    prose = " ".join(" ".join(cells("markdown")).split())
+    assert words in prose, words
+    return prose
+
+
+def elapsed_s(cluster: Topology, flows: dict[tuple[int, int], int]) -> float:
+    return simulate(send_together, flows, network=cluster).elapsed_s
+
+
+def two_by_two() -> Topology:
+    return racks(2, 2, oversubscription=2, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
+
+
+# ---- how it is built ---------------------------------------------------------------------------
+
+
+def test_links_into_the_repository_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", "\n".join(cells("markdown")))
+    assert links
+    assert [link for link in links if not (NOTEBOOKS / link).exists()] == []
+
+
+def test_it_is_built_as_the_readme_of_the_notebooks_says() -> None:
+    text = "\n".join(cells("markdown"))
+    order = [r"^# ", r"^\*Chapter \d\d\. Before it: ", r"^\*\*The question\.\*\*", r"Your guess$",
+             r"What breaks, and why$", r"Now you$", r"^## Further reading$"]
+    starts = [place.start() for pattern in order if (place := re.search(pattern, text, re.M))]
+    assert len(starts) == len(order)
+    assert starts == sorted(starts)
+    numbers = [int(n) for n in re.findall(r"^## (\d+)\. ", text, flags=re.M)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_cells_are_short() -> None:
+    assert [c for c in cells("code") if len(c.splitlines()) > 17] == []
+
+
+@pytest.mark.parametrize("guess", ["B", "b", " B ", "?", "", "C", "two seconds"])
+def test_whatever_you_guess_the_answer_is_kind(guess: str) -> None:
+    assert code_with("my_guess = ").startswith('my_guess = "?"')
+    space = {"my_guess": guess, "racks": racks, "simulate": simulate, "bandwidth_of": bandwidth_of,
+             "send_together": send_together}
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code_with("my_guess.strip()"), space)
+    right = guess.strip().upper() == "B"
+    assert out.getvalue().splitlines()[-1] == (
+        "B, as you guessed." if right else f"You wrote {guess}. It is B.")
+
+
+# ---- bits, bytes, and parts --------------------------------------------------------------------
+
+
+def test_a_terabyte_over_200_gigabit_takes_40_seconds() -> None:
+    said("40.0 s, and not a second less")
+    assert 1e12 * 8 / 200e9 == 1e12 / bandwidth_of("200Gb/s") == 40.0
+
+
+def test_gpt3_flat_and_ring() -> None:
+    n = 175_000_000_000 * 4
+    assert n == 700 * GB
+    for algorithm, busiest, total in (("flat", 2 * n, 4 * n), ("ring", 4 / 3 * n, 4 * n)):
+        def average(comm: Comm, algorithm: str = algorithm) -> None:
+            all_reduce(comm, torch.empty(n // 4, device="meta"), algorithm=algorithm)
+
+        result = simulate(average, network=uniform(3, 5e-6, 25e9))
+        sent = [result.trace.sent_bytes(rank) for rank in range(3)]
+        assert max(sent) == pytest.approx(busiest)
+        assert sum(sent) == pytest.approx(total) == 2800 * GB
+        assert result.elapsed_s == pytest.approx(2 * busiest / 25e9 if algorithm == "flat"
+                                                 else busiest / 25e9, rel=1e-5)
+    said("no rank sends more than 933 GB")
+    said("It takes a third of the time")
+    assert round(4 / 3 * n / GB) == 933
+
+
+def test_the_numbers_of_pcie_nvlink_and_hbm() -> None:
+    pcie4_Bps, hbm_Bps = 16e9 * 16 * 128 / 130 / 8, 5120 / 8 * 1512e6 * 2
+    assert pcie4_Bps == pytest.approx(31.5e9, rel=1e-3)
+    said("31.5 GB/s **in each direction**, 63 GB/s in both")
+    graph = topology.v100_nvlink().graph()
+    for gpu in range(8):
+        out = sum(d["bandwidth_Bps"] for _, b, d in graph.out_edges(gpu, data=True)
+                  if isinstance(b, int))
+        assert 2 * out == 300e9
+    assert topology.nvswitch(8).capacity_Bps[0] == 300e9  # A100: 600 both ways
+    assert hbm_Bps == pytest.approx(1935e9, rel=1e-3)
+    said("a factor of 1500")
+    assert hbm_Bps / TEN_GIGABIT_BPS == pytest.approx(1500, rel=0.05)
+
+
+# ---- flows -------------------------------------------------------------------------------------
+
+
+def test_flow_b_needs_its_share_and_then_all() -> None:
+    said("At 1.6 s the first gigabyte is through")
+    trace = simulate(send_together, {(0, 2): GB, (1, 3): 2 * GB}, network=two_by_two()).trace
+    assert [m.end_s for m in trace.transfers] == pytest.approx([1.6, 2.4])
+    assert 2 * GB / TEN_GIGABIT_BPS == 1.6  # answer A: alone
+    assert elapsed_s(two_by_two(), {(0, 2): 2 * GB, (1, 3): 2 * GB}) == pytest.approx(3.2)  # C
+
+
+def test_flows_held_back_elsewhere_leave_seven_eighths() -> None:
+    said("an eighth of a cable each, so 2 → 0 takes the other seven eighths")
+    narrow = racks(2, 4, oversubscription=16, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
+    trace = simulate(send_together, {(4, 0): GB, (5, 1): GB, (2, 0): 8 * GB}, network=narrow).trace
+    rates = {(f.message.src, f.message.dst): f.rate_Bps / TEN_GIGABIT_BPS
+             for f in replay(narrow, trace)[0].moving}
+    assert rates == pytest.approx({(4, 0): 1 / 8, (5, 1): 1 / 8, (2, 0): 7 / 8})
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4, 8, 16])
+def test_oversubscription_costs_its_factor_between_racks_and_nothing_within(ratio: int) -> None:
+    hall = racks(2, 16, oversubscription=ratio, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
+    across = {(server, server + 16): GB for server in range(16)}
+    within = {(server, (server + 1) % 16): GB for server in range(16)}
+    assert elapsed_s(hall, across) == pytest.approx(0.8 * ratio)
+    assert elapsed_s(hall, within) == pytest.approx(0.8)
+
+
+def test_two_servers_into_one_uplink_are_two_to_one() -> None:
+    said("two into one is 2:1")
+    rack = two_by_two()
+    into = sum(TEN_GIGABIT_BPS for _ in range(2))
+    (uplink,) = [rack.capacity_Bps[n] for n in range(len(rack.capacity_Bps))
+                 if rack.ends(n) == ("rack0", "spine")]
+    assert into / uplink == 2
+
+
+# ---- placing -----------------------------------------------------------------------------------
+
+
+def ring_job(comm: Comm, order: list[int]) -> None:
+    all_reduce(comm.split(0, key=order.index(comm.rank)),
+               torch.empty(16_000_000, device="meta"), algorithm="ring")
+
+
+def test_racks_in_turn_take_four_times_as_long_over_uplinks_with_four_times_the_bytes() -> None:
+    said("the same bytes sent; four times the time")
+    hall = racks(2, 4, oversubscription=4)
+    runs = [simulate(ring_job, order, network=hall)
+            for order in ([0, 1, 2, 3, 4, 5, 6, 7], [0, 4, 1, 5, 2, 6, 3, 7])]
+    assert runs[1].elapsed_s / runs[0].elapsed_s == pytest.approx(4, rel=0.01)
+    assert runs[0].trace.sent_bytes() == runs[1].trace.sent_bytes()
+    up = [link_bytes(hall, run.trace)["rack0", "spine"] for run in runs]
+    assert up[1] == 4 * up[0]
+    good, bad = (next(s for s in replay(hall, run.trace) if s.start_s <= 1e-4 < s.end_s)
+                 for run in runs)
+    said("every cable is full, and each uplink carries *one* flow")
+    assert len(good.loads) == 20  # each direction of ten cables
+    assert all(load == pytest.approx(1) for load in good.loads.values())
+    said("all eight hops of the ring lead through the spine, four flows share each uplink")
+    for number, load in bad.loads.items():
+        ends = hall.ends(number)
+        assert load == pytest.approx(1 if "spine" in ends else 1 / 4)
+        if "spine" in ends:
+            assert sum(number in flow.links for flow in bad.moving) == 4
+
+
+def test_the_file_of_the_chapter_runs_on_the_command_line(tmp_path: Path) -> None:
+    said("`dtlab simulate all_reduce --topology closet.yaml`")
+    (text,) = re.findall(r'text = """(.*?)"""', code_with('text = """'), flags=re.S)
+    (tmp_path / "closet.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["simulate", "all_reduce", "--topology",
+                                    str(tmp_path / "closet.yaml")])
+    assert done.exit_code == 0, done.output
+    assert "ring" in done.output
+
+
+# ---- what breaks -------------------------------------------------------------------------------
+
+
+def test_in_the_fat_tree_all_could_send_at_full_speed_and_only_one_does() -> None:
+    said("only one of the eight gets its full speed")
+    fat = fat_tree(4)
+    levels: dict[tuple[str, str], float] = {}
+    for number, capacity_Bps in enumerate(fat.capacity_Bps):
+        a, b = (re.sub(r"\d", "", str(end)) for end in fat.ends(number))
+        levels[a, b] = levels.get((a, b), 0.0) + capacity_Bps
+    assert len(set(levels.values())) == 1  # each level is as wide as all hosts
+    trace = simulate(send_together, {(s, s + 8): GB for s in range(8)}, network=fat).trace
+    times = np.array([m.end_s for m in trace.transfers]) / (GB / 12.5e9)
+    assert sorted(times) == pytest.approx([1] + [2] * 7, rel=1e-3)
+    used = {link for flow in replay(fat, trace)[-1].moving for link in flow.links}
+    between = {n for n in range(len(fat.capacity_Bps))
+               if all(isinstance(end, str) for end in fat.ends(n))}
+    assert between - used
+
+
+def test_a_neighbour_makes_it_three_times_as_long() -> None:
+    said("it takes three times as long")
+    beside = topology.with_traffic(two_by_two(), 1, 3, 1e9, start_s=0.0, end_s=2.0)
+    alone_s = elapsed_s(two_by_two(), {(0, 2): GB})
+    assert elapsed_s(beside, {(0, 2): GB}) == pytest.approx(3 * alone_s)
+
+
+def test_incast_is_bound_by_the_receivers_own_cable() -> None:
+    said("12.8 s. The narrowest link is the receiver's own")
+    flows = {(server, 0): GB for server in range(1, 17)}
+    for ratio in (1.0, 0.1):  # a spine ten times as fast
+        hall = racks(17, 1, oversubscription=ratio, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
+        assert elapsed_s(hall, flows) == pytest.approx(12.8)
