@@ -59,8 +59,9 @@ OTHERS: dict[str, Answer] = {
     "g is squared as a whole: yours multiplies by the number g·g. Element by element: g * g.":
         _mistake(lambda g, d: (g * g).sum() * d),
     "g is there only once: the correction is g ⊙ g ⊙ (w − w_bak).": _mistake(lambda g, d: g * d),
-    "That is plain SGD: w − w_bak is zero, or is missing. A backup has to be a copy, w.clone(): "
-    "`backups[worker] = w` is the same tensor, and moves with w.": _mistake(lambda g, d: 0 * g),
+    "That is plain SGD: w − w_bak is zero, or is missing. A backup has to be a copy, w.clone(), for "
+    "`backups[worker] = w` is the same tensor and moves with w; and it is made anew at a pull, not "
+    "at a push.": _mistake(lambda g, d: 0 * g),
     "λ is divided by √(mean of g²): that is the adaptive variant; the exercise asks for λ as it "
     "is.": _mistake(lambda g, d: g * g * d / (0.05 * g * g + 1e-7).sqrt()),
     "One backup for all workers: each worker's pull overwrites the others'. Keep one for each: "
@@ -76,18 +77,20 @@ OTHERS: dict[str, Answer] = {
 
 
 def play(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: float
-         ) -> list[torch.Tensor]:
-    """In the sandbox: for each request what the worker was given, or the weights afterwards."""
+         ) -> list[torch.Tensor | str]:
+    """In the sandbox: for each request what the worker was given, or the weights afterwards; words
+    instead if something was done that must not be."""
     backups: dict[Any, torch.Tensor] = {}
-    seen = []
+    seen: list[torch.Tensor | str] = []
     for request, worker, g in script:
         mine = None if g is None else g.clone()
         given = function(request, worker, w, mine, backups, lr, lam)
         if request == "pull" and not isinstance(given, torch.Tensor):
-            raise TypeError(f"a pull must return the weights, not {type(given).__name__}")
-        seen.append((given if request == "pull" else w).clone())
-        if g is not None and not torch.equal(mine, g):  # type: ignore[arg-type]
-            raise ValueError("the gradient g was changed; it belongs to the worker")
+            seen.append(f"A pull must return the weights, not {type(given).__name__}.")
+        elif g is not None and mine is not None and not torch.equal(mine, g):
+            seen.append("The gradient g was changed: it belongs to the worker. Compute with copies.")
+        else:
+            seen.append((given if request == "pull" else w).clone())
     return seen
 
 
@@ -103,7 +106,7 @@ def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr
                 facts={"w": w.clone(), "script": script, "lr": lr, "lam": lam})
 
 
-def _played(case: Case, function: Answer) -> list[torch.Tensor]:
+def _played(case: Case, function: Answer) -> list[torch.Tensor | str]:
     facts = case.facts
     return play(function, facts["w"].clone(), facts["script"], facts["lr"], facts["lam"])
 
@@ -114,18 +117,27 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
     for number, (came, should) in enumerate(zip(found, wanted, strict=True)):
         if not _close(came, should):
             request, worker, _ = case.facts["script"][number]
-            off = (f"off by {(came - should).abs().max():.1e}" if came.shape == should.shape
-                   else f"shape {tuple(came.shape)}")
-            return Verdict(False, f"request {number + 1}, a {request} of worker {worker}: {off}",
-                           told, clue=_clue(case, found))
+            which = f"request {number + 1}, a {request} of worker {worker}"
+            if isinstance(came, str):
+                return Verdict(False, which, told, clue=came)
+            return Verdict(False, f"{which}: {_difference(came, should)}", told,
+                           clue=_clue(case, found))
     return Verdict(True, "equal to 1e-12", told)
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _close(one: torch.Tensor | str, other: torch.Tensor | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return False
     return one.shape == other.shape and torch.allclose(one.to(F64), other, rtol=1e-12, atol=1e-12)
 
 
-def _clue(case: Case, found: list[torch.Tensor]) -> str:
+def _difference(came: torch.Tensor, should: torch.Tensor | str) -> str:
+    if isinstance(should, str) or came.shape != should.shape:
+        return f"shape {tuple(came.shape)}"
+    return f"off by {(came - should).abs().max():.1e}"
+
+
+def _clue(case: Case, found: list[torch.Tensor | str]) -> str:
     """Which mistake makes just these weights?"""
     if all(_close(x, case.facts["w"]) for x in found):
         return "w never changes: a push changes w in place, with w -= … or w.sub_(…)."

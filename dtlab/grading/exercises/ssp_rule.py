@@ -218,7 +218,7 @@ def _build(seed: int) -> list[Check]:
     def paces(workers: int) -> list[list[float]]:
         return [[float(x) for x in row] for row in random.uniform(0.05, 1.0, (workers, STEPS))]
 
-    one_slow = [[0.1] * STEPS, [0.4] * STEPS, [0.11] * STEPS]
+    one_slow = [[0.1] * STEPS, [0.4] * STEPS, [0.25] * STEPS]
     runs = [_run("one slow worker", one_slow, s) for s in (1, 2, 3)]
     runs += [_run("random speeds", paces(workers), s) for workers, s in ((2, 2), (4, 1))]
     ends = [_run("random speeds", paces(3), s) for s in (0, math.inf)]
