@@ -21,6 +21,7 @@ from dtlab.collectives import all_reduce
 from dtlab.topology import uniform
 from dtlab.widgets import (
     AlphaBetaExplorer,
+    ClockExplorer,
     RankGrid,
     Stepper,
     TimelineExplorer,
@@ -68,6 +69,9 @@ def cases() -> list[tuple[str, Callable[[], tuple[Any, Sequence[Any]]]]]:
                   lambda: (RankGrid().ranks, [2, 3, 5, 8, 12, 16])))
     for name in ("two racks, 4:1", "fat tree"):
         found.append((f"TopologyExplorer, moment, {name}", lambda name=name: moments_of(name)))
+    for rule in ("BSP", "1 backup worker"):
+        found.append((f"ClockExplorer, time, {rule}", lambda rule=rule: (
+            ClockExplorer(rule, "pauses").time, [21, 25, 30, 36, 40, 12])))
     return found
 
 

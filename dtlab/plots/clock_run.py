@@ -81,6 +81,16 @@ class ClockRun:
                    key=lambda i: i.done_s, default=None)
         return last.worker if last else None
 
+    @cached_property
+    def leads(self) -> list[tuple[float, int]]:
+        """For each read, in order: when, and by how many clocks it was ahead of the slowest."""
+        return sorted((i.read_s, i.clock - min(self.clock(w, i.read_s) for w in self.ranks))
+                      for i in self.iterations)
+
+    def most_ahead(self, at_s: float) -> int:
+        """The most clocks that anybody who read until then was ahead of the slowest."""
+        return max((lead for read_s, lead in self.leads if read_s <= at_s), default=0)
+
     def gradients(self, at_s: float) -> int:
         """Gradients that had come in by then and counted."""
         return sum(i.done_s <= at_s and i.staleness is not None for i in self.iterations)

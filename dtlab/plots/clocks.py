@@ -57,10 +57,9 @@ def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Pic
 
 
 def _summary(run: ClockRun, now: float) -> str:
-    ahead = [run.clock(worker, now) for worker in run.ranks]
     parts = [f"after {now:.2f} s", count_text(run.gradients(now), "gradient"),
              f"{run.waiting_share(now):.0%} of the workers' time waited",
-             f"{count_text(max(ahead) - min(ahead), 'clock')} between first and last"]
+             f"readers at most {count_text(run.most_ahead(now), 'clock')} ahead of the slowest"]
     late = run.late(now)
     return " · ".join([*parts[:2], *([f"{late} too late"] if late else []), *parts[2:]])
 
@@ -71,8 +70,8 @@ def _status(run: ClockRun, worker: int, now: float, whole: bool) -> tuple[str, s
         used = sum(i.staleness is not None and i.done_s <= now for i in run.of[worker])
         waited = sum(i.read_s - i.asked_s for i in run.of[worker] if i.waited)
         late = sum(i.staleness is None and i.done_s <= now for i in run.of[worker])
-        lost = f", {late} too late" if late else ""
-        return f"{count_text(used, 'gradient')}{lost}, waited {waited:.1f} s", INK
+        told = f"{used} used, {late} late" if late else count_text(used, "gradient")
+        return f"{told}, waited {waited:.1f} s", INK
     said = f"clock {run.clock(worker, now)}"
     current = run.current(worker, now)
     if current is None:

@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, simulate
+from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, simulate
 from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
@@ -52,6 +52,8 @@ UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+LOSSES = {name: [[(t / 10, 2.0 / (1 + k + t)) for t in range(20)] for k in range(3)]
+          for name in ("BSP", "ASP", "SSP")}
 PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
     **{f"timeline of {t} s": lambda t=t: plots.timeline(ring_trace(4, t))
@@ -99,6 +101,21 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "loads of many": lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, list(UNEQUAL.graph().edges)),
     "loads none": lambda: plots.link_loads(racks(2, 2), Trace(4, virtual=True)),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
+    **{f"clocks {name}": lambda name=name, rule=rule, at=at: plots.clocks(
+        plots.watch_clocks(rule, plots.PACES[name], name=LONG[:40]), at)
+       for name, rule, at in (("uneven", ps.BSP(), None), ("one slow worker", ps.SSP(1), 1.1),
+                              ("pauses", ps.BackupWorkers(1), 1.7))},
+    "clocks 1": lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 0.1, 1), 0.0),
+    "clocks 12": lambda: plots.clocks(plots.watch_clocks(ps.BSP(), plots.PACES["pauses"], 12)),
+    "loss": lambda: plots.loss_curves(LOSSES, "virtual time (s)"),
+    "loss, one seed": lambda: plots.loss_curves({"a": [[(0, 2.0), (9, 1.0)]]}, "(gradients)",
+                                                virtual=False),
+    "sweep": lambda: plots.loss_sweep(
+        {"a": {0.1: [0.2, 0.3], 0.4: [float("nan"), 9.0]}, "b": {0.1: [1.0], 0.2: [0.5]}},
+        "step size (learning rate)", limits={"a": 0.3}),
+    "staleness": lambda: plots.staleness_histograms(
+        {f"{n}-softsync": {n: 30, n + 1: 20, 0: 1} for n in (1, 4, 8, 16)}),
+    "staleness one": lambda: plots.staleness_histograms({"ASP": {0: 1}}),
 }
 
 
@@ -129,7 +146,8 @@ def test_axes_with_numbers_have_units(picture: Picture) -> None:
         labels = {axes.get_xlabel(), axes.get_ylabel()} - {""}
         for label in labels:
             ticks = " ".join(text for text, _ in texts_of(picture))
-            unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes"))
+            unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes", "nats", "%",
+                                                     "updates", "gradients", "learning rate"))
             assert unit or any(f" {u}" in ticks for u in ("s", "ms", "µs", "ns")), label
 
 
@@ -233,6 +251,12 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+    lambda: plots.loss_curves({}, "(s)"),
+    lambda: plots.loss_curves({"a": [[]]}, "(s)"),
+    lambda: plots.loss_sweep({"a": {}}, "x"),
+    lambda: plots.staleness_histograms({"a": {}}),
+    lambda: plots.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
+    lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
     lambda: plots.flows(racks(2, 2), Trace(4)),
     lambda: plots.flows(racks(2, 2), Trace(3, virtual=True)),
     lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, [("rack0", "rack1")]),
