@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dtlab.topology import Topology
 from dtlab.trace import Trace
 
 
@@ -27,8 +28,9 @@ class Submission:
 class Case:
     """One call of the learner's function on every rank.
 
-    `args[r]` is what rank r is given, after its communicator. Messages cross a uniform network;
-    with one second a message and no limit of bandwidth, the elapsed time counts the rounds.
+    `args[r]` is what rank r is given, after its communicator. Messages cross `cluster`, or else a
+    uniform network; with one second a message and no limit of bandwidth, the elapsed time counts
+    the rounds.
 
     With a `harness`, a function of a module of ours, the ranks run that, in the sandbox, and it
     calls the learner's function: for functions that are only a part of what a rank does.
@@ -38,6 +40,7 @@ class Case:
     args: list[tuple[Any, ...]]
     latency_s: float = 1.0
     bandwidth_Bps: float = math.inf
+    cluster: Topology | None = None  # instead of the uniform network
     comm: bool = True  # False: the function takes no communicator
     harness: Callable[..., Any] | None = None  # ours, called as harness(function, comm, *args)
     meter: bool = False  # measure the memory it takes

@@ -6,17 +6,23 @@ says the same in words. A rank has one colour in all of them.
 
 from dtlab.plots.clock_run import PACES, ClockRun, watch_clocks
 from dtlab.plots.clocks import clocks
+from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.flows import flows, link_loads
-from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
+from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
+from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.recording import frames_of, stepper_frames
+from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.stepper import stepper
+from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
 from dtlab.plots.training import loss_curves, loss_sweep, staleness_histograms
+from dtlab.plots.trees import double_tree
 
 __all__ = [
     "PACES",
@@ -26,8 +32,12 @@ __all__ = [
     "Frame",
     "Picture",
     "clocks",
+    "before_and_after",
+    "contest_on",
+    "contest_table",
     "cost_curves",
     "crossovers",
+    "double_tree",
     "fit",
     "flows",
     "frames_of",
@@ -43,7 +53,9 @@ __all__ = [
     "stepper",
     "stepper_frames",
     "styled",
+    "sweep",
     "timeline",
+    "times_by_ranks",
     "topology",
     "watch_clocks",
 ]

@@ -23,6 +23,7 @@ from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import NOTHING, Lane, Way, is_direct, is_plain, move_all
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
+from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
 
 _SCRATCH_BYTES = 64 << 20  # keep no more than this
@@ -46,6 +47,7 @@ class GlooComm(Comm):
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, Announced] = {}
         self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
+        self._bell = Bell()
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
     # ---- messages -------------------------------------------------------------------------------
@@ -107,6 +109,10 @@ class GlooComm(Comm):
             lane.exchange(out, into)
         else:
             super().sendrecv(out, dst, into, src)
+
+    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
+        """See `dtlab.patience`."""
+        return self._bell.wait_any(works, seconds)
 
     def way(self, peer: int, sends: bool) -> Way:
         """The short way to rank `peer`, or (not `sends`) from it."""
@@ -219,8 +225,8 @@ class GlooComm(Comm):
             self._outgoing[dst] = pair
         if pair.announce(number, header) or not pair.anyone_waits():
             return
-        # It may meet a receive from anyone, if nothing else is on its way to that rank. Counted
-        # twice: meanwhile that receive may have met our last message, and this one go elsewhere.
+        # It may meet a receive from anyone, if nothing else is on its way there; nor was just now,
+        # or that receive may have met it. So the count is read before and after.
         taken = board.count(self.end.rank, to, True, self.context)
         pending, wanted = board.anyone(to, self.context)
         if pending and number == taken == board.count(self.end.rank, to, True, self.context):
