@@ -32,7 +32,7 @@ def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Pic
     whole, now = at_s is None, run.end_s if at_s is None else at_s
     if not 0 <= now <= run.end_s:
         raise ConfigError(f"at_s must be within the run, 0 to {run.end_s:g} s, not {at_s!r}")
-    title = f"{run.name}: who waits for whom (simulated)"
+    title = f"Who waits for whom: {run.name} (simulated)"
     with styled():
         picture = new_picture(11, _TOP_IN + _BOTTOM_IN + _LANE_IN * run.workers, dpi)
         write_title(picture, title, _summary(run, now))

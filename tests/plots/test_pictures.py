@@ -135,7 +135,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "loss": lambda: plots.loss_curves(LOSSES, "virtual time (s)"),
     "loss, one seed": lambda: plots.loss_curves({"a": [[(0, 2.0), (9, 1.0)]]}, "(gradients)",
                                                 virtual=False),
-    "sweep": lambda: plots.loss_sweep(
+    "loss sweep": lambda: plots.loss_sweep(
         {"a": {0.1: [0.2, 0.3], 0.4: [float("nan"), 9.0]}, "b": {0.1: [1.0], 0.2: [0.5]}},
         "step size (learning rate)", limits={"a": 0.3}),
     "staleness": lambda: plots.staleness_histograms(

@@ -283,7 +283,7 @@ def test_clocks_offer_every_rule_at_every_pace(pace: str) -> None:
     for rule in widget.rules:
         widget.rule.value = rule
         assert widget.words.value.count("worker ") >= 3
-        assert f"{rule}: who waits" in widget.words.value.replace("&#x27;", "'")
+        assert f"Who waits for whom: {rule} (simulated)" in widget.words.value
 
 
 def test_clocks_take_a_rule_of_the_learners_own_and_simulate_each_choice_once() -> None:
