@@ -16,6 +16,7 @@ from dtlab.plots.network import topology
 from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.placement import placement, server_times
 from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.stepper import stepper
@@ -45,11 +46,13 @@ __all__ = [
     "loss_curves",
     "loss_sweep",
     "link_loads",
+    "placement",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",
     "rank_style",
     "staleness_histograms",
+    "server_times",
     "stepper",
     "stepper_frames",
     "styled",

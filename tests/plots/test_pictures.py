@@ -11,7 +11,9 @@ import pytest
 from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, simulate
 from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
+from dtlab.plots.placement import placed
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
+from dtlab.ps.where import PLACES
 from dtlab.topology import (
     Topology,
     compose,
@@ -141,6 +143,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "staleness": lambda: plots.staleness_histograms(
         {f"{n}-softsync": {n: 30, n + 1: 20, 0: 1} for n in (1, 4, 8, 16)}),
     "staleness one": lambda: plots.staleness_histograms({"ASP": {0: 1}}),
+    **{f"placement {where}, {gpus} GPUs, {switches} switches":
+       lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
+       for where in PLACES for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
+    "placement wide": lambda: plots.placement(gpus=8, nbytes=123_456_788, bandwidth_Bps=1.234e9),
+    "servers": lambda: plots.server_times(simulated={8: {1: 0.16, 4: 0.04, 16: 0.02}}),
+    "servers predicted": plots.server_times,
+    "servers of one": lambda: plots.server_times([1], 4_000, 1e9),
 }
 
 
@@ -288,6 +297,11 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.staleness_histograms({"a": {}}),
     lambda: plots.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
     lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
+    lambda: plots.placement("on the moon"),
+    lambda: plots.placement(gpus=9),
+    lambda: plots.placement(gpus=3, switches=2),
+    lambda: plots.server_times([]),
+    lambda: plots.server_times([2], simulated={3: {1: 1.0}}),
     lambda: plots.contest_table([]),
     lambda: plots.contest_table([*ENTRIES, ENTRIES[0]._replace(nbytes=8)]),
     lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES, "ring"),
@@ -303,6 +317,16 @@ def test_the_grid_shows_what_a_run_returned() -> None:
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         bad()
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("gpus", "switches"), [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)])
+def test_a_placement_s_busiest_link_and_time_belong_together(where: str, gpus: int,
+                                                             switches: int) -> None:
+    one = placed(where, gpus, 5040_000, 1e9, switches)
+    # One server: the push fills one direction of its link, then the pull the other.
+    halves = 2 if where in ("on GPU 0", "on the CPU") else 1
+    assert one.elapsed_s == pytest.approx(halves * one.busiest / 1e9)
 
 
 def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:

@@ -19,6 +19,7 @@ from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
     ClockExplorer,
+    PlacementExplorer,
     RankGrid,
     Stepper,
     TimelineExplorer,
@@ -46,6 +47,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "AlgorithmTopologyExplorer": lambda: AlgorithmTopologyExplorer(FEW, ENTRIES),
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
+    "PlacementExplorer": PlacementExplorer,
     "TopologyExplorer": TopologyExplorer,
     "ClockExplorer": ClockExplorer,
 }
@@ -55,6 +57,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
+    "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
     "ClockExplorer": lambda w: setattr(w.time, "value", 31),
 }
@@ -200,6 +203,8 @@ def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_picture() -> No
     lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
     lambda: Stepper(ranks=0), lambda: AlphaBetaExplorer("gossip"), lambda: ClockExplorer("gossip"),
     lambda: ClockExplorer(pace="gossip"),
+    lambda: PlacementExplorer("on the moon"), lambda: PlacementExplorer(gpus=99),
+    lambda: PlacementExplorer(nbytes=0), lambda: PlacementExplorer(gpus=3, switches=2),
 ])
 def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
@@ -234,6 +239,29 @@ def test_measured_dots_belong_to_their_own_collective_and_ranks() -> None:
     assert "measured" in widget.words.value
     widget.ranks.value = 8
     assert "measured" not in widget.words.value
+
+
+# ---- placement --------------------------------------------------------------------------------
+
+
+def test_placement_explorer_begins_with_the_chapter_s_example_and_takes_numbers_of_one_s_own() -> (
+    None
+):
+    widget = PlacementExplorer()
+    for where, time in (("on GPU 0", "60 ms"), ("on the CPU", "80 ms"),
+                        ("spread over the GPUs", "15 ms"), ("in a ring, no server", "15 ms")):
+        widget.where.value = where
+        assert f"summed {where}: {time} (simulated)" in html.unescape(widget.words.value)
+    mine = PlacementExplorer("on the CPU", 3, 123_456_000, 7.5e9)
+    assert mine._choice() == ("on the CPU", 3, 123_456_000, 7.5e9, 1)
+    assert "123 MB of gradients on each · 1 PCIe switch, 7.5 GB/s" in mine.words.value
+
+
+@pytest.mark.parametrize("gpus", [3, 4])
+def test_two_switches_take_an_even_number_of_gpus_only(gpus: int) -> None:
+    widget = PlacementExplorer(gpus=gpus)
+    widget.switches.value = 2
+    assert ("pcie1" in widget.static().alt) == (gpus == 4)
 
 
 # ---- timeline ---------------------------------------------------------------------------------
