@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dtlab import collectives, cost, topology
+from dtlab import collectives, cost, ps, topology
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import (
     ConfigError,
@@ -61,6 +61,7 @@ __all__ = [
     "collectives",
     "cost",
     "load_ipython_extension",
+    "ps",
     "run",
     "simulate",
     "topology",

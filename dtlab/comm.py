@@ -122,6 +122,13 @@ class Comm(ABC):
         """
         return self.post(Recv(x, src))[0].wait()
 
+    def wait_for(self, work: Work, seconds: float) -> bool:
+        """Wait until the receive `work` is done, but no longer than `seconds`, virtual in the
+        simulator. Returns whether it is; if not, wait for it again later. Who must tell a slow
+        peer from a dead one needs this; algorithms don't.
+        """
+        raise ConfigError(f"{type(self).__name__} can't limit how long it waits for a message")
+
     def recv_object(self, src: int | None = None) -> Any:
         """Receive one object (what its sender gave to `send`) and return it."""
         inbox: list[Any] = []

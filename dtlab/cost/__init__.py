@@ -17,6 +17,7 @@ from dtlab.cost.model import (
     sent_bytes,
     time_s,
 )
+from dtlab.cost.parameter_server import parameter_server_s
 
 __all__ = [
     "Form",
@@ -24,6 +25,7 @@ __all__ = [
     "form",
     "lower_bound_s",
     "messages",
+    "parameter_server_s",
     "predicted_s",
     "rounds",
     "sent_bytes",

@@ -219,9 +219,11 @@ class GlooComm(Comm):
             self._outgoing[dst] = pair
         if pair.announce(number, header) or not pair.anyone_waits():
             return
-        # It may meet a receive from anyone, if nothing else is on its way to that rank.
+        # It may meet a receive from anyone, if nothing else is on its way to that rank. Counted
+        # twice: meanwhile that receive may have met our last message, and this one go elsewhere.
+        taken = board.count(self.end.rank, to, True, self.context)
         pending, wanted = board.anyone(to, self.context)
-        if pending and number == board.count(self.end.rank, to, True, self.context):
+        if pending and number == taken == board.count(self.end.rank, to, True, self.context):
             try:
                 compare(header.text, lambda: wanted, self.end.rank, to, False)
             except Exception:
@@ -258,10 +260,10 @@ class GlooComm(Comm):
             message.number = self.received[src]
             self.received[src] += 1
             if self.end.board and self._anyone is not None:
+                self._anyone.met(message)  # before it is counted: see `announce_send`
                 self.end.board.set_count(
                     message.world, self.end.rank, True, self.context, self.received[src]
                 )
-                self._anyone.met(message)
 
     # ---- the rest of the page -------------------------------------------------------------------
 

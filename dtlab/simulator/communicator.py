@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dtlab.comm import Comm, Recv, Send
+from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 from dtlab.reduction import overlaps_itself
@@ -59,6 +59,16 @@ class SimComm(Comm):
         if not received.arrived:
             received.receiver = strand
             strand.pause()
+
+    def wait_for(self, work: Work, seconds: float) -> bool:
+        if not isinstance(work, Receiving) or not 0 <= seconds < math.inf:
+            raise ConfigError(f"rank {self.rank}: wait_for takes a receive, and seconds that are 0 "
+                              f"or more and finite, not {seconds!r}")
+        message = work.message
+        if not message.arrived:
+            self._strand.waits_for = (message,)
+            self._engine.wait(self._strand, message, seconds)
+        return message.arrived
 
     def _send(self, x: Any, dst: int) -> Message:
         """Post the sender's side of a message."""
@@ -242,3 +252,37 @@ class _Made(dict[Peer, Found]):
     def __missing__(self, peer: Peer) -> Found:
         found = self[peer] = self._make(peer)
         return found
+
+
+class Crashed(BaseException):
+    """Ends a rank that was to crash; the others go on. Never seen outside."""
+
+
+class MortalComm(SimComm):
+    """Crashes before its next event once it has had so many: an event is a call of `post`, a wait
+    with a limit, or a `compute`. What it has posted by then still goes its way."""
+
+    events = 0
+    limit = math.inf
+
+    def _count(self) -> None:
+        if self.events >= self.limit:
+            raise Crashed
+        self.events += 1
+
+    def post(self, *ops: Send | Recv) -> list[Sending | Receiving]:  # type: ignore[override]
+        self._count()
+        return super().post(*ops)
+
+    def wait_for(self, work: Work, seconds: float) -> bool:
+        self._count()
+        return super().wait_for(work, seconds)
+
+    @contextmanager
+    def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
+        self._count()
+        with super().compute(label, seconds):
+            yield
+
+    exchange = Comm.exchange
+    sendrecv = Comm.sendrecv

@@ -32,12 +32,13 @@ from dtlab.trace import Rows
 class Instant:
     """What is due at one instant, in order of planning."""
 
-    __slots__ = ("arriving", "starting", "waking")
+    __slots__ = ("alarms", "arriving", "starting", "waking")
 
     def __init__(self) -> None:
         self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
         self.starting: list[Message] = []  # the latency has passed
         self.waking: list[Strand] = []  # the strand has slept enough
+        self.alarms: list[tuple[Strand, Message]] | None = None  # it has waited enough for that
 
 
 class Engine:
@@ -149,6 +150,8 @@ class Engine:
             self._deliver(network.end(instant.arriving, now))
             network.start(instant.starting, now)
             ready.extend(instant.waking)
+            if instant.alarms is not None:
+                self._ring(instant.alarms)
 
     def _change_links(self) -> None:
         """Apply the changes of links that are due."""
@@ -176,6 +179,21 @@ class Engine:
         """Called on `strand`: pause it for virtual `seconds`."""
         self._at(self.now + seconds).waking.append(strand)
         strand.pause()
+
+    def wait(self, strand: Strand, message: Message, seconds: float) -> None:
+        """Called on `strand`: pause it until `message` has arrived, or virtual `seconds` have
+        passed."""
+        instant = self._at(self.now + seconds)
+        instant.alarms = instant.alarms or []
+        instant.alarms.append((strand, message))
+        message.receiver = strand
+        strand.pause()
+
+    def _ring(self, alarms: list[tuple[Strand, Message]]) -> None:
+        for strand, message in alarms:
+            if not message.arrived and message.receiver is strand:
+                message.receiver = None
+                self._ready.append(strand)
 
     # ---- messages ------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from numbers import Real
@@ -38,6 +38,7 @@ def simulate(
     eager_bytes: float = 0,
     timeout: float | None = None,
     echo: bool = True,
+    crash: Mapping[int, int] | None = None,
 ) -> Result:
     """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
 
@@ -54,6 +55,8 @@ def simulate(
         small ones; 0: none does, so that no buffer hides a deadlock.
     timeout: limit of real seconds, looked at whenever virtual time moves. None: no limit.
     echo: show what the ranks print, each line labelled with its rank.
+    crash: rank → after how many events (calls of `post`, from which all messages come, timed waits,
+        computations) it dies without a word; its value is None, and the others go on.
 
     Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, `RankDied` when
     one calls exit, `RunTimeout`, `ConfigError`.
@@ -61,6 +64,7 @@ def simulate(
     check_call(fn, args, "simulate")
     _check(network, gamma, strands, eager_bytes, timeout)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
+    simulation.crash = _checked_crashes(crash or {}, network.ranks)
     return simulation.run(timeout)
 
 
@@ -79,6 +83,7 @@ class _Simulation:
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
         self.failure: tuple[int, BaseException] | None = None
+        self.crash: Mapping[int, int] = {}
 
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
@@ -98,6 +103,9 @@ class _Simulation:
         """What `strand` does, from its first moment to its last."""
         _RANK.set(strand.rank)
         comm: Comm = communicator.SimComm(self.engine, strand, self.ranks)
+        if strand.rank in self.crash:
+            comm = mortal = communicator.MortalComm(self.engine, strand, self.ranks)
+            mortal.limit = self.crash[strand.rank]
         try:
             fn, args = self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
@@ -105,6 +113,8 @@ class _Simulation:
             self.elapsed_s = self.engine.now  # the last to return has the last word
         except strands.Stopped:
             raise
+        except communicator.Crashed:
+            pass
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
             if self.failure is None:
                 self.failure = strand.rank, error
@@ -187,6 +197,16 @@ def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
         raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")
     if timeout is not None and not (_is_number(timeout) and timeout > 0):
         raise ConfigError(f"timeout must be more than 0 seconds, or None, not {timeout!r}")
+
+
+def _checked_crashes(crash: Any, ranks: int) -> Mapping[int, int]:
+    if not isinstance(crash, Mapping) or not all(
+        rank in range(ranks) and isinstance(events, int) and events >= 0
+        for rank, events in crash.items()
+    ):
+        raise ConfigError(f"crash is a dict of rank → number of events, such as {{0: 5}}, with "
+                          f"ranks 0 to {ranks - 1}; not {crash!r}")
+    return crash
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,31 @@
+"""What a parameter server costs: the busiest port sets the pace."""
+
+from __future__ import annotations
+
+from dtlab.errors import ConfigError
+
+
+def parameter_server_s(workers: int, servers: int, nbytes: int, server_Bps: float,
+                       worker_Bps: float | None = None, *, ways: int = 2) -> float:
+    """Seconds in which `workers` workers push `nbytes` bytes each to `servers` servers that share
+    them evenly, and pull as many: max(mS/(n·B_server), S/B_worker) each way.
+
+    server_Bps, worker_Bps: bytes per second of a port, one direction; worker_Bps None: the same.
+    ways: 1 for a push or a pull alone. Latencies are left out. With n ≥ m·B_worker/B_server more
+    servers gain nothing: the workers' own ports are the floor.
+    Source: Li et al., Communication efficient distributed machine learning with the parameter
+    server, NeurIPS 2014. Chapter: 07.
+
+    >>> parameter_server_s(4, 1, 10**9, 10e9), parameter_server_s(4, 8, 10**9, 10e9)
+    (0.8, 0.2)
+    """
+    for name, count in (("workers", workers), ("servers", servers)):
+        if count < 1 or count != int(count):
+            raise ConfigError(f"{name} must be a whole number, 1 or more, not {count}")
+    worker_Bps = server_Bps if worker_Bps is None else worker_Bps
+    for name, rate in (("server_Bps", server_Bps), ("worker_Bps", worker_Bps)):
+        if not rate > 0:
+            raise ConfigError(f"{name} must be more than 0 bytes a second, not {rate}")
+    if nbytes < 0 or ways not in (1, 2):
+        raise ConfigError(f"nbytes must be 0 or more and ways 1 or 2, not {nbytes} and {ways}")
+    return ways * max(workers * nbytes / (servers * server_Bps), nbytes / worker_Bps)

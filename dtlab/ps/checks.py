@@ -1,0 +1,132 @@
+"""What a worker asked for makes no sense? Say so at its own line, before a letter is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+
+import torch
+
+from dtlab.errors import ConfigError, ShapeMismatch
+from dtlab.ps.partition import Key, Spec
+from dtlab.ps.parts import Part
+
+
+def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
+          known_already: Mapping[Key, Spec]) -> dict[Key, Spec]:
+    """What `init` is given, or `ConfigError`."""
+    if not isinstance(tensors, Mapping):
+        raise ConfigError(f"rank {rank}: init takes a dict of key → tensor, not "
+                          f"{type(tensors).__name__}")
+    for key in tables - tensors.keys():
+        raise ConfigError(f"rank {rank}: init has no tensor for the table {key!r}")
+    found = {}
+    for key, x in tensors.items():
+        if key in known_already:
+            raise ConfigError(f"rank {rank}: the key {key!r} is there already; init makes new keys")
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            raise ConfigError(f"rank {rank}: init of {key!r} takes a dense tensor, not {_kind(x)}")
+        if key in tables and x.ndim < 1:
+            raise ConfigError(f"rank {rank}: a table has rows, and {key!r} is a single number")
+        found[key] = Spec(tuple(x.shape), x.dtype, key in tables)
+    return found
+
+
+def known(rank: int, key: Key, specs: Mapping[Key, Spec]) -> Spec:
+    """The key's spec, or `ConfigError`."""
+    if key not in specs:
+        names = ", ".join(repr(name) for name in list(specs)[:8]) or "none yet"
+        more = ", …" if len(specs) > 8 else ""
+        raise ConfigError(f"rank {rank}: unknown key {key!r}; init has made: {names}{more}")
+    return specs[key]
+
+
+def as_keys(rank: int, keys: Iterable[Key]) -> list[Key]:
+    """The keys of a pull. A single string is a likely slip."""
+    if isinstance(keys, str):
+        raise ConfigError(f"rank {rank}: pull takes a list of keys: pull([{keys!r}])")
+    return list(dict.fromkeys(keys))
+
+
+def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """`x`, or `ShapeMismatch` if it is not of the key's shape and dtype."""
+    if not isinstance(x, torch.Tensor):
+        raise ConfigError(f"rank {rank}: {verb} of {key!r} takes a tensor, not {_kind(x)}")
+    if tuple(x.shape) != spec.shape or x.dtype != spec.dtype:
+        raise ShapeMismatch(f"rank {rank}: {verb} of {key!r} with {x.dtype} {tuple(x.shape)}; "
+                            f"init made it with {spec.dtype} {spec.shape}")
+    return x
+
+
+def contiguous(rank: int, tensors: Mapping[Key, torch.Tensor]) -> None:
+    """Raise `ConfigError` unless answers can be put into these as they come."""
+    for key, x in tensors.items():
+        if not x.is_contiguous():
+            raise ConfigError(f"rank {rank}: pull needs a contiguous tensor in out[{key!r}]")
+
+
+def is_table(rank: int, key: Key, spec: Spec) -> None:
+    """Raise `ConfigError` unless the key's rows can be had one by one."""
+    if not spec.table:
+        raise ConfigError(f"rank {rank}: {key!r} is no table; to pull and push single rows, "
+                          f"make it with init(..., tables=[{key!r}])")
+
+
+def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
+         specs: Mapping[Key, Spec]) -> tuple[Spec, torch.Tensor]:
+    """The table's spec and the rows as int64, or `ConfigError`."""
+    spec = known(rank, key, specs)
+    is_table(rank, key, spec)
+    index = torch.as_tensor(index, dtype=torch.int64).reshape(-1)
+    if len(index) and not (int(index.min()) >= 0 and int(index.max()) < spec.units):
+        raise ConfigError(f"rank {rank}: {key!r} has the rows 0 to {spec.units - 1}; asked for "
+                          f"{int(index.min())} to {int(index.max())}")
+    return spec, index
+
+
+def weight(rank: int, value: float) -> None:
+    """Raise `ConfigError` unless it can weigh a push."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+        raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {value!r}")
+
+
+def nan(rank: int, given: Mapping[int, list[Part]], policy: str) -> frozenset[Key]:
+    """The keys of a push whose gradients hold NaN; `ConfigError` if the policy is to "raise".
+
+    One pass over the data: a sum is NaN if any element is.
+    """
+    tensors = {part.key: part.x for found in given.values() for part in found}
+    bad = frozenset(key for key, x in tensors.items() if _has_nan(x))
+    if bad and policy == "raise":
+        raise ConfigError(f"rank {rank}: the gradient of {next(iter(bad))!r} holds NaN; "
+                          f'join(nan="drop") leaves such out, join(nan="pass") lets them through')
+    return bad
+
+
+def _has_nan(x: torch.Tensor) -> bool:
+    if x.is_meta or not (x.is_floating_point() or x.is_complex()):
+        return False
+    total = x.sum()
+    return bool(total.isnan()) and bool(x.isnan().any())
+
+
+def active(servers: Sequence[int] | int, all_servers: Sequence[int]) -> tuple[int, ...]:
+    """The servers that shall hold keys, ascending."""
+    ranks = range(servers) if isinstance(servers, int) else servers
+    chosen = tuple(sorted(set(ranks)))
+    if not chosen or not set(chosen) <= set(all_servers):
+        raise ConfigError(f"the servers that hold keys must be some of the ranks "
+                          f"{', '.join(map(str, all_servers))}, not {servers!r}")
+    return chosen
+
+
+def count(what: str, value: object, least: int) -> int:
+    """`value` as a whole number, `least` or more."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{what} is a whole number, {least} or more, not {value!r}")
+    return int(value)
+
+
+def _kind(x: object) -> str:
+    return f"a {x.layout} tensor" if isinstance(x, torch.Tensor) else type(x).__name__

@@ -1,0 +1,222 @@
+"""Who waits for whom. Each rule answers three small questions; the server's loop asks them.
+
+- `limit`: pulls of which iterations may be answered now?
+- `group`: how many pushes of a key make an update (0: those of one clock, when it closes)?
+- `quorum`: of n workers, how many must have passed a clock to close it?
+
+An update averages the gradients that make it. Where a clock closes before anyone reads on (BSP and
+its kin) these are the gradients of one clock; where nobody waits, each push is an update of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+from dtlab.errors import ConfigError
+
+
+class Clocks:
+    """How many iterations each worker has behind it, as one server knows it."""
+
+    def __init__(self, workers: Iterable[int]):
+        self.of = dict.fromkeys(workers, 0)  # of those that are still at work
+        self.ended: dict[int, int] = {}  # the last clock of those that are not
+        self.closed = 0  # clocks whose update is made
+        self.passed: Counter[int] = Counter()  # clock → how many workers have passed it
+        self._at = Counter({0: len(self.of)})
+        self._left: Counter[int] = Counter()  # clock → how many have gone before passing it
+        self._gone = 0  # of them, those that don't take part in clock `closed`
+        self._slowest = 0
+
+    @property
+    def slowest(self) -> float:
+        """The least clock of all that are still at work; infinity if none is."""
+        if not self.of:
+            return math.inf
+        while not self._at[self._slowest]:
+            self._slowest += 1
+        return self._slowest
+
+    @property
+    def taking_part(self) -> int:
+        """How many workers take part in the clock that closes next."""
+        return len(self.of) + len(self.ended) - self._gone - self._left[self.closed]
+
+    def tick(self, worker: int) -> None:
+        """`worker` has ended an iteration."""
+        if self.of[worker] >= self.closed:
+            self.passed[self.of[worker]] += 1
+        self._move(worker, self.of[worker] + 1)
+
+    def catch_up(self, worker: int) -> None:
+        """`worker` starts afresh from what is there now: it skips clocks that closed without it."""
+        if self.of[worker] < self.closed:
+            self._move(worker, self.closed)
+
+    def leave(self, worker: int) -> None:
+        """`worker` has finished."""
+        clock = self.ended[worker] = self.of.pop(worker)
+        self._at[clock] -= 1
+        if clock < self.closed:
+            self._gone += 1
+        else:
+            self._left[clock] += 1
+
+    def close(self) -> None:
+        """The update of one more clock is made."""
+        self._gone += self._left.pop(self.closed, 0)
+        self.passed.pop(self.closed, None)
+        self.closed += 1
+
+    def _move(self, worker: int, clock: int) -> None:
+        self._at[self.of[worker]] -= 1
+        self._at[clock] += 1
+        self.of[worker] = clock
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """The rule of bulk-synchronous training, which the others change where they differ."""
+
+    def group(self, workers: int) -> int:
+        """So many pushes of a key make an update at once; 0: the close of a clock makes it."""
+        return 0
+
+    def quorum(self, workers: int) -> int:
+        """Of so many workers that take part, this many close a clock."""
+        return workers
+
+    def limit(self, clocks: Clocks) -> float:
+        """Pulls of iterations up to this one may be answered; iteration c follows c clocks."""
+        return clocks.closed
+
+    def check(self, workers: int) -> None:
+        """Raise `ConfigError` if the rule makes no sense for so many workers."""
+
+
+@dataclass(frozen=True)
+class BSP(Consistency):
+    """Bulk-synchronous parallel: everyone waits for everyone, each clock.
+
+    A pull of iteration c returns once every worker has passed c clocks: all read the same weights,
+    and the result is that of one process with the whole batch.
+    Source: Valiant, A bridging model for parallel computation, CACM 1990.
+    """
+
+
+@dataclass(frozen=True)
+class ASP(Consistency):
+    """Asynchronous parallel: nobody waits; each push is an update, made as it arrives.
+
+    Source: Dean et al., Large scale distributed deep networks (Downpour SGD), NeurIPS 2012.
+    """
+
+    def group(self, workers: int) -> int:
+        return 1
+
+    def limit(self, clocks: Clocks) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class SSP(Consistency):
+    """Stale-synchronous parallel: the fastest is at most `staleness` clocks ahead of the slowest.
+
+    A worker at clock c may read only what holds every update of clocks ≤ c − s − 1, so it waits
+    until the slowest has passed c − s clocks; it may read newer updates too, and always reads its
+    own. s = 0 is BSP, s = ∞ is ASP. For s ≥ 1 clocks overlap, so each push is an update.
+    Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter
+    server, NeurIPS 2013.
+    """
+
+    staleness: float = 0
+
+    def __post_init__(self) -> None:
+        s = self.staleness
+        whole = isinstance(s, Real) and not isinstance(s, bool) and (s == math.inf or s % 1 == 0)
+        if not whole or s < 0:
+            raise ConfigError(f"SSP's staleness is a number of clocks: a whole number, 0 or more, "
+                              f"or math.inf, not {s!r}")
+
+    def group(self, workers: int) -> int:
+        return 1 if self.staleness else 0
+
+    def limit(self, clocks: Clocks) -> float:
+        return clocks.slowest + self.staleness if self.staleness else clocks.closed
+
+
+@dataclass(frozen=True)
+class SoftSync(Consistency):
+    """n-softsync: of λ workers, every ⌊λ/n⌋ gradients of a key make an update; nobody waits.
+
+    1-softsync gathers as many as BSP, without its barrier; λ-softsync is ASP. The mean staleness is
+    about n: divide the step by it, with `StalenessAwareSGD`.
+    Source: Zhang et al., Staleness-aware async-SGD for distributed deep learning, IJCAI 2016.
+    """
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("SoftSync's n", self.n, 1)
+
+    def check(self, workers: int) -> None:
+        if self.n > workers:
+            raise ConfigError(f"SoftSync(n={self.n}) with {workers} workers: n is 1 to {workers}, "
+                              f"for an update takes ⌊workers/n⌋ gradients")
+
+    def group(self, workers: int) -> int:
+        return workers // self.n
+
+    def limit(self, clocks: Clocks) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class BackupWorkers(Consistency):
+    """Synchronous, with `extra` workers more than needed: the first N gradients of a clock make
+    the update, and the others', which come too late, are dropped and counted.
+
+    A late worker starts its next iteration at the clock that is then open.
+    Source: Chen et al., Revisiting distributed synchronous SGD, ICLR workshop 2016.
+    """
+
+    extra: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("BackupWorkers' extra", self.extra, 0)
+
+    def check(self, workers: int) -> None:
+        if self.extra >= workers:
+            raise ConfigError(f"BackupWorkers(extra={self.extra}) with {workers} workers leaves "
+                              f"none to wait for; extra is at most {workers - 1}")
+
+    def quorum(self, workers: int) -> int:
+        return max(1, workers - self.extra)
+
+
+@dataclass(frozen=True)
+class Quorum(Consistency):
+    """Synchronous, but a clock closes once this `fraction` of the workers has passed it.
+
+    With fraction 0.9, nine of ten; otherwise as `BackupWorkers`.
+    """
+
+    fraction: float = 0.9
+
+    def __post_init__(self) -> None:
+        f = self.fraction
+        if isinstance(f, bool) or not isinstance(f, Real) or not 0 < f <= 1:
+            raise ConfigError(f"Quorum's fraction is above 0 and at most 1, not {f!r}")
+
+    def quorum(self, workers: int) -> int:
+        return max(1, math.ceil(self.fraction * workers - 1e-9))
+
+
+def _check_count(what: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{what} is a whole number, {least} or more, not {value!r}")

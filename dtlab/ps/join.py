@@ -1,0 +1,97 @@
+"""The way in: every rank calls `join`, with equal arguments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.ps import checks
+from dtlab.ps.consistency import BSP, Consistency
+from dtlab.ps.node import Node
+from dtlab.ps.partition import Hash, Partition
+from dtlab.ps.replication import Chain, Replication
+from dtlab.ps.server import Policy
+from dtlab.ps.updates import SGD, Update
+
+
+def join(
+    comm: Comm,
+    servers: int = 1,
+    consistency: Consistency = BSP(),  # noqa: B008 - it is frozen
+    update: Update = SGD(lr=0.1),  # noqa: B008
+    partition: Partition = Hash(),  # noqa: B008
+    *,
+    active: int | None = None,
+    colocated: bool = False,
+    nan: str = "raise",
+    replicas: int = 0,
+    replication: Replication = Chain(),  # noqa: B008
+    lease_s: float = 1.0,
+) -> Node:
+    """Every rank calls it with equal arguments; the first `servers` ranks serve, the others work.
+
+    consistency: who waits for whom. update: what a server does with gradients.
+    partition: which server holds what.
+    active: how many of the servers hold keys at first (see `Node.use_servers`); None: all.
+    colocated: the servers work as well, so that every rank is a worker.
+    nan: what becomes of gradients that hold NaN: "raise" (`ConfigError` at the worker), "drop"
+        (left out and counted) or "pass" (used and counted).
+    replicas: copies of each key beside the first; `servers` must divide by replicas + 1. Then one
+        rank more serves: rank `servers`, the configuration master.
+    replication: how copies keep up with each other: Chain(), Leader(sync=True).
+    lease_s: a copy that is silent for longer is declared dead; seconds, virtual in the simulator.
+
+    Raises `ConfigError` for arguments that make no sense. Chapters: 07, 08.
+    """
+    servers = checks.count("servers", servers, 1)
+    if servers > comm.size or (servers == comm.size and not colocated):
+        raise ConfigError(f"servers={servers} of {comm.size} ranks leaves no worker; take fewer "
+                          f"servers or more ranks" + (
+                              ", or colocated=True" if servers == comm.size else ""))
+    for name, value, kind in (("consistency", consistency, Consistency),
+                              ("update", update, Update), ("partition", partition, Partition),
+                              ("replication", replication, Replication)):
+        _check_kind(name, value, kind)
+    if nan not in ("raise", "drop", "pass"):
+        raise ConfigError(f'nan is "raise", "drop" or "pass", not {nan!r}')
+    ranks = tuple(range(comm.size))
+    copies = _copies(servers, replicas, lease_s, colocated, comm.size)
+    logical = tuple(copies) or ranks[:servers]
+    workers = ranks if colocated else ranks[servers + bool(copies):]
+    consistency.check(len(workers))
+    chosen = checks.active(len(logical) if active is None else active, logical)
+    policy = Policy(logical, workers, chosen, consistency, update, partition, nan)
+    if copies:
+        policy = replace(policy, replication=replication, copies=copies, master=servers,
+                         lease_s=float(lease_s))
+    return Node(comm, policy)
+
+
+def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
+            ranks: int) -> dict[int, tuple[int, ...]]:
+    """Server → the ranks of its copies, head first; empty if there is one copy of all."""
+    replicas = checks.count("replicas", replicas, 0)
+    if not replicas:
+        return {}
+    if colocated:
+        raise ConfigError("colocated servers have no replicas; take servers of their own")
+    if servers % (replicas + 1):
+        raise ConfigError(f"servers={servers} can't hold {replicas + 1} copies of each key; take "
+                          f"a multiple of {replicas + 1}")
+    if ranks < servers + 2:
+        raise ConfigError(f"{servers} servers, the master and a worker need {servers + 2} ranks; "
+                          f"there are {ranks}")
+    if not 0 < lease_s < math.inf:
+        raise ConfigError(f"lease_s is a time above 0 s, not {lease_s!r}")
+    groups = servers // (replicas + 1)
+    return {server: tuple(range(server, servers, groups)) for server in range(groups)}
+
+
+def _check_kind(name: str, value: Any, kind: type[Any]) -> None:
+    if not isinstance(value, kind):
+        known = ", ".join(sorted(each.__name__ for each in kind.__subclasses__()))
+        got = f"the class {value.__name__}: add (…)" if isinstance(value, type) else repr(value)
+        raise ConfigError(f"{name} must be one of ps.{kind.__name__}'s kinds, {known}; got {got}")

@@ -1,0 +1,130 @@
+"""The configuration master: says who lives, and who leads, by leases.
+
+Every copy tells it now and then that it lives, and is granted a lease of `lease_s` seconds from the
+moment at which it had said so. A copy that has not been heard of for longer than that can hold no
+lease any more, so the master may declare it dead and name another head: there are never two.
+Source: Gray & Cheriton, Leases, SOSP 1989.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dtlab.comm import Comm
+from dtlab.ps.mail import Mail
+from dtlab.ps.replication import View
+from dtlab.ps.server import Policy
+
+PATIENCE = 1.25  # leases that a copy may be silent for
+BEATS = 3  # signs of life a lease
+
+
+class Term(NamedTuple):
+    """From when on a copy led, and until when it held a lease at most."""
+
+    server: int
+    epoch: int
+    head: int
+    from_s: float
+    until_s: float
+
+
+@dataclass
+class Chronicle:
+    """What the master has seen; `serve` returns it."""
+
+    master: int
+    terms: list[Term] = field(default_factory=list)
+    dead: dict[int, float] = field(default_factory=dict)  # rank → when it was declared dead
+
+    def overlaps(self) -> list[tuple[Term, Term]]:
+        """Terms of two leaders of one server at the same time. There are none."""
+        return [(one, two) for i, one in enumerate(self.terms) for two in self.terms[i + 1 :]
+                if one.server == two.server and one.head != two.head
+                and one.from_s < two.until_s and two.from_s < one.until_s]
+
+
+class Master:
+    """The loop of the master's rank."""
+
+    def __init__(self, comm: Comm, mail: Mail, policy: Policy):
+        self._comm, self._mail, self._policy = comm, mail, policy
+        self._views = {server: View(0, copies) for server, copies in policy.copies.items()}
+        self._server_of = {rank: s for s, copies in policy.copies.items() for rank in copies}
+        self._heard = dict.fromkeys(self._server_of, comm.now())
+        self._at_work = set(policy.workers)
+        self._elections: dict[int, tuple[View, dict[int, int]]] = {}  # server → to be, what they had
+        self.chronicle = Chronicle(comm.rank)
+
+    def serve(self) -> Chronicle:
+        """Until every worker has finished."""
+        while self._at_work:
+            letter = self._mail.receive_within(self._policy.lease_s / BEATS)
+            if letter is not None:
+                src, body, _, _ = letter
+                getattr(self, f"_{body[0]}")(src, body)
+            for rank, heard_s in list(self._heard.items()):
+                if self._comm.now() - heard_s > PATIENCE * self._policy.lease_s:
+                    self._bury(rank)
+        for rank in self._server_of:
+            self._mail.send(rank, ("over",))
+        return self.chronicle
+
+    def _beat(self, src: int, body: tuple[Any, ...]) -> None:
+        """("beat", when it was sent)."""
+        if src not in self._heard:
+            return  # declared dead: it shall not come back with what it missed
+        self._heard[src] = self._comm.now()
+        server = self._server_of[src]
+        view, until_s = self._views[server], body[1] + self._policy.lease_s
+        if view.head == src and server not in self._elections:
+            self._note(Term(server, view.epoch, src, body[1], until_s))
+        self._mail.send(src, ("lease", until_s))
+
+    def _finish(self, src: int, body: tuple[Any, ...]) -> None:
+        """("finish",): a worker has."""
+        self._at_work.discard(src)
+
+    def _had(self, src: int, body: tuple[Any, ...]) -> None:
+        """("had", epoch, place): how much of the log a copy has."""
+        server = self._server_of[src]
+        if server in self._elections:
+            view, had = self._elections[server]
+            if body[1] == view.epoch:
+                had[src] = body[2]
+            if set(had) == set(view.members):
+                self._announce(server, view, had)
+
+    def _bury(self, rank: int) -> None:
+        """Declare `rank` dead, and ask the others what they have."""
+        del self._heard[rank]
+        self.chronicle.dead[rank] = self._comm.now()
+        server = self._server_of[rank]
+        now, _ = self._elections.get(server, (self._views[server], {}))
+        members = tuple(member for member in now.members if member != rank)
+        view = View(now.epoch + 1, members)
+        self._elections[server] = view, {}
+        for member in members:
+            self._mail.send(member, ("elect", view.epoch))
+        if not members:
+            for worker in self._policy.workers:
+                self._mail.send(worker, ("lost", server))
+
+    def _announce(self, server: int, view: View, had: dict[int, int]) -> None:
+        del self._elections[server]
+        view = View(view.epoch, self._policy.replication.order(view.members, had))  # type: ignore[union-attr]
+        self._views[server] = view
+        now_s = self._comm.now()
+        self._note(Term(server, view.epoch, view.head, now_s, now_s))
+        for rank in (*view.members, *sorted(self._at_work)):
+            self._mail.send(rank, ("view", server, view.epoch, view.members))
+
+    def _note(self, term: Term) -> None:
+        """One line a term, the last one growing with each lease."""
+        terms = self.chronicle.terms
+        for place, old in enumerate(terms):
+            if (old.server, old.epoch) == (term.server, term.epoch):
+                terms[place] = old._replace(until_s=max(old.until_s, term.until_s))
+                return
+        terms.append(term)

@@ -1,0 +1,324 @@
+"""A node: one rank's place among servers and workers, and all that a worker can ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dtlab.comm import Comm, Work
+from dtlab.errors import ConfigError
+from dtlab.ps import checks, parts
+from dtlab.ps.copies import Requests, serve_copy
+from dtlab.ps.mail import Mail, Size, pack
+from dtlab.ps.master import Chronicle, Master
+from dtlab.ps.partition import Key
+from dtlab.ps.parts import Layout, Part
+from dtlab.ps.replication import Unavailable
+from dtlab.ps.server import Policy, Server
+from dtlab.ps.statistics import Statistics
+
+
+class Handle:
+    """A request under way. `wait` returns what the blocking call would."""
+
+    def __init__(self, node: Node, result: Any = None):
+        self._node, self._result = node, result
+        self.refused = False
+        self.open: dict[int, list[Part]] = {}  # number of what was asked → where its answer goes
+        self.coming: list[tuple[list[Part], list[torch.Tensor], list[Work]]] = []
+
+    def wait(self) -> Any:
+        """Block until every server that was asked has answered, and all of it is in its place.
+        Raises `Unavailable` if one may not, see `Replication`."""
+        while self.open:
+            self._node.read_letter()
+        if self.refused:
+            raise Unavailable(f"rank {self._node.comm.rank}: the server's leader has lost touch "
+                              f"with the others and may not answer; what you asked for may be "
+                              f"done, or not")
+        while self.coming:
+            places, wires, works = self.coming.pop()
+            for work in works:
+                work.wait()
+            parts.place(places, wires)
+        return self._result
+
+
+class Node:
+    """Made by `join`. On a server call `serve` and nothing else; on a worker all the others."""
+
+    def __init__(self, comm: Comm, policy: Policy):
+        self.comm, self.policy = comm, policy
+        self.is_worker = comm.rank in policy.workers
+        self.is_server = not self.is_worker
+        self.clock_count = 0
+        self.finished = False
+        self._mail = Mail(comm)
+        self._mail.room, self._mail.to_myself = self._room, self._to_myself
+        self._server: Server | None = None
+        self._requests = Requests(self._mail, policy) if policy.replication else None
+        if comm.rank in policy.servers and not policy.replication:
+            self._server = Server(comm, self._mail, policy)
+        self._layout = Layout()
+        self._active = policy.active
+        self._numbers = 0
+        self._open: dict[int, Handle] = {}
+
+    # ---- servers --------------------------------------------------------------------------------
+
+    def serve(self) -> Statistics | Chronicle:
+        """Servers only: serve until every worker has finished. Returns what happened here."""
+        if not self.is_server:
+            raise ConfigError(f"rank {self.comm.rank} is a worker; serve() is for servers, the "
+                              f"ranks {', '.join(map(str, sorted(self.policy.serving)))}")
+        if self.comm.rank == self.policy.master:
+            return Master(self.comm, self._mail, self.policy).serve()
+        if self._server is None:
+            return serve_copy(self.comm, self._mail, self.policy)
+        while not self._server.over:
+            self.read_letter()
+        self._mail.flush()
+        return self._server.account()
+
+    # ---- workers: the calls of an iteration -----------------------------------------------------
+
+    def init(self, tensors: Mapping[Key, torch.Tensor], tables: Iterable[Key] = ()) -> None:
+        """Make keys. Every worker calls it with the same keys and shapes, else `ConfigError`; the
+        values are those of the first worker. `tables`: keys whose rows (the first dimension) are
+        placed, pulled and pushed one by one. Returns once all workers have called it."""
+        self._check("init")
+        specs = checks.specs(self.comm.rank, tensors, frozenset(tables), self._layout.specs)
+        self._layout.add(specs, self.policy.partition.place(specs, self._active))
+        whole = {key: x.detach().contiguous() for key, x in tensors.items()}
+        by_server = self._layout.whole(whole)
+        handle = Handle(self)
+        first = self.comm.rank == self.policy.workers[0]
+        for server in self.policy.servers:
+            mine = by_server.get(server, []) if first else []
+            values = [part.read() for part in mine]
+            keys = tuple((part.key, value.numel())
+                         for part, value in zip(mine, values, strict=True))
+            self._ask(handle, server, "init", (specs, keys), pack(values))
+        handle.wait()
+
+    def pull(self, keys: Iterable[Key],
+             out: Mapping[Key, torch.Tensor] | None = None) -> dict[Key, torch.Tensor]:
+        """The weights of these keys, as soon as consistency allows; into `out[key]` where given."""
+        return self.pull_async(keys, out).wait()  # type: ignore[no-any-return]
+
+    def pull_async(self, keys: Iterable[Key],
+                   out: Mapping[Key, torch.Tensor] | None = None) -> Handle:
+        """`pull`, without waiting: `wait()` on the handle returns the weights."""
+        self._check("pull")
+        rank, device, specs = self.comm.rank, self.comm.device, self._layout.specs
+        result = {}
+        for key in checks.as_keys(rank, keys):
+            spec = checks.known(rank, key, specs)
+            x = (out or {}).get(key)
+            if x is None:
+                x = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            result[key] = checks.fits(rank, "pull", key, x, spec)
+        checks.contiguous(rank, result)
+        handle = Handle(self, result)
+        self._pull(handle, self._layout.whole({key: x.detach() for key, x in result.items()}))
+        return handle
+
+    def push(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> None:
+        """Hand in gradients (or weights, where the update rule takes those); returns once the
+        servers have them. A table also takes a sparse gradient, as sparse embeddings make.
+
+        weight: how much they count in an average, say the number of examples they are made from.
+        """
+        self.push_async(grads, weight).wait()
+
+    def push_async(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> Handle:
+        """`push`, without waiting; leave the gradients unchanged until `wait()` has returned."""
+        self._check("push")
+        rank, dense = self.comm.rank, {}
+        sparse: dict[int, list[Part]] = {}
+        for key, g in grads.items():
+            spec = checks.known(rank, key, self._layout.specs)
+            checks.fits(rank, "push", key, g, spec)
+            if g.layout is torch.sparse_coo:
+                checks.is_table(rank, key, spec)
+                g = g.detach().coalesce()
+                found = self._layout.some_rows(key, g.indices()[0],
+                                               g.values().reshape(-1, spec.width), True)
+                sparse = parts.both(sparse, found)
+            else:
+                dense[key] = g.detach().contiguous()
+        return self._push(parts.both(self._layout.whole(dense), sparse), weight)
+
+    def pull_rows(self, key: Key, index: torch.Tensor | Sequence[int]) -> torch.Tensor:
+        """Rows `index` of a table, shape (len(index), *the rest). Moves these rows only."""
+        self._check("pull")
+        spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
+        result = torch.empty(len(index), *spec.shape[1:], dtype=spec.dtype,
+                             device=self.comm.device)
+        handle = Handle(self)
+        self._pull(handle, self._layout.some_rows(key, index, result.view(-1, spec.width)))
+        handle.wait()
+        return result
+
+    def push_rows(self, key: Key, index: torch.Tensor | Sequence[int], grad: torch.Tensor,
+                  weight: float = 1.0) -> None:
+        """Hand in the gradient of rows `index` of a table; a row named twice counts twice."""
+        self._check("push")
+        spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
+        wanted = spec._replace(shape=(len(index), *spec.shape[1:]))
+        checks.fits(self.comm.rank, "push", key, grad, wanted)
+        found = self._layout.some_rows(key, index, grad.detach().reshape(-1, spec.width), True)
+        self._push(found, weight).wait()
+
+    def clock(self) -> None:
+        """End an iteration: tell every server so. Never waits; the next pull may."""
+        self._check("clock")
+        self.clock_count += 1
+        if self._requests:
+            self._to_all_servers("clock")
+            return
+        for server in self.policy.servers:
+            self._mail.send(server, ("clock", 0))
+
+    def finish(self) -> Statistics | None:
+        """The worker's last call. Where workers serve as well, it serves until all have finished,
+        and returns the server's account."""
+        self._check("finish")
+        self._to_all_servers("finish").wait()
+        self.finished = True
+        if self._requests:
+            self._mail.send(self.policy.master, ("finish",))
+        if self._server is None:
+            return None
+        while not self._server.over:
+            self.read_letter()
+        self._mail.flush()
+        return self._server.account()
+
+    def use_servers(self, servers: Sequence[int] | int) -> None:
+        """From here on these servers (ranks; or the first so many) hold the keys. Every worker
+        calls it at the same point, between iterations; what must move moves, weights and state."""
+        self._check("use_servers")
+        if self._requests:
+            raise ConfigError("servers with copies don't come and go by use_servers")
+        chosen = checks.active(servers, self.policy.servers)
+        handle = self._to_all_servers("move", chosen)
+        handle.wait()
+        self._active = chosen
+        for specs in self._layout.batches:
+            self._layout.placement |= self.policy.partition.place(specs, chosen)
+
+    # ---- letters --------------------------------------------------------------------------------
+
+    def read_letter(self) -> None:
+        """Wait for the next letter and do what it says."""
+        self._take(*self._mail.receive())
+
+    def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
+              works: list[Work]) -> None:
+        if body[0] == "reply":
+            self._answered(body[1], body[2] == "refused", wires, works)
+        elif self._requests:
+            getattr(self._requests, {"view": "change", "lost": "lost"}[body[0]])(*body[1:])
+        else:
+            assert self._server is not None, f"a letter to a worker: {body}"
+            for work in works:
+                work.wait()
+            self._server.handle(src, body, wires)
+
+    def _answered(self, number: int, refused: bool, wires: list[torch.Tensor],
+                  works: list[Work]) -> None:
+        handle = self._open.pop(number, None)
+        if handle is None:  # answered before: it was asked twice
+            return
+        if self._requests:
+            self._requests.answered(number)
+        places = handle.open.pop(number)
+        if refused:
+            handle.refused = True
+        else:
+            handle.coming.append((places, wires, works))
+
+    def _to_myself(self, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        self._take(self.comm.rank, body, wires, [])
+
+    def _room(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
+        """Answers go straight to where they are wanted."""
+        fresh = self._mail.fresh(src, body, sizes)
+        if body[0] != "reply" or body[1] not in self._open or not fresh:
+            return fresh
+        return parts.rooms(self._open[body[1]].open[body[1]], fresh)
+
+    def _ask(self, handle: Handle, server: int, what: str, more: tuple[Any, ...],
+             wires: Sequence[torch.Tensor] = (), places: Sequence[Part] = (),
+             marked: bool = False) -> None:
+        """Send one request, whose answer belongs to `handle` and goes to `places`."""
+        self._numbers += 1
+        number = self._numbers
+        handle.open[number], self._open[number] = list(places), handle
+        if self._requests:
+            self._requests.send(server, (what, number, *more), wires)
+        else:
+            self._mail.send(server, (what, number, *more), wires, marked)
+
+    def peek(self, keys: Iterable[Key]) -> dict[Key, torch.Tensor]:
+        """The weights as they are, whatever the clocks; where there are copies, from any of them,
+        so that all share the load. They may be older than what this worker has pushed."""
+        self._check("peek")
+        specs, rank = self._layout.specs, self.comm.rank
+        known = {key: checks.known(rank, key, specs) for key in checks.as_keys(rank, keys)}
+        result = {key: torch.empty(spec.shape, dtype=spec.dtype, device=self.comm.device)
+                  for key, spec in known.items()}
+        handle = Handle(self, result)
+        self._pull(handle, self._layout.whole(result), "peek")
+        return handle.wait()  # type: ignore[no-any-return]
+
+    def _to_all_servers(self, what: str, *more: Any) -> Handle:
+        handle = Handle(self)
+        for server in self.policy.servers:
+            self._ask(handle, server, what, more)
+        return handle
+
+    def _pull(self, handle: Handle, by_server: Mapping[int, list[Part]],
+              what: str = "pull") -> None:
+        for server, wanted in by_server.items():
+            more = (_keys(wanted), _counts(wanted))
+            self._ask(handle, server, what, more, pack(list(parts.row_numbers(wanted))), wanted)
+
+    def _push(self, by_server: Mapping[int, list[Part]], weight: float) -> Handle:
+        checks.weight(self.comm.rank, weight)
+        # Where servers work as well, nobody may wait for a send: its receiver may be doing so too.
+        several = len(self.policy.workers) > 1 and not self._server and not self._requests
+        handle = Handle(self)
+        bad = checks.nan(self.comm.rank, by_server, self.policy.nan)
+        for server, given in by_server.items():
+            nans = sum(part.key in bad for part in given)
+            if self.policy.nan == "drop":
+                given = [part for part in given if part.key not in bad]
+            wires = pack([*parts.row_numbers(given), *(part.read() for part in given)])
+            more = (_keys(given), _counts(given), weight, nans)
+            self._ask(handle, server, "push", more, wires, marked=several)
+        return handle
+
+    def _check(self, what: str) -> None:
+        if not self.is_worker:
+            raise ConfigError(f"rank {self.comm.rank} is a server: it calls serve(), not {what}()")
+        if self.finished:
+            raise ConfigError(f"rank {self.comm.rank}: {what} after finish; "
+                              f"finish() is a worker's last call")
+
+    def __repr__(self) -> str:
+        roles = " and ".join(role for role, is_it in (
+            ("master", self.comm.rank == self.policy.master),
+            ("server", self.comm.rank in self.policy.serving), ("worker", self.is_worker)) if is_it)
+        return f"<ps.Node rank {self.comm.rank}: {roles}>"
+
+
+def _keys(given: Iterable[Part]) -> tuple[Hashable, ...]:
+    return tuple(part.key for part in given)
+
+
+def _counts(given: Iterable[Part]) -> tuple[int | None, ...]:
+    return tuple(None if part.rows is None else len(part.rows) for part in given)

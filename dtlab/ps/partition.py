@@ -1,0 +1,173 @@
+"""Which server holds what. Every node computes the same answer, so nobody needs to ask.
+
+The unit that is placed is an element of a dense tensor, a row of a table (an embedding), or, where
+hashing decides, a whole dense key. A *piece* is what one server holds of one key: a range of its
+units, or an array of their numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dtlab.errors import ConfigError
+
+Key = Hashable
+Units = Any  # a range, or a sorted array of int64
+Placement = dict[Key, list[tuple[int, Units]]]  # key → (server, its units), servers ascending
+
+
+class Spec(NamedTuple):
+    """What a key holds. `table`: its rows are pulled and pushed one by one."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    table: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements a unit."""
+        return int(np.prod(self.shape[1:], dtype=np.int64)) if self.table else 1
+
+    @property
+    def units(self) -> int:
+        """How many units there are."""
+        if self.table:
+            return self.shape[0]
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Before: keys and servers. After: who holds which units. The same in every process."""
+
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+        """Place the keys, which were made together, on `servers` (ranks, ascending)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Range(Partition):
+    """All keys end to end make one long vector, cut into equal ranges, one a server.
+
+    Loads are equal to the element (for tables: to the row), and a big tensor is spread over all
+    servers. Another number of servers moves almost every cut.
+    Source: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014.
+    """
+
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+        total = sum(spec.units * spec.width for spec in specs.values())
+        cuts = [total * i // len(servers) for i in range(len(servers) + 1)]
+        placement, begin = {}, 0
+        for key, spec in specs.items():
+            width = max(spec.width, 1)
+            # A cut inside a row goes after it.
+            edges = [min(max(-(-(cut - begin) // width), 0), spec.units) for cut in cuts]
+            pieces = [(server, range(edges[i], edges[i + 1])) for i, server in enumerate(servers)]
+            placement[key] = [piece for piece in pieces if len(piece[1])] or [(servers[0],
+                                                                              range(0))]
+            begin += spec.units * spec.width
+        return placement
+
+
+@dataclass(frozen=True)
+class Hash(Partition):
+    """Key k is on server hash(k) mod n; each row of a table by itself.
+
+    Simple, and even where keys are many and alike in size. Another number of servers moves most
+    keys: all but about 1/(n+1) of them when one comes to n.
+    """
+
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+        def owner(hashes: np.ndarray) -> np.ndarray:
+            return hashes % np.uint64(len(servers))
+
+        return _by_hash(specs, servers, owner)
+
+
+@dataclass(frozen=True)
+class ConsistentHash(Partition):
+    """Servers and keys lie on a ring of hashes; a key is on the next server round the ring.
+
+    Each server lies there `vnodes` times, so that loads even out. A server that comes to n others
+    takes about 1/(n+1) of the keys, and nothing else moves.
+    Source: Karger et al., Consistent hashing and random trees, STOC 1997.
+    """
+
+    vnodes: int = 64
+
+    def __post_init__(self) -> None:
+        v = self.vnodes
+        if isinstance(v, bool) or not isinstance(v, Integral) or v < 1:
+            raise ConfigError(f"ConsistentHash's vnodes is a whole number, 1 or more, not {v!r}")
+
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+        points, owners = _ring(tuple(servers), self.vnodes)
+
+        def owner(hashes: np.ndarray) -> np.ndarray:
+            return owners[np.searchsorted(points, hashes) % len(points)]
+
+        return _by_hash(specs, servers, owner)
+
+
+def stable_hash(key: Key) -> int:
+    """64 bits that depend on `repr(key)` alone, not on the process as Python's `hash` does."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+
+
+def row_hashes(key: Key, rows: int) -> np.ndarray:
+    """A hash for each row of a table. Source of the mixing: Steele et al., SplitMix64, 2014."""
+    step = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        z = np.uint64(stable_hash(key)) + (np.arange(rows, dtype=np.uint64) + np.uint64(1)) * step
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@lru_cache(maxsize=64)
+def _ring(servers: tuple[int, ...], vnodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ring: hashes in ascending order, and whose they are (as places in `servers`)."""
+    points = [(stable_hash(("server", server, v)), place)
+              for place, server in enumerate(servers) for v in range(vnodes)]
+    points.sort()
+    return (np.array([p for p, _ in points], dtype=np.uint64),
+            np.array([place for _, place in points], dtype=np.int64))
+
+
+def _by_hash(specs: Mapping[Key, Spec], servers: Sequence[int],
+             owner: Callable[[np.ndarray], np.ndarray]) -> Placement:
+    placement: Placement = {}
+    for key, spec in specs.items():
+        if spec.table and spec.units:
+            owners = owner(row_hashes(key, spec.units))
+            pieces = [(server, np.flatnonzero(owners == place))
+                      for place, server in enumerate(servers)]
+            placement[key] = [piece for piece in pieces if len(piece[1])]
+        else:
+            place = int(owner(np.array([stable_hash(key)], dtype=np.uint64))[0])
+            placement[key] = [(servers[place], range(spec.units))]
+    return placement
+
+
+def common(a: Units, b: Units) -> Units:
+    """The units that are in both."""
+    if isinstance(a, range) and isinstance(b, range):
+        return range(max(a.start, b.start), max(min(a.stop, b.stop), max(a.start, b.start)))
+    return np.intersect1d(np.asarray(a), np.asarray(b), assume_unique=True)
+
+
+def positions(units: Units, within: Units) -> Any:
+    """Where `units` stand in the piece `within`: a slice, or a tensor of int64."""
+    if isinstance(within, range):
+        if isinstance(units, range):
+            return slice(units.start - within.start, units.stop - within.start)
+        return torch.as_tensor(np.asarray(units) - within.start)
+    return torch.as_tensor(np.searchsorted(within, np.asarray(units)))

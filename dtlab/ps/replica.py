@@ -1,0 +1,246 @@
+"""One copy of a server: it puts requests into one order, hands them on, and carries them out.
+
+Nothing is done twice: a request carries its worker's number, and each copy knows the last it has
+had. Nothing that was answered is lost: a copy keeps a request until all that follow have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dtlab.comm import Comm
+from dtlab.ps.mail import Mail
+from dtlab.ps.replication import Replication, View
+from dtlab.ps.server import Policy, Server
+
+Wires = list[torch.Tensor]
+
+
+class Logged(NamedTuple):
+    """A request in the log."""
+
+    worker: int
+    body: tuple[Any, ...]
+    wires: Wires
+
+
+class Replica:
+    """The copy on this rank of server `shard`. `lease_end_s`: until when it may lead."""
+
+    def __init__(self, comm: Comm, mail: Mail, policy: Policy, shard: int, rule: Replication):
+        self.comm, self.mail, self.policy, self.shard, self.rule = comm, mail, policy, shard, rule
+        self.view = View(0, policy.copies[shard])
+        self.server = Server(comm, self, policy)
+        self.lease_end_s = -1.0
+        self.log: dict[int, Logged] = {}  # by place, what those that follow may not have yet
+        self.had = self.done = self.stable = 0  # places: received, carried out, on all that follow
+        self.promised = 0  # the epoch of an election in which this copy has told what it has
+        self._acked: dict[int, int] = {}
+        self._told = -1  # the place that I acknowledged last
+        self._last: dict[int, int] = {}  # worker → the number of its last request in the log
+        self._carried: dict[int, int] = {}  # the same, of those carried out
+        self._peeks: list[tuple[int, tuple[Any, ...]]] = []  # for keys that have not come yet
+        self._early: list[tuple[int, tuple[Any, ...], Wires]] = []  # letters of an epoch to come
+
+    # ---- what the server writes, as if it had the letter box to itself --------------------------
+
+    def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
+        """An answer of the state machine: only one copy sends it."""
+        if self.answers:
+            self.mail.send(dst, body, wires)
+
+    def lends(self, x: torch.Tensor) -> bool:
+        """See `Mail.lends`."""
+        return self.mail.lends(x)
+
+    @property
+    def received_bytes(self) -> int:
+        """See `Mail`."""
+        return self.mail.received_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `Mail`."""
+        return self.mail.sent_bytes
+
+    # ---- roles ----------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> int:
+        """My rank."""
+        return self.comm.rank
+
+    @property
+    def is_member(self) -> bool:
+        """Am I among the live copies?"""
+        return self.me in self.view.members
+
+    @property
+    def answers(self) -> bool:
+        """Is it me who answers workers?"""
+        return self.is_member and self.rule.answers(self.view) == self.me
+
+    @property
+    def following(self) -> tuple[int, ...]:
+        """To whom I hand requests on."""
+        return self.rule.following(self.view, self.me) if self.is_member else ()
+
+    def may_lead(self) -> bool:
+        """Have I a lease? Weak rules don't ask for one."""
+        return not self.rule.strong or self.comm.now() < self.lease_end_s
+
+    # ---- letters --------------------------------------------------------------------------------
+
+    def request(self, worker: int, body: tuple[Any, ...], wires: Wires) -> None:
+        """From a worker: (what, number, …)."""
+        if body[0] == "peek":
+            self._peeks.append((worker, body))
+            self._show()
+            return
+        if not self.is_member or self.view.head != self.me or (
+                self.rule.strong and self.lease_end_s < 0):
+            self._early.append((worker, body, wires))  # it knows more than I; or I start just now
+            return
+        number = body[1]
+        if not self.may_lead():
+            self.mail.send(worker, ("reply", number, "refused"))
+        elif number <= self._last.get(worker, 0):
+            self._again(worker, body, wires)
+        else:
+            self._accept(Logged(worker, body, wires))
+
+    def handle(self, src: int, body: tuple[Any, ...], wires: Wires) -> None:
+        """From another copy: ("op", epoch, place, stable, worker, request), ("ack", epoch, place)
+        or ("again", epoch, worker, request)."""
+        epoch = body[1]
+        if epoch > self.view.epoch:
+            self._early.append((src, body, wires))
+        elif epoch < self.view.epoch or epoch < self.promised:
+            return  # from one that does not know yet that it leads no more
+        elif body[0] == "op":
+            _, _, place, stable, worker, request = body
+            if place == self.had + 1:
+                self._accept(Logged(worker, request, wires))
+            elif src == self._before():
+                self._acknowledge(even_so=True)
+            if not self.following:
+                self._forget(stable)
+        elif body[0] == "ack":
+            self._acked[src] = max(body[2], self._acked.get(src, 0))
+            self._settle()
+        else:
+            self._again(body[2], body[3], wires)
+
+    def change(self, view: View) -> None:
+        """The master has announced who lives."""
+        if view.epoch <= self.view.epoch:
+            return
+        self.view = view
+        if self.is_member:
+            self._acked, self._told = {}, -1
+            for place in sorted(self.log):
+                self._hand_on(place)
+            self._settle()
+        self._read_early()
+
+    def granted(self, until_s: float) -> None:
+        """The master lets me lead, if I am the head, until `until_s`."""
+        first, self.lease_end_s = self.lease_end_s < 0, max(until_s, self.lease_end_s)
+        if first:
+            self._read_early()
+
+    def lapse(self) -> None:
+        """Called now and then. A head whose lease is over tells workers so: what they have asked
+        for may be done, or not."""
+        if self.is_member and self.view.head == self.me and self.lease_end_s >= 0 \
+                and not self.may_lead():
+            for worker, body, _ in self.log.values():
+                self.mail.send(worker, ("reply", body[1], "refused"))
+
+    def _read_early(self) -> None:
+        early, self._early = self._early, []
+        for src, body, wires in early:
+            self.dispatch(src, body, wires)
+
+    def dispatch(self, src: int, body: tuple[Any, ...], wires: Wires) -> None:
+        """A letter of either kind."""
+        if body[0] in ("op", "ack", "again"):
+            self.handle(src, body, wires)
+        else:
+            self.request(src, body, wires)
+
+    # ---- the log --------------------------------------------------------------------------------
+
+    def _accept(self, entry: Logged) -> None:
+        """`entry` is the next in the log."""
+        self.had += 1
+        self.log[self.had] = entry
+        self._last[entry.worker] = entry.body[1]
+        self._hand_on(self.had)
+        self._settle()
+
+    def _hand_on(self, place: int) -> None:
+        entry = self.log[place]
+        for dst in self.following:
+            body = ("op", self.view.epoch, place, self.stable, entry.worker, entry.body)
+            self.mail.send(dst, body, entry.wires)
+
+    def _settle(self) -> None:
+        """Carry out what may be, forget what all that follow have, and say how far that is."""
+        following = self.following
+        if following:
+            self.stable = max(self.stable, min(self._acked.get(dst, 0) for dst in following))
+        elif self.answers:
+            self.stable = self.had
+        self._carry_out_until(self.stable if self.rule.waits(self.view, self.me) else self.had)
+        self._forget(self.stable)
+        self._acknowledge()
+
+    def _carry_out_until(self, place: int) -> None:
+        while self.done < place:
+            self.done += 1
+            worker, body, wires = self.log[self.done]
+            self._carried[worker] = body[1]
+            # The log's tensors stay as they are, for copies that may need them yet.
+            self.server.handle(worker, body, [wire.clone() for wire in wires])
+        if self._peeks:
+            self._show()
+
+    def _show(self) -> None:
+        """Answer those who look at what is here, as far as it is here."""
+        waiting, self._peeks = self._peeks, []
+        for worker, body in waiting:
+            if all(key in self.server.entries for key in body[2]):
+                self.server.peek(self.mail, worker, body)
+            else:
+                self._peeks.append((worker, body))
+
+    def _forget(self, stable: int) -> None:
+        for place in [place for place in self.log if place <= min(stable, self.done)]:
+            del self.log[place]
+
+    def _before(self) -> int | None:
+        """The copy that hands requests to me."""
+        for other in self.view.members:
+            if self.me in self.rule.following(self.view, other):
+                return other
+        return None
+
+    def _acknowledge(self, even_so: bool = False) -> None:
+        """Tell the copy before me how far I, and all after me, have come, unless it knows."""
+        before, place = self._before(), self.stable if self.following else self.had
+        if before is not None and (even_so or place > self._told):
+            self._told = place
+            self.mail.send(before, ("ack", self.view.epoch, place))
+
+    def _again(self, worker: int, body: tuple[Any, ...], wires: Wires) -> None:
+        """`worker` asks again for what is in the log: whoever answers does so once more."""
+        if self.answers:
+            if body[1] <= self._carried.get(worker, 0):
+                self.server.answer_again(worker, body, wires)
+        else:
+            for dst in self.following:
+                self.mail.send(dst, ("again", self.view.epoch, worker, body), wires)

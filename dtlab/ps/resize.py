@@ -1,0 +1,128 @@
+"""Servers come and go while training goes on: only what must move moves, from server to server.
+
+Every worker says so at the same point of its program. Each server waits until all have, so that
+every push made before is in; hands over what another shall hold from now on, weights and state
+alike; and answers once it has got its own new pieces. Nobody starts again from anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dtlab.ps.mail import pack, unpack
+from dtlab.ps.partition import Key, Placement, Units, common, positions
+from dtlab.ps.store import Entry
+
+if TYPE_CHECKING:
+    from dtlab.ps.server import Server
+
+
+class Resizing:
+    """One server's part in it."""
+
+    def __init__(self, server: Server):
+        self._server = server
+        self._asked: dict[int, int] = {}  # worker → number of its request
+        self._came: list[tuple[tuple[Any, ...], list[torch.Tensor]]] = []
+        self._new: dict[Key, Entry] | None = None  # what I hold from now on
+        self._placement: Placement = {}
+
+    def ask(self, worker: int, number: int, servers: tuple[int, ...]) -> None:
+        """`worker` has come to the point where `servers` shall hold the keys."""
+        self._asked[worker] = number
+        if len(self._asked) < len(self._server.clocks.of):
+            return
+        server, me = self._server, self._server.comm.rank
+        for entry in server.entries.values():
+            for bucket in list(entry.sums):  # no worker will add to it
+                server.update(entry, bucket)
+        old, new = server.placement(server.active), server.placement(servers)
+        server.active, self._placement = servers, new
+        for other in server.policy.servers:
+            if other != me:
+                self._hand_over(other, old, new)
+        self._new = {}
+        for key, pieces in new.items():
+            units = dict(pieces).get(me)
+            if units is not None:
+                self._new[key] = self._begun(key, units, dict(old[key]).get(me))
+        self._settle()
+
+    def take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """Another server's letter: ("pieces", [(key, units, version, what was read, names of the
+        state's tensors, its numbers, dtypes and sizes), …])."""
+        self._came.append((body, wires))
+        self._settle()
+
+    def _hand_over(self, other: int, old: Placement, new: Placement) -> None:
+        """Send `other` what it shall hold and I have held; perhaps nothing."""
+        server, moved, tensors = self._server, [], []
+        for key, pieces in new.items():
+            mine, theirs = dict(old[key]).get(server.comm.rank), dict(pieces).get(other)
+            if mine is None or theirs is None or not len(units := common(mine, theirs)):
+                continue
+            entry, where = server.entries[key], positions(units, mine)
+            names = [name for name, x in entry.state.items() if isinstance(x, torch.Tensor)]
+            numbers = {name: x for name, x in entry.state.items() if name not in names}
+            parts = [entry.value, *(entry.state[name] for name in names)]
+            parts = [part[where].reshape(-1).clone() for part in parts]
+            sizes = [(str(part.dtype)[6:], part.numel()) for part in parts]
+            moved.append((key, units, entry.version, entry.read, names, numbers, sizes))
+            tensors += parts
+        server.statistics.moved += sum(len(piece[1]) for piece in moved)
+        server.mail.send(other, ("pieces", moved), pack(tensors))
+
+    def _begun(self, key: Key, units: Units, mine: Units | None) -> Entry:
+        """The new piece of `key`, filled with what I have had of it already."""
+        server = self._server
+        old = server.entries.get(key)
+        if old is not None and mine is not None and len(mine) == len(units) == len(
+                common(mine, units)):
+            return old
+        spec = next(specs[key] for specs in server.batches if key in specs)
+        shape = (len(units), spec.width) if spec.table else (len(units),)
+        entry = Entry(torch.zeros(shape, dtype=spec.dtype, device=server.comm.device),
+                      server.policy.update)
+        if old is not None and mine is not None:
+            kept = common(mine, units)
+            where, source = positions(kept, units), positions(kept, mine)
+            entry.version, entry.read = old.version, old.read
+            _fill(entry, where, old.value[source],
+                  {name: x[source] if isinstance(x, torch.Tensor) else x
+                   for name, x in old.state.items()})
+        return entry
+
+    def _settle(self) -> None:
+        """Once all is here, put it in place and answer the workers."""
+        server = self._server
+        if self._new is None or len(self._came) < len(server.policy.servers) - 1:
+            return
+        for (_, moved), wires in self._came:
+            sizes = [(getattr(torch, name), numel) for piece in moved for name, numel in piece[-1]]
+            parts = iter(unpack(wires, sizes))
+            for key, units, version, read, names, numbers, _ in moved:
+                entry = self._new[key]
+                where = positions(units, dict(self._placement[key])[server.comm.rank])
+                entry.version, entry.read = version, dict(read)
+                shape = (-1, entry.value.shape[1]) if entry.is_table else (-1,)
+                value = next(parts).view(shape)
+                state = {name: next(parts).view(shape) for name in names}
+                _fill(entry, where, value, state | numbers)
+        server.entries, self._new, self._came = self._new, None, []
+        asked, self._asked = self._asked, {}
+        for worker, number in asked.items():
+            server.reply(worker, number)
+
+
+def _fill(entry: Entry, where: Any, value: torch.Tensor, state: dict[Any, Any]) -> None:
+    """Put weights and state in their place in `entry`."""
+    entry.value[where] = value
+    for name, x in state.items():
+        if not isinstance(x, torch.Tensor):
+            entry.state[name] = x
+        else:
+            if name not in entry.state:
+                entry.state[name] = torch.zeros_like(entry.value)
+            entry.state[name][where] = x

@@ -1,0 +1,275 @@
+"""A server: it reads letters one by one, and each changes its state or is answered, or both.
+
+Consistency says when, the update rule says what; here is only the order of things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.ps.consistency import Clocks, Consistency
+from dtlab.ps.mail import pack, unpack
+from dtlab.ps.partition import Key, Partition, Placement, Spec
+from dtlab.ps.replication import Replication
+from dtlab.ps.resize import Resizing
+from dtlab.ps.statistics import Statistics
+from dtlab.ps.store import NOW, Entry
+from dtlab.ps.updates import Update
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All that is chosen in `join`. Equal on every node."""
+
+    servers: tuple[int, ...]  # the ranks that may hold keys; where there are copies, the first ones
+    workers: tuple[int, ...]
+    active: tuple[int, ...]  # the servers that hold keys at first
+    consistency: Consistency
+    update: Update
+    partition: Partition
+    nan: str  # "raise" | "drop" | "pass"
+    replication: Replication | None = None
+    copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # server → its copies
+    master: int = -1  # the rank that says who lives, if there are copies
+    lease_s: float = 0.0
+
+    @property
+    def serving(self) -> frozenset[int]:
+        """Every rank that holds keys, copies included."""
+        return frozenset(self.servers).union(*self.copies.values())
+
+
+class Outbox(Protocol):
+    """Where a server puts its letters: its node's mail, or the copy that it is."""
+
+    received_bytes: int
+    sent_bytes: int
+
+    def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
+        """Post a letter."""
+
+    def lends(self, x: torch.Tensor) -> bool:
+        """Must `x` stay as it is?"""
+
+
+class Held(NamedTuple):
+    """A pull that waits for others' clocks."""
+
+    worker: int
+    body: tuple[Any, ...]
+    rows: list[torch.Tensor]
+    since_s: float
+
+
+class Server:
+    """The serving half of a node. `handle` never blocks; `over` once every worker has finished."""
+
+    def __init__(self, comm: Comm, mail: Outbox, policy: Policy):
+        self.comm, self.mail, self.policy = comm, mail, policy
+        self.clocks = Clocks(policy.workers)
+        self.entries: dict[Key, Entry] = {}
+        self.batches: list[dict[Key, Spec]] = []  # what was made together is placed together
+        self.active = policy.active
+        self.statistics = Statistics(comm.rank)
+        self._group = policy.consistency.group(len(policy.workers))
+        self._held: dict[int, list[Held]] = {}  # by the clock of the worker
+        self._began: set[int] = set()  # workers that have pulled in this iteration
+        self._inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
+        self._resizing = Resizing(self)
+
+    @property
+    def over(self) -> bool:
+        """Has every worker finished?"""
+        return not self.clocks.of
+
+    def handle(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """Do what a letter asks for. Bodies: see the methods named after them."""
+        getattr(self, f"_{body[0]}")(src, body, wires)
+
+    def reply(self, dst: int, number: int, more: Any = None,
+              tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Answer request `number` of `dst`, which may be this very node."""
+        self.mail.send(dst, ("reply", number, more), pack(tensors))
+
+    # ---- what workers ask for -------------------------------------------------------------------
+
+    def _init(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("init", number, specs of all keys, keys whose values follow), from each worker."""
+        _, number, specs, keys = body
+        self._inits[src] = number, specs
+        for key, spec in specs.items():
+            for other, (_, theirs) in self._inits.items():
+                if theirs.get(key) != spec:
+                    raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
+        if keys:
+            sizes = [(specs[key].dtype, numel) for key, numel in keys]
+            for (key, _), value in zip(keys, unpack(wires, sizes), strict=True):
+                value = value.clone()
+                if specs[key].table:
+                    value = value.view(-1, specs[key].width)
+                self.entries[key] = Entry(value, self.policy.update)
+        if len(self._inits) == len(self.clocks.of):
+            self.batches.append(specs)
+            for worker, (its_number, _) in self._inits.items():
+                self.reply(worker, its_number)
+            self._inits = {}
+
+    def _pull(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("pull", number, keys, rows of each or None)."""
+        if src not in self._began:
+            self._began.add(src)
+            self.clocks.catch_up(src)
+        clock = self.clocks.of[src]
+        counts = [(torch.int64, count) for count in body[3] if count is not None]
+        pull = Held(src, body, unpack(wires, counts), self.comm.now())
+        if clock <= self.policy.consistency.limit(self.clocks):
+            self._answer(pull)
+        else:
+            self._held.setdefault(clock, []).append(pull)
+
+    def _answer(self, pull: Held) -> None:
+        src, (_, number, keys, counts) = pull.worker, pull.body
+        rows, seen = iter(pull.rows), self.statistics
+        values = [self.entries[key].pull(src, None if count is None else next(rows))
+                  for key, count in zip(keys, counts, strict=True)]
+        seen.pulls += 1
+        seen.load.update(keys)
+        seen.ahead[int(self.clocks.of[src] - self.clocks.slowest)] += 1
+        seen.waits[src] = seen.waits.get(src, 0.0) + self.comm.now() - pull.since_s
+        self.reply(src, number, None, values)
+
+    def peek(self, mail: Outbox, src: int, body: tuple[Any, ...]) -> None:
+        """("peek", number, keys, rows: None): the weights as they are here and now."""
+        values = [self.entries[key].value.view(-1) for key in body[2]]
+        self.statistics.load.update(body[2])
+        mail.send(src, ("reply", body[1], None), pack(values))
+
+    def _peek(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        self.peek(self.mail, src, body)
+
+    def answer_again(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """A request that has been carried out, whose answer may be lost."""
+        what, number = body[:2]
+        if (what == "init" and src in self._inits) or (what == "pull" and any(
+                pull.worker == src and pull.body[1] == number
+                for pulls in self._held.values() for pull in pulls)):
+            return  # the answer is still to come
+        values = []
+        if what == "pull":
+            rows = iter(unpack(wires, [(torch.int64, n) for n in body[3] if n is not None]))
+            for key, count in zip(body[2], body[3], strict=True):
+                w = self.entries[key].value
+                values.append((w if count is None else w[next(rows)]).view(-1))
+        self.reply(src, number, None, values)
+
+    def _push(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("push", number, keys, rows of each or None, weight, how many hold NaN)."""
+        _, number, keys, counts, weight, nans = body
+        entries = [self.entries[key] for key in keys]
+        sizes = [(torch.int64, count) for count in counts if count is not None]
+        for entry, count in zip(entries, counts, strict=True):
+            width = entry.value.shape[1] if entry.is_table else 1
+            numel = entry.value.numel() if count is None else count * width
+            sizes.append((entry.value.dtype, numel))
+        parts = unpack(wires, sizes)
+        first = len(parts) - len(keys)
+        rows = iter(parts[:first])
+        self.statistics.pushes += 1
+        self.statistics.nan += nans
+        self.statistics.load.update(keys)
+        for key, entry, count, g in zip(keys, entries, counts, parts[first:], strict=True):
+            self._take(src, key, entry, g, None if count is None else next(rows), weight)
+        self.reply(src, number)
+
+    def _take(self, src: int, key: Key, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
+              weight: float) -> None:
+        """One key of a push: drop it, keep it for later, or make the update."""
+        clock = self.clocks.of[src]
+        if not self._group and clock < self.clocks.closed:
+            self.statistics.dropped += 1
+            return
+        self.statistics.staleness[entry.version - entry.read.get(src, 0)] += 1
+        bucket = NOW if self._group else clock
+        gathered = entry.push(self.comm, src, g, rows, weight, bucket)
+        if self._group and gathered.count >= self._group:
+            self.update(entry, bucket)
+
+    def _clock(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("clock", number): the worker has ended an iteration. Number 0 wants no answer."""
+        self.clocks.tick(src)
+        self._began.discard(src)
+        self._advance()
+        if body[1]:
+            self.reply(src, body[1])
+
+    def _finish(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("finish", number)."""
+        self.clocks.leave(src)
+        self._advance()
+        self.reply(src, body[1])
+
+    def _move(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("move", number, servers that shall hold keys from now on), from each worker."""
+        self._resizing.ask(src, body[1], body[2])
+
+    def _pieces(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """From another server, what moves here: see `Resizing`."""
+        self._resizing.take(src, body, wires)
+
+    # ---- what follows from it -------------------------------------------------------------------
+
+    def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
+        """Make an update, on a copy of the weights if these are still on their way to someone."""
+        if self.mail.lends(entry.value):
+            entry.value = entry.value.clone()
+        entry.update(bucket, absent)
+        self.statistics.updates += 1
+
+    def _advance(self) -> None:
+        """A clock has moved: close those that can be closed, answer those who waited."""
+        clocks, rule = self.clocks, self.policy.consistency
+        while not self._group and (part := clocks.taking_part):
+            passed = clocks.passed[clocks.closed]
+            if not passed or passed < rule.quorum(part):
+                break
+            for entry in self.entries.values():
+                if clocks.closed in entry.sums:
+                    workers = len(entry.sums[clocks.closed].weights)
+                    self.update(entry, clocks.closed, max(passed - workers, 0))
+            clocks.close()
+        limit = rule.limit(clocks)
+        for clock in sorted(clock for clock in self._held if clock <= limit):
+            for pull in self._held.pop(clock):
+                self._answer(pull)
+
+    def placement(self, servers: Sequence[int]) -> Placement:
+        """Where all keys are if `servers` hold them."""
+        found: Placement = {}
+        for specs in self.batches:
+            found |= self.policy.partition.place(specs, servers)
+        return found
+
+    def account(self) -> Statistics:
+        """The statistics, completed."""
+        seen = self.statistics
+        seen.clocks = {**self.clocks.ended, **self.clocks.of}
+        seen.closed = self.clocks.closed
+        seen.unused = sum(s.count for e in self.entries.values() for s in e.sums.values())
+        seen.held_bytes = sum(entry.value.nbytes for entry in self.entries.values())
+        seen.received_bytes = self.mail.received_bytes
+        seen.sent_bytes = self.mail.sent_bytes
+        return seen
+
+
+def _unlike(key: Key, rank: int, spec: Spec, other: int, theirs: Spec | None) -> str:
+    if theirs is None:
+        return (f"rank {rank} makes the key {key!r} in init, but rank {other} does not; "
+                f"every worker calls init with the same keys")
+    return (f"rank {rank} makes the key {key!r} with {spec.dtype} {spec.shape}, rank {other} with "
+            f"{theirs.dtype} {theirs.shape}; every worker calls init with the same shapes")

@@ -1,0 +1,126 @@
+"""Bad input is answered with one sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, Deadlock, ShapeMismatch, ps, run, simulate
+from dtlab.topology import uniform
+
+
+def worker_calls(call: Callable[[ps.Node], object], ranks: int = 2, **how: Any) -> Any:
+    """Run `call` on the workers after an init of w (3,) and the table e (4, 2)."""
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, **how)
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(3), "e": torch.zeros(4, 2)}, tables=["e"])
+        call(node)
+        last = node.pull(["w"])["w"]
+        node.finish()
+        return last
+
+    return simulate(body, network=uniform(ranks, 1e-6, 1e9)).values
+
+
+NAN = torch.tensor([1.0, float("nan"), 1.0])
+
+
+@pytest.mark.parametrize(("call", "error", "says"), [
+    (lambda n: n.pull(["v"]), ConfigError, "unknown key 'v'; init has made: 'w', 'e'"),
+    (lambda n: n.push({"v": torch.zeros(3)}), ConfigError, "unknown key 'v'"),
+    (lambda n: n.pull("w"), ConfigError, r"pull\(\['w'\]\)"),
+    (lambda n: n.push({"w": torch.zeros(4)}), ShapeMismatch, r"\(4,\); init made it with .*\(3,\)"),
+    (lambda n: n.push({"w": torch.zeros(3).double()}), ShapeMismatch, "float64"),
+    (lambda n: n.push({"w": 1.0}), ConfigError, "takes a tensor, not float"),
+    (lambda n: n.pull(["w"], out={"w": torch.zeros(2)}), ShapeMismatch, "pull of 'w'"),
+    (lambda n: n.init({"w": torch.zeros(3)}), ConfigError, "there already"),
+    (lambda n: n.push({"w": NAN}), ConfigError, "'w' holds NaN"),
+    (lambda n: n.push({"w": torch.zeros(3)}, weight=0), ConfigError, "weight"),
+    (lambda n: n.pull_rows("w", [0]), ConfigError, "no table"),
+    (lambda n: n.pull_rows("e", [4]), ConfigError, "rows 0 to 3"),
+    (lambda n: n.push_rows("e", [0], torch.zeros(1, 3)), ShapeMismatch, "push of 'e'"),
+    (lambda n: n.push({"w": torch.zeros(3).to_sparse()}), ConfigError, "no table"),
+    (lambda n: n.serve(), ConfigError, "is a worker"),
+    (lambda n: n.use_servers([5]), ConfigError, "some of the ranks 0"),
+    (lambda n: (n.finish(), n.push({"w": torch.zeros(3)})), ConfigError, "push after finish"),
+])
+def test_a_call_that_makes_no_sense_is_refused_at_its_line(
+    call: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        worker_calls(call)
+
+
+@pytest.mark.parametrize(("how", "ranks", "says"), [
+    ({"servers": 3}, 2, "leaves no worker"),
+    ({"servers": 2}, 2, "leaves no worker; .*colocated=True"),
+    ({"servers": 0}, 2, "1 or more"),
+    ({"servers": 1.5}, 2, "whole number"),
+    ({"servers": 1}, 1, "leaves no worker"),
+    ({"consistency": ps.BSP}, 2, "the class BSP"),
+    ({"consistency": "bsp"}, 2, "got 'bsp'"),
+    ({"update": ps.BSP()}, 2, "one of ps.Update"),
+    ({"partition": 3}, 2, "ps.Partition"),
+    ({"consistency": ps.SoftSync(4)}, 4, "n is 1 to 3"),
+    ({"consistency": ps.BackupWorkers(3)}, 4, "at most 2"),
+    ({"nan": "ignore"}, 2, '"raise", "drop" or "pass"'),
+    ({"active": 4}, 4, "not 4"),
+])
+def test_a_join_that_makes_no_sense_is_refused(how: Any, ranks: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        worker_calls(lambda node: None, ranks, **how)
+
+
+def test_a_server_serves_and_nothing_else() -> None:
+    with pytest.raises(ConfigError, match=r"rank 0 is a server: it calls serve\(\), not pull\(\)"):
+        simulate(lambda comm: ps.join(comm).pull(["w"]), network=uniform(2, 1e-6, 1e9))
+
+
+def test_nan_is_left_out_or_let_through_by_choice_and_counted() -> None:
+    def call(node: ps.Node) -> None:
+        node.push({"w": NAN, "e": torch.ones(4, 2)})
+        node.clock()
+
+    server, last = worker_calls(call, nan="drop")
+    assert server.nan == 1
+    assert last.tolist() == [0, 0, 0]
+    server, last = worker_calls(call, nan="pass")
+    assert server.nan == 1
+    assert last.isnan().tolist() == [False, True, False]
+
+
+def test_workers_that_make_different_keys_are_told() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm)
+        if node.is_server:
+            return node.serve()
+        return node.init({"w": torch.zeros(2 + comm.rank)})
+
+    with pytest.raises(ConfigError, match=r"rank \d makes the key 'w' with .* rank \d with"):
+        simulate(body, network=uniform(3, 1e-6, 1e9))
+
+
+def test_a_worker_that_never_finishes_is_named() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm)
+        return node.serve() if node.is_server else node.init({"w": torch.zeros(1)})
+
+    with pytest.raises(Deadlock, match="returned"):
+        simulate(body, network=uniform(2, 1e-6, 1e9))
+
+
+def test_a_mistake_on_processes_is_the_same_mistake() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm)
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(2)})
+        return node.pull(["v"])
+
+    with pytest.raises(ConfigError, match="unknown key 'v'"):
+        run(body, ranks=2)

@@ -1,0 +1,287 @@
+"""Training over a parameter server gives what it must: BSP what one process computes with the
+whole batch, SSP(0) the same as BSP, SSP(∞) and λ-softsync the same as ASP."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import Comm, ps, run, simulate
+from dtlab.topology import uniform
+
+STEPS = 6
+PARTITIONS = [ps.Hash(), ps.Range(), ps.ConsistentHash()]
+RULES = {
+    "sgd": (ps.SGD(lr=0.05), lambda p: torch.optim.SGD(p, lr=0.05)),
+    "momentum": (ps.SGD(lr=0.05, momentum=0.9), lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
+    "adam": (ps.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+}
+
+
+def start() -> dict[str, torch.Tensor]:
+    """Three keys: a matrix, a single number, one big enough to travel alone."""
+    numbers = torch.Generator().manual_seed(0)
+    return {"w": torch.randn(4, 3, generator=numbers, dtype=torch.float64),
+            "b": torch.randn((), generator=numbers, dtype=torch.float64),
+            "big": torch.randn(9001, generator=numbers, dtype=torch.float64)}
+
+
+def examples(worker: int, step: int) -> torch.Tensor:
+    """A worker's batch of a step, (8, 4)."""
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(100 * worker + step),
+                       dtype=torch.float64)
+
+
+def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The mean over a batch, of something that uses all weights."""
+    return ((x @ weights["w"] + weights["b"]).tanh().square().mean()
+            + (weights["big"] * x.sum()).sin().mean())
+
+
+def gradients(weights: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
+    leaves = {key: w.clone().requires_grad_() for key, w in weights.items()}
+    grads = torch.autograd.grad(loss(leaves, x), list(leaves.values()))
+    return dict(zip(leaves, grads, strict=True))
+
+
+def train(comm: Comm, speeds: list[float], **how: Any) -> Any:
+    """A worker's last weights; worker w takes speeds[w] seconds a step."""
+    node = ps.join(comm, **how)
+    if node.is_server:
+        return node.serve()
+    worker = comm.rank - min(node.policy.workers)
+    node.init(start())
+    for step in range(STEPS):
+        weights = node.pull(["w", "b", "big"])
+        with comm.compute("step", seconds=speeds[worker]):
+            grads = gradients(weights, examples(worker, step))
+        node.push(grads)
+        node.clock()
+    last = node.pull(["big", "b", "w"])
+    node.finish()
+    return last
+
+
+def alone(workers: int, make: Any) -> dict[str, torch.Tensor]:
+    """One process, the whole batch."""
+    weights = {key: w.requires_grad_() for key, w in start().items()}
+    optimizer = make(list(weights.values()))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        (sum(loss(weights, examples(w, step)) for w in range(workers)) / workers).backward()
+        optimizer.step()
+    return {key: w.detach() for key, w in weights.items()}
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    for key, w in wanted.items():
+        torch.testing.assert_close(found[key], w, rtol=0, atol=1e-12)
+
+
+def network(ranks: int) -> dtlab.topology.Topology:
+    return uniform(ranks, 5e-6, 1e9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("partition", PARTITIONS, ids=repr)
+def test_bsp_is_training_on_one_process_with_the_whole_batch(
+    rule: str, servers: int, partition: ps.Partition
+) -> None:
+    update, make = RULES[rule]
+    for workers in (1, 2, 4):
+        result = simulate(lambda comm: train(comm, [0.003, 0.001, 0.002, 0.001], servers=servers,
+                                             update=update, partition=partition),
+                          network=network(servers + workers))
+        for last in result.values[servers:]:
+            assert_close(last, alone(workers, make))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_on_processes_too(rule: str) -> None:
+    update, make = RULES[rule]
+    result = run(lambda comm: train(comm, [0, 0], servers=2, update=update, partition=ps.Range()),
+                 ranks=4)
+    for last in result.values[2:]:
+        assert_close(last, alone(2, make))
+    assert all(s.clocks == {2: STEPS, 3: STEPS} for s in result.values[:2])
+
+
+@pytest.mark.parametrize("backend", ["simulator", "processes"])
+def test_workers_that_serve_as_well_compute_the_same(backend: str) -> None:
+    def body(comm: Comm) -> Any:
+        return train(comm, [0.001, 0.003, 0.002], servers=3, colocated=True, partition=ps.Range(),
+                     update=RULES["momentum"][0])
+
+    result = (simulate(body, network=network(3)) if backend == "simulator"
+              else run(body, ranks=3))
+    for last in result.values:
+        assert_close(last, alone(3, RULES["momentum"][1]))
+
+
+SPEEDS = [0.005, 0.001, 0.0023]
+
+
+def last_of(consistency: ps.Consistency, update: ps.Update) -> list[Any]:
+    result = simulate(lambda comm: train(comm, SPEEDS, servers=2, consistency=consistency,
+                                         update=update), network=network(5))
+    return result.values[2:]
+
+
+@pytest.mark.parametrize("update", [ps.SGD(0.05, momentum=0.5), ps.Adam(0.01)], ids=repr)
+@pytest.mark.parametrize(("one", "other"), [
+    (ps.SSP(0), ps.BSP()),
+    (ps.SSP(math.inf), ps.ASP()),
+    (ps.SoftSync(3), ps.ASP()),
+    (ps.BackupWorkers(0), ps.BSP()),
+    (ps.Quorum(1.0), ps.BSP()),
+], ids=repr)
+def test_the_ends_of_each_scale_meet(
+    one: ps.Consistency, other: ps.Consistency, update: ps.Update
+) -> None:
+    for found, wanted in zip(last_of(one, update), last_of(other, update), strict=True):
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+def test_asp_makes_an_update_of_each_push_as_it_comes() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.5))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(2)})
+        for _ in range(3):
+            node.push({"w": torch.ones(2)})
+            node.clock()
+        last = node.pull(["w"])["w"]
+        node.finish()
+        return last
+
+    server, *lasts = simulate(body, network=network(3)).values
+    assert lasts[0].tolist() == [-3.0, -3.0]  # six steps of 0.5, none of them averaged
+    assert server.updates == 6
+    assert server.clocks == {1: 3, 2: 3}
+
+
+def test_a_worker_reads_its_own_writes_at_once_where_clocks_overlap() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, consistency=ps.SSP(2), update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        seen = []
+        for _ in range(3):
+            node.push({"w": torch.full((1,), -1.0)})
+            seen.append(node.pull(["w"])["w"].item())
+            node.clock()
+        node.finish()
+        return seen
+
+    for seen in simulate(body, network=network(4)).values[1:]:
+        assert all(value >= step for step, value in enumerate(seen, start=1))
+
+
+def test_a_pulled_tensor_and_a_pushed_one_stay_the_workers_own() -> None:
+    """Neither later updates nor sums may show in what a worker holds, even without a wire."""
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=comm.size, colocated=True, partition=ps.Range())
+        node.init({"w": torch.zeros(40_000)})
+        first = node.pull(["w"])["w"]
+        grad = torch.ones(40_000)
+        node.push({"w": grad})
+        node.clock()
+        second = node.pull(["w"])["w"]
+        node.finish()
+        return first, grad, second
+
+    for first, grad, second in simulate(body, network=network(3)).values:
+        assert torch.equal(first, torch.zeros(40_000))
+        assert torch.equal(grad, torch.ones(40_000))
+        torch.testing.assert_close(second, torch.full((40_000,), -0.1))
+
+
+def test_pulls_fill_the_tensors_that_are_given() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=2, partition=ps.Range())
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.arange(30_000.0), "b": torch.ones(2)})
+        out = {"w": torch.zeros(30_000), "b": torch.zeros(2)}
+        found = node.pull(["w", "b"], out=out)
+        node.finish()
+        return found["w"] is out["w"] and found["b"] is out["b"], out
+
+    for same, out in simulate(body, network=network(4)).values[2:]:
+        assert same
+        assert torch.equal(out["w"], torch.arange(30_000.0))
+        assert torch.equal(out["b"], torch.ones(2))
+
+
+def test_asynchronous_requests_may_be_waited_for_in_any_order() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=2, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({f"k{i}": torch.full((3,), float(i)) for i in range(6)})
+        pushed = node.push_async({f"k{i}": torch.full((3,), -10.0) for i in range(6)})
+        pulls = [node.pull_async([f"k{i}"]) for i in range(6)]
+        found = [handle.wait() for handle in reversed(pulls)][::-1]
+        pushed.wait()
+        node.finish()
+        return [found[i][f"k{i}"][0].item() for i in range(6)]
+
+    assert simulate(body, network=network(3)).values[2] == [10.0 + i for i in range(6)]
+
+
+def test_a_push_without_weights_of_others_counts_as_zero_for_them() -> None:
+    """Under BSP a key that one of two workers pushes moves by half of its gradient."""
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        if comm.rank == 1:
+            node.push({"w": torch.full((1,), -4.0)})
+        node.clock()
+        last = node.pull(["w"])["w"].item()
+        node.finish()
+        return last
+
+    assert simulate(body, network=network(3)).values[1:] == [2.0, 2.0]
+
+
+def test_weighted_pushes_make_a_weighted_mean() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        node.push({"w": torch.full((1,), -float(comm.rank))}, weight=comm.rank)
+        node.clock()
+        last = node.pull(["w"])["w"].item()
+        node.finish()
+        return last
+
+    assert simulate(body, network=network(4)).values[1:] == pytest.approx([14 / 6] * 3)
+
+
+def test_thousands_of_workers_in_virtual_time() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=4, partition=ps.Range(), update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(8)})
+        for _ in range(2):
+            node.pull(["w"])
+            node.push({"w": torch.full((8,), -float(comm.rank % 2))})
+            node.clock()
+        last = node.pull(["w"])["w"].tolist()
+        node.finish()
+        return last
+
+    result = simulate(body, network=network(1004), trace=False)
+    assert result.values[-1] == [1.0] * 8
+    assert result.values[0].pushes == 2000

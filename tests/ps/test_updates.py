@@ -1,0 +1,129 @@
+"""Each update rule does what its equation says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, ps, simulate
+from dtlab.topology import uniform
+
+
+def tensors(count: int) -> list[torch.Tensor]:
+    numbers = torch.Generator().manual_seed(1)
+    return [torch.randn(5, generator=numbers, dtype=torch.float64) for _ in range(count)]
+
+
+def test_staleness_divides_the_step() -> None:
+    w, g = tensors(2)
+    rule, found = ps.StalenessAwareSGD(lr=0.3), w.clone()
+    rule.step_(found, rule.prepare(g, found, {}, 1, staleness=4), {}, 1)
+    torch.testing.assert_close(found, w - 0.3 / 4 * g)
+    for staleness in (0, 1):
+        assert torch.equal(rule.prepare(g, w, {}, 1, staleness), g)
+
+
+def test_delay_is_compensated_towards_where_the_weights_are_now() -> None:
+    w_old, w, g = tensors(3)
+    rule, state, found = ps.DCASGD(lr=0.1, lam=0.5), {}, w.clone()
+    rule.pulled(w_old, state, worker=2)
+    rule.step_(found, rule.prepare(g, found, state, 2, 3), state, 1)
+    torch.testing.assert_close(found, w - 0.1 * (g + 0.5 * g * g * (w - w_old)))
+
+
+def test_each_worker_has_a_backup_of_its_own() -> None:
+    first, second, w, g = tensors(4)
+    rule, state = ps.DCASGD(lr=0.1, lam=0.5), {}
+    rule.pulled(first, state, worker=1)
+    rule.pulled(second, state, worker=2)
+    found = rule.prepare(g, w, state, 1, 1)
+    torch.testing.assert_close(found, g + 0.5 * g * g * (w - first))
+
+
+def test_adaptive_compensation_shrinks_with_the_mean_square() -> None:
+    w_old, w, g = tensors(3)
+    rule, state = ps.DCASGD(lr=0.1, lam=2.0, adaptive=True, decay=0.9, eps=1e-7), {}
+    rule.pulled(w_old, state, worker=0)
+    mean_square = torch.zeros(5, dtype=torch.float64)
+    for _ in range(3):
+        found = rule.prepare(g, w, state, 0, 1)
+        mean_square = 0.9 * mean_square + 0.1 * g * g
+    lam = 2.0 / (mean_square + 1e-7).sqrt()
+    torch.testing.assert_close(found, g + lam * g * g * (w - w_old))
+
+
+def test_elastic_averaging_pulls_the_centre_to_the_workers_and_them_to_it() -> None:
+    center, g1, g2, x1, x2 = tensors(5)
+    rule = ps.EASGD(lr=0.1, alpha=0.2)
+
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, update=rule)
+        if node.is_server:
+            return node.serve()
+        node.init({"x": center})
+        x, g = ((x1, g1), (x2, g2))[comm.rank - 1]
+        there = node.pull(["x"])["x"]
+        node.push({"x": x})
+        rule.local_(x, g, there)
+        node.clock()
+        after = node.pull(["x"])["x"]
+        node.finish()
+        return x, after
+
+    (found1, after), (found2, _) = simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:]
+    torch.testing.assert_close(found1, x1 - 0.1 * g1 - 0.2 * (x1 - center))
+    torch.testing.assert_close(found2, x2 - 0.1 * g2 - 0.2 * (x2 - center))
+    torch.testing.assert_close(after, center + 0.2 * ((x1 - center) + (x2 - center)))
+
+
+def test_federated_averaging_weighs_by_examples() -> None:
+    w1, w2, w3 = tensors(3)
+
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, update=ps.FedAvg())
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(5, dtype=torch.float64)})
+        node.push({"w": (w1, w2, w3)[comm.rank - 1]}, weight=10 * comm.rank)
+        node.clock()
+        last = node.pull(["w"])["w"]
+        node.finish()
+        return last
+
+    for last in simulate(body, network=uniform(4, 1e-6, 1e9)).values[1:]:
+        torch.testing.assert_close(last, (10 * w1 + 20 * w2 + 30 * w3) / 60)
+
+
+def test_staleness_counts_the_updates_since_the_worker_pulled() -> None:
+    """Two workers pull, then push one after the other: the second gradient has missed one."""
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.StalenessAwareSGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        for _ in range(3):
+            node.pull(["w"])
+            with comm.compute("step", seconds=0.01 if comm.rank == 1 else 0.1):
+                pass
+            node.push({"w": torch.ones(1)})
+            node.clock()
+        node.finish()
+        return None
+
+    server = simulate(body, network=uniform(3, 1e-6, 1e9)).values[0]
+    assert dict(server.staleness) == {0: 5, 3: 1}
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda: ps.SGD(lr=-1), "lr"),
+    (lambda: ps.SGD(lr=float("nan")), "lr"),
+    (lambda: ps.SGD(lr=0.1, momentum="0.9"), "momentum"),
+    (lambda: ps.Adam(betas=(-1, 0.9)), "beta1"),
+    (lambda: ps.EASGD(alpha=float("inf")), "alpha"),
+    (lambda: ps.DCASGD(0.1, -2), "lam"),
+])
+def test_numbers_that_make_no_sense_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make()

@@ -1,0 +1,71 @@
+"""Waits with a limit, and ranks that die without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, simulate
+from dtlab.topology import uniform
+
+NETWORK = uniform(2, 1e-3, 1e9)
+
+
+def waits(comm: Comm, sleep_s: float, limits: list[float]) -> Any:
+    if comm.rank == 0:
+        with comm.compute("sleep", seconds=sleep_s):
+            pass
+        comm.send(torch.ones(1), 1)
+        return None
+    x, found = torch.zeros(1), []
+    work = comm.irecv(x, 0)
+    for limit in limits:
+        found.append((comm.wait_for(work, limit), comm.now()))
+    work.wait()
+    return found, x.item()
+
+
+def test_a_wait_with_a_limit_ends_with_the_message_or_at_the_limit() -> None:
+    found, x = simulate(waits, 0.01, [0.004, 0.004, 9.0, 1.0], network=NETWORK).values[1]
+    assert [done for done, _ in found] == [False, False, True, True]
+    arrived_s = 0.011 + 4e-9
+    assert [at for _, at in found] == pytest.approx([0.004, 0.008, arrived_s, arrived_s])
+    assert x == 1
+
+
+def test_a_message_that_comes_at_the_very_limit_has_come() -> None:
+    network = uniform(2, 0, 8.0)  # 4 bytes take half a second
+    found, x = simulate(waits, 0.5, [1.0, 1.0], network=network).values[1]
+    assert found == [(True, 1.0), (True, 1.0)]
+    assert x == 1
+
+
+def test_a_rank_that_crashes_leaves_the_others_alone() -> None:
+    def body(comm: Comm) -> Any:
+        if comm.rank == 0:
+            comm.send(torch.ones(1), 1)
+            comm.send(torch.ones(1), 1)
+            return "all sent"
+        x = torch.zeros(1)
+        found = []
+        for _ in range(2):
+            work = comm.irecv(x, 0)
+            found.append(comm.wait_for(work, 1.0))
+        return found
+
+    for events, received, said in ((0, [False, False], None), (1, [True, False], None),
+                                   (2, [True, True], "all sent"), (9, [True, True], "all sent")):
+        assert simulate(body, network=NETWORK, crash={0: events}).values == [said, received]
+
+
+@pytest.mark.parametrize("crash", [{2: 1}, {0: -1}, {0: 1.5}, [0]])
+def test_crashes_that_make_no_sense_are_refused(crash: Any) -> None:
+    with pytest.raises(ConfigError, match="crash is a dict"):
+        simulate(lambda comm: None, network=NETWORK, crash=crash)
+
+
+def test_a_limit_must_be_a_time() -> None:
+    with pytest.raises(ConfigError, match="0 or more and finite"):
+        simulate(waits, 0.01, [-1.0], network=NETWORK)
