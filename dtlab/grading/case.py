@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,10 @@ class Case:
 
     `args[r]` is what rank r is given, after its communicator. Messages cross a uniform network;
     with one second a message and no limit of bandwidth, the elapsed time counts the rounds.
+
+    With `drive`, a function of ours, the value is that of `drive(function, *args)`, in the
+    learner's process: for what must be called many times in an order that depends on its answers.
+    It says what came, as plain data; the judging is done elsewhere.
     """
 
     tried: str  # for the table: "4 ranks, 10 × float32"
@@ -38,6 +43,7 @@ class Case:
     meter: bool = False  # measure the memory it takes
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
     hint: str = ""  # instead of the check's own
+    drive: Callable[..., Any] | None = None  # calls the function, as often as it likes: see below
     facts: dict[str, Any] = field(default_factory=dict)  # for whoever judges: n, dtype, …
 
     @property
