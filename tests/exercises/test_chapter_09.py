@@ -213,3 +213,119 @@ def test_the_answer_of_the_chapters_exercise_is_what_the_client_sees():
     client = game.Game(lambda node, letter: on(node, letter, dedupe=False), 3, 1, again=True).play()
     assert any(value // 4**place % 4 == 2 for value, _, _ in client.client.reads
                for place in range(game.ADDS))
+
+
+# ---- consistent-hashing ------------------------------------------------------------------------
+
+RING = {"a placement", "copies", "balance", "a server comes", "a server dies",
+        "everywhere the same"}
+MOVES = {"a server comes", "a server dies"}
+
+
+def stable(text):
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def on_a_ring(keys, servers, copies, vnodes=150, hashed=stable, distinct=True):
+    points = sorted((hashed(f"{server}/{v}"), server) for server in servers for v in range(vnodes))
+    placed = {}
+    for key in keys:
+        start = bisect.bisect(points, (hashed(key),))
+        mine = []
+        for step in range(len(points)):
+            server = points[(start + step) % len(points)][1]
+            if server not in mine or not distinct:
+                mine.append(server)
+            if len(mine) == min(copies, len(servers)):
+                break
+        placed[key] = mine
+    return placed
+
+
+def by_weight(keys, servers, copies):  # right as well: rendezvous hashing, no ring at all
+    return {key: sorted(servers, key=lambda s: stable(f"{s} {key}"), reverse=True)[:copies]
+            for key in keys}
+
+
+def hash_mod_n(keys, servers, copies):
+    ordered = sorted(servers)
+    return {key: [ordered[(stable(key) + c) % len(ordered)]
+                  for c in range(min(copies, len(servers)))] for key in keys}
+
+
+def pythons_own_hash(keys, servers, copies):
+    return on_a_ring(keys, servers, copies, hashed=lambda text: hash(text))
+
+
+def no_virtual_nodes(keys, servers, copies):
+    return on_a_ring(keys, servers, copies, vnodes=1)
+
+
+def copies_on_one_server(keys, servers, copies):
+    return on_a_ring(keys, servers, copies, distinct=False)
+
+
+def copies_in_order_of_names(keys, servers, copies):
+    ordered = sorted(servers)
+    placed = on_a_ring(keys, servers, 1)
+    for key, (first,) in placed.items():
+        at = ordered.index(first)
+        placed[key] = [ordered[(at + c) % len(ordered)] for c in range(min(copies, len(ordered)))]
+    return placed
+
+
+def points_by_place_in_the_list(keys, servers, copies):
+    names = {f"{place}": server for place, server in enumerate(servers)}
+    return {key: [names[s] for s in mine]
+            for key, mine in on_a_ring(keys, list(names), copies).items()}
+
+
+def in_blocks(keys, servers, copies):
+    return {key: [servers[i * len(servers) // len(keys)]] for i, key in enumerate(keys)}
+
+
+def one_server_not_a_list(keys, servers, copies):
+    return {key: mine[0] for key, mine in on_a_ring(keys, servers, copies).items()}
+
+
+def at_random(keys, servers, copies):
+    return {key: random.sample(servers, min(copies, len(servers))) for key in keys}
+
+
+def forgets_copies(keys, servers, copies):
+    return on_a_ring(keys, servers, 1)
+
+
+@pytest.mark.parametrize(("answer", "rows", "hint"), [
+    (hash_mod_n, MOVES, "no count of servers"),
+    (pythons_own_hash, {"everywhere the same"}, "differs from process to process"),
+    (no_virtual_nodes, {"balance"} | MOVES, "many times"),
+    (copies_on_one_server, {"copies", "a server dies", "everywhere the same"}, "die together"),
+    (copies_in_order_of_names, {"a server dies"}, "next different servers round the ring"),
+    (points_by_place_in_the_list, {"a server dies", "everywhere the same"}, "place in the list"),
+    (in_blocks, RING - {"a placement", "balance"}, "Each key is on `copies` servers"),
+    (one_server_not_a_list, RING, "a *list* of servers"),
+    (at_random, MOVES | {"everywhere the same"}, "no count of servers"),
+    (forgets_copies, {"copies", "a server dies", "everywhere the same"}, "on `copies` servers"),
+], ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize("seed", [0, 2])
+def test_consistent_hashing(answer, rows, hint, seed):
+    report = judged("consistent-hashing", answer, seed)
+    assert lost(report) == rows, str(report)
+    assert hint in first_hint(report)
+
+
+@pytest.mark.parametrize("answer", [on_a_ring, by_weight], ids=lambda v: v.__name__)
+@pytest.mark.parametrize("seed", range(6))
+def test_different_right_placements_get_all_points(answer, seed):
+    report = judged("consistent-hashing", answer, seed)
+    assert report.points == report.max_points == 10, str(report)
+
+
+@pytest.mark.parametrize(("exercise", "function"), [
+    ("chain-replication", "chain_node"), ("consistent-hashing", "place_keys")])
+@pytest.mark.parametrize("seed", [0, 2])
+def test_the_solution_gets_all_points(exercise, function, seed):
+    report = judged(exercise, solutions()[function], seed)
+    assert report.points == report.max_points == 10, str(report)
+    assert first_hint(report) == ""
