@@ -8,7 +8,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,7 @@ class Crew:
         self._channel: socket.socket | None = None
         self._files: list[int] = []
         self._orphaned = False  # the server is gone
+        self._may_die: Collection[int] = ()
         try:
             self._start(backend, device, threads, trace)
         except BaseException:
@@ -137,11 +138,13 @@ class Crew:
     # ---- one call -------------------------------------------------------------------------------
 
     def call(self, what: str, parcel: int, *, timeout: float | None, echo: bool,
-             stay: bool = False) -> tuple[list[Reply], list[str]]:
+             stay: bool = False, may_die: Collection[int] = ()) -> tuple[list[Reply], list[str]]:
         """Have all ranks do the same; returns their replies and their output, by rank.
 
-        `stay`: after a failure, ranks that can still answer stay alive.
+        `stay`: after a failure, ranks that can still answer stay alive. `may_die`: ranks whose
+        death ends nothing; their value is None.
         """
+        self._may_die = may_die
         for number, rank in enumerate(self._ranks):
             rank.begin(RankOutput(number, partial(self._hold, number) if echo else None))
         try:
@@ -170,17 +173,25 @@ class Crew:
         for rank in self._ranks:
             with contextlib.suppress(OSError):
                 rank.line.send(("go", start_s))
-        self._wait_for(lambda: all(rank.returned is not None for rank in self._ranks), watchdog)
+        self._wait_for(lambda: all(rank.returned is not None or self._spared(number)
+                                   for number, rank in enumerate(self._ranks)), watchdog)
         replies = [self._unpack(number, rank) for number, rank in enumerate(self._ranks)]
         return replies, self._finish_output()
 
     def _wait_for(self, done: Callable[[], bool], watchdog: Watchdog) -> None:
         while not done():
             self._pump(watchdog.pause_s())
-            verdict.raise_failure(self._ranks, self._orphaned)
+            spared = self._may_die if self._began else ()
+            verdict.raise_failure(self._ranks, self._orphaned, spared)
             watchdog.check(lambda n: verdict.where(self._ranks[n], self._diagnosis))
 
+    def _spared(self, number: int) -> bool:
+        """Has this rank died, as it may?"""
+        return number in self._may_die and self._ranks[number].died is not None
+
     def _unpack(self, number: int, rank: RankView) -> Reply:
+        if rank.returned is None and self._spared(number):
+            return Reply(0.0, None, [], [])
         assert rank.returned is not None
         file, rank.returned = rank.returned, None
         try:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtlab.comm import Work
+from dtlab.errors import RankDied
 from dtlab.processes.board import ANYONE
+from dtlab.processes.watch import Watch
 
 if TYPE_CHECKING:
     from dtlab.processes.communicator import GlooComm
@@ -28,7 +30,7 @@ class Message(Work):
 
     __slots__ = (
         "comm", "context", "done_s", "handles", "label", "nbytes", "number", "peer", "peers",
-        "posted_s", "sends", "target", "wire", "world",
+        "posted_s", "sends", "target", "watch", "wire", "world",
     )
 
     def __init__(
@@ -42,6 +44,11 @@ class Message(Work):
         self.handles: tuple[Any, ...] = ()  # Gloo's
         self.peers: tuple[int, ...] = (self.world,)  # of all messages that were posted together
         self.posted_s = self.done_s = 0.0
+        self.watch: Watch | None = None  # who waits for the handles, if it is not the caller
+
+    def arrived(self) -> bool:
+        """Has it come, or will it never? Known once it has been given to `Comm.wait_any`."""
+        return bool(self.done_s) or (self.watch is not None and self.watch.over.is_set())
 
     def wait(self) -> int:
         """Block until it is sent, or received into its place. Returns the peer's rank."""
@@ -56,13 +63,30 @@ class Message(Work):
 
     def complete(self) -> None:
         """Block until Gloo is done with it, without a word on the board."""
-        for handle in self.handles:
-            handle.wait()
-        if not self.sends:
-            self._receive()
+        if self.watch is None:
+            for handle in self.handles:
+                handle.wait()
+            if not self.sends:
+                self._receive()
+        else:
+            self._receive_watched(self.watch)
         self.done_s = time.perf_counter()
         self.comm.end.done(self)
         self.handles, self.wire, self.target = (), None, None
+
+    def _receive_watched(self, watch: Watch) -> None:
+        """As `complete`; but whoever waits with a limit wants to know that its peer is gone."""
+        watch.over.wait()
+        error = watch.error
+        if error is None:
+            try:
+                self._receive()
+            except RuntimeError as broken:  # the rest of a large object did not come
+                error = broken
+        if error is not None:
+            who = f"rank {self.peer}" if self.peer >= 0 else "a rank"
+            raise RankDied(f"rank {self.comm.rank}: the connection to {who} has broken",
+                           self.peer) from error
 
     def _receive(self) -> None:
         """What has arrived in `wire` goes where it was wanted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ def run(
     trace: bool = True,
     echo: bool = True,
     threads: int = 1,
+    may_die: Collection[int] = (),
 ) -> Result:
     """Call `fn(comm, *args)` on `ranks` processes at once; returns what each returned.
 
@@ -43,12 +44,16 @@ def run(
     rank raises, `RankDied` when one dies, `Deadlock` or `RunTimeout` when nobody goes on,
     `ConfigError` for arguments that make no sense. Whatever happens, no process is left.
 
+    may_die: ranks whose death ends nothing: their value is then None, and the others go on. Whoever
+        talks to one that has died must be ready for it: see `Comm.wait_any`.
+
     Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo` and
     `threads` don't count.
     """
     check_ranks(ranks)
     check_backend(backend, device, ranks)
     check_limits(timeout, threads)
+    check_may_die(may_die, ranks)
     check_call(fn, args, "run")
     if torchrun.launched():
         replies = torchrun.run_here(fn, args, backend, device, trace)
@@ -56,7 +61,8 @@ def run(
     parcel = pack_call(fn, args)
     try:
         with Crew(ranks, backend=backend, device=device, threads=threads, trace=trace) as crew:
-            return gather(*crew.call("call", parcel, timeout=timeout, echo=echo))
+            return gather(*crew.call("call", parcel, timeout=timeout, echo=echo,
+                                     may_die=may_die))
     except DtlabError as error:
         error.__traceback__ = None  # our own frames would only hide the rank's
         raise
@@ -116,6 +122,12 @@ def check_limits(timeout: Any, threads: Any) -> None:
         raise ConfigError(f"timeout={timeout!r}: give seconds, more than 0, or None for no limit")
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ConfigError(f"threads={threads!r}: how many threads a rank? At least 1")
+
+
+def check_may_die(may_die: Any, ranks: int) -> None:
+    """Raise `ConfigError` unless these are ranks, and not all of them."""
+    if not isinstance(may_die, Collection) or not set(may_die) < set(range(ranks)):
+        raise ConfigError(f"may_die={may_die!r}: name some of the ranks 0 to {ranks - 1}, not all")
 
 
 # ---- what came back -----------------------------------------------------------------------------

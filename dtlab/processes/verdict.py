@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from dtlab.errors import RankDied
@@ -74,9 +74,12 @@ class RankView:
         return data
 
 
-def raise_failure(ranks: Sequence[RankView], orphaned: bool) -> None:
-    """Raise for the rank that is to blame, if any: the dead first, then who raised first."""
-    died = [(rank.died, number) for number, rank in enumerate(ranks) if rank.died is not None]
+def raise_failure(ranks: Sequence[RankView], orphaned: bool,
+                  may_die: Collection[int] = ()) -> None:
+    """Raise for the rank that is to blame, if any: the dead first, then who raised first. The death
+    of those that `may_die` is nobody's failure."""
+    died = [(rank.died, number) for number, rank in enumerate(ranks)
+            if rank.died is not None and number not in may_die]
     if died:  # Gloo may abort a rank whose peer died: others come before an abort
         status, number = min(died, key=lambda d: d[0] & 0x7F == signal.SIGABRT)
         raise _rank_died(number, status)

@@ -33,9 +33,11 @@ Where gradients are added up, without the rest: `ps.aggregate(comm, x, placement
 `ps.PLACEMENTS`: on_one, on_cpu, spread (an all-reduce), tree, two_level.
 """
 
+from dtlab.ps.checkpoint import Checkpoints
 from dtlab.ps.consistency import ASP, BSP, SSP, BackupWorkers, Consistency, Quorum, SoftSync
+from dtlab.ps.handle import Handle
 from dtlab.ps.join import join
-from dtlab.ps.node import Handle, Node
+from dtlab.ps.node import Node
 from dtlab.ps.partition import ConsistentHash, Hash, Partition, Range
 from dtlab.ps.placement import PLACEMENTS, aggregate
 from dtlab.ps.replication import Chain, Leader, Replication, Unavailable
@@ -51,5 +53,6 @@ __all__ = [
     "Update", "SGD", "Adam", "StalenessAwareSGD", "DCASGD", "EASGD", "FedAvg",
     "Partition", "Range", "Hash", "ConsistentHash",
     "Replication", "Chain", "Leader", "Unavailable",
+    "Checkpoints",
     "aggregate", "PLACEMENTS",
 ]

@@ -10,9 +10,9 @@ import torch
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
 from dtlab.ps.master import BEATS
+from dtlab.ps.policy import Policy
 from dtlab.ps.replica import Replica
 from dtlab.ps.replication import Unavailable, View
-from dtlab.ps.server import Policy
 from dtlab.ps.statistics import Statistics
 
 GIVE_UP = 20  # leases without one, after which a copy that is cut off ends
@@ -34,10 +34,11 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
         letter = mail.receive_within(max(beat_s - comm.now(), 0.0))
         if letter is None:
             continue
-        src, body, wires, works = letter
-        for work in works:
-            work.wait()
-        if src == policy.master:
+        src, body, wires, _ = letter
+        if body[0] == "snapshot":
+            replica.install(*body[1:])
+            mail.send(policy.master, ("ready", body[1]))
+        elif src == policy.master:
             heard_s = comm.now()
             over = _obey(replica, body, mail, policy)
         else:
@@ -54,6 +55,8 @@ def _obey(replica: Replica, body: tuple[Any, ...], mail: Mail, policy: Policy) -
     elif body[0] == "elect":
         replica.promised = body[1]
         mail.send(policy.master, ("had", body[1], replica.had))
+    elif body[0] == "adopt":
+        replica.adopt(body[1])
     elif body[0] == "view":
         replica.change(View(*body[2:]))
     return bool(body[0] == "over")
@@ -95,5 +98,6 @@ class Requests:
     def _whom(self, server: int, body: tuple[Any, ...]) -> int:
         view = self.views[server]
         if body[0] == "peek":
-            return view.members[(self._mail.comm.rank + body[1]) % len(view.members)]
+            number: int = body[1]
+            return view.members[(self._mail.comm.rank + number) % len(view.members)]
         return view.head

@@ -9,11 +9,12 @@ from typing import Any
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps import checks
+from dtlab.ps.checkpoint import Checkpoints
 from dtlab.ps.consistency import BSP, Consistency
 from dtlab.ps.node import Node
 from dtlab.ps.partition import Hash, Partition
+from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Chain, Replication
-from dtlab.ps.server import Policy
 from dtlab.ps.updates import SGD, Update
 
 
@@ -30,6 +31,9 @@ def join(
     replicas: int = 0,
     replication: Replication = Chain(),  # noqa: B008
     lease_s: float = 1.0,
+    checkpoints: Checkpoints | None = None,
+    patience_s: float | None = None,
+    lost_worker: str = "stop",
 ) -> Node:
     """Every rank calls it with equal arguments; the first `servers` ranks serve, the others work.
 
@@ -43,6 +47,10 @@ def join(
         rank more serves: rank `servers`, the configuration master.
     replication: how copies keep up with each other: Chain(), Leader(sync=True).
     lease_s: a copy that is silent for longer is declared dead; seconds, virtual in the simulator.
+    checkpoints: where to keep them; None: nowhere.
+    patience_s: a worker that is silent for longer, without waiting for an answer, is lost; None:
+        servers wait for ever. lost_worker: "stop" (`RankDied`) or "go on" without it. For servers
+        without replicas.
 
     Raises `ConfigError` for arguments that make no sense. Chapters: 07, 08.
     """
@@ -63,11 +71,24 @@ def join(
     workers = ranks if colocated else ranks[servers + bool(copies):]
     consistency.check(len(workers))
     chosen = checks.active(len(logical) if active is None else active, logical)
-    policy = Policy(logical, workers, chosen, consistency, update, partition, nan)
+    policy = Policy(logical, workers, chosen, consistency, update, partition, nan,
+                    checkpoints=checkpoints, patience_s=patience_s, lost_worker=lost_worker)
+    _check_losses(policy, replicas)
     if copies:
         policy = replace(policy, replication=replication, copies=copies, master=servers,
                          lease_s=float(lease_s))
     return Node(comm, policy)
+
+
+def _check_losses(policy: Policy, replicas: int) -> None:
+    if policy.lost_worker not in ("stop", "go on"):
+        raise ConfigError(f'lost_worker is "stop" or "go on", not {policy.lost_worker!r}')
+    if policy.patience_s is not None and not 0 < policy.patience_s < math.inf:
+        raise ConfigError(f"patience_s is a time above 0 s, or None, not {policy.patience_s!r}")
+    if replicas and (policy.patience_s or policy.checkpoints):
+        raise ConfigError("servers with replicas take neither patience_s nor checkpoints")
+    if policy.checkpoints is not None and not isinstance(policy.checkpoints, Checkpoints):
+        raise ConfigError(f"checkpoints is a ps.Checkpoints, not {policy.checkpoints!r}")
 
 
 def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,

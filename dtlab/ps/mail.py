@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.errors import RankDied
 
 BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
 Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elements
@@ -31,6 +32,24 @@ class Letter(NamedTuple):
     wires: tuple[tuple[str, int], ...]  # dtype and elements of each tensor that follows
     marked: bool  # a last word will follow the wires, so you may read others' letters meanwhile
     body: tuple[Any, ...]
+
+
+class Received(NamedTuple):
+    """A letter as its reader gets it. `works`: what to wait for before the wires are read."""
+
+    src: int
+    body: tuple[Any, ...]
+    wires: list[torch.Tensor]
+    works: list[Work]
+
+
+class Line:
+    """The next letter from one sender: first its first part, then its wires."""
+
+    def __init__(self, comm: Comm, src: int):
+        self.inbox: list[Any] = []
+        self.works: list[Work] = [comm.irecv(self.inbox, src)]
+        self.letter: Received | None = None
 
 
 class Mail:
@@ -48,11 +67,10 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
-        self._asked = False  # for the next letter; then:
-        self._inbox: list[Any]
-        self._next: Work
+        self._lines: dict[int, Line] = {}  # for `receive_within`
+        self.dead: set[int] = set()  # ranks whose connection has broken
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
-        self._arriving: dict[int, tuple[tuple[Any, ...], list[Work], list[torch.Tensor]]] = {}
+        self._arriving: dict[int, Received] = {}  # marked ones
 
     def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = (),
              marked: bool = False) -> None:
@@ -65,7 +83,15 @@ class Mail:
         marked = marked and any(wire.nbytes >= BIG_BYTES for wire in wires)
         sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         letter = (self.seen[dst], sizes, marked, body)
-        works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
+        if dst in self.dead:
+            return
+        try:
+            works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
+        except RuntimeError:  # its connection has broken, which we have not been told yet
+            if not self._lines:
+                raise
+            self.dead.add(dst)
+            return
         if marked:
             self._leaving[dst] = works
         self._kept.setdefault(dst, deque()).append((works, list(wires)))
@@ -73,52 +99,75 @@ class Mail:
             self._lent[id(wire)] += 1
             self.sent_bytes += wire.nbytes
 
-    def receive(self) -> tuple[int, tuple[Any, ...], list[torch.Tensor], list[Work]]:
-        """Wait for the next letter: its sender, its body, its wires, and what to wait for before
-        these are read. For a marked one that is nothing, for its wires have come before."""
+    def receive(self) -> Received:
+        """Wait for the next letter. A marked one comes once its wires are there; of others, wait
+        for `works` before you read the wires."""
         while True:
-            self._ask_for_more()
-            src = self._next.wait()
-            if found := self._opened(src):
-                return found
+            for dst in list(self._leaving):
+                self._last_word(dst)
+            inbox: list[Any] = []
+            src = self.comm.recv(inbox)
+            if inbox[0] is None:
+                found = self._arriving.pop(src)
+            else:
+                marked, found = self._opened(src, inbox[0])
+                if marked:
+                    self._arriving[src] = found
+                    continue
+            return self._read(found)
 
-    def receive_within(
-        self, seconds: float
-    ) -> tuple[int, tuple[Any, ...], list[torch.Tensor], list[Work]] | None:
-        """`receive`, but None if there is no letter within so many seconds."""
+    def receive_within(self, seconds: float) -> Received | None:
+        """The next letter that is there with all its wires; None if there is none within so many
+        seconds. One whose sender dies halfway, or is cut off, holds up none but that sender's; so
+        each has a line of its own."""
+        if not self._lines:
+            self._lines = {src: Line(self.comm, src)
+                           for src in range(self.comm.size) if src != self.comm.rank}
         until_s = self.comm.now() + seconds
         while True:
-            self._ask_for_more()
-            if not self.comm.wait_for(self._next, max(until_s - self.comm.now(), 0.0)):
+            for src, line in list(self._lines.items()):
+                while all(work.arrived() for work in line.works):
+                    if not self._has_come(src, line):
+                        break
+                    if line.letter is None and line.inbox[0] is None:  # the wires had a line too
+                        line = self._lines[src] = Line(self.comm, src)
+                    elif line.letter is None:
+                        _, line.letter = self._opened(src, line.inbox[0])
+                        line.works = line.letter.works
+                    else:
+                        found = self._read(line.letter)
+                        del self._lines[src]  # the others' turn comes first
+                        self._lines[src] = Line(self.comm, src)
+                        return found
+            waiting = [work for line in self._lines.values() for work in line.works
+                       if not work.arrived()]
+            if not self.comm.wait_any(waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
-            if found := self._opened(self._next.wait()):
-                return found
 
-    def _ask_for_more(self) -> None:
-        for dst in list(self._leaving):
-            self._last_word(dst)
-        if not self._asked:
-            self._asked, self._inbox = True, []
-            self._next = self.comm.irecv(self._inbox)
+    def _has_come(self, src: int, line: Line) -> bool:
+        """Is it here? Else its sender has died; then nothing will come from it any more."""
+        try:
+            for work in line.works:
+                work.wait()
+        except RankDied:
+            self.dead.add(src)
+            del self._lines[src]
+            return False
+        return True
 
-    def _opened(self, src: int) -> tuple[int, tuple[Any, ...], list[torch.Tensor],
-                                         list[Work]] | None:
-        """The letter whose first part has come from `src`; None if more of it will follow."""
-        self._asked = False
-        if self._inbox[0] is None:
-            body, works, wires = self._arriving.pop(src)
-        else:
-            letter = Letter(*self._inbox[0])
-            self._release(src, letter.seen)
-            sizes = [(getattr(torch, name), numel) for name, numel in letter.wires]
-            body, wires = letter.body, self.room(src, letter.body, sizes)
-            works = self.comm.post(*(Recv(wire, src) for wire in wires)) if wires else []
-            if letter.marked:
-                self._arriving[src] = body, works, wires
-                return None
-        self.seen[src] += 1
-        self.received_bytes += sum(wire.nbytes for wire in wires)
-        return src, body, wires, works
+    def _opened(self, src: int, letter: Any) -> tuple[bool, Received]:
+        """Is the letter from `src` marked? And itself, its wires on their way."""
+        seen, wires, marked, body = Letter(*letter)
+        self._release(src, seen)
+        sizes = [(getattr(torch, name), numel) for name, numel in wires]
+        places = self.room(src, body, sizes)
+        works = self.comm.post(*(Recv(place, src) for place in places)) if places else []
+        return marked, Received(src, body, places, works)
+
+    def _read(self, letter: Received) -> Received:
+        self.seen[letter.src] += 1
+        self.received_bytes += sum(wire.nbytes for wire in letter.wires)
+        return letter
 
     def _last_word(self, dst: int) -> None:
         """If a marked letter to `dst` is on its way: wait until it has left, and say so."""
@@ -127,6 +176,11 @@ class Mail:
             for work in works:
                 work.wait()
             works.append(self.comm.isend(None, dst))
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes of tensors received and sent."""
+        return self.received_bytes, self.sent_bytes
 
     def lends(self, x: torch.Tensor) -> bool:
         """May `x` still be on its way to someone? Then it must not change."""
@@ -143,8 +197,9 @@ class Mail:
         while kept and self._released[dst] < seen:
             works, wires = kept.popleft()
             self._released[dst] += 1
-            for work in works:
-                work.wait()
+            if dst not in self.dead:
+                for work in works:
+                    work.wait()
             for wire in wires:
                 self._lent[id(wire)] -= 1
                 if not self._lent[id(wire)]:

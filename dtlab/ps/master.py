@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
+from dtlab.ps.policy import Policy
 from dtlab.ps.replication import View
-from dtlab.ps.server import Policy
 
 PATIENCE = 1.25  # leases that a copy may be silent for
 BEATS = 3  # signs of life a lease
@@ -38,6 +38,8 @@ class Chronicle:
     terms: list[Term] = field(default_factory=list)
     dead: dict[int, float] = field(default_factory=dict)  # rank → when it was declared dead
 
+    back: dict[int, float] = field(default_factory=dict)  # rank → when it was a copy again
+
     def overlaps(self) -> list[tuple[Term, Term]]:
         """Terms of two leaders of one server at the same time. There are none."""
         return [(one, two) for i, one in enumerate(self.terms) for two in self.terms[i + 1 :]
@@ -54,7 +56,11 @@ class Master:
         self._server_of = {rank: s for s, copies in policy.copies.items() for rank in copies}
         self._heard = dict.fromkeys(self._server_of, comm.now())
         self._at_work = set(policy.workers)
-        self._elections: dict[int, tuple[View, dict[int, int]]] = {}  # server → to be, what they had
+        assert policy.replication is not None
+        self._rule = policy.replication
+        # Server → who is to live, and what they have said that they had.
+        self._elections: dict[int, tuple[View, dict[int, int]]] = {}
+        self._returning: dict[int, int] = {}  # rank → the epoch in which it was called back
         self.chronicle = Chronicle(comm.rank)
 
     def serve(self) -> Chronicle:
@@ -74,13 +80,32 @@ class Master:
     def _beat(self, src: int, body: tuple[Any, ...]) -> None:
         """("beat", when it was sent)."""
         if src not in self._heard:
-            return  # declared dead: it shall not come back with what it missed
+            self._call_back(src)
+            return
         self._heard[src] = self._comm.now()
         server = self._server_of[src]
         view, until_s = self._views[server], body[1] + self._policy.lease_s
         if view.head == src and server not in self._elections:
             self._note(Term(server, view.epoch, src, body[1], until_s))
         self._mail.send(src, ("lease", until_s))
+
+    def _call_back(self, rank: int) -> None:
+        """A copy that was declared dead lives: have it brought up to date, then count it again."""
+        server = self._server_of[rank]
+        view = self._views[server]
+        if server not in self._elections and self._returning.get(rank) != view.epoch \
+                and view.members:
+            self._returning[rank] = view.epoch
+            self._mail.send(self._rule.answers(view), ("adopt", rank))
+
+    def _ready(self, src: int, body: tuple[Any, ...]) -> None:
+        """("ready", epoch): it is up to date with those that lived in that epoch."""
+        server = self._server_of[src]
+        view = self._views[server]
+        if server not in self._elections and body[1] == view.epoch and src not in self._heard:
+            self._heard[src] = self._comm.now()
+            self.chronicle.back[src] = self._comm.now()
+            self._elect(server, View(view.epoch + 1, (*view.members, src)))
 
     def _finish(self, src: int, body: tuple[Any, ...]) -> None:
         """("finish",): a worker has."""
@@ -93,7 +118,7 @@ class Master:
             view, had = self._elections[server]
             if body[1] == view.epoch:
                 had[src] = body[2]
-            if set(had) == set(view.members):
+            if view.members and set(had) == set(view.members):
                 self._announce(server, view, had)
 
     def _bury(self, rank: int) -> None:
@@ -103,17 +128,20 @@ class Master:
         server = self._server_of[rank]
         now, _ = self._elections.get(server, (self._views[server], {}))
         members = tuple(member for member in now.members if member != rank)
-        view = View(now.epoch + 1, members)
-        self._elections[server] = view, {}
-        for member in members:
-            self._mail.send(member, ("elect", view.epoch))
+        self._elect(server, View(now.epoch + 1, members))
         if not members:
             for worker in self._policy.workers:
                 self._mail.send(worker, ("lost", server))
 
+    def _elect(self, server: int, view: View) -> None:
+        """Ask who is to be of `view` how much of the log each has."""
+        self._elections[server] = view, {}
+        for member in view.members:
+            self._mail.send(member, ("elect", view.epoch))
+
     def _announce(self, server: int, view: View, had: dict[int, int]) -> None:
         del self._elections[server]
-        view = View(view.epoch, self._policy.replication.order(view.members, had))  # type: ignore[union-attr]
+        view = View(view.epoch, self._rule.order(view.members, had))
         self._views[server] = view
         now_s = self._comm.now()
         self._note(Term(server, view.epoch, view.head, now_s, now_s))

@@ -9,41 +9,16 @@ import torch
 
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
-from dtlab.ps import checks, parts
+from dtlab.ps import care, checks, parts
 from dtlab.ps.copies import Requests, serve_copy
+from dtlab.ps.handle import Handle
 from dtlab.ps.mail import Mail, Size, pack
 from dtlab.ps.master import Chronicle, Master
 from dtlab.ps.partition import Key
 from dtlab.ps.parts import Layout, Part
-from dtlab.ps.replication import Unavailable
-from dtlab.ps.server import Policy, Server
+from dtlab.ps.policy import Policy
+from dtlab.ps.server import Server
 from dtlab.ps.statistics import Statistics
-
-
-class Handle:
-    """A request under way. `wait` returns what the blocking call would."""
-
-    def __init__(self, node: Node, result: Any = None):
-        self._node, self._result = node, result
-        self.refused = False
-        self.open: dict[int, list[Part]] = {}  # number of what was asked → where its answer goes
-        self.coming: list[tuple[list[Part], list[torch.Tensor], list[Work]]] = []
-
-    def wait(self) -> Any:
-        """Block until every server that was asked has answered, and all of it is in its place.
-        Raises `Unavailable` if one may not, see `Replication`."""
-        while self.open:
-            self._node.read_letter()
-        if self.refused:
-            raise Unavailable(f"rank {self._node.comm.rank}: the server's leader has lost touch "
-                              f"with the others and may not answer; what you asked for may be "
-                              f"done, or not")
-        while self.coming:
-            places, wires, works = self.coming.pop()
-            for work in works:
-                work.wait()
-            parts.place(places, wires)
-        return self._result
 
 
 class Node:
@@ -56,7 +31,9 @@ class Node:
         self.clock_count = 0
         self.finished = False
         self._mail = Mail(comm)
-        self._mail.room, self._mail.to_myself = self._room, self._to_myself
+        self._mail.to_myself = self._to_myself
+        if not policy.replication:  # else an answer that is late might overwrite a newer one
+            self._mail.room = self._room
         self._server: Server | None = None
         self._requests = Requests(self._mail, policy) if policy.replication else None
         if comm.rank in policy.servers and not policy.replication:
@@ -79,15 +56,17 @@ class Node:
             return serve_copy(self.comm, self._mail, self.policy)
         while not self._server.over:
             self.read_letter()
-        self._mail.flush()
+        if not self.policy.patience_s:
+            self._mail.flush()
         return self._server.account()
 
     # ---- workers: the calls of an iteration -----------------------------------------------------
 
-    def init(self, tensors: Mapping[Key, torch.Tensor], tables: Iterable[Key] = ()) -> None:
+    def init(self, tensors: Mapping[Key, torch.Tensor], tables: Iterable[Key] = ()) -> int:
         """Make keys. Every worker calls it with the same keys and shapes, else `ConfigError`; the
         values are those of the first worker. `tables`: keys whose rows (the first dimension) are
-        placed, pulled and pushed one by one. Returns once all workers have called it."""
+        placed, pulled and pushed one by one. Returns once all workers have called it: the clock
+        of the checkpoint from which the values are instead, or 0."""
         self._check("init")
         specs = checks.specs(self.comm.rank, tensors, frozenset(tables), self._layout.specs)
         self._layout.add(specs, self.policy.partition.place(specs, self._active))
@@ -102,6 +81,7 @@ class Node:
                          for part, value in zip(mine, values, strict=True))
             self._ask(handle, server, "init", (specs, keys), pack(values))
         handle.wait()
+        return handle.more or 0
 
     def pull(self, keys: Iterable[Key],
              out: Mapping[Key, torch.Tensor] | None = None) -> dict[Key, torch.Tensor]:
@@ -214,12 +194,21 @@ class Node:
 
     def read_letter(self) -> None:
         """Wait for the next letter and do what it says."""
-        self._take(*self._mail.receive())
+        tick_s = self.policy.lease_s if self._requests else self.policy.patience_s
+        if tick_s is None or (self._server is None and not self._requests):
+            self._take(*self._mail.receive())
+            return
+        # Where ranks die, some letters never come in full.
+        letter = self._mail.receive_within(tick_s / 4)
+        if letter is not None:
+            self._take(*letter)
+        if self._server is not None:
+            care.miss(self._server, self._mail.dead)
 
     def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
               works: list[Work]) -> None:
         if body[0] == "reply":
-            self._answered(body[1], body[2] == "refused", wires, works)
+            self._answered(body, wires, works)
         elif self._requests:
             getattr(self._requests, {"view": "change", "lost": "lost"}[body[0]])(*body[1:])
         else:
@@ -228,16 +217,18 @@ class Node:
                 work.wait()
             self._server.handle(src, body, wires)
 
-    def _answered(self, number: int, refused: bool, wires: list[torch.Tensor],
+    def _answered(self, body: tuple[Any, ...], wires: list[torch.Tensor],
                   works: list[Work]) -> None:
+        number: int = body[1]
         handle = self._open.pop(number, None)
         if handle is None:  # answered before: it was asked twice
             return
         if self._requests:
             self._requests.answered(number)
         places = handle.open.pop(number)
-        if refused:
-            handle.refused = True
+        handle.more = body[2]
+        if isinstance(body[2], str):
+            handle.refused = body[2]
         else:
             handle.coming.append((places, wires, works))
 

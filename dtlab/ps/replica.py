@@ -13,10 +13,13 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
+from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Replication, View
-from dtlab.ps.server import Policy, Server
+from dtlab.ps.server import Server
 
 Wires = list[torch.Tensor]
+NO_LEASE = ("the server's leader has lost touch with the master and may not answer; what you asked "
+            "for may be done, or not")
 
 
 class Logged(NamedTuple):
@@ -39,6 +42,7 @@ class Replica:
         self.had = self.done = self.stable = 0  # places: received, carried out, on all that follow
         self.promised = 0  # the epoch of an election in which this copy has told what it has
         self._acked: dict[int, int] = {}
+        self._kept: int | None = None  # forget nothing after this place: see `adopt`
         self._told = -1  # the place that I acknowledged last
         self._last: dict[int, int] = {}  # worker → the number of its last request in the log
         self._carried: dict[int, int] = {}  # the same, of those carried out
@@ -57,14 +61,9 @@ class Replica:
         return self.mail.lends(x)
 
     @property
-    def received_bytes(self) -> int:
+    def moved_bytes(self) -> tuple[int, int]:
         """See `Mail`."""
-        return self.mail.received_bytes
-
-    @property
-    def sent_bytes(self) -> int:
-        """See `Mail`."""
-        return self.mail.sent_bytes
+        return self.mail.moved_bytes
 
     # ---- roles ----------------------------------------------------------------------------------
 
@@ -106,7 +105,7 @@ class Replica:
             return
         number = body[1]
         if not self.may_lead():
-            self.mail.send(worker, ("reply", number, "refused"))
+            self.mail.send(worker, ("reply", number, NO_LEASE))
         elif number <= self._last.get(worker, 0):
             self._again(worker, body, wires)
         else:
@@ -140,7 +139,7 @@ class Replica:
             return
         self.view = view
         if self.is_member:
-            self._acked, self._told = {}, -1
+            self._acked, self._told, self._kept = {}, -1, None
             for place in sorted(self.log):
                 self._hand_on(place)
             self._settle()
@@ -152,13 +151,31 @@ class Replica:
         if first:
             self._read_early()
 
+    def adopt(self, rank: int) -> None:
+        """Give `rank`, which was declared dead, all that it needs to be a copy again; from here on
+        it will get the log, once the master has announced it."""
+        self._kept = self.done
+        state = self.server.snapshot(), self._last, self._carried
+        self.mail.send(rank, ("snapshot", self.view.epoch, self.done, state))
+
+    def install(self, epoch: int, place: int, state: tuple[Any, ...]) -> None:
+        """Forget all that I had and go on from another copy's snapshot."""
+        seen = self.server.statistics
+        seen.rejoined += 1
+        seen.lost += sum(entry.body[0] == "push" for at, entry in self.log.items()
+                         if self.stable < at <= self.done)
+        snapshot, self._last, self._carried = state
+        self.server.restore(snapshot)
+        self.view = View(epoch, tuple(m for m in self.policy.copies[self.shard] if m != self.me))
+        self.log, self.had, self.done, self.stable = {}, place, place, place
+
     def lapse(self) -> None:
         """Called now and then. A head whose lease is over tells workers so: what they have asked
         for may be done, or not."""
         if self.is_member and self.view.head == self.me and self.lease_end_s >= 0 \
                 and not self.may_lead():
             for worker, body, _ in self.log.values():
-                self.mail.send(worker, ("reply", body[1], "refused"))
+                self.mail.send(worker, ("reply", body[1], NO_LEASE))
 
     def _read_early(self) -> None:
         early, self._early = self._early, []
@@ -179,8 +196,13 @@ class Replica:
         self.had += 1
         self.log[self.had] = entry
         self._last[entry.worker] = entry.body[1]
-        self._hand_on(self.had)
-        self._settle()
+        if self.rule.strong or entry.body[0] != "push":
+            self._hand_on(self.had)
+            self._settle()
+        else:  # answer first: sooner, but what was answered may be lost
+            self._settle()
+            if self.following:
+                self._hand_on(self.had)
 
     def _hand_on(self, place: int) -> None:
         entry = self.log[place]
@@ -196,7 +218,7 @@ class Replica:
         elif self.answers:
             self.stable = self.had
         self._carry_out_until(self.stable if self.rule.waits(self.view, self.me) else self.had)
-        self._forget(self.stable)
+        self._forget(self.stable if self._kept is None else min(self._kept, self.stable))
         self._acknowledge()
 
     def _carry_out_until(self, place: int) -> None:

@@ -5,51 +5,30 @@ Consistency says when, the update rule says what; here is only the order of thin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.ps.consistency import Clocks, Consistency
+from dtlab.ps import care
+from dtlab.ps.consistency import Clocks
 from dtlab.ps.mail import pack, unpack
-from dtlab.ps.partition import Key, Partition, Placement, Spec
-from dtlab.ps.replication import Replication
+from dtlab.ps.partition import Key, Placement, Spec
+from dtlab.ps.policy import Policy
 from dtlab.ps.resize import Resizing
 from dtlab.ps.statistics import Statistics
 from dtlab.ps.store import NOW, Entry
-from dtlab.ps.updates import Update
-
-
-@dataclass(frozen=True)
-class Policy:
-    """All that is chosen in `join`. Equal on every node."""
-
-    servers: tuple[int, ...]  # the ranks that may hold keys; where there are copies, the first ones
-    workers: tuple[int, ...]
-    active: tuple[int, ...]  # the servers that hold keys at first
-    consistency: Consistency
-    update: Update
-    partition: Partition
-    nan: str  # "raise" | "drop" | "pass"
-    replication: Replication | None = None
-    copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # server → its copies
-    master: int = -1  # the rank that says who lives, if there are copies
-    lease_s: float = 0.0
-
-    @property
-    def serving(self) -> frozenset[int]:
-        """Every rank that holds keys, copies included."""
-        return frozenset(self.servers).union(*self.copies.values())
 
 
 class Outbox(Protocol):
     """Where a server puts its letters: its node's mail, or the copy that it is."""
 
-    received_bytes: int
-    sent_bytes: int
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes of tensors received and sent."""
 
     def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
         """Post a letter."""
@@ -78,9 +57,11 @@ class Server:
         self.active = policy.active
         self.statistics = Statistics(comm.rank)
         self._group = policy.consistency.group(len(policy.workers))
-        self._held: dict[int, list[Held]] = {}  # by the clock of the worker
+        self.held: dict[int, list[Held]] = {}  # by the clock of the worker
         self._began: set[int] = set()  # workers that have pulled in this iteration
-        self._inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
+        self.inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
+        self.heard_s: dict[int, float] = {}
+        self.saved = 0  # the clock of the last checkpoint
         self._resizing = Resizing(self)
 
     @property
@@ -90,6 +71,11 @@ class Server:
 
     def handle(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """Do what a letter asks for. Bodies: see the methods named after them."""
+        if src in self.statistics.lost_workers:  # it was given up: its clock is nobody's any more
+            self.reply(src, body[1], "the servers have given this worker up as lost")
+            return
+        if self.policy.patience_s:
+            self.heard_s[src] = self.comm.now()
         getattr(self, f"_{body[0]}")(src, body, wires)
 
     def reply(self, dst: int, number: int, more: Any = None,
@@ -102,9 +88,9 @@ class Server:
     def _init(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("init", number, specs of all keys, keys whose values follow), from each worker."""
         _, number, specs, keys = body
-        self._inits[src] = number, specs
+        self.inits[src] = number, specs
         for key, spec in specs.items():
-            for other, (_, theirs) in self._inits.items():
+            for other, (_, theirs) in self.inits.items():
                 if theirs.get(key) != spec:
                     raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
         if keys:
@@ -114,11 +100,17 @@ class Server:
                 if specs[key].table:
                     value = value.view(-1, specs[key].width)
                 self.entries[key] = Entry(value, self.policy.update)
-        if len(self._inits) == len(self.clocks.of):
+        self.made()
+
+    def made(self) -> None:
+        """Once every worker has called init: the keys are there."""
+        if self.inits and self.inits.keys() >= self.clocks.of.keys():
+            specs = next(iter(self.inits.values()))[1]
             self.batches.append(specs)
-            for worker, (its_number, _) in self._inits.items():
-                self.reply(worker, its_number)
-            self._inits = {}
+            care.resume(self, specs)
+            for worker, (its_number, _) in self.inits.items():
+                self.reply(worker, its_number, self.statistics.resumed)
+            self.inits = {}
 
     def _pull(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("pull", number, keys, rows of each or None)."""
@@ -131,10 +123,11 @@ class Server:
         if clock <= self.policy.consistency.limit(self.clocks):
             self._answer(pull)
         else:
-            self._held.setdefault(clock, []).append(pull)
+            self.held.setdefault(clock, []).append(pull)
 
     def _answer(self, pull: Held) -> None:
         src, (_, number, keys, counts) = pull.worker, pull.body
+        self.heard_s[src] = self.comm.now()  # it was not silent, we were
         rows, seen = iter(pull.rows), self.statistics
         values = [self.entries[key].pull(src, None if count is None else next(rows))
                   for key, count in zip(keys, counts, strict=True)]
@@ -156,9 +149,9 @@ class Server:
     def answer_again(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """A request that has been carried out, whose answer may be lost."""
         what, number = body[:2]
-        if (what == "init" and src in self._inits) or (what == "pull" and any(
+        if (what == "init" and src in self.inits) or (what == "pull" and any(
                 pull.worker == src and pull.body[1] == number
-                for pulls in self._held.values() for pull in pulls)):
+                for pulls in self.held.values() for pull in pulls)):
             return  # the answer is still to come
         values = []
         if what == "pull":
@@ -204,14 +197,14 @@ class Server:
         """("clock", number): the worker has ended an iteration. Number 0 wants no answer."""
         self.clocks.tick(src)
         self._began.discard(src)
-        self._advance()
+        self.advance()
         if body[1]:
             self.reply(src, body[1])
 
     def _finish(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("finish", number)."""
         self.clocks.leave(src)
-        self._advance()
+        self.advance()
         self.reply(src, body[1])
 
     def _move(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
@@ -231,7 +224,7 @@ class Server:
         entry.update(bucket, absent)
         self.statistics.updates += 1
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """A clock has moved: close those that can be closed, answer those who waited."""
         clocks, rule = self.clocks, self.policy.consistency
         while not self._group and (part := clocks.taking_part):
@@ -243,9 +236,10 @@ class Server:
                     workers = len(entry.sums[clocks.closed].weights)
                     self.update(entry, clocks.closed, max(passed - workers, 0))
             clocks.close()
+        care.save_if_due(self)
         limit = rule.limit(clocks)
-        for clock in sorted(clock for clock in self._held if clock <= limit):
-            for pull in self._held.pop(clock):
+        for clock in sorted(clock for clock in self.held if clock <= limit):
+            for pull in self.held.pop(clock):
                 self._answer(pull)
 
     def placement(self, servers: Sequence[int]) -> Placement:
@@ -255,6 +249,14 @@ class Server:
             found |= self.policy.partition.place(specs, servers)
         return found
 
+    def snapshot(self) -> dict[str, Any]:
+        """All that decides what this server does from here on, to be pickled at once."""
+        return {name: vars(self)[name] for name in _STATE}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from another's snapshot."""
+        vars(self).update(snapshot)
+
     def account(self) -> Statistics:
         """The statistics, completed."""
         seen = self.statistics
@@ -262,9 +264,15 @@ class Server:
         seen.closed = self.clocks.closed
         seen.unused = sum(s.count for e in self.entries.values() for s in e.sums.values())
         seen.held_bytes = sum(entry.value.nbytes for entry in self.entries.values())
-        seen.received_bytes = self.mail.received_bytes
-        seen.sent_bytes = self.mail.sent_bytes
+        seen.received_bytes, seen.sent_bytes = self.mail.moved_bytes
+        for key in sorted(self.entries, key=repr):
+            if not (w := self.entries[key].value).is_meta:
+                data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
+                seen.checksum = zlib.crc32(repr(key).encode() + data, seen.checksum)
         return seen
+
+
+_STATE = ("clocks", "entries", "batches", "active", "held", "_began", "inits")
 
 
 def _unlike(key: Key, rank: int, spec: Spec, other: int, theirs: Spec | None) -> str:

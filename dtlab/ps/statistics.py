@@ -25,7 +25,12 @@ class Statistics:
     ahead: Counter[int] = field(default_factory=Counter)  # clocks before the slowest → pulls
     waits: dict[int, float] = field(default_factory=dict)  # worker → seconds its pulls were held
     load: Counter[Key] = field(default_factory=Counter)  # key → pulls and pushes of it
+    resumed: int = 0  # the clock of the checkpoint that it went on from
+    lost_workers: list[int] = field(default_factory=list)  # that it went on without
     cut_off: bool = False  # a copy that ended because it heard no more of the master
+    rejoined: int = 0  # times that this copy was declared dead and came back
+    lost: int = 0  # pushes that it had carried out by then, without knowing that others had them
+    checksum: int = 0  # of the weights, at the end
     moved: int = 0  # units handed over to other servers (see `use_servers`)
     held_bytes: int = 0  # of weights, at the end
     received_bytes: int = 0  # of tensors, without the letters around them

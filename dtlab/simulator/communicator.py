@@ -60,15 +60,15 @@ class SimComm(Comm):
             received.receiver = strand
             strand.pause()
 
-    def wait_for(self, work: Work, seconds: float) -> bool:
-        if not isinstance(work, Receiving) or not 0 <= seconds < math.inf:
-            raise ConfigError(f"rank {self.rank}: wait_for takes a receive, and seconds that are 0 "
-                              f"or more and finite, not {seconds!r}")
-        message = work.message
-        if not message.arrived:
-            self._strand.waits_for = (message,)
-            self._engine.wait(self._strand, message, seconds)
-        return message.arrived
+    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"rank {self.rank}: wait_any takes seconds that are 0 or more and "
+                              f"finite, not {seconds!r}")
+        messages = [work.message for work in works if isinstance(work, Receiving)]
+        if not any(message.arrived for message in messages):
+            self._strand.waits_for = messages
+            self._engine.wait_any(self._strand, messages, seconds)
+        return any(message.arrived for message in messages)
 
     def _send(self, x: Any, dst: int) -> Message:
         """Post the sender's side of a message."""
@@ -274,9 +274,9 @@ class MortalComm(SimComm):
         self._count()
         return super().post(*ops)
 
-    def wait_for(self, work: Work, seconds: float) -> bool:
+    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         self._count()
-        return super().wait_for(work, seconds)
+        return super().wait_any(works, seconds)
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:

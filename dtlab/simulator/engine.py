@@ -38,7 +38,8 @@ class Instant:
         self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
         self.starting: list[Message] = []  # the latency has passed
         self.waking: list[Strand] = []  # the strand has slept enough
-        self.alarms: list[tuple[Strand, Message]] | None = None  # it has waited enough for that
+        # The strand has waited enough for one of those.
+        self.alarms: list[tuple[Strand, Sequence[Message]]] | None = None
 
 
 class Engine:
@@ -180,19 +181,21 @@ class Engine:
         self._at(self.now + seconds).waking.append(strand)
         strand.pause()
 
-    def wait(self, strand: Strand, message: Message, seconds: float) -> None:
-        """Called on `strand`: pause it until `message` has arrived, or virtual `seconds` have
-        passed."""
+    def wait_any(self, strand: Strand, messages: Sequence[Message], seconds: float) -> None:
+        """Called on `strand`: pause it until one of `messages` has arrived, or virtual `seconds`
+        have passed."""
         instant = self._at(self.now + seconds)
         instant.alarms = instant.alarms or []
-        instant.alarms.append((strand, message))
-        message.receiver = strand
+        instant.alarms.append((strand, messages))
+        strand.any_of = messages
+        for message in messages:
+            message.receiver = strand
         strand.pause()
 
-    def _ring(self, alarms: list[tuple[Strand, Message]]) -> None:
-        for strand, message in alarms:
-            if not message.arrived and message.receiver is strand:
-                message.receiver = None
+    def _ring(self, alarms: list[tuple[Strand, Sequence[Message]]]) -> None:
+        for strand, messages in alarms:
+            if strand.any_of is messages:
+                _forget_others(strand)
                 self._ready.append(strand)
 
     # ---- messages ------------------------------------------------------------------------------
@@ -258,6 +261,15 @@ class Engine:
                 ready.append(m.sender)
             if m.receiver is not None:
                 ready.append(m.receiver)
+                if m.receiver.any_of:
+                    _forget_others(m.receiver)
+
+
+def _forget_others(strand: Strand) -> None:
+    """`strand` goes on: whatever else it has waited for shall not wake it once more."""
+    for message in strand.any_of:
+        message.receiver = None
+    strand.any_of = ()
 
 
 def _put(into: Any, x: Any) -> None:

@@ -85,6 +85,9 @@ class Receiving(Work):
         self._strand.waits_for = (self.message,)
         return self.finish()
 
+    def arrived(self) -> bool:
+        return self.message.arrived
+
     def finish(self) -> int:
         """Wait, as one of several in `Strand.waits_for`."""
         if not self.message.arrived:

@@ -50,7 +50,7 @@ class Strand(ABC):
     next_strand: moves the clock on and says whose turn it is; None if it is nobody's.
     """
 
-    __slots__ = ("_body", "_next_strand", "done", "rank", "real", "waits_for")
+    __slots__ = ("_body", "_next_strand", "any_of", "done", "rank", "real", "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None]):
@@ -58,6 +58,7 @@ class Strand(ABC):
         self.done = False
         # What it waits for, while it is paused: messages, or in words.
         self.waits_for: Sequence[Message] | str = ()
+        self.any_of: Sequence[Message] = ()  # one of these is enough to go on
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
         self._next_strand = next_strand

@@ -22,7 +22,7 @@ def waits(comm: Comm, sleep_s: float, limits: list[float]) -> Any:
     x, found = torch.zeros(1), []
     work = comm.irecv(x, 0)
     for limit in limits:
-        found.append((comm.wait_for(work, limit), comm.now()))
+        found.append((comm.wait_any([work], limit), comm.now()))
     work.wait()
     return found, x.item()
 
@@ -42,6 +42,27 @@ def test_a_message_that_comes_at_the_very_limit_has_come() -> None:
     assert x == 1
 
 
+def test_of_several_messages_the_first_ends_the_wait() -> None:
+    def body(comm: Comm) -> Any:
+        if comm.rank:
+            with comm.compute("sleep", seconds=[0, 0.3, 0.1, 0.1][comm.rank]):
+                pass
+            comm.send(torch.tensor([float(comm.rank)]), 0)
+            return None
+        boxes = [torch.zeros(1) for _ in range(3)]
+        works = [comm.irecv(box, src) for src, box in enumerate(boxes, start=1)]
+        found = []
+        for limit in (0.05, 1.0, 0.1, 1.0):
+            there = comm.wait_any([work for work in works if not work.arrived()], limit)
+            found.append((there, round(comm.now(), 3), [work.arrived() for work in works]))
+        return found, [box.item() for box in boxes]
+
+    found, boxes = simulate(body, network=uniform(4, 0, 1e9)).values[0]
+    assert found == [(False, 0.05, [False] * 3), (True, 0.1, [False, True, True]),
+                     (False, 0.2, [False, True, True]), (True, 0.3, [True] * 3)]
+    assert boxes == [1, 2, 3]
+
+
 def test_a_rank_that_crashes_leaves_the_others_alone() -> None:
     def body(comm: Comm) -> Any:
         if comm.rank == 0:
@@ -52,7 +73,7 @@ def test_a_rank_that_crashes_leaves_the_others_alone() -> None:
         found = []
         for _ in range(2):
             work = comm.irecv(x, 0)
-            found.append(comm.wait_for(work, 1.0))
+            found.append(comm.wait_any([work], 1.0))
         return found
 
     for events, received, said in ((0, [False, False], None), (1, [True, False], None),

@@ -1,0 +1,92 @@
+"""Checkpoints of the store: a file a server and clock, with a checksum.
+
+A file is written beside its place, flushed to the disk, then renamed; so it is there as a whole or
+not at all, unless the disk tears or rots it, which the checksum tells. What is resumed is the
+newest clock of which every server's file is sound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dtlab.errors import ConfigError
+
+_MAGIC = b"dtlab-ps"
+_HEAD = struct.Struct("<8s32sQ")  # magic, SHA-256 of the body, its length
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where to keep them; one each time that all workers have passed `every` clocks more; the
+    newest `keep` stay. A store that is made anew over the same folder goes on from there."""
+
+    folder: str | Path
+    every: int = 10
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("every", self.every, 1), ("keep", self.keep, 2)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"Checkpoints' {name} is a whole number, {least} or more, not "
+                                  f"{value!r}: one may be torn, so keep the one before")
+
+    def path(self, server: int, clock: int) -> Path:
+        """The file of `server` at `clock`."""
+        return Path(self.folder) / f"server{server}-clock{clock:08d}.ckpt"
+
+    def save(self, server: int, clock: int, state: Any) -> Path:
+        """Write `state` (what torch.save takes), and drop what is older than the newest `keep`."""
+        body = io.BytesIO()
+        torch.save(state, body)
+        data = body.getvalue()
+        path = self.path(server, clock)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".part")
+        with open(beside, "wb") as file:
+            file.write(_HEAD.pack(_MAGIC, hashlib.sha256(data).digest(), len(data)) + data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        for clock_before in sorted(self.clocks(server))[: -self.keep]:
+            self.path(server, clock_before).unlink()
+        return path
+
+    def load(self, server: int, clock: int) -> Any:
+        """What was saved; None if the file is missing, torn or corrupt."""
+        data = self._body(server, clock)
+        return None if data is None else torch.load(io.BytesIO(data), weights_only=False)
+
+    def clocks(self, server: int) -> set[int]:
+        """The clocks of which `server` has a file, sound or not."""
+        files = Path(self.folder).glob(f"server{server}-clock*.ckpt")
+        return {int(file.stem.rpartition("clock")[2]) for file in files}
+
+    def newest(self, servers: Iterable[int]) -> int | None:
+        """The newest clock of which all `servers` have a sound file; None: there is none."""
+        servers = list(servers)
+        common = set.intersection(*(self.clocks(server) for server in servers))
+        for clock in sorted(common, reverse=True):
+            if all(self._body(server, clock) is not None for server in servers):
+                return clock
+        return None
+
+    def _body(self, server: int, clock: int) -> bytes | None:
+        try:
+            raw = self.path(server, clock).read_bytes()
+        except FileNotFoundError:
+            return None
+        if len(raw) < _HEAD.size:
+            return None
+        magic, digest, length = _HEAD.unpack_from(raw)
+        data = raw[_HEAD.size :]
+        sound = magic == _MAGIC and len(data) == length
+        return data if sound and hashlib.sha256(data).digest() == digest else None

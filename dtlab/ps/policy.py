@@ -1,0 +1,37 @@
+"""All that is chosen once for a parameter server, and the same on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dtlab.ps.checkpoint import Checkpoints
+from dtlab.ps.consistency import Consistency
+from dtlab.ps.partition import Partition
+from dtlab.ps.replication import Replication
+from dtlab.ps.updates import Update
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All that is chosen in `join`. Equal on every node."""
+
+    servers: tuple[int, ...]  # the ranks that may hold keys; where there are copies, the first ones
+    workers: tuple[int, ...]
+    active: tuple[int, ...]  # the servers that hold keys at first
+    consistency: Consistency
+    update: Update
+    partition: Partition
+    nan: str  # "raise" | "drop" | "pass"
+    replication: Replication | None = None
+    copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # server → its copies
+    master: int = -1  # the rank that says who lives, if there are copies
+    lease_s: float = 0.0
+    checkpoints: Checkpoints | None = None
+    patience_s: float | None = None
+    lost_worker: str = "stop"  # "stop" | "go on"
+
+    @property
+    def serving(self) -> frozenset[int]:
+        """Every rank that holds keys, copies included."""
+        return frozenset(self.servers).union(*self.copies.values())

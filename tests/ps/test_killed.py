@@ -1,0 +1,102 @@
+"""On processes: SIGKILL of a server; training ends, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from dtlab import Comm, ConfigError, RankDied, ps, run
+
+SERVERS, STEPS = 3, 40
+
+
+def train(comm: Comm, victim: int, rule: ps.Replication) -> Any:
+    pids = comm._agree(os.getpid())
+    node = ps.join(comm, servers=SERVERS, replicas=SERVERS - 1, replication=rule,
+                   consistency=ps.ASP(), update=ps.SGD(lr=1.0), lease_s=1.0)
+    if node.is_server:
+        return node.serve()
+    node.init({"w": torch.zeros(20_000)})
+    longest_s = 0.0
+    for step in range(STEPS):
+        if comm.rank == SERVERS + 1 and step == STEPS // 2:
+            os.kill(pids[victim], signal.SIGKILL)
+        begin_s = time.monotonic()
+        node.pull(["w"])
+        longest_s = max(longest_s, time.monotonic() - begin_s)
+        node.push({"w": -torch.ones(20_000)})
+        node.clock()
+    last = node.pull(["w"])["w"]
+    node.finish()
+    return last.min().item(), last.max().item(), longest_s
+
+
+@pytest.mark.parametrize(("victim", "rule"), [
+    (0, ps.Chain()), (1, ps.Chain()), (2, ps.Chain()), (0, ps.Leader()), (2, ps.Leader()),
+], ids=repr)
+def test_a_server_is_killed_and_training_ends_without_loss(
+    victim: int, rule: ps.Replication
+) -> None:
+    result = run(train, victim, rule, ranks=6, may_die=range(SERVERS))
+    assert result.values[victim] is None
+    lowest, highest = zip(*[value[:2] for value in result.values[SERVERS + 1 :]], strict=True)
+    assert max(highest) == 2 * STEPS  # each acknowledged push, once
+    assert lowest == highest
+    assert max(value[2] for value in result.values[SERVERS + 1 :]) < 3
+    chronicle = result.values[SERVERS]
+    assert victim in chronicle.dead
+    assert chronicle.overlaps() == []
+
+
+def test_the_death_of_any_other_rank_still_ends_the_run() -> None:
+    def dies(comm: Comm) -> None:
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.recv_object(1 - comm.rank)
+
+    with pytest.raises(RankDied, match="rank 1 died"):
+        run(dies, ranks=2, may_die=[0])
+
+
+def test_the_value_of_a_rank_that_died_is_none() -> None:
+    def dies(comm: Comm) -> Any:
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return comm.rank
+
+    assert run(dies, ranks=3, may_die=[1]).values == [0, None, 2]
+
+
+def test_a_wait_with_a_limit_tells_slow_from_dead() -> None:
+    def waits(comm: Comm) -> Any:
+        if comm.rank == 1:
+            comm.send("first", 0)
+            time.sleep(0.5)
+            comm.send(torch.ones(1), 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        box, x, never = [], torch.zeros(1), torch.zeros(1)
+        comm.recv(box, 1)
+        work = comm.irecv(x, 1)
+        found = [comm.wait_any([work], 0.05), work.arrived()]
+        while not comm.wait_any([work], 0.05):
+            pass
+        found += [work.wait(), x.item()]
+        work = comm.irecv(never, 1)
+        while not comm.wait_any([work], 0.05):
+            pass
+        with pytest.raises(RankDied, match="the connection to rank 1 has broken"):
+            work.wait()
+        return found
+
+    assert run(waits, ranks=2, may_die=[1]).values == [[False, False, 1, 1.0], None]
+
+
+@pytest.mark.parametrize("may_die", [[2], [0, 1], 5])
+def test_those_who_may_die_are_some_of_the_ranks(may_die: Any) -> None:
+    with pytest.raises(ConfigError, match="may_die"):
+        run(lambda comm: None, ranks=2, may_die=may_die)
