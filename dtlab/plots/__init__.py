@@ -12,6 +12,10 @@ from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_run
+from dtlab.plots.replicas import replicas
+from dtlab.plots.ring import hash_ring
+from dtlab.plots.server_load import server_load
 from dtlab.plots.stepper import stepper
 from dtlab.plots.timeline import timeline
 
@@ -20,17 +24,24 @@ __all__ = [
     "Crossover",
     "Frame",
     "Picture",
+    "ReplicaRun",
     "cost_curves",
+    "count_pushes",
     "crossovers",
     "fit",
     "flows",
     "frames_of",
+    "hash_ring",
+    "islands",
     "line_style",
     "link_loads",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",
     "rank_style",
+    "replica_run",
+    "replicas",
+    "server_load",
     "stepper",
     "stepper_frames",
     "styled",

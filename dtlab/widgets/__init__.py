@@ -7,8 +7,10 @@ pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand besid
 
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.ranks import RankGrid
+from dtlab.widgets.replicas import ReplicaExplorer
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
 
-__all__ = ["AlphaBetaExplorer", "RankGrid", "Stepper", "TimelineExplorer", "TopologyExplorer"]
+__all__ = ["AlphaBetaExplorer", "RankGrid", "ReplicaExplorer", "Stepper", "TimelineExplorer",
+           "TopologyExplorer"]
