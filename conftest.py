@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +22,15 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = ROOT / ".pytest_cache"
         folder.mkdir(exist_ok=True)
         os.environ["DTLAB_TEST_LOCK"] = str(folder / f"beside-{os.getpid()}")
+        # A chapter calibrates this machine; what it finds while tests run is for nobody to keep.
+        os.environ["DTLAB_CACHE"] = tempfile.mkdtemp(prefix="dtlab-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         for end in (".room", ".door"):
             Path(os.environ["DTLAB_TEST_LOCK"] + end).unlink(missing_ok=True)
+        shutil.rmtree(os.environ["DTLAB_CACHE"], ignore_errors=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

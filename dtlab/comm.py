@@ -54,10 +54,6 @@ class Work(ABC):
         Until then neither change what you send nor read what you receive into.
         """
 
-    def arrived(self) -> bool:
-        """Has it come, so that `wait` returns at once? For receives, after `Comm.wait_any`."""
-        raise ConfigError(f"{type(self).__name__} can't tell before it is waited for")
-
 
 class Comm(ABC):
     """A group of ranks, seen from one of them."""
@@ -125,13 +121,6 @@ class Comm(ABC):
         received object is appended.
         """
         return self.post(Recv(x, src))[0].wait()
-
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        """Wait until one of these receives has `arrived`, but no longer than `seconds`, virtual in
-        the simulator. Returns whether one has. Who must tell a slow peer from a dead one needs
-        this; algorithms don't.
-        """
-        raise ConfigError(f"{type(self).__name__} can't limit how long it waits for a message")
 
     def recv_object(self, src: int | None = None) -> Any:
         """Receive one object (what its sender gave to `send`) and return it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -48,6 +48,23 @@ def waiting_table(rows: Sequence[Waiting]) -> str:
             f"{nbytes:>{widths[3]}}  {at}".rstrip()
         )
     return "\n".join(lines)
+
+
+def why_stuck(rows: Sequence[Waiting], calls: Iterable[str]) -> str:
+    """What the names of the collectives in which ranks wait (`calls`; "" if in none) give away:
+    some wait in another one than the rest, or for a rank that has left early. "" if nothing.
+    """
+    names = [*dict.fromkeys(filter(None, calls))]
+    if len(names) > 1:
+        return (f": some are in {', others in '.join(names)}; "
+                f"all ranks must make the same calls, in the same order")
+    awaited = {peer for row in rows for peer in row.peer.split(" and ")}
+    gone = [str(row.rank) for row in rows if row.doing == "returned"
+            and awaited & {str(row.rank), "anyone"}]  # others have had their part, and went
+    if names and gone:
+        return (f": {' and '.join(gone)} returned without calling {names[0]}; "
+                f"every rank must call it")
+    return ""
 
 
 class RunTimeout(DtlabError, TimeoutError):

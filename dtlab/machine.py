@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 from functools import lru_cache
 from pathlib import Path
@@ -31,8 +32,10 @@ TYPICAL = Machine(alpha=1e-4, beta=1e-9, gamma=2e-10, lanes=2)
 
 
 def cache_file() -> Path:
-    """Where this host's figures are kept. `platformdirs` knows each system's place for caches."""
-    return platformdirs.user_cache_path("dtlab") / f"machine-{platform.node() or 'host'}.json"
+    """Where this host's figures are kept: in the folder that DTLAB_CACHE names, else in each
+    system's own place for caches, which `platformdirs` knows."""
+    folder = Path(os.environ.get("DTLAB_CACHE") or platformdirs.user_cache_path("dtlab"))
+    return folder / f"machine-{platform.node() or 'host'}.json"
 
 
 def save(machine: Machine) -> Path:

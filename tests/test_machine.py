@@ -13,9 +13,9 @@ from dtlab.machine import TYPICAL, Machine
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(machine, "cache_file", lambda: tmp_path / "deep" / "machine.json")
+    monkeypatch.setenv("DTLAB_CACHE", str(tmp_path / "deep"))
     machine.load.cache_clear()
-    yield tmp_path / "deep" / "machine.json"
+    yield machine.cache_file()
     machine.load.cache_clear()
 
 
@@ -41,6 +41,14 @@ def test_a_broken_file_is_as_good_as_none(cache: Path, text: str) -> None:
     cache.parent.mkdir()
     cache.write_text(text)
     assert machine.load() == TYPICAL
+
+
+def test_the_folder_for_figures_can_be_named(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache.parent == tmp_path / "deep"
+    monkeypatch.setenv("DTLAB_CACHE", "")
+    assert "dtlab" in machine.cache_file().parts[-2]
 
 
 def test_calibrate_measures_and_keeps(cache: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 from dtlab.cost import broadcast_reduce as tree
 from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
@@ -81,14 +82,15 @@ def recursive_doubling(p: int, n: int, itemsize: int) -> Form:
 def halving_doubling(p: int, n: int, itemsize: int) -> Form:
     """2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ for powers of two; else 2α + 2nβ + nγ more."""
     core, extra = core_of(p)
-    lg, chunks = lg_ceil(core), chunk_bytes(n, core, itemsize)
-    halves = sum(sum(chunks[: 1 << k]) for k in range(lg))
+    lg = lg_ceil(core)
+    edges = list(accumulate(chunk_bytes(n, core, itemsize), initial=0))
+    halves = sum(edges[1 << k] for k in range(lg))
     sent, messages = [0] * p, [0] * p
     for place in range(core):
         rank = place + min(place, extra)
-        for k in range(lg):  # the partner's half on the way down, mine on the way up
-            for base in ((place ^ (1 << k)) & -(1 << k), place & -(1 << k)):
-                sent[rank] += sum(chunks[base : base + (1 << k)])
+        for k in range(lg):  # the partner's half on the way down, mine on the way up: together
+            whole = place & -(2 << k)
+            sent[rank] += edges[whole + (2 << k)] - edges[whole]
         messages[rank] = 2 * lg + (place < extra)
         if place < extra:
             sent[rank] += n
@@ -164,9 +166,7 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
     sent, messages = [], []
     for number, level in enumerate(levels):
         for place in range(1 << level):
-            steps = [(level_, place ^ (1 << level_)) for level_ in range(level)]
-            own = sum(_piece(elements, place, k + 1) + _piece(elements, partner, k + 1)
-                      for k, partner in steps)
+            own = sum(_piece(elements, place, k) for k in range(level))  # a half there, one back
             count = 2 * level
             if number + 1 < len(levels):  # the answer, down
                 own += _piece(elements, place, level)

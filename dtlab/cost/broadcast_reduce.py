@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
 
 
@@ -44,14 +46,21 @@ def reduce_binomial(p: int, n: int, itemsize: int) -> Form:
 SEGMENTS = 8  # what the chains use unless told otherwise
 
 
-@costs("broadcast", "chain")
-def broadcast_chain(p: int, n: int, itemsize: int) -> Form:
-    """(p−2+k)(α + nβ/k): the last of k segments starts when k−1 have passed the first link."""
+def chain_form(p: int, n: int, itemsize: int, segments: int) -> Form:
+    """A broadcast down a chain in k segments, (p−2+k)(α + nβ/k): the last one starts when k−1 have
+    passed the first link, and then has p−2 links more."""
     if p == 1:
         return Form(0, 0, 0, [0], [0])
-    k, largest = SEGMENTS, chunk_bytes(n, SEGMENTS, itemsize)[0]
+    k, unit = segments, math.gcd(n, itemsize)
+    largest = -(-n // (k * unit)) * unit
     sent = [n] * (p - 1) + [0]
     return Form(p - 2 + k, n + (p - 2) * largest, 0, sent, [k] * (p - 1) + [0])
+
+
+@costs("broadcast", "chain")
+def broadcast_chain(p: int, n: int, itemsize: int) -> Form:
+    """(p−2+k)(α + nβ/k): see `chain_form`."""
+    return chain_form(p, n, itemsize, SEGMENTS)
 
 
 @costs("reduce", "chain")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dtlab.topology import Topology
 from dtlab.trace import Trace
 
 
@@ -27,8 +28,9 @@ class Submission:
 class Case:
     """One call of the learner's function on every rank.
 
-    `args[r]` is what rank r is given, after its communicator. Messages cross a uniform network;
-    with one second a message and no limit of bandwidth, the elapsed time counts the rounds.
+    `args[r]` is what rank r is given, after its communicator. Messages cross `cluster`, or else a
+    uniform network; with one second a message and no limit of bandwidth, the elapsed time counts
+    the rounds.
 
     With `drive`, a function of ours, the value is that of `drive(function, *args)`, in the
     learner's process: for what must be called many times in an order that depends on its answers.
@@ -39,6 +41,7 @@ class Case:
     args: list[tuple[Any, ...]]
     latency_s: float = 1.0
     bandwidth_Bps: float = math.inf
+    cluster: Topology | None = None  # instead of the uniform network
     comm: bool = True  # False: the function takes no communicator
     meter: bool = False  # measure the memory it takes
     gloo: bool = False  # on real processes over Gloo rather than in the simulator

@@ -19,7 +19,8 @@ from dtlab.grading.report import Row, whole
 
 
 class Verdict(NamedTuple):
-    """What a check says of one case. `clue` is a hint, if the failure betrays its cause."""
+    """What a check says of one case. `clue` is a hint, if the failure betrays its cause; if it
+    does so for `sure`, the clue goes before the check's own hint."""
 
     passed: bool
     came: str
@@ -27,6 +28,7 @@ class Verdict(NamedTuple):
     nbytes: str = ""  # "used / allowed"
     rounds: str = ""
     clue: str = ""
+    sure: bool = False
 
 
 class Trial(NamedTuple):
@@ -197,7 +199,7 @@ def row_of(check: Check, trials: Sequence[Trial], basics: bool | None) -> Row:
     hint = v.clue
     if basics is not False and _unhurt(bad.outcome):
         own = bad.case.hint or check.hint
-        hint = own or v.clue if basics else v.clue or own
+        hint = own or v.clue if basics and not v.sure else v.clue or own
     return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
                v.nbytes, v.rounds, hint)
 

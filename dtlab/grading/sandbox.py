@@ -170,7 +170,7 @@ class Play:
     def simulate(self) -> None:
         """Run the case in the simulator, every rank driven by its process; fill the outcome."""
         case, outcome = self.case, self.outcome
-        network = topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
+        network = case.cluster or topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
         try:
             result = simulate(lambda comm: Driver(comm, self).run(), network=network, echo=False)
         except Deadlock as error:

@@ -4,20 +4,26 @@ Each function returns a `Picture`, a matplotlib figure that shows itself in a no
 says the same in words. A rank has one colour in all of them.
 """
 
+from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.flows import flows, link_loads
-from dtlab.plots.frames import Arrow, Frame, frames_of, stepper_frames
+from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
+from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_run
 from dtlab.plots.replicas import replicas
 from dtlab.plots.ring import hash_ring
+from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.server_load import server_load
 from dtlab.plots.stepper import stepper
+from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
+from dtlab.plots.trees import double_tree
 
 __all__ = [
     "Arrow",
@@ -25,9 +31,13 @@ __all__ = [
     "Frame",
     "Picture",
     "ReplicaRun",
+    "before_and_after",
+    "contest_on",
+    "contest_table",
     "cost_curves",
     "count_pushes",
     "crossovers",
+    "double_tree",
     "fit",
     "flows",
     "frames_of",
@@ -45,6 +55,8 @@ __all__ = [
     "stepper",
     "stepper_frames",
     "styled",
+    "sweep",
     "timeline",
+    "times_by_ranks",
     "topology",
 ]

@@ -154,7 +154,7 @@ def _grid(smallest: int, largest: int) -> list[int]:
     return sorted({int(n) * 4 for n in np.round(points)} - {0})
 
 
-def _place(collective: str, name: str, otherwise: int) -> int:
+def place_of(collective: str, name: str, otherwise: int) -> int:
     """An algorithm looks the same in every picture: its place in the registry says how."""
     known = list(ALGORITHMS.get(collective, {}))
     return known.index(name) if name in known else otherwise
@@ -186,15 +186,17 @@ def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
 
 def _draw_curves(axes: Axes, collective: str, ranks: int, grid: Sequence[int],
                  curves: Mapping[str, np.ndarray], measured: Measured) -> None:
+    named = False  # one entry of the legend is enough: marker and colour are the curve's
     for index, (name, times) in enumerate(curves.items()):
-        style = line_style(_place(collective, name, index))
+        style = line_style(place_of(collective, name, index))
         seen = np.where(times > 0, times, np.nan)
         axes.plot(grid, seen, color=style.color, linestyle=style.dashes, marker=style.marker,
                   markevery=(4 + 3 * index % 8, 12), zorder=3,
                   label=name + _bound_text(collective, name, ranks, grid[-1]))
         dots = measured.get(name, {})
         draw_spread(axes, list(dots), list(dots.values()), color=style.color,
-                    marker=style.marker, fill=PAPER, label=f"{name}, measured")
+                    marker=style.marker, fill=PAPER, label="" if named else "measured")
+        named |= bool(dots)
 
 
 def _draw_bound(axes: Axes, collective: str, ranks: int, grid: Sequence[int], alpha: float,
@@ -219,7 +221,7 @@ def _draw_turns(
     ends = -9.0
     for low, high, name in zip(edges, edges[1:], best, strict=False):
         leader = name.split(" = ")[0]
-        color = line_style(_place(collective, leader, names.index(leader))).color
+        color = line_style(place_of(collective, leader, names.index(leader))).color
         left, right = (np.log(edge / grid[0]) / span for edge in (low, high))
         axes.axvspan(low, high, 1.01, 1.085, color=color, lw=0, clip_on=False)
         labels = [f"fastest: {name}", name, leader]

@@ -10,33 +10,40 @@ import numpy as np
 import torch
 
 from dtlab.errors import ConfigError
+from dtlab.plots.custody import labels
 
 
 class Goal(NamedTuple):
-    """wanted (p, p, p) and judged (p, p) as in `Frame`; `start` says what a rank is given.
+    """wanted (p, pieces, p) and judged (p, pieces) as in `Frame`; `start`: what a rank is given.
 
-    start: "vector" (p pieces, all its own), "piece" (one piece), "root" (only the root has any).
+    start: "vector" (every piece, all its own), "piece" (one), "root" (only the root has any).
+    moves: pieces only change hands, and nothing is added up; see `dtlab.plots.custody`.
     spreads_news: the goal is that everyone has heard of everyone (a barrier).
     """
 
     wanted: np.ndarray
     judged: np.ndarray
     start: str = "vector"
+    moves: bool = False
     spreads_news: bool = False
 
 
-def goal_of(collective: str, p: int, root: int) -> Goal:
-    """The goal of a collective on p ranks. One that is not known here is shown, but not judged."""
-    everyone = np.ones((p, p, p), bool)
-    all_cells, no_cells = np.ones((p, p), bool), np.zeros((p, p), bool)
+def goal_of(collective: str, p: int, root: int, pieces: int | None = None) -> Goal:
+    """The goal of a collective on p ranks. One that is not known here is shown, but not judged.
+
+    pieces: into how many the vector is cut (None: p); p where each piece belongs to a rank.
+    """
+    k = pieces or p
+    everyone = np.ones((p, k, p), bool)
+    all_cells, no_cells = np.ones((p, k), bool), np.zeros((p, k), bool)
     at_root = no_cells.copy()
     at_root[root] = True
-    own_piece = np.eye(p, dtype=bool)
-    of_root = np.zeros((p, p, p), bool)
+    own_piece = np.eye(p, k, dtype=bool)
+    of_root = np.zeros((p, k, p), bool)
     of_root[..., root] = True
-    piece_of_its_rank = np.broadcast_to(np.eye(p, dtype=bool), (p, p, p)).copy()
-    up_to_me = np.broadcast_to(np.tri(p, dtype=bool)[:, None, :], (p, p, p)).copy()
-    before_me = np.broadcast_to(np.tri(p, k=-1, dtype=bool)[:, None, :], (p, p, p)).copy()
+    piece_of_its_rank = np.broadcast_to(np.eye(k, p, dtype=bool), (p, k, p)).copy()
+    up_to_me = np.broadcast_to(np.tri(p, dtype=bool)[:, None, :], (p, k, p)).copy()
+    before_me = np.broadcast_to(np.tri(p, k=-1, dtype=bool)[:, None, :], (p, k, p)).copy()
     not_first = all_cells.copy()
     not_first[0] = False  # an exclusive scan leaves rank 0 without a result
     goals = {
@@ -45,11 +52,11 @@ def goal_of(collective: str, p: int, root: int) -> Goal:
         "reduce": Goal(everyone, at_root),
         "scan": Goal(up_to_me, all_cells),
         "exscan": Goal(before_me, not_first),
-        "all_gather": Goal(piece_of_its_rank, all_cells, "piece"),
-        "gather": Goal(piece_of_its_rank, at_root, "piece"),
-        "all_to_all": Goal(piece_of_its_rank, all_cells),
+        "all_gather": Goal(piece_of_its_rank, all_cells, "piece", moves=True),
+        "gather": Goal(piece_of_its_rank, at_root, "piece", moves=True),
+        "all_to_all": Goal(everyone, own_piece, moves=True),  # piece j: what is meant for rank j
         "reduce_scatter": Goal(everyone, own_piece),
-        "scatter": Goal(of_root, own_piece, "root"),
+        "scatter": Goal(of_root, own_piece, "root", moves=True),
         "barrier": Goal(everyone, all_cells, spreads_news=True),
     }
     return goals.get(collective, Goal(everyone, no_cells))
@@ -65,12 +72,15 @@ def arguments(
     """
     parameters = list(inspect.signature(fn).parameters.values())[1:]
     by_name = [q for q in parameters if q.kind not in (q.VAR_POSITIONAL, q.VAR_KEYWORD)]
-    vector = torch.zeros(p * p)
-    parts = vector.view(p, p)  # piece, contribution
-    if goal.start == "piece":
-        parts[rank, rank] = 1.0
-    elif goal.start == "vector" or rank == root:
-        parts[:, rank] = 1.0
+    pieces = goal.wanted.shape[1]
+    vector = torch.zeros(pieces * p)
+    parts = vector.view(pieces, p)  # piece, contribution
+    given_pieces = slice(rank, rank + 1) if goal.start == "piece" else slice(None)
+    if goal.start != "root" or rank == root:
+        if goal.moves:
+            parts[given_pieces] = labels(p)[given_pieces, rank, None]
+        else:
+            parts[given_pieces, rank] = 1.0
     one_piece = goal.start == "piece" or {"x", "parts"} <= {q.name for q in by_name}
     data = {"parts": parts, "x": parts[rank] if one_piece else vector}
     given: dict[str, Any] = {}

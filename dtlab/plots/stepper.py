@@ -112,7 +112,11 @@ def _cargo(arrow: Arrow, frame: Frame) -> str:
         return bytes_text(arrow.nbytes) if frame.what == "piece" else ""
     if len(pieces) == 1:
         return f"piece {pieces[0]}"
-    return "all pieces" if len(pieces) == frame.pieces else f"pieces {pieces[0]}–{pieces[-1]}"
+    if len(pieces) == frame.pieces:
+        return "all pieces"
+    if pieces[-1] - pieces[0] == len(pieces) - 1:
+        return f"pieces {pieces[0]}–{pieces[-1]}"
+    return "pieces " + ", ".join(map(str, pieces)) if len(pieces) < 4 else f"{len(pieces)} pieces"
 
 
 def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
@@ -192,7 +196,7 @@ def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
         held = int(frame.holds[rank, piece].sum())
         spoilt, ready = wrong[rank, piece], complete[rank, piece]
         mark = "✗" if spoilt else "✓" if ready else ""
-        count = f"{held}/{goal}" if goal > 1 or spoilt else ""
+        count = f"{held}/{goal}" if goal > 1 else ""
         if small:
             count = "" if mark or goal == 1 else str(held)
         color = ALARM if spoilt else INK if frame.judged[rank, piece] else QUIET
@@ -230,9 +234,9 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
             lines.append([(begin + 0.02, leave), (x, leave), (x, enter), (begin + 0.07, enter)])
             colors.append(color)
             heads.append((begin + 0.09, enter, color))
-            if stub:
-                axes.text(begin + 0.08, leave - 0.03, _cargo(arrow, frame), zorder=6,
-                          size=_label_size(layout), va="bottom", ha="left")
+        for leave, text in _labels(arrows, frame, layout) if stub else ():
+            axes.text(begin + 0.08, leave - 0.03, text, zorder=6, size=_label_size(layout),
+                      va="bottom", ha="left")
     thick = 3.0 if frame.ranks <= 8 else 2.0
     axes.add_collection(LineCollection(lines, colors=PAPER, linewidths=thick + 2, zorder=3),
                         autolim=False)
@@ -242,6 +246,17 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
         xs, ys, fills = zip(*heads, strict=True)
         axes.scatter(xs, ys, marker="<", s=(thick * 3.6) ** 2, c=fills, zorder=5, clip_on=False,
                      edgecolors=PAPER, linewidths=0.5)
+
+
+def _labels(arrows: list[Arrow], frame: Frame, layout: Layout) -> list[tuple[float, str]]:
+    """At what height each sender's cargo is written, all its messages together; and the text."""
+    found = []
+    for src in sorted({arrow.src for arrow in arrows}):
+        own = [arrow for arrow in arrows if arrow.src == src]
+        pieces = tuple(sorted({piece for arrow in own for piece in arrow.pieces}))
+        together = own[0] if len(own) == 1 else Arrow(src, -1, sum(a.nbytes for a in own), pieces)
+        found.append(((src + 0.5) * layout.row - 0.13 * layout.box_h, _cargo(together, frame)))
+    return found
 
 
 def _label_size(layout: Layout) -> float:

@@ -20,11 +20,13 @@ class Region(NamedTuple):
 
 
 class Posted(NamedTuple):
-    """One side of a message: with which rank of the whole run, when it was posted, which data."""
+    """One side of a message: with which rank of the whole run, when it was posted, where its data
+    lay; and, at the sender, a copy of them."""
 
     peer: int | None
     when_s: float
     region: Region | None
+    data: torch.Tensor | None = None
 
 
 class Notes:
@@ -97,7 +99,8 @@ class WatchedComm(Comm):
         for op in ops:
             self.notes.watch(op.x, now)
             if isinstance(op, Send):
-                self.notes.sent.append(Posted(self.members[op.dst], now, region_of(op.x)))
+                data = op.x.detach().clone() if isinstance(op.x, torch.Tensor) else None
+                self.notes.sent.append(Posted(self.members[op.dst], now, region_of(op.x), data))
             else:
                 src = None if op.src is None else self.members[op.src]
                 self.notes.received.append(Posted(src, now, region_of(op.x)))

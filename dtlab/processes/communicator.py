@@ -7,7 +7,6 @@ has a name; and the trace.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import NOTHING, Lane, Way, is_direct, is_plain, move_all
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
-from dtlab.processes.watch import Watch
+from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
 
 _SCRATCH_BYTES = 64 << 20  # keep no more than this
@@ -48,7 +47,7 @@ class GlooComm(Comm):
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, Announced] = {}
         self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
-        self._bell = threading.Event()  # rings when a receive that is watched is over
+        self._bell = Bell()
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
 
     # ---- messages -------------------------------------------------------------------------------
@@ -111,26 +110,16 @@ class GlooComm(Comm):
         else:
             super().sendrecv(out, dst, into, src)
 
+    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
+        """See `dtlab.patience`."""
+        return self._bell.wait_any(works, seconds)
+
     def way(self, peer: int, sends: bool) -> Way:
         """The short way to rank `peer`, or (not `sends`) from it."""
         way = self._ways.get((peer, sends))
         if way is None:
             way = self._ways[peer, sends] = Way(self, peer, sends)
         return way
-
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        """See `Comm`. A receive whose peer has died has `arrived`; to wait for it raises."""
-        messages = [work for work in works if isinstance(work, Message) and not work.sends]
-        until_s = time.perf_counter() + seconds
-        for message in messages:
-            if message.watch is None and not message.done_s:
-                message.watch = Watch(message.handles, self._bell)
-        while not any(message.arrived() for message in messages):
-            left_s = until_s - time.perf_counter()
-            if left_s <= 0 or not self._bell.wait(left_s):
-                return False
-            self._bell.clear()
-        return True
 
     def _check(self, op: Send | Recv) -> None:
         x, peer = op
@@ -236,8 +225,8 @@ class GlooComm(Comm):
             self._outgoing[dst] = pair
         if pair.announce(number, header) or not pair.anyone_waits():
             return
-        # It may meet a receive from anyone, if nothing else is on its way to that rank. Counted
-        # twice: meanwhile that receive may have met our last message, and this one go elsewhere.
+        # It may meet a receive from anyone, if nothing else is on its way there; nor was just now,
+        # or that receive may have met it. So the count is read before and after.
         taken = board.count(self.end.rank, to, True, self.context)
         pending, wanted = board.anyone(to, self.context)
         if pending and number == taken == board.count(self.end.rank, to, True, self.context):

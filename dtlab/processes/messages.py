@@ -47,7 +47,7 @@ class Message(Work):
         self.watch: Watch | None = None  # who waits for the handles, if it is not the caller
 
     def arrived(self) -> bool:
-        """Has it come, or will it never? Known once it has been given to `Comm.wait_any`."""
+        """Has it come, or will it never? See `dtlab.patience`."""
         return bool(self.done_s) or (self.watch is not None and self.watch.over.is_set())
 
     def wait(self) -> int:

@@ -45,7 +45,7 @@ def run(
     `ConfigError` for arguments that make no sense. Whatever happens, no process is left.
 
     may_die: ranks whose death ends nothing: their value is then None, and the others go on. Whoever
-        talks to one that has died must be ready for it: see `Comm.wait_any`.
+        talks to one that has died must be ready for it: see `dtlab.patience`.
 
     Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo` and
     `threads` don't count.

@@ -1,4 +1,4 @@
-"""A receive that is waited for with a limit: a thread waits in its stead.
+"""Receives that are waited for with a limit: threads wait in their stead.
 
 Gloo can't be asked whether a message has come, and if it is told to wait for so long and no
 longer, it closes every connection of the process. A thread may wait as long as it takes.
@@ -7,7 +7,12 @@ longer, it closes every connection of the process. A thread may wait as long as 
 from __future__ import annotations
 
 import threading
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dtlab.comm import Work
 
 
 class Watch:
@@ -27,3 +32,26 @@ class Watch:
             self.error = error
         self.over.set()
         self._bell.set()
+
+
+class Bell:
+    """Rings whenever one of a communicator's watched receives is over."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Event()
+
+    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
+        """See `dtlab.patience`. Messages are watched from here on until they are over."""
+        from dtlab.processes.messages import Message  # which holds a `Watch`
+
+        messages = [work for work in works if isinstance(work, Message) and not work.sends]
+        until_s = time.perf_counter() + seconds
+        for message in messages:
+            if message.watch is None and not message.done_s:
+                message.watch = Watch(message.handles, self._rung)
+        while not any(message.arrived() for message in messages):
+            left_s = until_s - time.perf_counter()
+            if left_s <= 0 or not self._rung.wait(left_s):
+                return False
+            self._rung.clear()
+        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dtlab.errors import Deadlock, RunTimeout, Waiting
+from dtlab.errors import Deadlock, RunTimeout, Waiting, why_stuck
 from dtlab.processes.board import RAISED, RETURNED, Board, State
 
 _LOOK_EVERY_S = 0.2
@@ -48,9 +48,11 @@ class Watchdog:
         if now - self._looked >= _LOOK_EVERY_S:
             self._looked = now
             if self._is_deadlock(now):
+                rows = self._table(where)
+                calls = [state.label for state in self._seen if state.doing != RETURNED]
                 raise Deadlock(
                     "every rank waits for a message that nobody will send or receive"
-                    + self._hint(), self._table(where),
+                    + why_stuck(rows, calls), rows,
                 )
         if self._timeout is not None and now - self._began > self._timeout:
             raise RunTimeout(
@@ -74,18 +76,6 @@ class Watchdog:
         if not all(s or o for s, o in zip(stuck, over, strict=True)):
             return False
         return now - self._since >= _STILL_S
-
-    def _hint(self) -> str:
-        """What the collectives' names give away."""
-        labels = dict.fromkeys(s.label for s in self._seen if s.doing != RETURNED and s.label)
-        if len(labels) > 1:
-            return (f": some are in {', others in '.join(labels)}; "
-                    f"all ranks must make the same calls, in the same order")
-        gone = [str(rank) for rank, s in enumerate(self._seen) if s.doing == RETURNED]
-        if labels and gone:
-            return (f": {' and '.join(gone)} returned without calling {next(iter(labels))}; "
-                    f"every rank must call it")
-        return ""
 
     def _table(self, where: Callable[[int], str]) -> list[Waiting]:
         rows = []

@@ -22,14 +22,15 @@ class Handle:
         self._node, self._result = node, result
         self.refused = ""  # why, if a server may not answer
         self.more: Any = None  # the last answer's remark
-        self.open: dict[int, list[Part]] = {}  # number of what was asked → where its answer goes
+        # Number of what was asked → whom, and where the answer goes.
+        self.open: dict[int, tuple[int, list[Part]]] = {}
         self.coming: list[tuple[list[Part], list[torch.Tensor], list[Work]]] = []
 
     def wait(self) -> Any:
         """Block until every server that was asked has answered, and all of it is in its place.
         Raises `Unavailable` if one may not, see `Replication`."""
         while self.open:
-            self._node.read_letter()
+            self._node.read_letter(next(iter(self.open.values()))[0])
         if self.refused:
             raise Unavailable(f"rank {self._node.comm.rank}: {self.refused}")
         while self.coming:

@@ -20,8 +20,10 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
+from dtlab.patience import arrived, wait_any
 
 BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
+SPARE = 4  # keep so many tensors of a size for reuse
 Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elements
 
 
@@ -67,6 +69,8 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # tensors that may still be on their way
+        self._expected: dict[int, tuple[list[Any], Work]] = {}
+        self._spare: dict[Size, list[torch.Tensor]] = {}  # fresh memory costs as much as a copy
         self._lines: dict[int, Line] = {}  # for `receive_within`
         self.dead: set[int] = set()  # ranks whose connection has broken
         self._leaving: dict[int, list[Work]] = {}  # wires of marked letters
@@ -116,6 +120,29 @@ class Mail:
                     continue
             return self._read(found)
 
+    def expect(self, src: int) -> None:
+        """Make room for the next letter from `src` before it is asked for: it comes sooner, for it
+        need not be announced. To be read with `receive_from`."""
+        if src not in self._expected:
+            inbox: list[Any] = []
+            self._expected[src] = inbox, self.comm.irecv(inbox, src)
+
+    def receive_from(self, src: int) -> Received:
+        """The next letter from `src`, as `receive` gives it; never a marked one."""
+        for dst in list(self._leaving):
+            self._last_word(dst)
+        self.expect(src)
+        inbox, work = self._expected.pop(src)
+        work.wait()
+        return self._read(self._opened(src, inbox[0])[1])
+
+    def recycle(self, wire: torch.Tensor) -> None:
+        """Nobody needs `wire`, which came in a letter, any more: its memory serves for another."""
+        if wire.nbytes >= BIG_BYTES and wire._base is None:
+            spare = self._spare.setdefault((wire.dtype, wire.numel()), [])
+            if len(spare) < SPARE:
+                spare.append(wire)
+
     def receive_within(self, seconds: float) -> Received | None:
         """The next letter that is there with all its wires; None if there is none within so many
         seconds. One whose sender dies halfway, or is cut off, holds up none but that sender's; so
@@ -126,7 +153,7 @@ class Mail:
         until_s = self.comm.now() + seconds
         while True:
             for src, line in list(self._lines.items()):
-                while all(work.arrived() for work in line.works):
+                while all(arrived(work) for work in line.works):
                     if not self._has_come(src, line):
                         break
                     if line.letter is None and line.inbox[0] is None:  # the wires had a line too
@@ -140,8 +167,8 @@ class Mail:
                         self._lines[src] = Line(self.comm, src)
                         return found
             waiting = [work for line in self._lines.values() for work in line.works
-                       if not work.arrived()]
-            if not self.comm.wait_any(waiting, max(until_s - self.comm.now(), 0.0)):
+                       if not arrived(work)]
+            if not wait_any(self.comm, waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
 
     def _has_come(self, src: int, line: Line) -> bool:
@@ -206,8 +233,9 @@ class Mail:
                     del self._lent[id(wire)]
 
     def fresh(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
-        """New memory for what comes."""
-        return [torch.empty(numel, dtype=dtype, device=self.comm.device) for dtype, numel in sizes]
+        """Memory for what comes, its elements not set."""
+        return [self._spare[size].pop() if self._spare.get(size)
+                else torch.empty(size[1], dtype=size[0], device=self.comm.device) for size in sizes]
 
 
 def together(sizes: Sequence[Size]) -> list[list[int]]:

@@ -192,10 +192,14 @@ class Node:
 
     # ---- letters --------------------------------------------------------------------------------
 
-    def read_letter(self) -> None:
-        """Wait for the next letter and do what it says."""
+    def read_letter(self, server: int = -1) -> None:
+        """Wait for the next letter and do what it says. `server`: one from which an answer is still
+        to come; a node that only works needs to listen to no one else."""
+        if self._server is None and not self._requests:
+            self._take(*self._mail.receive_from(server))
+            return
         tick_s = self.policy.lease_s if self._requests else self.policy.patience_s
-        if tick_s is None or (self._server is None and not self._requests):
+        if tick_s is None:
             self._take(*self._mail.receive())
             return
         # Where ranks die, some letters never come in full.
@@ -225,7 +229,7 @@ class Node:
             return
         if self._requests:
             self._requests.answered(number)
-        places = handle.open.pop(number)
+        _, places = handle.open.pop(number)
         handle.more = body[2]
         if isinstance(body[2], str):
             handle.refused = body[2]
@@ -240,7 +244,7 @@ class Node:
         fresh = self._mail.fresh(src, body, sizes)
         if body[0] != "reply" or body[1] not in self._open or not fresh:
             return fresh
-        return parts.rooms(self._open[body[1]].open[body[1]], fresh)
+        return parts.rooms(self._open[body[1]].open[body[1]][1], fresh)
 
     def _ask(self, handle: Handle, server: int, what: str, more: tuple[Any, ...],
              wires: Sequence[torch.Tensor] = (), places: Sequence[Part] = (),
@@ -248,10 +252,12 @@ class Node:
         """Send one request, whose answer belongs to `handle` and goes to `places`."""
         self._numbers += 1
         number = self._numbers
-        handle.open[number], self._open[number] = list(places), handle
+        handle.open[number], self._open[number] = (server, list(places)), handle
         if self._requests:
             self._requests.send(server, (what, number, *more), wires)
         else:
+            if self._server is None:
+                self._mail.expect(server)
             self._mail.send(server, (what, number, *more), wires, marked)
 
     def peek(self, keys: Iterable[Key]) -> dict[Key, torch.Tensor]:

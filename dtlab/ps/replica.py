@@ -60,6 +60,10 @@ class Replica:
         """See `Mail.lends`."""
         return self.mail.lends(x)
 
+    def recycle(self, wire: torch.Tensor) -> None:
+        """See `Mail.recycle`."""
+        self.mail.recycle(wire)
+
     @property
     def moved_bytes(self) -> tuple[int, int]:
         """See `Mail`."""

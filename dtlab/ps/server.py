@@ -36,6 +36,9 @@ class Outbox(Protocol):
     def lends(self, x: torch.Tensor) -> bool:
         """Must `x` stay as it is?"""
 
+    def recycle(self, wire: torch.Tensor) -> None:
+        """What came is not needed any more."""
+
 
 class Held(NamedTuple):
     """A pull that waits for others' clocks."""
@@ -190,6 +193,8 @@ class Server:
         self.statistics.staleness[entry.version - entry.read.get(src, 0)] += 1
         bucket = NOW if self._group else clock
         gathered = entry.push(self.comm, src, g, rows, weight, bucket)
+        if rows is None and gathered.total is not g:
+            self.mail.recycle(g)
         if self._group and gathered.count >= self._group:
             self.update(entry, bucket)
 
@@ -221,7 +226,9 @@ class Server:
         """Make an update, on a copy of the weights if these are still on their way to someone."""
         if self.mail.lends(entry.value):
             entry.value = entry.value.clone()
-        entry.update(bucket, absent)
+        used = entry.update(bucket, absent)
+        if used is not None:
+            self.mail.recycle(used)
         self.statistics.updates += 1
 
     def advance(self) -> None:

@@ -79,9 +79,9 @@ class Entry:
         gathered.add(comm, worker, found[0], rows, weight)
         return gathered
 
-    def update(self, bucket: int, absent: int = 0) -> None:
+    def update(self, bucket: int, absent: int = 0) -> torch.Tensor | None:
         """Make the update of `bucket`. `absent`: workers that took part without a gradient for this
-        key; theirs count as zero."""
+        key; theirs count as zero. Returns the gradient, which nobody needs any more."""
         gathered = self.sums.pop(bucket)
         self.version += 1
         weight = sum(gathered.weights.values())
@@ -93,6 +93,7 @@ class Entry:
             total /= weight
         count = len(gathered.weights)
         self._on(rows, lambda w, state: self.rule.step_(w, total, state, count))
+        return gathered.total
 
     def _on(self, rows: torch.Tensor | None,
             work: Callable[[torch.Tensor, State], object]) -> None:

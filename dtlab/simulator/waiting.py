@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtlab.errors import Waiting
+from dtlab.errors import Waiting, why_stuck
 from dtlab.simulator.messages import Channel, Message
 from dtlab.simulator.strands import Strand
 from dtlab.tracebacks import learner_line
@@ -16,17 +16,8 @@ def table(strands: Sequence[Strand]) -> list[Waiting]:
 
 
 def hint(strands: Sequence[Strand]) -> str:
-    """What went wrong, if ranks wait in different collectives, or some have left early."""
-    stuck = [strand for strand in strands if not strand.done]
-    calls = dict.fromkeys(filter(None, map(_collective, stuck)))
-    gone = [str(strand.rank) for strand in strands if strand.done]
-    if len(calls) > 1:
-        return (f": some are in {', others in '.join(calls)}; "
-                f"all ranks must make the same calls, in the same order")
-    if calls and gone:
-        return (f": {' and '.join(gone)} returned without calling {next(iter(calls))}; "
-                f"every rank must call it")
-    return ""
+    """What went wrong, if ranks wait in different collectives, or for one that has left early."""
+    return why_stuck(table(strands), [_collective(s) for s in strands if not s.done])
 
 
 def _row(strand: Strand) -> Waiting:

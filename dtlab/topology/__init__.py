@@ -8,6 +8,7 @@ Every link is full duplex: its two directions don't slow each other.
 from dtlab.topology.base import Change, Node, Topology, check_link, check_ranks, uniform
 from dtlab.topology.changes import with_link, with_traffic
 from dtlab.topology.compose import compose
+from dtlab.topology.cycles import edge_disjoint_cycles
 from dtlab.topology.files import load, save
 from dtlab.topology.graphs import from_graph
 from dtlab.topology.meshes import dragonfly, torus
@@ -35,6 +36,8 @@ __all__ = [
     "named",
     "load",
     "save",
+    # Rings among the links.
+    "edge_disjoint_cycles",
     # What goes over the links.
     "send_together",
     "link_bytes",

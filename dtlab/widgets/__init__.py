@@ -5,6 +5,7 @@ stands below the picture. All work by keyboard. None starts a process unless its
 pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand beside the widget.
 """
 
+from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.replicas import ReplicaExplorer
@@ -12,5 +13,12 @@ from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
 
-__all__ = ["AlphaBetaExplorer", "RankGrid", "ReplicaExplorer", "Stepper", "TimelineExplorer",
-           "TopologyExplorer"]
+__all__ = [
+    "AlgorithmTopologyExplorer",
+    "AlphaBetaExplorer",
+    "RankGrid",
+    "ReplicaExplorer",
+    "Stepper",
+    "TimelineExplorer",
+    "TopologyExplorer",
+]

@@ -95,6 +95,15 @@ def test_a_rank_that_does_not_call_is_named(p: int) -> None:
     assert "in all_reduce" in says.splitlines()[2]
 
 
+def test_ranks_that_have_had_their_part_of_it_are_not_blamed() -> None:
+    def fn(comm: Comm) -> None:
+        if comm.rank != 3:
+            broadcast(comm, torch.ones(4))
+
+    says = failing(dtlab.Deadlock, 4, fn)
+    assert ": 3 returned without calling broadcast" in says  # and not 0 and 1, who did
+
+
 def test_wrong_arguments_name_the_rank_and_what_would_do() -> None:
     for call, words in (
         (lambda c: all_reduce(c, 1.0), ("rank 0", "float", "torch.tensor")),

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.plots import Frame, frames_of, stepper_frames
 from dtlab.plots.goals import arguments, goal_of
+from dtlab.plots.recording import FILMED_WITH
 from dtlab.topology import uniform
 
 EVERY = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
@@ -45,13 +47,15 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
     collective: str, algorithm: str, p: int
 ) -> None:
     fn = ALGORITHMS[collective][algorithm]
-    goal = goal_of(collective, p, 0)
+    film = stepper_frames(collective, algorithm, p)
+    goal = goal_of(collective, p, 0, film[0].pieces if film[0].what == "piece" else p)
+
+    options = FILMED_WITH.get((collective, algorithm), {})
 
     def plain(comm: Comm) -> None:
-        fn(comm, **arguments(fn, goal, comm.rank, p, 0))
+        fn(comm, **arguments(fn, goal, comm.rank, p, 0), **options)
 
     trace = simulate(plain, network=uniform(p, 1.0, float("inf"))).trace
-    film = stepper_frames(collective, algorithm, p)
     shown = Counter((a.src, a.dst, a.nbytes) for frame in film for a in frame.arrows)
     assert shown == Counter((m.src, m.dst, m.nbytes) for m in trace.transfers)
     assert film[-1].sent_bytes == film[-1].total_bytes == trace.sent_bytes()
@@ -62,7 +66,9 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
 @pytest.mark.parametrize("p", [2, 4, 7])
 def test_bytes_in_the_film_are_those_of_the_closed_form(algorithm: str, p: int) -> None:
     film = stepper_frames("all_reduce", algorithm, p)
-    assert film[-1].sent_bytes == sum(cost.sent_bytes("all_reduce", algorithm, p, p * p * 4))
+    n = film[-1].vector_bytes
+    assert n == film[-1].pieces * p * 4
+    assert film[-1].sent_bytes == sum(cost.sent_bytes("all_reduce", algorithm, p, n))
 
 
 @pytest.mark.parametrize("p", [2, 4, 7])
@@ -215,24 +221,100 @@ def test_memory_that_nobody_wrote_counts_as_empty() -> None:
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
 def test_the_first_frame_is_what_the_ranks_begin_with(collective: str, algorithm: str) -> None:
-    p, root = 6, 0 if collective == "gather" else 2  # another root gathers into a rotated copy
+    p, root = 6, 2
     start = goal_of(collective, p, root).start
-    own = np.broadcast_to(np.eye(p)[:, None, :], (p, p, p)).copy()  # own[r, j]: only r, in all j
+    first = stepper_frames(collective, algorithm, p, root)[0]
+    k = first.pieces
+    own = np.broadcast_to(np.eye(p)[:, None, :], (p, k, p)).copy()  # own[r, j]: only r, in all j
     if start == "root":
         own[[r for r in range(p) if r != root]] = 0
     if start == "piece":
         own *= np.eye(p)[:, :, None]
-    first = stepper_frames(collective, algorithm, p, root)[0]
-    if collective == "all_to_all":  # a transpose into fresh memory: shown where it arrives
-        own *= np.eye(p)[:, :, None]
-    if first.what == "piece" and algorithm != "bruck":  # that one works on a rotated copy
-        judged = first.judged.any(axis=1) | (start != "piece")
-        assert np.array_equal(first.holds[judged], own[judged])
+    assert np.array_equal(first.holds, own)
 
 
 def test_a_scattered_piece_is_there_once_it_has_come() -> None:
     film = stepper_frames("scatter", "binomial", 8)
     assert [int(frame.complete.sum()) for frame in film] == [1, 2, 4, 8]
+
+
+def test_who_passes_pieces_on_is_seen_to_have_them() -> None:
+    film = stepper_frames("scatter", "binomial", 8)
+    assert film[1].holds[4].any(axis=1).tolist() == [j >= 4 for j in range(8)]  # for its subtree
+    up = stepper_frames("gather", "binomial", 8, root=3)[-2]
+    assert up.holds[7].any(axis=1).tolist() == [j in (7, 0, 1, 2) for j in range(8)]
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_bruck_all_gathers_the_ranks_ahead_doubling_them_each_round(p: int) -> None:
+    for k, frame in enumerate(stepper_frames("all_gather", "bruck", p)):
+        for rank in range(p):
+            ahead = {(rank + d) % p for d in range(min(2**k, p))}
+            assert set(np.flatnonzero(frame.holds[rank].any(axis=1))) == ahead
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_in_brucks_all_to_all_a_piece_hops_by_the_bits_of_its_way(p: int) -> None:
+    """After round k, what rank c has for rank j is where the low k+1 bits of j − c lead."""
+    for k, frame in enumerate(stepper_frames("all_to_all", "bruck", p)):
+        seen = {(rank, j, c) for c in range(p) for j in range(p) for done in range(k + 1)
+                for rank in [(c + ((j - c) % p & (2**done - 1))) % p]}
+        assert set(zip(*map(np.ndarray.tolist, frame.holds.nonzero()), strict=True)) == seen
+
+
+@pytest.mark.parametrize("p", [3, 5, 8])
+def test_an_all_to_all_that_ends_in_the_wrong_order_is_shown_as_spoilt(p: int) -> None:
+    def forgets_to_turn_back(comm: Comm, parts: torch.Tensor) -> torch.Tensor:
+        right = ALGORITHMS["all_to_all"]["bruck"](comm, parts)
+        return right.roll(1, dims=0)
+
+    film = frames_of(forgets_to_turn_back, p, "all_to_all")
+    assert not any(frame.wrong.any() for frame in film[:-1])
+    assert np.array_equal(film[-1].wrong, np.eye(p, dtype=bool))
+    assert not frames_of(lambda comm, parts: parts[:1], p, "all_to_all")[-1].complete.any()
+
+
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_whose_piece_lies_in_a_wrong_place_is_shown(p: int) -> None:
+    def as_they_came(comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        return ALGORITHMS["all_gather"]["bruck"](comm, x).roll(-comm.rank, dims=0)
+
+    last = frames_of(as_they_came, p, "all_gather")[-1]
+    assert last.complete[0].all(), "rank 0 has nothing to turn"
+    assert last.wrong[1:].all()
+    for rank in range(1, p):
+        assert last.holds[rank].argmax(axis=1).tolist() == [(rank + j) % p for j in range(p)]
+
+
+def test_a_function_with_its_segments_filled_in_is_named_and_shown() -> None:
+    chain = ALGORITHMS["broadcast"]["chain"]
+    film = frames_of(partial(chain, segments=6), 4, "broadcast")
+    assert film[0].title == "broadcast, chain"
+    assert film[0].pieces == 6
+    assert film[-1].done
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 9])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_a_chain_is_shown_in_its_segments(collective: str, p: int) -> None:
+    film = stepper_frames(collective, "chain", p)
+    assert film[0].pieces == 8
+    assert film[0].steps == p - 2 + 8
+    for frame in film[1:]:
+        assert all(len(arrow.pieces) == 1 for arrow in frame.arrows)
+        assert frame.changed.sum() == len(frame.arrows), "a piece more, for each message"
+
+
+@pytest.mark.parametrize("p", SIZES[1:])
+def test_rabenseifners_reduce_is_shown_in_the_chunks_that_it_cuts(p: int) -> None:
+    core = 1 << (p.bit_length() - 1)
+    film = stepper_frames("reduce", "rabenseifner", p, root=p // 2)
+    assert film[0].pieces in {core, p}
+    halved = film[core.bit_length() - 1 + (p > core)]  # after the reduce-scatter
+    whole = (halved.holds == 1).all(axis=2)
+    assert (whole.sum(axis=0) == 1).all(), "each chunk complete, on one rank"
+    assert whole.sum() == halved.pieces
+    assert all(arrow.pieces for frame in film for arrow in frame.arrows)
 
 
 def test_an_unknown_collective_is_shown_but_not_judged() -> None:
@@ -256,3 +338,12 @@ def test_watching_changes_nothing() -> None:
     x = torch.arange(16.0)
     frames_of(lambda comm, given: ALGORITHMS["all_reduce"]["ring"](comm, x, "sum"), 4)
     assert torch.equal(x, torch.arange(16.0))  # what the function closes over is copied
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+def test_a_double_tree_can_be_followed(p: int) -> None:
+    film = stepper_frames("all_reduce", "double_tree", p)
+    assert len(film) - 1 <= 2 * p.bit_length()
+    for frame in film:
+        pairs = [(arrow.src, arrow.dst) for arrow in frame.arrows]
+        assert len(pairs) == len(set(pairs)), "one arrow between two ranks"

@@ -24,6 +24,7 @@ from dtlab.topology import (
     uniform,
     v100_nvlink,
 )
+from dtlab.wires import contest, winners
 from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
 from tests.plots.samples import ring_trace
 
@@ -52,6 +53,9 @@ UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+CLUSTERS = {"servers": compose(nvswitch(4), racks(2, 2)), LONG[:40]: v100_nvlink(),
+            "grid": torus(3, 3), "alone": uniform(1, 5e-6, 1e10)}
+ENTRIES = contest(CLUSTERS, [4000])
 PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
     **{f"timeline of {t} s": lambda t=t: plots.timeline(ring_trace(4, t))
@@ -63,11 +67,25 @@ PICTURES: dict[str, Callable[[], Picture]] = {
        for p in (1, 2, 4, 5, 8, 13, 16, 32)},
     **{f"tree {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "tree", p)[1])
        for p in (2, 5, 16)},
+    **{f"{name} {p}, step {step}":
+       lambda name=name, p=p, step=step: plots.stepper(
+           plots.stepper_frames("all_reduce", name, p)[step])
+       for name, p, step in (("halving_doubling", 8, 1), ("halving_doubling", 6, 1),
+                             ("binary_blocks", 12, 4), ("binary_blocks", 7, 3),
+                             ("double_tree", 8, 1), ("double_tree", 13, 3))},
+    **{f"double tree {p}": lambda p=p: plots.double_tree(p) for p in (1, 2, 8, 13, 32)},
     "flat broadcast": lambda: plots.stepper(plots.stepper_frames("broadcast", "flat", 4, 2)[0]),
     "barrier": lambda: plots.stepper(plots.stepper_frames("barrier", "dissemination", 8)[1]),
     **{f"cost {p}": lambda p=p: plots.cost_curves("all_reduce", ranks=p) for p in (1, 2, 8, 1024)},
     "cost measured": lambda: plots.cost_curves(
         "all_reduce", ranks=4, gamma=1e-11, measured={"ring": {4096: [3e-5, 4e-5], 10**6: [1e-3]}}),
+    **{f"sheet {p}": lambda p=p: plots.before_and_after(p, p - 1) for p in (2, 4, 8)},
+    **{f"{c} {p}": lambda c=c, p=p: plots.stepper(plots.stepper_frames(*c.split(), p, p // 2)[2])
+       for p in (5, 9) for c in ("all_to_all bruck", "all_gather bruck", "broadcast chain",
+                                 "reduce rabenseifner", "reduce_scatter recursive_halving",
+                                 "scan recursive_doubling", "all_reduce double_tree")},
+    "sweep": lambda: plots.sweep(lambda k: 1e-3 * k + 1 / k, {1: 1.001, 100: 0.11, 1000: 1.001},
+                                 best=31.6, bound_s=0.05),
     "cost barrier": lambda: plots.cost_curves("barrier"),
     "cost slow": lambda: plots.cost_curves("broadcast", ranks=8, alpha=0.0, beta=1e-3),
     "fit": lambda: plots.fit(2e-5, 2e-10, SIZES, times(SIZES), (HELD_OUT, times(HELD_OUT))),
@@ -85,6 +103,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "fat tree": lambda: plots.topology(fat_tree(4)),
     "dragonfly": lambda: plots.topology(dragonfly(4, 3, 2)),
     "servers in racks": lambda: plots.topology(compose(nvswitch(4), racks(2, 2))),
+    "contest": lambda: plots.contest_table(ENTRIES),
+    "contest of one": lambda: plots.contest_table(ENTRIES[:1], LONG),
+    **{f"contest on {name[:8]}": lambda name=name: plots.contest_on(
+        CLUSTERS[name], [e for e in ENTRIES if e.cluster == name], "torus") for name in CLUSTERS},
+    "by ranks": lambda: plots.times_by_ranks(
+        {"ring": {2: 1e-5, 64: 1e-3}, "tree": {2: 2e-5, 64: 1e-4}}, {"ring": {2: 1.1e-5}}),
+    "by ranks, one": lambda: plots.times_by_ranks({"x": {3: 2.0}}, title=LONG, subtitle=LONG),
     **{f"flows {kind.__name__} {at}": lambda kind=kind, sizes=sizes, at=at: to_half(
            kind(*sizes), at) for kind, sizes in (
                (racks, (2, 4)), (fat_tree, (4,)), (torus, (4, 4)), (nvswitch, (8,)),
@@ -230,9 +255,23 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.fit(1e-6, 1e-9, [], []),
     lambda: plots.predicted_vs_measured([]),
     lambda: plots.cost_curves("gossip"),
+    lambda: plots.before_and_after(1),
+    lambda: plots.before_and_after(9),
+    lambda: plots.before_and_after(4, collectives=["barrier"]),
+    lambda: plots.before_and_after(4, collectives=["gossip"]),
+    lambda: plots.sweep(float, {1: 1.0}, best=1, bound_s=1.0),
+    lambda: plots.sweep(float, {0: 1.0, 1: 1.0}, best=1, bound_s=1.0),
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+    lambda: plots.contest_table([]),
+    lambda: plots.contest_table([*ENTRIES, ENTRIES[0]._replace(nbytes=8)]),
+    lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES, "ring"),
+    lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES[-6:], "telepathy"),
+    lambda: plots.contest_on(CLUSTERS["grid"], [], "ring"),
+    lambda: plots.times_by_ranks({}),
+    lambda: plots.times_by_ranks({"ring": {0: 1.0}}),
+    lambda: plots.times_by_ranks({"ring": {4: 0.0}}),
     lambda: plots.flows(racks(2, 2), Trace(4)),
     lambda: plots.flows(racks(2, 2), Trace(3, virtual=True)),
     lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, [("rack0", "rack1")]),
@@ -240,3 +279,28 @@ def test_the_grid_shows_what_a_run_returned() -> None:
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         bad()
+
+
+def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:
+    alt = plots.double_tree(8).alt
+    assert alt.endswith("first half: 0, 2, 4, 6; in that of the second: 1, 3, 5, 7.")
+    with pytest.raises(ConfigError, match="take 32 or fewer"):
+        plots.double_tree(33)
+
+
+def test_the_table_marks_the_fastest_of_each_cluster_with_a_star() -> None:
+    texts = [text for text, _ in texts_of(plots.contest_table(ENTRIES))]
+    starred = [text for text in texts if text.startswith("★ ") and "fastest" not in text]
+    assert len(starred) == len(winners(ENTRIES))
+    for cluster in ("servers", "grid"):
+        least = min(e.elapsed_s for e in ENTRIES if e.cluster == cluster)
+        assert f"★ {seconds_text(least)}" in starred
+
+
+def test_the_busiest_link_is_named_with_its_bytes() -> None:
+    tree = next(e for e in ENTRIES if (e.cluster, e.algorithm) == ("servers", "tree"))
+    a, b = tree.busiest
+    alt = plots.contest_on(CLUSTERS["servers"], [tree], "tree").alt
+    assert f"busiest link, {a} → {b}" in alt
+    assert f"carries {bytes_text(tree.crossed[a, b])}" in alt
+    assert f"tree {seconds_text(tree.elapsed_s)}" in alt

@@ -7,8 +7,8 @@ import importlib
 
 import pytest
 
-MODULES = {"base": 2, "changes": 1, "compose": 1, "meshes": 2, "names": 2, "servers": 3,
-           "traffic": 3, "trees": 2}
+MODULES = {"base": 2, "changes": 1, "compose": 1, "cycles": 3, "meshes": 2, "names": 2,
+           "servers": 3, "traffic": 3, "trees": 2}
 
 
 @pytest.mark.parametrize(("module", "examples"), MODULES.items())

@@ -1,6 +1,7 @@
 """Widgets: moving a control changes the picture and its words, and nothing else."""
 
 import asyncio
+import html
 import io
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,10 @@ from PIL import Image
 from dtlab import Comm, ConfigError, Deadlock, Result, Trace, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
 from dtlab.plots import Picture
-from dtlab.topology import racks, send_together, uniform
+from dtlab.plots.units import seconds_text
+from dtlab.topology import nvswitch, racks, send_together, torus, uniform
 from dtlab.widgets import (
+    AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
     RankGrid,
     Stepper,
@@ -21,6 +24,7 @@ from dtlab.widgets import (
     TopologyExplorer,
 )
 from dtlab.widgets.explorer import Explorer
+from dtlab.wires import contest
 
 NETWORK = uniform(4, 5e-6, 1e9)
 
@@ -33,15 +37,19 @@ def simulated(fn: Callable[..., Any], *, ranks: int, timeout: float, echo: bool)
     return simulate(fn, network=uniform(ranks, 1e-6, 1e9), echo=echo)
 
 
+FEW = {"torus": torus(3, 3), "racks": racks(2, 3), "NVSwitch": nvswitch(4)}
+ENTRIES = contest(FEW, [4_000, 64_000, 1_000_000], ["tree", "ring"])
 MAKE: dict[str, Callable[[], Explorer]] = {
     "Stepper": Stepper,
     "AlphaBetaExplorer": AlphaBetaExplorer,
+    "AlgorithmTopologyExplorer": lambda: AlgorithmTopologyExplorer(FEW, ENTRIES),
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
     "TopologyExplorer": TopologyExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
     "Stepper": lambda w: setattr(w.step, "value", 3),
+    "AlgorithmTopologyExplorer": lambda w: setattr(w.nbytes, "value", 4_000),
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
@@ -314,6 +322,33 @@ def test_real_processes_by_default() -> None:
     assert "rank 0 returned 2; rank 1 returned 3" in widget.words.value
 
 
+# ---- which algorithm on which topology --------------------------------------------------------
+
+
+def test_each_choice_shows_its_cluster_its_size_and_the_links_of_its_algorithm() -> None:
+    widget = AlgorithmTopologyExplorer(FEW, ENTRIES)
+    assert widget.nbytes.value == 1_000_000
+    widget.cluster.value, widget.algorithm.value, widget.nbytes.value = "racks", "ring", 64_000
+    entry = next(e for e in ENTRIES if e[:1] + e[2:4] == ("racks", "ring", 64_000))
+    for part in ("64 kB on racks, 6 ranks", f"ring takes {seconds_text(entry.elapsed_s)}",
+                 f"busiest link, {entry.busiest[0]} → {entry.busiest[1]}"):
+        assert part in widget.words.value
+    assert widget.static().alt in html.unescape(widget.words.value)
+
+
+def test_the_explorer_simulates_nothing_once_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    widget = AlgorithmTopologyExplorer({"NVSwitch": nvswitch(2)})
+    monkeypatch.setattr("dtlab.wires.simulate", None)  # simulating would fail
+    for nbytes in (value for _, value in widget.nbytes.options):
+        widget.nbytes.value = nbytes
+    for algorithm in widget.algorithm.options:
+        widget.algorithm.value = algorithm
+
+
+@pytest.mark.parametrize("entries", [[], ENTRIES[1:], ENTRIES[:3]])
+def test_an_explorer_wants_the_same_contest_for_all_clusters(entries: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="same sizes and algorithms"):
+        AlgorithmTopologyExplorer(FEW, entries)
 # ---- topology ----------------------------------------------------------------------------------
 
 

@@ -2,85 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
-
-F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-I32, I64, C64 = torch.int32, torch.int64, torch.complex64
-
-
-def _case(ranks: int, n: int, dtype: torch.dtype, seed: int, **options: Any) -> Case:
-    """Small whole numbers, so that every order of summing gives the same bits."""
-    random = torch.Generator().manual_seed(10_000 * seed + 100 * ranks + n)
-    args = []
-    for _ in range(ranks):
-        args.append((torch.randint(1, 10, (n,), generator=random).to(dtype),))
-    total = torch.stack([x.to(_wide(dtype)) for (x,) in args]).sum(0).to(dtype)
-    facts = {"n": n, "item": dtype.itemsize, "total": total}
-    return Case(describe_case(ranks, n, dtype), args, facts=facts, **options)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else torch.int64
-
+from dtlab.grading.exercises._all_reduce import (
+    DTYPES,
+    F32,
+    judge_real,
+    judge_sums,
+    least_bytes,
+    summing_case,
+    too_large,
+)
 
 # ---- values ------------------------------------------------------------------------------------
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
-    total = case.facts["total"]
-    for rank, (x,) in enumerate(outcome.after):
-        if x.shape != total.shape or x.dtype != total.dtype:
-            came = f"rank {rank}: x has become {x.dtype} {tuple(x.shape)}"
-            return Verdict(False, came, f"{total.dtype} {tuple(total.shape)}",
-                           clue="Write the sum into x; don't change its shape or dtype.")
-        wrong = _first_difference(x, total)
-        if wrong is not None:
-            came = f"rank {rank}: x[{wrong}] = {x[wrong].item():g}"
-            expected = f"{total[wrong].item():g}, the sum"
-            return Verdict(False, came, expected, clue=_value_clue(case, outcome))
-    return Verdict(True, "the sum, on every rank", "the sum, on every rank")
+    return judge_sums(case, outcome, _chunk_clue)
 
 
-def _first_difference(x: torch.Tensor, total: torch.Tensor) -> int | None:
-    different = (x != total).nonzero()
-    return int(different[0]) if len(different) else None
-
-
-def _value_clue(case: Case, outcome: Outcome) -> str:
-    """Which mistake makes just these wrong vectors?"""
-    total, p = case.facts["total"], case.ranks
-    after = [args[0] for args in outcome.after]
-    before = [args[0] for args in case.args]
-    right = [torch.equal(x, total) for x in after]
-    if all(map(torch.equal, after, before)):
-        if all(isinstance(v, torch.Tensor) and torch.equal(v, total) for v in outcome.values):
-            return ("The returned tensor is right, but x itself is unchanged: work in place, on the "
-                    "memory of x (x[...] = …, x.add_(…), comm.accumulate_).")
-        return "x is unchanged on every rank: nothing was added into it."
-    if all(torch.allclose(x.to(_wide(x.dtype)) * p, total.to(_wide(x.dtype)), rtol=0.02)
-           for x in after):
-        return "That is the average; the exercise asks for the sum."
-    if sum(right) == 1:
-        return (f"Only rank {right.index(True)} holds the sum; an all-reduce leaves it on every "
-                "rank.")
-    return _chunk_clue(after, before, total, p)
-
-
-def _chunk_clue(after: list[torch.Tensor], before: list[torch.Tensor], total: torch.Tensor,
-                p: int) -> str:
+def _chunk_clue(case: Case, after: list[torch.Tensor]) -> str:
     """Look at the vectors piece by piece, cut as tensor_split cuts them."""
+    total, p = case.facts["total"], case.ranks
     wanted = total.tensor_split(p)
     done = [[torch.equal(a, b) for a, b in zip(x.tensor_split(p), wanted, strict=True)]
             for x in after]
     complete = [sum(row) for row in done]
-    if any(bool((x.abs() > total.abs()).any()) for x in after):
+    if too_large(after, total):
         return ("Some sums are too large: a contribution was added more than once. In the second "
                 "phase, overwrite, don't add.")
     if all(torch.equal(x, after[0]) for x in after):
@@ -107,7 +57,7 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     """At most 2(p−1)⌈n/p⌉ elements from each rank; at least 2(p−1)n in all, or it was no message
     that brought the values."""
     p, n, item = case.ranks, case.facts["n"], case.facts["item"]
-    allowed, least = 2 * (p - 1) * -(-n // p) * item, _least_bytes(case)
+    allowed, least = 2 * (p - 1) * -(-n // p) * item, least_bytes(case)
     sent = [outcome.trace.sent_bytes(rank) for rank in range(p)]
     most = max(sent)
     nbytes = f"{most:,} / {allowed:,}"
@@ -171,33 +121,23 @@ def _memory(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _real(case: Case, outcome: Outcome) -> Verdict:
-    """On real processes: the values, and that they came as messages there too."""
-    values = _values(case, outcome)
-    sent, least = outcome.trace.sent_bytes(), _least_bytes(case)
-    if values.passed and sent < least:
-        return Verdict(False, f"{sent:,} B in all", f"≥ {least:,} B in all", f"{sent:,}")
-    return values
-
-
-def _least_bytes(case: Case) -> int:
-    """All ranks together can't send less: p − 1 vectors to be summed, p − 1 sums to be known."""
-    return 2 * (case.ranks - 1) * int(case.facts["n"]) * int(case.facts["item"])
+    return judge_real(case, outcome, _chunk_clue)
 
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int], hint: str = "") -> list[Case]:
         more = seed % 3  # other sizes, but as divisible as before
-        return [_case(p, n + more * p if n >= p else n, F32, seed, hint=hint) for p, n in what]
+        return [summing_case(p, n + more * p if n >= p else n, F32, seed, hint=hint) for p, n in what]
 
     plain = cases((4, 8), (2, 4), (8, 32))
     any_p = cases((1, 5), (3, 6), (5, 10), (6, 12), (7, 7), (9, 18), (13, 26))
     uneven = cases((4, 10), (2, 5), (8, 27), (4, 3), (8, 1), (4, 0))
     both = cases((3, 7), (9, 30), (5, 3), hint="The number of ranks and the length are both odd "
                  "here; each alone works.")
-    dtypes = [_case(4, 8, dtype, seed) for dtype in (F64, I64, I32, BF16, C64)]
+    dtypes = [summing_case(4, 8, dtype, seed) for dtype in DTYPES]
     timed = [*plain, *uneven, *any_p[1:]]
-    large = [_case(4, 192_000, F32, seed, meter=True)]
-    real = [_case(4, 1_000, F32, seed, gloo=True)]
+    large = [summing_case(4, 192_000, F32, seed, meter=True)]
+    real = [summing_case(4, 1_000, F32, seed, gloo=True)]
     return [
         Check("sums", 2, "2, 4, 8 ranks", plain, _values),
         Check("any p", 1, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, _values,

@@ -1,0 +1,90 @@
+"""Chapter 04: into how many segments shall a chain cut its vector?"""
+
+from __future__ import annotations
+
+import math
+
+from dtlab.cost.broadcast_reduce import chain_form
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+
+TOLERANCE = 0.01  # of the best time
+ETHERNET, NVLINK = (20e-6, 0.8e-9), (9e-6, 1 / 150e9)
+
+
+def chain_s(ranks: int, nbytes: int, alpha: float, beta: float, segments: int) -> float:
+    """Seconds that the chain takes: (p−2+k)(α + nβ/k), cut between bytes."""
+    return chain_form(ranks, nbytes, 1, segments).seconds(alpha, beta, 0.0)
+
+
+def best_s(ranks: int, nbytes: int, alpha: float, beta: float) -> tuple[int, float]:
+    """The best number of segments and its time, by trying all near where the formula has its
+    minimum (and 1: it may lie below)."""
+    middle = math.sqrt(max(ranks - 2, 0) * nbytes * beta / alpha)
+    near = {1, *range(max(1, int(middle * 0.9)), int(middle * 1.1) + 3)}
+    return min(((k, chain_s(ranks, nbytes, alpha, beta, k)) for k in near),
+               key=lambda pair: pair[1])
+
+
+def _case(ranks: int, nbytes: int, machine: tuple[float, float]) -> Case:
+    text = f"{ranks} ranks, {nbytes:,} B, α = {machine[0] * 1e6:g} µs, β = {machine[1] * 1e9:.3g} ns"
+    return Case(text, [(ranks, nbytes, *machine)], comm=False)
+
+
+def _judge(case: Case, outcome: Outcome) -> Verdict:
+    ranks, nbytes, alpha, beta = case.args[0]
+    (k,), (best, best_time) = outcome.values, best_s(ranks, nbytes, alpha, beta)
+    expected = f"≤ {1 + TOLERANCE:g} × {best_time:.4g} s, as with {best}"
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        clue = ("A number of segments is a whole number, and at least 1: "
+                "max(1, round(…)) makes it so.")
+        return Verdict(False, f"{k!r}"[:60], f"{expected} segments", clue=clue)
+    took = chain_s(ranks, nbytes, alpha, beta, k)
+    came = f"{k:,} segments: {took:.4g} s"
+    if took <= best_time * (1 + TOLERANCE):
+        return Verdict(True, came, expected)
+    return Verdict(False, came, expected, clue=_clue(k, ranks, nbytes, alpha, beta))
+
+
+def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
+    """Which formula gives this number?"""
+
+    def near(value: float) -> bool:
+        return abs(k - max(1.0, value)) < max(1.0, 0.02 * value)
+
+    square = (ranks - 2) * nbytes * beta / alpha
+    if ranks == 2 and k > 1:
+        return "Two ranks: nobody passes anything on, and every further segment costs one more α."
+    if square and near(math.sqrt((ranks - 2) * alpha / (nbytes * beta))):
+        return "α and nβ are the wrong way round: dear messages want few segments."
+    if near(math.sqrt(nbytes * beta / alpha)):
+        return "A longer chain wants more segments: the number of ranks is missing."
+    for other in (ranks, ranks - 1):
+        if near(math.sqrt(other * nbytes * beta / alpha)):
+            return "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so it is p − 2 that stands in it."
+    if near(square):
+        return "Without its root: the best k is a square root. Where is the derivative 0?"
+    return ("Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where is "
+            "their sum least?")
+
+
+def _build(seed: int) -> list[Check]:
+    grow = 1 + 0.1 * (seed % 7)
+    long = [_case(p, int(n * grow), m) for p, n, m in (
+        (16, 100_000_000, ETHERNET), (8, 10_000_000, NVLINK), (64, 1_000_000, ETHERNET),
+        (1000, 50_000_000, NVLINK))]
+    short = [_case(p, int(n * grow), m) for p, n, m in (
+        (3, 100_000, ETHERNET), (4, 60_000, ETHERNET), (3, 5_000_000, NVLINK))]
+    edges = [_case(2, 100_000_000, ETHERNET), _case(16, 4, ETHERNET), _case(2, 4, NVLINK),
+             _case(8, 0, ETHERNET), _case(5, int(1000 * grow), NVLINK)]
+    return [
+        Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge),
+        Check("short chains", 1, "3 and 4 ranks", short, _judge),
+        Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge,
+              "With two ranks, or a few bytes, the formula gives less than 1: there is always one "
+              "segment."),
+    ]
+
+
+EXERCISE = Exercise("best-segments", "The best number of segments", "04", 3, "best_segments",
+                    _build)

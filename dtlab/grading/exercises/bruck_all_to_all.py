@@ -1,0 +1,121 @@
+"""Chapter 04: a part for everyone from everyone, in ⌈lg p⌉ rounds."""
+
+from __future__ import annotations
+
+import torch
+
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercises import _shared as shared
+from dtlab.grading.exercises._shared import BF16, F32, F64, I64, lg_ceil
+
+
+def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0,
+          gloo: bool = False) -> Case:
+    args = [(shared.numbers((ranks, *shape), dtype, 1000 * seed + 10 * ranks + rank),)
+            for rank in range(ranks)]
+    part = args[0][0][0].numel() * dtype.itemsize
+    inside = f" of {'×'.join(map(str, shape))}" if shape else ""
+    text = f"{ranks} rank{'s' * (ranks != 1)}, parts{inside} × {str(dtype).split('.')[-1]}"
+    return Case(text, args, facts={"part": part}, gloo=gloo)
+
+
+def _wanted(case: Case, rank: int) -> torch.Tensor:
+    return torch.stack([args[0][rank] for args in case.args])
+
+
+def _values(case: Case, outcome: Outcome) -> Verdict:
+    for rank, value in enumerate(outcome.values):
+        wanted = _wanted(case, rank)
+        wrong = shared.compare(f"rank {rank}: result", value, wanted,
+                               "what the row's rank has for this one", "")
+        if wrong:
+            return wrong._replace(clue=_clue(case, outcome, rank) or wrong.clue)
+        if not torch.equal(outcome.after[rank][0], case.args[rank][0]):
+            return Verdict(False, f"rank {rank}: parts was changed", "parts as it was",
+                           clue="parts belongs to the caller: let the parts travel in a copy "
+                                "(parts.roll makes one; parts[…] = … does not).")
+    return Verdict(True, "row s is rank s's parts[r]", "row s is rank s's parts[r]")
+
+
+def _clue(case: Case, outcome: Outcome, rank: int) -> str:
+    """Are the right rows there, in another order? Then which?"""
+    p, wanted = case.ranks, _wanted(case, rank)
+    value = outcome.values[rank]
+    if not isinstance(value, torch.Tensor) or value.shape != wanted.shape:
+        return "Return a tensor of the shape of parts: row s is what rank s has for this rank."
+    if torch.equal(value, case.args[rank][0]):
+        return "It is this rank's own parts: return the tensor in which the others' have arrived."
+    if all(_is_turned_round(case, outcome, other) for other in range(p)):
+        return ("Only the last turn is missing: row d has come from d ranks back, so it belongs "
+                "into row (r − d) % p of the result.")
+    for turn in range(1, p):
+        if torch.equal(value, wanted.roll(turn, 0)):
+            by = turn if turn <= p // 2 else turn - p
+            return (f"All parts have come, but the rows stand {abs(by)} too far "
+                    f"{'down' if by > 0 else 'up'}: after the rounds, row d has come from rank "
+                    "(r − d) % p.")
+    if sorted(map(str, value.tolist())) == sorted(map(str, wanted.tolist())):
+        return ("All parts have come, in the wrong order: row d has come from d ranks back, from "
+                "rank (r − d) % p. That runs backwards; a roll alone does not turn it.")
+    return ("Some parts are not for this rank. At the start row d is for the rank d further on: "
+            "parts.roll(-r, 0). In the round of hop 2^k, the rows whose d has that bit move 2^k "
+            "ranks ahead, and what comes takes their places.")
+
+
+def _is_turned_round(case: Case, outcome: Outcome, rank: int) -> bool:
+    """Does row d hold what has come from d ranks back?"""
+    value, back = outcome.values[rank], [(rank - d) % case.ranks for d in range(case.ranks)]
+    return isinstance(value, torch.Tensor) and torch.equal(value, _wanted(case, rank)[back])
+
+
+def _rounds(case: Case, outcome: Outcome) -> Verdict:
+    clue = (f"{case.ranks} ranks took {outcome.elapsed_s:g} rounds. Sending each part straight to "
+            "its rank takes p − 1. Let parts hop 1, 2, 4, … ranks ahead, many in one message: one "
+            "sendrecv a round.")
+    return shared.rounds(case, outcome, lg_ceil(case.ranks), "⌈lg p⌉", clue)
+
+
+def _bytes(case: Case, outcome: Outcome) -> Verdict:
+    p, part = case.ranks, case.facts["part"]
+    allowed, least = p * lg_ceil(p) // 2 * part, (p - 1) * part
+    sent = [outcome.trace.sent_bytes(rank) for rank in range(p)]
+    most = max(sent)
+    nbytes = f"{most:,} / {allowed:,}"
+    if min(sent) < least:
+        return Verdict(False, f"{min(sent):,} B from a rank", f"≥ {least:,} B", nbytes,
+                       clue="Send the parts themselves through comm.")
+    if most <= allowed:
+        return Verdict(True, "half of the parts a round", "≤ n/2·⌈lg p⌉ a rank", nbytes)
+    if most >= lg_ceil(p) * (p - 1) * part:
+        clue = ("All parts leave in every round. In the round of hop 2^k only those move whose "
+                "distance d has the bit 2^k: half of them.")
+    else:
+        clue = "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer."
+    return Verdict(False, f"rank {sent.index(most)} sent {most:,} B", f"≤ {allowed:,} B: n/2·⌈lg p⌉",
+                   nbytes, clue=clue)
+
+
+def _build(seed: int) -> list[Check]:
+    n = 3 + seed % 4
+    plain = [_case(p, (n,), seed=seed) for p in (4, 2, 8)]
+    any_p = [_case(p, (n,), seed=seed) for p in (1, 3, 5, 6, 7, 9, 13)]
+    kinds = [_case(4, shape, dtype, seed) for shape, dtype in (
+        ((2, 3), F32), ((), F32), ((0,), F32), ((n,), F64), ((n,), I64), ((n,), BF16))]
+    timed = [*plain, *any_p[1:]]
+    return [
+        Check("values", 2, "2, 4, 8 ranks", plain, _values),
+        Check("any p", 2, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, _values,
+              "It works for powers of two only. Bruck's hops go (r + 2^k) % p, for any p; partners "
+              "r ^ 2^k exist for powers of two only."),
+        Check("any parts", 1, "2-d parts, numbers, empty; float64, int64, bfloat16", kinds, _values,
+              "parts has shape (p, …), any dtype, and may hold nothing: torch.empty_like makes room "
+              "for what arrives."),
+        Check("rounds", 2, "2 to 13 ranks, simulated", timed, _rounds, provided=_values),
+        Check("bytes", 2, "2 to 13 ranks", timed, _bytes, provided=_values),
+        Check("real", 1, "4 processes over Gloo", [_case(4, (250,), seed=seed, gloo=True)],
+              _values, "It works in the simulator, but not on real processes over Gloo."),
+    ]
+
+
+EXERCISE = Exercise("bruck-all-to-all", "Bruck's all-to-all", "04", 4, "bruck_all_to_all", _build)

@@ -1,0 +1,212 @@
+"""Chapter 06: two rings without a common wire, judged by what a ring is: no one answer is asked."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+import networkx as nx
+
+from dtlab.errors import ConfigError
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.topology import edge_disjoint_cycles, from_graph
+from dtlab.topology.graphs import join
+from dtlab.topology.servers import V100_LINKS
+
+Links = dict[tuple[int, int], int]
+Pair = tuple[int, int]
+NONE_CLUE = ("These links hold no two rings that share no wire, and the exercise asks for None then. "
+             "Whoever has tried every way may say so.")
+
+
+def _case(name: str, ranks: int, links: Links, seed: int, *, hint: str = "",
+          solvable: bool = True) -> Case:
+    """The same mesh, its ranks named anew and its links in another order."""
+    shuffled = random.Random(f"{seed} {name}")
+    names = list(range(ranks))
+    shuffled.shuffle(names)
+    items = [((min(names[a], names[b]), max(names[a], names[b])), wires)
+             for (a, b), wires in links.items()]
+    shuffled.shuffle(items)
+    wires = dict(items)
+    return Case(f"{name}, {ranks} ranks", [(ranks, wires)], comm=False, hint=hint,
+                facts={"ranks": ranks, "links": dict(wires), "solvable": solvable})
+
+
+# ---- meshes ------------------------------------------------------------------------------------
+
+
+def _complete(ranks: int) -> Links:
+    return dict.fromkeys(combinations(range(ranks), 2), 1)
+
+
+def _grid(x: int, y: int) -> Links:
+    """A torus: y rows of x, closed to rings."""
+    pairs = [(r, r - r % x + (r + 1) % x) for r in range(x * y)]
+    pairs += [(r, (r + x) % (x * y)) for r in range(x * y)]
+    return {(min(pair), max(pair)): 1 for pair in pairs}
+
+
+def _two_rings(ranks: int, more: int, seed: int) -> Links:
+    """A ring, another one that shares no wire with it, and a few more links to get lost in."""
+    drawn = random.Random(f"{seed} {ranks} {more}")
+    first = list(_edges(list(range(ranks))))
+    while True:
+        order = drawn.sample(range(ranks), ranks)
+        second = list(_edges(order))
+        if not set(first) & set(second):
+            break
+    free = [pair for pair in combinations(range(ranks), 2) if pair not in {*first, *second}]
+    return dict.fromkeys([*first, *second, *drawn.sample(free, min(more, len(free)))], 1)
+
+
+def _bundled(ranks: int) -> Links:
+    """A ring of double wires, and a few single ones that lead nowhere: both rings go one way."""
+    return {**dict.fromkeys(_edges(list(range(ranks))), 2), (0, 2): 1, (1, 3): 1}
+
+
+def _almost(ranks: int) -> Links:
+    """Every rank has four wires or more, and yet: two halves, joined by only two of them, and each
+    ring needs two."""
+    half = ranks // 2
+    links = dict.fromkeys(combinations(range(half), 2), 1)
+    links |= dict.fromkeys(combinations(range(half, ranks), 2), 1)
+    return links | {(0, half): 1, (1, half + 1): 1}
+
+
+def _edges(ring: list[int]) -> Iterator[Pair]:
+    """The pairs of neighbours round a ring, the smaller one first."""
+    return ((min(a, b), max(a, b)) for a, b in pairwise([*ring, ring[0]]))
+
+
+# ---- judging -----------------------------------------------------------------------------------
+
+
+def _judge(case: Case, outcome: Outcome) -> Verdict:
+    value = outcome.values[0]
+    if not case.facts["solvable"]:
+        return Verdict(value is None, f"returned {value!r:.80}", "None", clue=NONE_CLUE)
+    wrong = _mistake(case, value)
+    wanted = "two rings over all ranks, no wire twice"
+    if not wrong:
+        return Verdict(True, "two rings", wanted)
+    came, _, clue = wrong.partition("|")
+    return Verdict(False, came[:160], wanted, clue=clue)
+
+
+def _mistake(case: Case, value: object) -> str:
+    """What is wrong with the answer, and after a | the hint; "" if nothing is."""
+    ranks, links = case.facts["ranks"], case.facts["links"]
+    if value is None:
+        return ("returned None, but there are two rings|There are two here. If the second ring "
+                "can't be completed, don't give up: take back the first one's last step and try "
+                "another (backtracking).")
+    if not _is_two_lists(value):
+        return f"returned {value!r:.80}|Return two lists of ranks: return [first, second]."
+    used: Counter[Pair] = Counter()
+    for number, ring in enumerate(value, 1):  # type: ignore[arg-type, var-annotated]
+        if sorted(ring) != list(range(ranks)):
+            again = len(ring) == ranks + 1 and ring[0] == ring[-1]
+            return (f"ring {number} is {list(ring)}|" + (
+                "Name the first rank once: a ring closes by itself." if again else
+                f"A ring visits each of the ranks 0 to {ranks - 1} exactly once."))
+        for a, b in pairwise([*ring, ring[0]]):
+            if (min(a, b), max(a, b)) not in links:
+                closing = (a, b) == (ring[-1], ring[0])
+                return (f"ring {number} goes from {a} to {b}, where no link is|" + (
+                    "The last rank must have a link to the first one, too: a path is no ring yet."
+                    if closing else "Go on only along `links`; they lead both ways."))
+        used.update(_edges(list(ring)))
+    over = next((pair for pair, times in used.items() if times > links[pair]), None)
+    if over is None:
+        return ""
+    return (f"both rings use the link {over}, which has one wire|Take the first ring's wires away "
+            "before you look for the second. (Backwards round the same ring is over the same "
+            "wires: only a link of two wires serves both.)")
+
+
+def _is_two_lists(value: object) -> bool:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return False
+    return all(isinstance(ring, (list, tuple)) and
+               all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ring)
+               for ring in value)
+
+
+# ---- checks ------------------------------------------------------------------------------------
+
+
+def greedy_fails(ranks: int, links: Links) -> bool:
+    """Does the first ring in the order of the numbers leave wires that hold no second one?"""
+    neighbours = {r: {b for pair in links for b in pair if r in pair and b != r}
+                  for r in range(ranks)}
+    path = [0]
+    first = _first_ring(path, neighbours)
+    if not first:
+        return True
+    left = dict(links)
+    for pair in _edges(path):
+        left[pair] -= 1
+    return not _holds_a_ring(ranks, {pair: wires for pair, wires in left.items() if wires})
+
+
+def _first_ring(path: list[int], neighbours: dict[int, set[int]]) -> bool:
+    if len(path) == len(neighbours):
+        return path[0] in neighbours[path[-1]]
+    for following in sorted(neighbours[path[-1]] - set(path)):
+        path.append(following)
+        if _first_ring(path, neighbours):
+            return True
+        path.pop()
+    return False
+
+
+def _holds_a_ring(ranks: int, links: Links) -> bool:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(ranks), kind="host")
+    for a, b in links:
+        join(graph, a, b, 0.0, 1.0)
+    try:
+        edge_disjoint_cycles(from_graph(graph, "mesh"), 1)
+    except ConfigError:
+        return False
+    return True
+
+
+def _misleading(ranks: int, seed: int) -> Case:
+    """A mesh on which the first ring that comes to mind has to be taken back."""
+    draws = range(1000 * seed, 1000 * seed + 1000)
+    tries = (_case("misleading mesh", ranks, _two_rings(ranks, ranks // 8, draw), draw)
+             for draw in draws)
+    return next(c for c in tries if greedy_fails(ranks, c.facts["links"]))
+
+
+def _build(seed: int) -> list[Check]:
+    easy = [_case("complete mesh", p, _complete(p), seed) for p in (5, 6, 7)]
+    v100 = [_case("8 V100", 8, dict(V100_LINKS), seed),
+            *(_case("double ring", p, _bundled(p), seed) for p in (5, 6))]
+    misleading = [_misleading(p, seed) for p in range(6, 13)]
+    none = [_case("complete mesh", 4, _complete(4), seed, solvable=False),
+            _case("two halves", 10, _almost(10), seed, solvable=False),
+            _case("one ring", 5, dict.fromkeys(_edges(list(range(5))), 1), seed, solvable=False)]
+    large = [_case("torus 5 × 5", 25, _grid(5, 5), seed),
+             _case("mesh", 13, _two_rings(13, 6, seed), seed)]
+    return [
+        Check("easy meshes", 1, "everyone joined to everyone", easy, _judge),
+        Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge,
+              "A link of two wires may be used twice: count wires, don't only mark links as used."),
+        Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge,
+              "It works where any first ring will do. Here most first rings cut off the second: "
+              "when there is no second ring, take the first one back and go on searching."),
+        Check("no rings", 1, "meshes without two rings", none, _judge),
+        Check("larger meshes", 1, "13 and 25 ranks", large, _judge,
+              "Trying all orders of 25 ranks takes longer than the universe has existed: build a "
+              "ring step by step along the links, and go back where it can't go on. It helps to "
+              "visit first those with the fewest ways on."),
+    ]
+
+
+EXERCISE = Exercise("find-rings", "Find the rings", "06", 2, "find_rings", _build)

@@ -1,0 +1,179 @@
+"""Chapter 06: all-reduce in groups, judged by what crosses the slow links between the racks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercises._all_reduce import (
+    DTYPES,
+    F32,
+    judge_real,
+    judge_sums,
+    summing_case,
+    too_large,
+)
+from dtlab.topology import Node, link_bytes, racks
+from dtlab.wires import enter
+
+SLACK = 1.02  # of the time: uneven chunks
+NOTHING = "Nothing was sent through comm."
+
+
+def _case(ranks: int, group: int, n: int, seed: int, dtype: torch.dtype = F32, *,
+          in_racks: bool = False, **options: Any) -> Case:
+    """Groups of `group` ranks; in_racks: each in a rack of its own, whose way out is as fast as
+    one rank's port, and nothing takes time but bytes."""
+    case = summing_case(ranks, n, dtype, seed, **options)
+    cluster = racks(ranks // group, group, oversubscription=group, latency_s=0.0,
+                    bandwidth_Bps=1e6) if in_racks else None
+    return replace(case, tried=f"{case.tried}, groups of {group}", cluster=cluster,
+                   args=[(x, group) for (x,) in case.args], facts={**case.facts, "group": group})
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def _values(case: Case, outcome: Outcome) -> Verdict:
+    return judge_sums(case, outcome, _clue)
+
+
+def _clue(case: Case, after: list[torch.Tensor]) -> str:
+    """Who holds the sum of whom?"""
+    total, k = case.facts["total"], case.facts["group"]
+    before = [args[0] for args in case.args]
+    groups = [sum(before[first : first + k]) for first in range(0, case.ranks, k)]
+    right = [torch.equal(x, total) for x in after]
+    if too_large(after, total):
+        return ("Some sums are too large: a contribution was added more than once. On the way back, "
+                "the leader's sum overwrites what the others hold.")
+    if all(torch.equal(x, groups[rank // k]) for rank, x in enumerate(after)):
+        return ("Each rank holds the sum of its own group only: the leaders must add up the sums of "
+                "all groups before they hand them out.")
+    if right == [rank % k == 0 for rank in range(case.ranks)]:
+        return ("Only the leaders hold the sum: each must hand it out in its group (a broadcast), "
+                "once the leaders' all-reduce is done.")
+    if all(torch.equal(x, groups[rank // k]) for rank, x in enumerate(after) if rank % k == 0):
+        return ("The leaders hold the sums of their groups, and no more: now an all-reduce among "
+                "the leaders, ranks 0, k, 2k, …")
+    return ("Some contributions are missing. Do the groups end where `group` says? Rank r belongs "
+            "to group r // group; its leader is the first rank of the group.")
+
+
+# ---- cost --------------------------------------------------------------------------------------
+
+
+def _slow_links(case: Case, outcome: Outcome) -> Verdict:
+    """Out of each rack, and into it, as much as a ring of p/k leaders sends: 2(p/k−1)/(p/k)·n."""
+    assert case.cluster is not None
+    count = case.ranks // case.facts["group"]
+    n = case.facts["n"] * case.facts["item"]
+    allowed = 2 * (count - 1) * n // count
+    crossed = {link: nbytes for link, nbytes in link_bytes(case.cluster, outcome.trace).items()
+               if "spine" in link}
+    worst = max(crossed, key=crossed.__getitem__)
+    most, nbytes = crossed[worst], f"{crossed[worst]:,} / {allowed:,}"
+    expected = "2(g−1)/g·n on each way to the spine, g = p/k"
+    if sum(crossed.values()) < 4 * (count - 1) * n:  # up and down: what any all-reduce of g needs
+        return Verdict(False, f"{most:,} B", expected, nbytes, clue=f"{NOTHING} Or not all of it.")
+    if most <= allowed:
+        return Verdict(True, "as few as can be", expected, nbytes)
+    return Verdict(False, f"{worst[0]} → {worst[1]}: {most:,} B", f"≤ {allowed:,} B", nbytes,
+                   clue=_slow_clue(case, crossed))
+
+
+def _slow_clue(case: Case, crossed: dict[tuple[Node, Node], int]) -> str:
+    p, k = case.ranks, case.facts["group"]
+    n = case.facts["n"] * case.facts["item"]
+    count = p // k
+    most, least = max(crossed.values()), min(crossed.values())
+    if most > 1.2 * least:
+        return ("One rack's way to the spine carries more than the others': a single rank collects "
+                "from all leaders, or is the root of their tree. In a ring of leaders, all send "
+                "equally much.")
+    if abs(most - 2 * (p - 1) * n / p) < 0.02 * n:
+        return ("That is what one ring over all ranks puts there, 2(p−1)/p·n: first sum up inside "
+                "each group, so that only p/k sums take part in the ring between racks.")
+    if most >= k * 2 * (count - 1) * n // count:
+        return ("Every rank of a group sends its whole vector through the spine: that is k times "
+                "too much. Let one leader do it, or give each rank a k-th part.")
+    return ("More crosses the spine than a ring of leaders needs: all-reduce the groups' sums by a "
+            "ring (not a tree, nor recursive doubling), among leaders only.")
+
+
+def _time(case: Case, outcome: Outcome) -> Verdict:
+    """In racks, no latency: as fast as the course's own."""
+    assert case.cluster is not None
+    n = case.facts["n"] * case.facts["item"]
+    ours_s = enter(case.cluster, n, "hierarchical", {"group": case.facts["group"]}).elapsed_s
+    allowed, took = SLACK * ours_s, outcome.elapsed_s
+    rounds = f"{took:.3g} s / {allowed:.3g} s"
+    if not outcome.trace.sent_bytes():
+        return Verdict(False, "no messages", f"{allowed:.3g} s", rounds=rounds, clue=NOTHING)
+    if took <= allowed:
+        return Verdict(True, f"{took:.3g} s", f"≤ {allowed:.3g} s", rounds=rounds)
+    clue = ("The values are right, but inside the groups whole vectors travel one after the other, "
+            "so the leader's port is the bottleneck. For long vectors: reduce-scatter the group, "
+            "then gather the pieces at the leader (collectives.reduce(…, "
+            "algorithm='rabenseifner')); and back: scatter, all-gather "
+            "(algorithm='scatter_allgather').")
+    return Verdict(False, f"{took:.3g} s", f"≤ {allowed:.3g} s", rounds=rounds, clue=clue)
+
+
+def _rounds(case: Case, outcome: Outcome) -> Verdict:
+    """One second a message and infinite bandwidth: the virtual time counts the rounds."""
+    k = case.facts["group"]
+    allowed = 4 * (k - 1) + 2 * (case.ranks // k - 1)
+    took = outcome.elapsed_s
+    rounds, limit = f"{took:g} / {allowed}", f"≤ 4(k−1) + 2(p/k−1) = {allowed} rounds"
+    if not outcome.trace.sent_bytes():
+        return Verdict(False, "no messages", limit, rounds=rounds, clue=NOTHING)
+    if took <= allowed + 1e-9:
+        return Verdict(True, f"{took:g} rounds", limit, rounds=rounds)
+    clue = ("As many rounds as one ring over all ranks has, 2(p−1), or more. Groups shall work at "
+            "the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among them, 2(k−1) back.")
+    return Verdict(False, f"{took:g} rounds", limit, rounds=rounds, clue=clue)
+
+
+def _real(case: Case, outcome: Outcome) -> Verdict:
+    return judge_real(case, outcome, _clue)
+
+
+def _build(seed: int) -> list[Check]:
+    def cases(*what: tuple[int, int, int], in_racks: bool = False) -> list[Case]:
+        more = seed % 3  # other sizes, but as divisible as before
+        return [_case(p, k, n + more * p if n >= p else n, seed, in_racks=in_racks)
+                for p, k, n in what]
+
+    plain = cases((4, 2, 8), (8, 4, 32), (6, 3, 12))
+    any_group = cases((8, 2, 16), (9, 3, 18), (5, 1, 10), (4, 4, 8), (1, 1, 5), (7, 7, 14),
+                      (13, 1, 26), (2, 1, 4), (3, 3, 6), (10, 5, 20), (12, 4, 24))
+    uneven = cases((4, 2, 10), (6, 3, 7), (8, 4, 3), (9, 3, 1), (6, 2, 0), (13, 13, 5))
+    dtypes = [_case(4, 2, 8, seed, dtype) for dtype in DTYPES]
+    slow = cases((8, 4, 1600), (12, 4, 1200), (9, 3, 900), (16, 4, 1600), in_racks=True)
+    timed = cases((8, 4, 1600), (8, 2, 1600), (16, 4, 1600), in_racks=True)
+    counted = cases((16, 4, 32), (12, 3, 24), (12, 2, 24), (9, 3, 18))
+    real = [_case(4, 2, 1_000, seed, gloo=True)]
+    return [
+        Check("sums", 2, "4, 6, 8 ranks", plain, _values),
+        Check("any groups", 1, "1 to 13 ranks; groups of 1; one group", any_group, _values,
+              "It works for some groups only: a group may have one rank, and there may be one group "
+              "only. A rank that is alone has nobody to send to."),
+        Check("any n", 1, "uneven; n < p; n = 0", uneven, _values,
+              "It fails where the group does not divide n: x.tensor_split(k) cuts any n."),
+        Check("any dtype", 1, "float64, bfloat16, complex, integers", dtypes, _values,
+              "It works for float32 only: make the inbox with torch.empty_like, or dtype=x.dtype."),
+        Check("slow links", 2, "2 to 4 racks of 3 or 4", slow, _slow_links, provided=_values),
+        Check("time", 1, "in racks, simulated", timed, _time, provided=_values),
+        Check("rounds", 1, "9 to 16 ranks", counted, _rounds, provided=_values),
+        Check("real", 1, "4 processes over Gloo", real, _real,
+              "It works in the simulator, but not on real processes over Gloo."),
+    ]
+
+
+EXERCISE = Exercise("hierarchical", "Hierarchical all-reduce", "06", 1, "hierarchical_all_reduce",
+                    _build)

@@ -1,0 +1,178 @@
+"""All-reduce against all-reduce, on the wires: a table of clusters, and one cluster looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.patches import Rectangle
+
+from dtlab.errors import ConfigError
+from dtlab.plots.curves import logarithmic, place_of
+from dtlab.plots.network import draw_nodes, layout_of, line_between
+from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, line_style, mix
+from dtlab.plots.picture import (
+    Picture,
+    fit_text,
+    new_picture,
+    place_axes,
+    styled,
+    write_title,
+)
+from dtlab.plots.units import bytes_text, count_text, seconds_text
+from dtlab.topology import Topology
+from dtlab.wires import Entry, winners
+
+TIMES = (1e-6, 10.0)  # of the axis: fixed, so that marks move and the axis does not
+STAR = "★"
+FULL = 0.999  # as busy as the busiest link, but for rounding
+
+
+def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100) -> Picture:
+    """Rows: clusters, columns: algorithms; in each cell the simulated time. The fastest of a row
+    (all within 1 %) has a star and a frame; the more times slower than it, the darker a cell.
+
+    entries: of one size, as `wires.contest` gives them. Raises `ConfigError` for several sizes, or
+    none.
+    """
+    sizes = {entry.nbytes for entry in entries}
+    if len(sizes) != 1:
+        raise ConfigError(f"a table is of one size; these entries have {len(sizes)}")
+    nbytes = sizes.pop()
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(
+        *((e.cluster, e.algorithm) for e in entries), strict=True))
+    best = winners(entries)
+    with styled():
+        picture = new_picture(11, 1.75 + 0.5 * len(rows), dpi)
+        heading = title or f"All-reduce of {bytes_text(nbytes)}: simulated time"
+        write_title(picture, heading, f"{STAR} fastest on that cluster, and all within 1 % of it; "
+                                      f"the darker, the more times slower")
+        axes = place_axes(picture, left=3.1, right=0.3, bottom=0.15, top=1.45)
+        for entry in entries:
+            fastest_s = min(e.elapsed_s for e in entries if e.cluster == entry.cluster)
+            won = (entry.cluster, nbytes, entry.algorithm) in best
+            _draw_cell(axes, columns.index(entry.algorithm), rows.index(entry.cluster), entry,
+                       entry.elapsed_s / fastest_s if fastest_s else 1.0, won)
+        axes.set_xlim(0, len(columns))
+        axes.set_ylim(len(rows), 0)
+        axes.set_xticks(np.arange(len(columns)) + 0.5, [n.replace("_", "\n") for n in columns],
+                        size=12)
+        axes.set_yticks([])
+        for row, name in enumerate(rows):
+            fit_text(axes.text(-0.08, row + 0.5, name, ha="right", va="center_baseline", size=13),
+                     2.85)
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.grid(False)
+    told = "; ".join(f"{name}: " + " = ".join(e.algorithm for e in entries if e.cluster == name and
+                                              (name, nbytes, e.algorithm) in best)
+                     + f" {seconds_text(min(e.elapsed_s for e in entries if e.cluster == name))}"
+                     for name in rows)
+    picture.alt = f"{heading}. Fastest on {told}."
+    return picture
+
+
+def _draw_cell(axes: Axes, x: int, y: int, entry: Entry, times_slower: float, won: bool) -> None:
+    share = min(1.0, np.log2(times_slower) / 5)  # 32 times slower: as dark as it gets
+    axes.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, linewidth=2.5 if won else 0,
+                             edgecolor=INK, facecolor=FRESH if won else mix(PAPER, QUIET, 0.1 + 0.5
+                                                                            * share)))
+    text = seconds_text(entry.elapsed_s)
+    axes.text(x + 0.5, y + 0.5, f"{STAR} {text}" if won else text, ha="center",
+              va="center_baseline", size=12, color=INK, weight="bold" if won else "normal")
+
+
+def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
+               *, dpi: float = 100) -> Picture:
+    """What each algorithm takes on `cluster`, and which links `algorithm` keeps busy.
+
+    entries: of this cluster and one size. Above, the cluster: the wider a link, the longer it needs
+    for its bytes; the busiest are red and widest, one of them named. Below, a mark for each
+    algorithm: its time; a short line: what its busiest link needs, and no run can take less. Raises
+    `ConfigError` if `algorithm` is not among the entries, or they are not of one cluster and size.
+    """
+    if len({(e.cluster, e.nbytes) for e in entries}) != 1:
+        raise ConfigError("these entries must be of one cluster and one size")
+    shown = next((e for e in entries if e.algorithm == algorithm), None)
+    if shown is None:
+        raise ConfigError(f"no entry of {algorithm!r}; there are: "
+                          f"{', '.join(e.algorithm for e in entries)}")
+    a, b = shown.busiest
+    alike = sum(seconds >= FULL * shown.needed_s[a, b] for seconds in shown.needed_s.values()) - 1
+    others = f" (and {alike} alike)" if alike and shown.needed_s[a, b] else ""
+    heading = (f"All-reduce of {bytes_text(shown.nbytes)} on {shown.cluster}, "
+               f"{count_text(shown.ranks, 'rank')} (simulated)")
+    told = (f"{algorithm} takes {seconds_text(shown.elapsed_s)}; its busiest link, "
+            f"{a} → {b}{others}, carries {bytes_text(shown.crossed[a, b])} and needs "
+            f"{seconds_text(shown.needed_s[a, b])} for them")
+    with styled():
+        picture = new_picture(11, 7.5, dpi)
+        write_title(picture, heading, told)
+        axes = place_axes(picture, left=0.3, right=0.3, bottom=3.25, top=0.95)
+        _draw_loads(axes, cluster, shown)
+        axes = place_axes(picture, left=1.95, right=1.0, bottom=0.75, top=4.4)
+        best = winners(entries)
+        for row, entry in enumerate(entries):
+            won = (entry.cluster, entry.nbytes, entry.algorithm) in best
+            _draw_time(axes, row, entry, won=won, shown=entry is shown)
+        _dress(axes, entries)
+    fastest = " = ".join(e.algorithm for e in entries
+                         if (e.cluster, e.nbytes, e.algorithm) in best)
+    times = ", ".join(f"{e.algorithm} {seconds_text(e.elapsed_s)}" for e in entries)
+    picture.alt = f"{heading}: {times}. Fastest: {fastest}. {told}."
+    return picture
+
+
+def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
+    """Each link as wide as it is busy, in its busier direction."""
+    graph, most_s = cluster.graph(), max(shown.needed_s.values()) or 1.0
+    places = layout_of(graph)
+    placed = all("pos" in data for _, data in graph.nodes(data=True))
+    busy: dict[frozenset[Any], float] = {}
+    for pair, seconds in shown.needed_s.items():
+        busy[frozenset(pair)] = max(busy.get(frozenset(pair), 0.0), seconds / most_s)
+    lines, widths, colors = [], [], []
+    for joined, share in sorted(busy.items(), key=lambda item: item[1]):
+        a, b = sorted(joined, key=str)
+        lines.append(line_between(a, b, places if placed else {n: places[n] for n in (a, b)}))
+        widths.append(0.8 + 5.2 * share + 1.2 * (share >= FULL))
+        colors.append(ALARM if share >= FULL else mix(FAINT, INK, 0.15 + 0.7 * share))
+    axes.add_collection(LineCollection(lines, colors=colors, linewidths=widths, zorder=1))
+    draw_nodes(axes, graph, places)
+    axes.set_axis_off()
+    axes.set_xlim(-0.06, 1.06)
+    margin = 0.19 if placed else 0.13
+    axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
+
+
+def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) -> None:
+    style = line_style(place_of("all_reduce", entry.algorithm, row))
+    need_s = max(entry.needed_s.values())
+    axes.plot([TIMES[0], entry.elapsed_s], [row, row], color=FAINT, linewidth=2, zorder=1)
+    axes.plot([need_s, need_s], [row - 0.32, row + 0.32], color=INK, linewidth=2, zorder=2)
+    axes.plot([entry.elapsed_s], [row], marker=style.marker, markersize=11, color=style.color,
+              markeredgecolor=INK, zorder=3)
+    text = f"{STAR} {seconds_text(entry.elapsed_s)}" if won else seconds_text(entry.elapsed_s)
+    axes.annotate(text, (entry.elapsed_s, row), (11, 0), textcoords="offset points",
+                  va="center_baseline", size=12, weight="bold" if won else "normal")
+    if shown:
+        axes.axhspan(row - 0.45, row + 0.45, color=FRESH, lw=0, zorder=0)
+
+
+def _dress(axes: Axes, entries: Sequence[Entry]) -> None:
+    logarithmic(axes, x=False, y=False)
+    axes.set_xscale("log")
+    axes.set_xlim(TIMES)
+    axes.set_ylim(len(entries) - 0.5, -0.5)
+    axes.set_yticks(range(len(entries)), [e.algorithm for e in entries])
+    ticks = [10.0**power for power in range(-6, 2)]
+    axes.set_xticks(ticks, [seconds_text(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("time, simulated (the upright line: what the busiest link needs, at least)")
+    axes.grid(True, axis="x")
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)

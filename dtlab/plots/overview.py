@@ -1,0 +1,100 @@
+"""All collectives on one sheet: what every rank holds before, and what it must hold after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+
+from dtlab.collectives import ALGORITHMS
+from dtlab.errors import ConfigError
+from dtlab.plots.goals import goal_of
+from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
+from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.recording import stepper_frames
+from dtlab.plots.texts import write_many
+from dtlab.plots.units import count_text
+
+WIDTH_IN, ACROSS, MOST_RANKS = 11.0, 3, 8
+_EMPTY, _EDGE = "#eef1f4", "#9aa7b4"
+DATA = tuple(name for name in ALGORITHMS if name != "barrier")  # those that move any
+
+
+def before_and_after(
+    ranks: int = 4, root: int = 0, collectives: Sequence[str] = DATA, *, dpi: float = 100
+) -> Picture:
+    """For each collective two grids, ranks × pieces: before, and after. Number and colour are the
+    rank that contributed; several side by side, their sum; one below the other, the parts of
+    several. Boxes in which nobody is interested in the end are left out there.
+
+    ranks: 2 to 8. Raises `ConfigError` for others, or a name that doesn't exist.
+    """
+    if not 2 <= ranks <= MOST_RANKS:
+        raise ConfigError(f"the sheet can show 2 to {MOST_RANKS} ranks, not {ranks}")
+    rows = -(-len(collectives) // ACROSS)
+    side, cell_w = 1.25, (WIDTH_IN - 2 * MARGIN_IN) / ACROSS
+    cell_h = side + 0.75
+    with styled():
+        picture = new_picture(WIDTH_IN, rows * cell_h + 1.15, dpi)
+        write_title(picture, f"Before and after, {count_text(ranks, 'rank')}",
+                    "row: rank · column: piece · colour: who gave it · side by side: a sum · "
+                    f"one below the other: parts · root: rank {root}")
+        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.1, top=1.0)
+        axes.set_xlim(0, WIDTH_IN - 2 * MARGIN_IN)
+        axes.set_ylim(picture.get_figheight() - 1.1, 0)
+        axes.set_axis_off()
+        for number, name in enumerate(collectives):
+            x, y = number % ACROSS * cell_w, number // ACROSS * cell_h
+            _draw_pair(axes, name, ranks, root, x, y, side)
+    picture.alt = (f"What each of {ranks} ranks holds before and after: "
+                   f"{', '.join(collectives)}; root {root}.")
+    return picture
+
+
+def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, side: float) -> None:
+    if name not in DATA:
+        raise ConfigError(f"no data to show of {name!r}; there are: {', '.join(DATA)}")
+    goal = goal_of(name, p, root)
+    before = stepper_frames(name, next(iter(ALGORITHMS[name])), p, root)[0].holds > 0
+    after = goal.wanted & goal.judged[..., None]
+    axes.text(x, y + 0.12, name, weight="bold", size=14, va="center", color=INK)
+    top, middle = y + 0.32, y + 0.32 + side / 2
+    _draw_grid(axes, before, np.ones_like(goal.judged), x, top, side, goal.moves)
+    axes.annotate("", (x + side + 0.62, middle), (x + side + 0.12, middle),
+                  arrowprops={"arrowstyle": "-|>", "color": QUIET, "lw": 2.5})
+    _draw_grid(axes, after, goal.judged, x + side + 0.74, top, side, goal.moves)
+
+
+def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: float,
+               side: float, parts: bool) -> None:
+    """A box for each (rank, piece) that is `shown`; in it a segment for each contributor."""
+    p = len(holds)
+    step, gap = side / p, 0.12 * side / p
+    boxes, faces, frames = [], [], []
+    numbers: dict[str, list[tuple[str, float, float]]] = {}
+    for rank, piece in np.argwhere(shown):
+        left, top, wide = x + piece * step, y + rank * step, step - gap
+        givers = np.flatnonzero(holds[rank, piece])
+        frames.append(_box(left, top, wide, wide))
+        for place, giver in enumerate(givers):
+            part = wide / len(givers)
+            boxes.append(_box(left, top + place * part, wide, part) if parts else
+                         _box(left + place * part, top, part, wide))
+            faces.append(rank_style(int(giver)).color)
+        if len(givers) == 1:
+            numbers.setdefault(rank_style(int(givers[0])).ink, []).append(
+                (str(givers[0]), left + wide / 2, top + wide / 2))
+    axes.add_collection(PolyCollection(frames, facecolors=_EMPTY, edgecolors="none"),
+                        autolim=False)
+    axes.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors=PAPER, linewidths=0.5),
+                        autolim=False)
+    axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=_EDGE,
+                                       linewidths=1.0), autolim=False)
+    for ink, texts in numbers.items():
+        write_many(axes, texts, size=min(12.0, step * 36), color=ink, downwards=True)
+
+
+def _box(x: float, y: float, w: float, h: float) -> list[tuple[float, float]]:
+    return [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]

@@ -1,0 +1,276 @@
+"""A collective as a film: after each step, which pieces hold whose contributions.
+
+The film is a recording, not a drawing: the algorithm runs in the simulator, on a network where
+every message takes one second, and each rank contributes a vector of pieces with p elements each,
+all zero but for element r. Whatever the algorithm does, element c of a piece then says how often
+rank c's contribution is in it. There are p pieces, unless the algorithm cuts the vector otherwise.
+
+Where pieces only change hands, they are told by their contents instead: see `dtlab.plots.custody`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dtlab.collectives import ALGORITHMS
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.plots import custody, goals
+from dtlab.plots.frames import Arrow, Frame
+from dtlab.plots.watched import Notes, Posted, Region, WatchedComm, region_of, unwritten_is_nan
+from dtlab.simulator import simulate
+from dtlab.simulator.isolation import private
+from dtlab.topology import check_ranks, uniform
+from dtlab.trace import Message, Trace
+
+MOST_RANKS = 32  # more can't be read in one picture
+MOST_PIECES = 16
+FILMED_WITH = {("all_reduce", "double_tree"): {"segments": 1}}  # 16 a tree could not be followed
+
+
+class _Seen(NamedTuple):
+    """Of one rank: its notes, the buffer that shows its pieces, and what its function returned."""
+
+    notes: Notes
+    canvas: int
+    result: Any
+
+
+def stepper_frames(
+    collective: str, algorithm: str, ranks: int, root: int = 0, op: Any = "sum"
+) -> list[Frame]:
+    """The film of a registered algorithm: one frame for the start, one for each step.
+
+    A step is a moment at which messages arrive. `op` only enters the title: contributions are
+    counted by adding them. A double tree is filmed with one segment a tree. Raises `ConfigError`
+    for names or ranks that don't exist.
+    """
+    known = ALGORITHMS.get(collective, {})
+    if algorithm not in known:
+        names = ", ".join(f"{c} {a}" for c, algorithms in ALGORITHMS.items() for a in algorithms)
+        raise ConfigError(f"no algorithm {collective!r} {algorithm!r}; there are: {names}")
+    title = f"{collective}, {algorithm}" + ("" if op == "sum" else f", {op}")
+    options = FILMED_WITH.get((collective, algorithm), {})
+    return frames_of(partial(known[algorithm], **options), ranks, collective, root=root,
+                     title=title)
+
+
+def frames_of(
+    fn: Callable[..., Any], ranks: int, collective: str = "all_reduce", *, root: int = 0,
+    title: str = "",
+) -> list[Frame]:
+    """The film of any function `fn(comm, x)`, such as a learner's own ring.
+
+    `x` is a vector of ranks² elements, to be cut into `ranks` pieces, or of another length if `fn`
+    cuts it into others; `fn` changes it in place or returns the result. collective: what `fn` ought
+    to be, and so what a complete piece is. Parameters of `fn` named x, parts, root, op are given as
+    that collective's would be; `fn` needs no others. Errors of `fn` come as from `simulate`. At
+    most 32 ranks, else `ConfigError`.
+    """
+    check_ranks(ranks)
+    if ranks > MOST_RANKS:
+        raise ConfigError(f"a film of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")
+    if not 0 <= root < ranks:
+        raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
+    inner = getattr(fn, "func", fn)  # of a functools.partial
+    title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"
+    film = first = _record(fn, title, goals.goal_of(collective, ranks, root), root)
+    for _ in range(3):  # few elements may not show all cuts
+        pieces = film.natural_pieces()
+        if pieces == film.pieces:
+            return film.frames()
+        film = _record(fn, title, goals.goal_of(collective, ranks, root, pieces), root)
+    return first.frames()
+
+
+def _record(fn: Callable[..., Any], title: str, goal: goals.Goal, root: int) -> _Film:
+    """Run `fn` on every rank, watched."""
+    p, pieces = len(goal.wanted), goal.wanted.shape[1]
+
+    def watched(comm: Comm) -> _Seen:
+        notes = Notes()
+        given = goals.arguments(fn, goal, comm.rank, p, root)
+        for tensor in given.values():
+            notes.watch(tensor, 0.0)
+        result = private(fn)(WatchedComm(comm, notes, range(p)), **given)
+        notes.watch(result, comm.now())
+        notes.look(comm.now())
+        tensors = list(given.values())
+        canvas = _canvas(notes, result, tensors, comm.rank, (pieces, p))
+        returned = isinstance(result, torch.Tensor)
+        last = next((t for t in reversed(tensors) if isinstance(t, torch.Tensor)), None)
+        return _Seen(notes, canvas, result if returned else last)
+
+    with unwritten_is_nan():
+        run = simulate(watched, network=uniform(p, 1.0, float("inf")), echo=False)
+    return _Film(title, goal, run.trace, run.values)
+
+
+def _canvas(
+    notes: Notes, result: Any, given: Sequence[Any], rank: int, shape: tuple[int, int]
+) -> int:
+    """Which buffer shows the pieces: the result's if that lies in a whole vector; else the one in
+    which the result, being one piece, stands in the rank's place; else the input's. But if that
+    one is left as it is (as a reduce does), then a copy of it from which messages were sent.
+
+    0 if none does (a barrier moves no data at all).
+    """
+    whole = {memory: history[-1][1].view(shape) for memory, history in notes.history.items()
+             if history[-1][1].numel() == shape[0] * shape[1]}
+    alike = [memory for memory, pieces in whole.items() if isinstance(result, torch.Tensor)
+             and rank < len(pieces) and torch.equal(pieces[rank], result.flatten())]
+    where = [region_of(tensor) for tensor in (result, *given)]
+    candidates = [region.memory if region else 0 for region in where]
+    found = next((m for m in (candidates[0], *alike, *candidates[1:]) if m in whole), 0)
+    sent = [side.region.memory for side in notes.sent if side.region]
+    if found and len(notes.history[found]) == 1 and found not in sent:
+        start = notes.history[found][0][1]
+        copies = [m for m in sent if m in whole and torch.equal(notes.history[m][0][1], start)]
+        return (copies or [found])[0]
+    return found
+
+
+class _Film:
+    """Cuts the notes of all ranks at the moments when messages arrived."""
+
+    def __init__(self, title: str, goal: goals.Goal, trace: Trace, seen: Sequence[_Seen]):
+        self.title, self.goal, self.trace, self.seen = title, goal, trace, seen
+        self.pieces = int(goal.wanted.shape[1])
+        self.times = sorted({m.end_s for m in trace.transfers})
+        self.sides = self._both_sides()
+        # else show how the news spreads
+        self.data = goal.moves or all(each.canvas for each in seen)
+
+    def natural_pieces(self) -> int:
+        """Into how many pieces its messages cut the vector; p if it can't be shown in so many."""
+        p, whole = self.trace.ranks, self.pieces * self.trace.ranks
+        if self.goal.moves or not self.data or not self.goal.judged.all(axis=1).any():
+            return p
+        regions = [(rank, side.region) for m, sides in self.sides
+                   for rank, side in zip((m.src, m.dst), sides, strict=True) if side]
+        cuts = {0, whole} | {edge for rank, region in regions
+                             if region and region.memory == self.seen[rank].canvas
+                             for edge in (region.first, region.first + region.length)}
+        if all(cut % p == 0 for cut in cuts):
+            return self.pieces
+        return len(cuts) - 1 if len(cuts) - 1 <= MOST_PIECES else p
+
+    def frames(self) -> list[Frame]:
+        """One frame for the start and one for each moment at which messages arrived."""
+        p, goal = self.trace.ranks, self.goal
+        states = (self._moved() if goal.moves else self._states()) if self.data else self._news()
+        wanted, judged = goal.wanted, goal.judged
+        if not self.data:
+            wanted = np.ones((p, 1, p), bool)
+            judged = np.full((p, 1), goal.spreads_news)
+        vector_bytes = self.pieces * p * 4 if self.data else 0
+        arrived: dict[float, list[Arrow]] = defaultdict(list)
+        for m, sides in self.sides:
+            arrived[m.end_s].append(Arrow(m.src, m.dst, m.nbytes, self._carried(m, sides)))
+        wide = any(len(arrow.pieces) != 1 for arrows in arrived.values() for arrow in arrows)
+        sent, total = 0, self.trace.sent_bytes()
+        frames = []
+        for step, (now, holds) in enumerate(zip([0.0, *self.times], states, strict=True)):
+            arrows = tuple(arrived[now]) if step else ()
+            sent += sum(arrow.nbytes for arrow in arrows)
+            changed = (holds != states[max(0, step - 1)]).any(axis=2)
+            frames.append(Frame(
+                self.title, step, len(self.times), holds, wanted, judged, changed, arrows,
+                sent, total, vector_bytes, "piece" if self.data else "news", wide,
+            ))
+        return frames
+
+    def _states(self) -> list[np.ndarray]:
+        """holds, after each step: what the canvas of each rank held by then."""
+        p = self.trace.ranks
+        states = []
+        for step, now in enumerate([0.0, *self.times]):
+            # What a rank does after its last message (divide, copy) belongs to the last step.
+            limit = float("inf") if step == len(self.times) else now
+            rows = []
+            for notes, memory, _ in self.seen:
+                known = [held for when, held in notes.history[memory] if when <= limit]
+                last = (known or [torch.zeros(self.pieces * p)])[-1]
+                rows.append(last.reshape(self.pieces, p).double().numpy())
+            states.append(_counted(np.stack(rows)))
+        return states
+
+    def _news(self) -> list[np.ndarray]:
+        """holds, after each step, of one piece: whose news can have reached the rank by then."""
+        p = self.trace.ranks
+        states = [np.eye(p, dtype=np.int64)[:, None, :]]
+        known_at = [(-1.0, states[0])]
+        for now in self.times:
+            holds = states[-1].copy()
+            for m in self.trace.transfers:
+                if m.end_s == now:
+                    before = next(s for when, s in reversed(known_at) if when <= m.start_s)
+                    holds[m.dst] |= before[m.src]
+            states.append(holds)
+            known_at.append((now, holds))
+        return states
+
+    def _moved(self) -> list[np.ndarray]:
+        """holds, after each step, where pieces only change hands; at last, by the results."""
+        p, goal = self.trace.ranks, self.goal
+        given = [np.any([custody.pieces_in(history[0][1], p) for history in
+                         each.notes.history.values() if history[0][0] == 0.0], axis=0)
+                 for each in self.seen]
+        moves = [(m.end_s, m.dst, custody.pieces_in(sent.data, p))
+                 for m, (sent, _) in self.sides if sent]
+        states = custody.custody(p, given, self.times, moves)
+        for rank, each in enumerate(self.seen):
+            wanted = goal.wanted[rank] & goal.judged[rank][:, None]
+            custody.place(states[-1][rank], wanted, each.result)
+        return states
+
+    def _both_sides(self) -> list[tuple[Message, tuple[Posted | None, Posted | None]]]:
+        """Each message with what its sender and its receiver posted."""
+        posted: dict[tuple[str, int, int | None, float], list[Posted]] = defaultdict(list)
+        for rank, (notes, _, _) in enumerate(self.seen):
+            for kind, ends in (("sent", notes.sent), ("received", notes.received)):
+                for end in ends:
+                    posted[kind, rank, end.peer, end.when_s].append(end)
+
+        def take(kind: str, rank: int, peer: int, when_s: float) -> Posted | None:
+            ends = posted[kind, rank, peer, when_s]
+            return ends.pop(0) if ends else None
+
+        return [(m, (take("sent", m.src, m.dst, m.sent_s),
+                     take("received", m.dst, m.src, m.wanted_s))) for m in self.trace.transfers]
+
+    def _carried(
+        self, m: Message, sides: tuple[Posted | None, Posted | None]
+    ) -> tuple[int, ...]:
+        """Which pieces a message carried: by its contents, or where they lay at one of its ends."""
+        if self.goal.moves:
+            found = custody.pieces_in(sides[0].data if sides[0] else None, self.trace.ranks)
+            return tuple(int(piece) for piece in np.flatnonzero(found.any(axis=1)))
+        ends = zip((m.src, m.dst), sides, strict=True)
+        by_place = (self._pieces(rank, side.region) for rank, side in ends if side)
+        return next((pieces for pieces in by_place if pieces), ())
+
+    def _pieces(self, rank: int, region: Region | None) -> tuple[int, ...]:
+        p = self.trace.ranks
+        if region is not None and region.length == self.pieces * p:
+            return tuple(range(self.pieces))  # a whole vector, wherever it lies
+        if region is None or region.memory != self.seen[rank].canvas:
+            return ()
+        return tuple(range(region.first // p, (region.first + region.length - 1) // p + 1))
+
+
+def _counted(values: np.ndarray) -> np.ndarray:
+    """How often each contribution is there: whole numbers, though an average divides them."""
+    values = np.clip(values, -999, 999)  # what a learner's function leaves there may be anything
+    whole = np.round(values)
+    averaged = np.abs(values - whole).max(axis=2, keepdims=True, initial=0) > 1e-3
+    least = np.where(values > 1e-6, values, np.inf).min(axis=2, keepdims=True, initial=np.inf)
+    scaled = np.divide(values, least, where=np.isfinite(least), out=np.zeros_like(values))
+    return np.asarray(np.where(averaged, np.round(scaled), whole).astype(np.int64))
+

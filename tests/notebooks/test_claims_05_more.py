@@ -1,0 +1,221 @@
+"""What the later sections of chapter 05 say in prose, 10 to 18, is true as well."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+
+from dtlab import Comm, cost, plots, simulate
+from dtlab.collectives import ALGORITHMS, all_gather, all_reduce
+from dtlab.collectives.all_reduce_doubling import binary_digits
+from dtlab.collectives.all_reduce_trees import Tree
+from dtlab.topology import uniform
+from tests.notebooks.test_claims_05 import ALPHA, BETA, RANKS, N, prose, reduced, sent
+
+__all__ = ["prose"]  # the fixture
+EVERY = list(ALGORITHMS["all_reduce"])
+TOLD = ["flat", "tree", "ring", "recursive_doubling", "halving_doubling", "binary_blocks",
+        "double_tree"]
+POWERS = [2**k for k in range(1, 11)]
+FREE = 1e99  # a bandwidth
+
+
+def time_s(algorithm: str, ranks: int, nbytes: int) -> float:
+    return cost.time_s("all_reduce", algorithm, ranks, nbytes, ALPHA, BETA)
+
+
+def simulated_s(algorithm: str, ranks: int, nbytes: int, gamma: float = 0.0) -> float:
+    network = uniform(ranks, ALPHA, 1 / BETA)
+    return simulate(reduced, algorithm, nbytes // 4, network=network, trace=False,
+                    gamma=gamma).elapsed_s
+
+
+def rounds(algorithm: str, ranks: int, elements: int = 1000) -> float:
+    return simulate(reduced, algorithm, elements, network=uniform(ranks, 1.0, FREE)).elapsed_s
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_recursive_doubling_needs_the_fewest_rounds_and_too_many_bytes(
+    prose: str, ranks: int
+) -> None:
+    assert "each rank sends lg p·n, and all together 24 n where 14 n would do" in prose
+    lg = ranks.bit_length() - 1
+    assert rounds("recursive_doubling", ranks) == lg
+    assert set(sent("recursive_doubling", ranks, 1000)) == {4000 * lg}
+    film = plots.stepper_frames("all_reduce", "recursive_doubling", ranks)
+    for step, frame in enumerate(film):  # both know the same, and twice as much as before
+        assert (frame.holds.sum(axis=2) == 2**step).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_halving_leaves_one_complete_piece_and_sends_the_rings_bytes(
+    prose: str, ranks: int
+) -> None:
+    assert "after lg p rounds each rank holds one piece of n/p, complete" in prose
+    assert "the ring's bytes, and the bound. But in 2 lg p rounds, not 2(p−1)" in prose
+    lg = ranks.bit_length() - 1
+    film = plots.stepper_frames("all_reduce", "halving_doubling", ranks)
+    assert film[lg].complete.sum(axis=1).tolist() == [1] * ranks
+    assert len(film) - 1 == 2 * lg
+    assert set(sent("halving_doubling", ranks, 1024)) == {2 * (ranks - 1) * 4096 // ranks}
+
+
+@pytest.mark.parametrize("ranks", POWERS)
+def test_for_powers_of_two_the_ring_is_never_faster_than_halving_and_doubling(
+    prose: str, ranks: int
+) -> None:
+    assert "the ring is nowhere the faster one, for any power of two" in prose
+    for nbytes in (4096, 4096**2, 4096**3):
+        assert time_s("halving_doubling", ranks, nbytes) <= time_s("ring", ranks, nbytes) * 1.0001
+
+
+def test_the_ninth_machine_doubles_the_time(prose: str) -> None:
+    assert "our 102.4 MB take 143 ms on 8 ranks" in prose
+    assert "The ninth machine doubles the time: nearly 4 n cross the longest path" in prose
+    eight, nine = (simulated_s("halving_doubling", p, N) for p in (8, 9))
+    assert int(eight * 1e3) == 143
+    assert nine / eight == pytest.approx(2, abs=0.2)
+    assert 3.5 < cost.form("all_reduce", "halving_doubling", 9, N).path_bytes / N < 4
+
+
+def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
+    assert "8 + 4 and 16 + 8 are balanced: blocks nearly do without the penalty" in prose
+    assert "16 + 1 is lopsided" in prose
+    assert "And 8 + 4 + 1 is a little worse than folding" in prose
+
+    def against(other: str, ranks: int) -> float:
+        return simulated_s("binary_blocks", ranks, N) / simulated_s(other, ranks, N)
+
+    assert [len(binary_digits(p)) for p in (12, 24, 17, 13)] == [2, 2, 2, 3]
+    for ranks in (12, 24):
+        assert against("halving_doubling", ranks) < 0.65
+        assert 1 < against("ring", ranks) < 1.25
+    assert against("halving_doubling", 17) == pytest.approx(1, abs=0.01)
+    assert 1 < against("halving_doubling", 13) < 1.1
+
+
+def test_what_the_ranks_hold_when_the_blocks_hand_up(prose: str) -> None:
+    assert "it holds a quarter of x with 4 contributions. Ranks 0 and 4 each take a half" in prose
+    film = plots.stepper_frames("all_reduce", "binary_blocks", 12)
+    assert (film[3].holds[8].sum(axis=1) == 4).sum() == film[3].pieces // 4
+    assert sorted(a.dst for a in film[4].arrows if a.src == 8) == [0, 4]
+
+
+@pytest.mark.parametrize("ranks", [*RANKS[1:], 16, 17, 32])
+def test_each_rank_is_inside_of_one_tree_and_a_leaf_of_the_other(prose: str, ranks: int) -> None:
+    assert "each rank is inside of one tree and a leaf of the other" in prose
+    assert "No rank sends more than 2 n, however many ranks there are" in prose
+    assert "a rank has at most three neighbours in a tree" in prose
+    trees = Tree(ranks, mirrored=False), Tree(ranks, mirrored=True)
+    if ranks % 2 == 0:
+        for rank in range(ranks):
+            assert [bool(tree.children(rank)) for tree in trees] == [rank % 2 == 0, rank % 2 == 1]
+    for tree in trees:
+        assert all(len(tree.children(rank)) <= 2 for rank in range(ranks))
+    assert max(sent("double_tree", ranks, 3200)) <= 2 * 4 * 3200
+
+
+def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) -> None:
+    assert "better than the single tree, but behind the ring for large vectors" in prose
+    assert "on many ranks they leave the ring behind for all but large vectors" in prose
+    film = plots.stepper_frames("all_reduce", "double_tree", 8)
+    assert sorted(arrow.src for arrow in film[1].arrows) == list(range(8)), "all leaves hand up"
+    for ranks in (8, 63):
+        assert simulated_s("ring", ranks, N) < simulated_s("double_tree", ranks, N)
+        assert simulated_s("double_tree", ranks, N) < simulated_s("tree", ranks, N)
+    assert simulated_s("double_tree", 63, 100_000) < simulated_s("ring", 63, 100_000) / 2
+
+
+def test_segments_hide_most_of_the_adding_and_send_more_messages(prose: str) -> None:
+    assert "messages, (p−1)(k+1) of them with k segments a chunk" in prose
+    plain, adding = (simulated_s("ring", 4, N, gamma) for gamma in (0.0, 0.2e-9))
+    hidden = adding - simulated_s("segmented_ring", 4, N, 0.2e-9)
+    assert 0.8 < hidden / (adding - plain) < 1
+    segments = -(-(N // 4) // (1 << 20))
+    assert set(cost.messages("all_reduce", "segmented_ring", 4, N)) == {3 * (segments + 1)}
+
+
+@pytest.mark.parametrize("ranks", range(10, 18))
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_no_run_takes_longer_than_its_formula(prose: str, algorithm: str, ranks: int) -> None:
+    assert "it says at most, and nothing is above it" in prose
+    for elements in (0, 3, 1001):
+        formula = time_s(algorithm, ranks, 4 * elements)
+        simulated = simulated_s(algorithm, ranks, 4 * elements)
+        assert simulated <= formula * (1 + 1e-9)
+        if cost.form("all_reduce", algorithm, ranks, 4 * elements).exact:
+            assert simulated == pytest.approx(formula, rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [6, 8, 12, 16])
+def test_who_meets_which_bound(prose: str, ranks: int) -> None:
+    assert "recursive doubling alone meets the bound, for powers of two" in prose
+    assert "the segmented ring and two of chapter 06's meet both for any p" in prose
+    assert "All three: nobody here. Halving–doubling comes nearest" in prose
+    elements, power = 4800, ranks & (ranks - 1) == 0
+    fewest = {a for a in EVERY if rounds(a, ranks, elements) == (ranks - 1).bit_length()}
+    assert fewest == ({"recursive_doubling"} if power else set())
+    least = {a for a in EVERY if max(sent(a, ranks, elements)) == 2 * (ranks - 1) * 19200 // ranks}
+    rings = {"ring", "segmented_ring", "torus", "two_ring"}
+    assert least == rings | ({"halving_doubling", "binary_blocks"} if power else set())
+    for algorithm in EVERY:
+        added = simulate(reduced, algorithm, elements, network=uniform(ranks, 0.0, FREE),
+                         gamma=1.0).elapsed_s
+        bound = (ranks - 1) / ranks * 19200
+        assert (added == pytest.approx(bound)) == (algorithm in least)
+        assert added >= bound * (1 - 1e-9)
+
+
+def test_with_1000_ranks_the_ring_is_fastest_from_135_mb_and_with_1024_never(prose: str) -> None:
+    assert "1000 ranks, 512 + 256 + 128 + 64 + 32 + 8, it is, from 135 MB on" in prose
+    assert [1 << level for _, level in binary_digits(1000)] == [512, 256, 128, 64, 32, 8]
+    last = plots.crossovers("all_reduce", TOLD, 1000, ALPHA, BETA)[-1]
+    assert last.after == "ring"
+    assert round(last.nbytes / 1e6) == 135
+    turns = plots.crossovers("all_reduce", TOLD, 1024, ALPHA, BETA)
+    assert all("ring" not in turn.after and "ring" not in turn.before for turn in turns)
+
+
+def test_auto_knows_a_grid_for_12_ranks(prose: str) -> None:
+    assert "It meets the bound in bytes in 10 rounds, where the ring takes 22" in prose
+    assert (rounds("torus", 12), rounds("ring", 12)) == (10, 22)
+
+
+def random_sum(comm: Comm, algorithm: str, elements: int = 20_000) -> torch.Tensor:
+    mine = torch.rand(elements, generator=torch.Generator().manual_seed(comm.rank))
+    return all_reduce(comm, mine, algorithm=algorithm)
+
+
+def test_equal_letters_have_equal_bits_and_others_differ_by_a_few_last_places(prose: str) -> None:
+    assert "Tree, recursive doubling and binary blocks add in pairs" in prose
+    assert "at least a fifth of the sums differ, but only by a few units in the last" in prose
+    network = uniform(8, 0.0, FREE)
+    bits = {a: simulate(random_sum, a, network=network).values[0].view(torch.int32) for a in EVERY}
+    alike = [{"tree", "recursive_doubling", "binary_blocks"}, {"ring", "segmented_ring"}]
+    for one, other in combinations(EVERY, 2):
+        apart = (bits[one] - bits[other]).abs()  # positive floats: their last places, counted
+        if any({one, other} <= group for group in alike):
+            assert not apart.any()
+        else:
+            assert (apart > 0).double().mean() > 0.2
+            assert apart.max() <= 4
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 8])
+def test_no_two_ranks_agree_if_each_begins_with_its_own(prose: str, ranks: int) -> None:
+    assert "no two ranks agree" in prose
+
+    def own_first(comm: Comm) -> torch.Tensor:
+        mine = torch.rand(20_000, generator=torch.Generator().manual_seed(comm.rank))
+        everyones, total = all_gather(comm, mine), mine.clone()
+        for distance in range(1, comm.size):
+            total += everyones[(comm.rank + distance) % comm.size]
+        return total
+
+    sums = simulate(own_first, network=uniform(ranks, 0.0, math.inf)).values
+    for one, other in combinations(sums, 2):
+        assert not torch.equal(one, other)
+        assert torch.allclose(one, other, rtol=1e-6)

@@ -1,0 +1,329 @@
+"""What chapter 06 says in prose is true; each sentence is looked up there, then recomputed."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import networkx as nx
+import pytest
+import torch
+
+from dtlab import Comm, cost, simulate, wires
+from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.topology import (
+    Topology,
+    edge_disjoint_cycles,
+    named,
+    pcie_server,
+    racks,
+    torus,
+    uniform,
+    v100_nvlink,
+    with_link,
+)
+from dtlab.topology.cycles import edges_of
+from dtlab.topology.servers import V100_LINKS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+N = 160_000_000
+RANKS = [*range(1, 10), 13]
+
+
+@pytest.fixture(scope="module")
+def chapter() -> Any:
+    return nbformat.read(ROOT / "notebooks" / "06_wires.ipynb", as_version=4)
+
+
+@pytest.fixture(scope="module")
+def prose(chapter: Any) -> str:
+    """The text of the chapter, line breaks and emphasis removed."""
+    text = "\n".join(cell.source for cell in chapter.cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text.replace("*", ""))
+
+
+@pytest.fixture(scope="module")
+def slow() -> Topology:
+    return racks(4, 8, oversubscription=16)
+
+
+def reduced(comm: Comm, algorithm: str, elements: int, options: dict[str, Any]) -> None:
+    all_reduce(comm, torch.empty(elements, device="meta"), algorithm=algorithm, **options)
+
+
+def ms(cluster: Topology, algorithm: str, options: dict[str, Any] | None = None) -> float:
+    return wires.enter(cluster, N, algorithm, options).elapsed_s * 1e3
+
+
+def rounds(ranks: int, algorithm: str, **options: Any) -> int:
+    network = uniform(ranks, 1.0, math.inf)
+    took = simulate(reduced, algorithm, ranks, options, network=network, trace=False).elapsed_s
+    return round(took)
+
+
+# ---- one server --------------------------------------------------------------------------------
+
+
+def test_a_naive_ring_takes_six_times_what_the_wires_of_eight_v100_allow(prose: str) -> None:
+    assert "it reaches a sixth of what the wires can carry" in prose
+    bound = 2 * 7 / 8 * N / (6 * 25e9) * 1e3
+    assert ms(v100_nvlink(), "ring") / bound == pytest.approx(6, abs=0.05)
+    assert "There is no wire from 3 to 4, nor from 7 to 0" in prose
+    assert (3, 4) not in V100_LINKS
+    assert (0, 7) not in V100_LINKS
+    assert "Of the 32 links (16 joined pairs of GPUs, two directions) the ring uses ten" in prose
+    crossed = wires.enter(v100_nvlink(), N, "ring").crossed
+    direct = [used for (a, b), used in crossed.items() if {type(a), type(b)} == {int}]
+    assert len(direct) == 2 * len(V100_LINKS) == 32
+    assert sum(used > 0 for used in direct) == 10
+
+
+def test_each_v100_has_four_neighbours_two_by_a_pair_of_links(prose: str) -> None:
+    assert "four neighbours in all: two of them by a pair of links, two by a single one" in prose
+    for gpu in range(8):
+        assert sorted(n for pair, n in V100_LINKS.items() if gpu in pair) == [1, 1, 2, 2]
+
+
+def test_four_gpus_in_60_80_and_15_ms(prose: str) -> None:
+    assert "60, 80 and 15: the claim holds, if all GPUs hang on one switch" in prose
+    assert ms(pcie_server(4, 1, 0.0), "flat") == pytest.approx(60)
+    assert ms(uniform(5, 0.0, 16e9), "flat") == pytest.approx(80)
+    assert "in quarters takes 20 ms, and the ring still takes 15" in prose
+    for switches in (1, 2):
+        assert ms(pcie_server(4, switches, 0.0), "ring") == pytest.approx(15)
+    assert "so four quarters leave a switch through its one uplink, while the ring puts three" in \
+        prose
+    ring = wires.enter(pcie_server(4, 2), N, "ring").crossed["pcie0", "cpu"]
+    assert ring == 2 * 3 * N // 4
+
+
+def test_six_rings_hold_every_wire_in_both_directions_and_are_of_two_shapes(prose: str) -> None:
+    assert "The first four are one and the same ring, over the paired links" in prose
+    rings = edge_disjoint_cycles(v100_nvlink(), 6)
+    shapes = [{frozenset(edge) for edge in edges_of(ring)} for ring in rings]
+    pairs, singles = ({frozenset(p) for p, n in V100_LINKS.items() if n == k} for k in (2, 1))
+    assert shapes == [pairs] * 4 + [singles] * 2
+    assert [list(edges_of(ring)) for ring in rings[:4]].count(list(edges_of(rings[0]))) == 2
+    assert sum(map(len, shapes)) == 2 * sum(V100_LINKS.values()), "so there can't be a seventh"
+
+
+def test_the_claimed_double_and_single_ring_are_this_mesh(prose: str) -> None:
+    assert "a double ring 1-2-3-4-5-6-7-8 and a single ring 1-4-6-3-5-8-2-7" in prose
+    claimed, real = nx.Graph(), nx.Graph()
+    nx.add_cycle(claimed, [1, 2, 3, 4, 5, 6, 7, 8], links=2)
+    nx.add_cycle(claimed, [1, 4, 6, 3, 5, 8, 2, 7], links=1)
+    real.add_edges_from((a, b, {"links": n}) for (a, b), n in V100_LINKS.items())
+    assert nx.is_isomorphic(real, claimed, edge_match=lambda e, f: e == f)
+
+
+def test_about_6_ms_and_its_three_corrections(prose: str) -> None:
+    for text in ("5.93 ms", "5.19 ms", "about 6 ms down to 1.87 ms"):
+        assert text in prose
+    assert round(2 * N / 54e9 * 1e3, 2) == 5.93
+    for link_Bps, count, claim in ((18e9, 3, 5.19), (25e9, 3, 3.73), (25e9, 6, 1.87)):
+        server = v100_nvlink(latency_s=0.0, link_Bps=link_Bps)
+        assert round(2 * 7 / 8 * N / (count * link_Bps) * 1e3, 2) == claim
+        cycles = edge_disjoint_cycles(server, count)
+        assert round(ms(server, "two_ring", {"cycles": cycles}), 2) == claim
+
+
+def test_two_rings_beat_three_and_six_come_within_half_a_percent(prose: str) -> None:
+    assert "Six rings come within 0.5 % of the bound" in prose
+    assert "what is missing is 14 times the latency of a link" in prose
+    took = {count: ms(v100_nvlink(), "two_ring", {"cycles": edge_disjoint_cycles(
+        v100_nvlink(), count)}) for count in range(1, 7)}
+    bound = 2 * 7 / 8 * N / 150e9 * 1e3
+    assert bound < took[6] < 1.006 * bound
+    assert took[6] - bound == pytest.approx(14 * 0.7e-3, rel=0.01)
+    assert "why are three rings slower than two?" in prose
+    assert took[2] < took[3]
+    assert "One good ring takes half the time of the naive one" in prose
+    assert took[1] / ms(v100_nvlink(), "ring") == pytest.approx(0.5, abs=0.01)
+
+
+def test_what_a_broken_link_costs(prose: str) -> None:
+    assert "Rank 0 has four wires left, 100 GB/s, so nothing can be faster than 2.80 ms" in prose
+    broken = with_link(v100_nvlink(), 0, 3, bandwidth_Bps=0)
+    out = sum(n for pair, n in V100_LINKS.items() if 0 in pair and pair != (0, 3))
+    assert out == 4
+    bound = 2 * 7 / 8 * N / (out * 25e9) * 1e3
+    assert bound == pytest.approx(2.8)
+    assert "four rings found anew reach that within 0.5 %" in prose
+    anew = ms(broken, "two_ring", {"cycles": edge_disjoint_cycles(broken, 4)})
+    assert bound < anew < 1.005 * bound
+
+
+# ---- racks -------------------------------------------------------------------------------------
+
+
+def test_in_the_racks_halving_doubling_is_six_times_slower_than_the_ring(
+    prose: str, slow: Topology
+) -> None:
+    assert "another algorithm that is just as perfect on paper is six times slower" in prose
+    assert cost.sent_bytes("all_reduce", "ring", 32, N) == \
+        cost.sent_bytes("all_reduce", "halving_doubling", 32, N)
+    assert "313 ms against 50" in prose
+    assert round(ms(slow, "halving_doubling")) == 313
+    assert round(ms(slow, "ring")) == 50
+    assert "12 n go up where the ring sends less than 2 n" in prose
+    up = {name: wires.enter(slow, N, name).crossed["rack0", "spine"] / N
+          for name in ("halving_doubling", "ring")}
+    assert up["halving_doubling"] == pytest.approx(12)
+    assert up["ring"] < 2
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4])
+def test_hierarchical_and_torus_put_2_times_g_minus_1_by_g_n_on_each_uplink(
+    prose: str, groups: int
+) -> None:
+    assert "g racks must send 2(g−1)/g·n each" in prose
+    cluster = racks(groups, 4)
+    n = 4 * 4 * 3 * 4 * 100
+    for algorithm, options in (("hierarchical", {"group": 4}), ("torus", {"shape": (4, groups)})):
+        crossed = wires.enter(cluster, n, algorithm, options).crossed
+        for rack in range(groups):
+            assert crossed[f"rack{rack}", "spine"] == 2 * (groups - 1) * n // groups
+
+
+def test_hierarchical_pays_where_a_group_is_a_server_and_not_in_plain_racks(
+    prose: str, slow: Topology
+) -> None:
+    assert "hierarchical is slower than the ring: 83 ms against 50" in prose
+    assert round(ms(slow, "hierarchical", {"group": 8})) == 83
+    servers = named("nvswitch:8@racks:2x2,oversubscription=2")
+    assert "where a group is a server with NVSwitch, it beats the ring" in prose
+    assert ms(servers, "hierarchical", {"group": 8}) < ms(servers, "ring")
+    assert "Groups of four, in a cluster whose servers have eight GPUs: right sums, too slow" in \
+        prose
+    took = {k: ms(servers, "hierarchical", {"group": k}) for k in (2, 4, 8, 16)}
+    assert min(took, key=took.__getitem__) == 8
+
+
+# ---- the torus ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("x", "y"), [(1, 1), (1, 7), (7, 1), (2, 2), (3, 4), (4, 3), (13, 2)])
+def test_a_torus_has_twice_x_minus_1_and_twice_y_minus_1_rounds(prose: str, x: int, y: int) -> None:
+    assert "2(X−1) + 2(Y−1)" in prose
+    assert rounds(x * y, "torus", shape=(x, y)) == 2 * (x - 1) + 2 * (y - 1)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_hierarchical_rounds(ranks: int) -> None:
+    for k in (k for k in range(1, ranks + 1) if ranks % k == 0):
+        assert rounds(ranks, "hierarchical", group=k) == 4 * (k - 1) + 2 * (ranks // k - 1)
+
+
+def test_the_large_grids(prose: str) -> None:
+    assert "34 × 32 = 1088 ranks need 128 rounds instead of 2174" in prose
+    assert cost.rounds("all_reduce", "torus", 1088, 4 * 1088) == 128 == 2 * 33 + 2 * 31
+    assert cost.rounds("all_reduce", "ring", 1088, 4 * 1088) == 2174
+    assert "68 × 32 = 2176 ranks need 196 instead of 4350" in prose
+    assert 2 * 67 + 2 * 31 == 196
+    assert cost.rounds("all_reduce", "ring", 2176, 4 * 2176) == 4350
+    assert "groups of 16 on 1024 ranks need 186 instead of 2046" in prose
+    assert 4 * 15 + 2 * 63 == 186
+    assert cost.rounds("all_reduce", "ring", 1024, 4096) == 2046
+
+
+@pytest.mark.parametrize(("x", "y"), [(2, 2), (3, 4), (5, 2), (4, 4)])
+def test_the_torus_gives_no_bytes_away(prose: str, x: int, y: int) -> None:
+    assert "The torus gives nothing away" in prose
+    n = 4 * x * y * 10
+    network = uniform(x * y, 0.0, 1.0)
+    trace = simulate(reduced, "torus", n // 4, {"shape": (x, y)}, network=network).trace
+    assert {trace.sent_bytes(rank) for rank in range(x * y)} == {2 * (x * y - 1) * n // (x * y)}
+
+
+# ---- the contest -------------------------------------------------------------------------------
+
+
+def test_who_wins_where(prose: str) -> None:
+    entries = wires.contest(wires.examples(), [N, 64_000])
+    best = wires.winners(entries)
+    won = {size: {name: {a for c, s, a in best if (c, s) == (name, size)}
+                  for name in wires.examples()} for size in (N, 64_000)}
+    large, small = won[N], won[64_000]
+    assert "On a crossbar all that are optimal on paper tie" in prose
+    assert large["NVSwitch, 8 GPUs"] == {"ring", "halving_doubling", "torus", "two_ring"}
+    assert "rings with wires of their own win, by a factor of five and of four" in prose
+    for name, factor in (("8 V100, NVLink mesh", 5), ("torus 4 × 4", 4)):
+        assert large[name] == {"two_ring"}
+        times = sorted(e.elapsed_s for e in entries if (e.cluster, e.nbytes) == (name, N))
+        assert times[1] / times[0] == pytest.approx(factor, rel=0.15)
+    assert "where servers with NVSwitch stand in racks, the torus wins" in prose
+    assert large["NVSwitch servers in racks"] == {"torus"}
+    assert "Hierarchical never wins: wherever it does well, the torus does better" in prose
+    assert not any("hierarchical" in names for names in large.values())
+    assert "the tree and the torus win, and rings win nowhere" in prose
+    assert {a for names in small.values() for a in names} == {"halving_doubling", "tree", "torus"}
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "torus", "two_ring"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_algorithms_of_this_chapter_sum_on_any_number_of_ranks(
+    algorithm: str, ranks: int
+) -> None:
+    def summed(comm: Comm) -> torch.Tensor:
+        return ALGORITHMS["all_reduce"][algorithm](comm, torch.arange(11.0) + comm.rank)
+
+    wanted = torch.arange(11.0) * ranks + sum(range(ranks))
+    for value in simulate(summed, network=uniform(ranks, 0.0, math.inf)).values:
+        assert torch.equal(value, wanted)
+
+
+# ---- a thousand --------------------------------------------------------------------------------
+
+
+def time_s(algorithm: str, ranks: int) -> float:
+    return cost.time_s("all_reduce", algorithm, ranks, 102_400_000, 5e-6, 1 / 25e9)
+
+
+def test_from_820_ranks_on_half_of_the_ring_is_latency(prose: str) -> None:
+    assert "at 1024 ranks more than half of the ring's time is α" in prose
+    assert time_s("ring", 1024) / 2 < 2 * 1023 * 5e-6
+    assert "the torus takes less than half of the ring's time" in prose
+    assert time_s("torus", 1024) < time_s("ring", 1024) / 2
+    assert "With vectors of 1 GB it is eight thousand ranks" in prose
+    assert round(1e9 / 25e9 / 5e-6) == 8000
+    assert "It overtakes the ring between 1024 and 2048 ranks" in prose
+    assert time_s("hierarchical", 1024) > time_s("ring", 1024)
+    assert time_s("hierarchical", 2048) < time_s("ring", 2048)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "torus", "halving_doubling"])
+@pytest.mark.parametrize("ranks", [4, 16, 64])
+def test_the_marks_lie_on_the_curves(prose: str, algorithm: str, ranks: int) -> None:
+    assert "on the curves of the formulas" in prose
+    network = uniform(ranks, 5e-6, 25e9)
+    took = simulate(reduced, algorithm, 25_600_000, {}, network=network, trace=False).elapsed_s
+    assert took == pytest.approx(time_s(algorithm, ranks), rel=1e-3)
+
+
+def test_what_the_wires_explain_of_the_reported_efficiencies(chapter: Any, prose: str) -> None:
+    cell = next(cell for cell in chapter.cells if cell.id == "published-table")
+    rows = {line.split(" ms")[0].rsplit(None, 1)[0].strip(): [float(share) for share in
+            re.findall(r"([\d.]+)%", line)] for line in cell.outputs[0].text.splitlines()[1:]}
+    gaps = {who: wires_only - reported for who, (wires_only, reported) in rows.items()}
+    assert "Three rows come within four points of the report" in prose
+    assert [round(abs(gap)) for gap in gaps.values()] == [4, 15, 1, 2]
+    assert "The first is below it" in prose
+    assert next(iter(gaps.values())) < 0
+    assert "one point, two, and fifteen" in prose
+
+
+def test_a_torus_network_has_four_wires_out_of_each_rank_and_the_algorithm_uses_one_at_a_time(
+    prose: str
+) -> None:
+    assert "four wires out of each rank. Why does the torus algorithm use only one of them" in prose
+    cluster = torus(4, 4)
+    assert set(dict(cluster.graph().out_degree).values()) == {4}
+    options = {"shape": (4, 4)}
+    trace = simulate(reduced, "torus", 1600, options, network=cluster).trace
+    for rank in range(16):
+        sent = sorted((m for m in trace.transfers if m.src == rank), key=lambda m: m.start_s)
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in pairwise(sent))
