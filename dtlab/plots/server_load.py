@@ -36,11 +36,11 @@ def server_load(loads: Mapping[str, Sequence[int]], *, title: str = "Requests a 
                 axes.annotate(f"{count:,}", (server, count), (0, 2), ha="center", va="bottom",
                               textcoords="offset points", size=12, color=INK)
             axes.axhline(np.mean(counts), color=QUIET, linewidth=1.5, linestyle=(0, (5, 2)))
-            axes.set_xticks(range(len(counts)))
-            axes.set_xlabel("server")
+            short = len(counts) * len(loads) > 12
+            axes.set_xticks(range(len(counts)), [f"{server}" if short else f"server {server}"
+                                                 for server in range(len(counts))])
             fit_text(axes.set_title(name, size=13, color=INK, loc="left"),
                      (WIDTH_IN - 1.5) / len(loads))
-        panels[0].set_ylabel("requests")
         panels[0].set_ylim(0, 1.12 * max(max(counts) for counts in loads.values()))
     cases = "; ".join(f"{name}: {', '.join(f'{count:,}' for count in counts)}"
                       for name, counts in loads.items())

@@ -19,6 +19,7 @@ from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
     RankGrid,
+    ReplicaExplorer,
     Stepper,
     TimelineExplorer,
     TopologyExplorer,
@@ -45,6 +46,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "AlgorithmTopologyExplorer": lambda: AlgorithmTopologyExplorer(FEW, ENTRIES),
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
+    "ReplicaExplorer": ReplicaExplorer,
     "TopologyExplorer": TopologyExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
@@ -53,6 +55,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
+    "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
 }
 
