@@ -28,7 +28,8 @@ def replicas(run: ReplicaRun, *, begin_s: float = 0.0, end_s: float = END_S, tit
     """Time goes to the right; each rank is a line, and a message goes from its sender's to its
     receiver's. The thick part of a copy's line: it
     holds the lease to lead. Round marks on a worker's line: a push is acknowledged."""
-    heading = f"{title or run.name}, {_event_text(run)} (simulated)"
+    name = title or run.name
+    heading = f"{name[:1].upper()}{name[1:]}, {_event_text(run)} (simulated)"
     found = summary(run)
     with styled():
         picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
