@@ -21,6 +21,7 @@ from dtlab.collectives import all_reduce
 from dtlab.topology import uniform
 from dtlab.widgets import (
     AlphaBetaExplorer,
+    PlacementExplorer,
     RankGrid,
     Stepper,
     TimelineExplorer,
@@ -66,6 +67,8 @@ def cases() -> list[tuple[str, Callable[[], tuple[Any, Sequence[Any]]]]]:
                       lambda p=p: (ring_explorer(p).window, windows)))
     found.append(("RankGrid, another number of ranks",
                   lambda: (RankGrid().ranks, [2, 3, 5, 8, 12, 16])))
+    found.append(("PlacementExplorer, bandwidth, 8 GPUs", lambda: (
+        PlacementExplorer(gpus=8).speed, [1e9, 2e9, 4e9, 8e9, 12e9, 25e9])))
     for name in ("two racks, 4:1", "fat tree"):
         found.append((f"TopologyExplorer, moment, {name}", lambda name=name: moments_of(name)))
     return found

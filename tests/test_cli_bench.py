@@ -14,6 +14,7 @@ import dtlab
 from dtlab import cost
 from dtlab.bench import calls, measure
 from dtlab.bench.collectives import PEERS
+from dtlab.bench.parameter_server import KEYS, ROWS
 from dtlab.cli import app
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
@@ -69,9 +70,23 @@ def test_launch_times_each_launcher_and_draws(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_ps_is_timed_beside_rpc_and_gloo() -> None:
+    result = bench("ps", "-n", "4kB,1MB", "--repeats", "1", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    peers = ["dtlab.ps", "torch.distributed.rpc", "the same, over TCP", "bare Gloo"]
+    assert [row["contestant"] for row in rows] == [*peers, *peers, KEYS, ROWS]
+    assert all(row["time_s"] > 0 for row in rows)
+    assert rows[0]["ratio"] == rows[4]["ratio"] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["ps", "-n", "5"], "5 bytes"),
+        (["ps", "-n", "0"], "0 bytes"),
+        (["ps", "--repeats", "0"], "1 or more"),
         (["collectives", "all_reduc"], "choose one of"),
         (["collectives", "all_reduce", "-a", "no"], "ring"),
         (["collectives", "all_reduce", "-n", "5"], "5 bytes"),

@@ -2,5 +2,6 @@
 
 from dtlab.bench.collectives import Row, measure
 from dtlab.bench.launch import Start, measure_launch
+from dtlab.bench.parameter_server import RoundTrip, measure_ps
 
-__all__ = ["Row", "Start", "measure", "measure_launch"]
+__all__ = ["Row", "Start", "RoundTrip", "measure", "measure_launch", "measure_ps"]

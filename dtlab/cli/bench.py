@@ -145,3 +145,32 @@ def print_launch(rows: list[Any]) -> None:
           f"{r.fastest_s * 1e3:.0f}", f"{r.slowest_s * 1e3:.0f}", r.repeats, f"{r.ratio:.2f}")
          for r in rows],
     )
+
+
+@app.command()
+@politely
+def ps(
+    sizes: Annotated[
+        str, typer.Option("--bytes", "-n", help="Sizes, with commas: 64kB (10³), 1MiB (2²⁰).")
+    ] = "4kB,1MB,16MB,64MB",
+    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 9,
+    as_json: AsJson = False,
+) -> None:
+    """Time a push and a pull: our parameter server beside torch's RPC and bare Gloo.
+
+    One worker and one server, taking turns in one run; over RPC the server makes the same update.
+    """
+    from dtlab.bench import measure_ps
+
+    lengths = [bytes_of(size) for size in sizes.split(",")]
+    rows = [row for nbytes in watched(lengths, "measuring") for row in measure_ps(nbytes, repeats)]
+    if as_json:
+        show.json_out([row._asdict() for row in rows])
+    else:
+        show.table(
+            "A push and a pull between two processes here (measured, medians)",
+            ("contestant", "size(B)", "time(us)", "min", "max", "GB/s", "/dtlab.ps"),
+            [(r.contestant, r.nbytes, *(f"{t * 1e6:.0f}" for t in
+              (r.time_s, r.fastest_s, r.slowest_s)), f"{r.rate_Bps / 1e9:.3f}", f"{r.ratio:.2f}")
+             for r in rows],
+        )

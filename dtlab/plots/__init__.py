@@ -14,6 +14,7 @@ from dtlab.plots.network import topology
 from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
+from dtlab.plots.placement import placement, server_times
 from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_run
 from dtlab.plots.replicas import replicas
@@ -45,6 +46,7 @@ __all__ = [
     "islands",
     "line_style",
     "link_loads",
+    "placement",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",
@@ -52,6 +54,7 @@ __all__ = [
     "replica_run",
     "replicas",
     "server_load",
+    "server_times",
     "stepper",
     "stepper_frames",
     "styled",

@@ -68,7 +68,7 @@ class Mail:
         self.to_myself: Callable[[tuple[Any, ...], list[torch.Tensor]], None]
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
-        self._lent: Counter[int] = Counter()  # tensors that may still be on their way
+        self._lent: Counter[int] = Counter()  # memory that may still be on its way
         self._expected: dict[int, tuple[list[Any], Work]] = {}
         self._spare: dict[Size, list[torch.Tensor]] = {}  # fresh memory costs as much as a copy
         self._lines: dict[int, Line] = {}  # for `receive_within`
@@ -100,7 +100,7 @@ class Mail:
             self._leaving[dst] = works
         self._kept.setdefault(dst, deque()).append((works, list(wires)))
         for wire in wires:
-            self._lent[id(wire)] += 1
+            self._lent[_memory(wire)] += 1
             self.sent_bytes += wire.nbytes
 
     def receive(self) -> Received:
@@ -211,7 +211,7 @@ class Mail:
 
     def lends(self, x: torch.Tensor) -> bool:
         """May `x` still be on its way to someone? Then it must not change."""
-        return self._lent[id(x)] > 0
+        return self._lent[_memory(x)] > 0
 
     def flush(self) -> None:
         """Wait until every letter has arrived. For the end, when all are being read."""
@@ -228,14 +228,19 @@ class Mail:
                 for work in works:
                     work.wait()
             for wire in wires:
-                self._lent[id(wire)] -= 1
-                if not self._lent[id(wire)]:
-                    del self._lent[id(wire)]
+                self._lent[_memory(wire)] -= 1
+                if not self._lent[_memory(wire)]:
+                    del self._lent[_memory(wire)]
 
     def fresh(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
         """Memory for what comes, its elements not set."""
         return [self._spare[size].pop() if self._spare.get(size)
                 else torch.empty(size[1], dtype=size[0], device=self.comm.device) for size in sizes]
+
+
+def _memory(x: torch.Tensor) -> int:
+    """The same number for all views of the same memory, as long as one is there."""
+    return x.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def together(sizes: Sequence[Size]) -> list[list[int]]:

@@ -11,7 +11,9 @@ import pytest
 from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, simulate
 from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
+from dtlab.plots.placement import placed
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
+from dtlab.ps.where import PLACES
 from dtlab.topology import (
     Topology,
     compose,
@@ -134,6 +136,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "server load": lambda: plots.server_load({"before": [900, 10, 0, 90], "after": [250] * 4}),
     "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
+    **{f"placement {where}, {gpus} GPUs, {switches} switches":
+       lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
+       for where in PLACES for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
+    "placement wide": lambda: plots.placement(gpus=8, nbytes=123_456_788, bandwidth_Bps=1.234e9),
+    "servers": lambda: plots.server_times(simulated={8: {1: 0.16, 4: 0.04, 16: 0.02}}),
+    "servers predicted": plots.server_times,
+    "servers of one": lambda: plots.server_times([1], 4_000, 1e9),
 }
 
 
@@ -275,6 +284,11 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+    lambda: plots.placement("on the moon"),
+    lambda: plots.placement(gpus=9),
+    lambda: plots.placement(gpus=3, switches=2),
+    lambda: plots.server_times([]),
+    lambda: plots.server_times([2], simulated={3: {1: 1.0}}),
     lambda: plots.contest_table([]),
     lambda: plots.contest_table([*ENTRIES, ENTRIES[0]._replace(nbytes=8)]),
     lambda: plots.contest_on(CLUSTERS["grid"], ENTRIES, "ring"),
@@ -290,6 +304,16 @@ def test_the_grid_shows_what_a_run_returned() -> None:
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         bad()
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("gpus", "switches"), [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)])
+def test_a_placement_s_busiest_link_and_time_belong_together(where: str, gpus: int,
+                                                             switches: int) -> None:
+    one = placed(where, gpus, 5040_000, 1e9, switches)
+    # One server: the push fills one direction of its link, then the pull the other.
+    halves = 2 if where in ("on GPU 0", "on the CPU") else 1
+    assert one.elapsed_s == pytest.approx(halves * one.busiest / 1e9)
 
 
 def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:

@@ -77,13 +77,13 @@ def test_bsp_with_momentum_goes_on_bit_for_bit(rule: ps.Replication) -> None:
             assert result.values[MASTER + 1 :] == wanted
 
 
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(rule=st.sampled_from(STRONG), victims=st.permutations(range(COPIES)),
-       first=st.integers(0, 60), second=st.integers(0, 80))
+       first=st.integers(0, 60), later=st.integers(-10, 10))
 def test_of_three_copies_any_two_may_crash(
-    rule: ps.Replication, victims: list[int], first: int, second: int
+    rule: ps.Replication, victims: list[int], first: int, later: int
 ) -> None:
-    result = ran(rule, {victims[0]: first, victims[1]: second})
+    result = ran(rule, {victims[0]: first, victims[1]: max(first + later, 0)})
     assert max(result.values[MASTER + 1 :]) == STEPS * WORKERS
     assert result.values[MASTER].overlaps() == []
 
@@ -206,6 +206,31 @@ def test_a_copy_that_comes_back_is_brought_up_to_date_while_training_goes_on(
     assert values[0].rejoined == 1
     assert 0 in values[MASTER].back
     assert len({copy.checksum for copy in values[:3]}) == 1
+
+
+@pytest.mark.xfail(run=False, reason="known defect: under fast pushes the run never ends")
+@pytest.mark.parametrize("rule", STRONG, ids=repr)
+def test_pushes_that_come_while_a_copy_is_brought_up_to_date_reach_it(
+    rule: ps.Replication
+) -> None:
+    def hasty(comm: Comm) -> Any:
+        node = ps.join(comm, servers=3, replicas=2, replication=rule, update=ps.SGD(lr=1.0),
+                       consistency=ps.ASP(), lease_s=0.01)
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        wait_s = HEALED_S - 1e-3 if comm.rank == 4 else HEALED_S + 0.03
+        with comm.compute("until the link is back", seconds=wait_s):
+            pass
+        while comm.rank == 4 and comm.now() < HEALED_S + 2e-3:
+            node.push({"w": -torch.ones(1)})
+        node.finish()
+        return None
+
+    copies = simulate(hasty, network=islands(), timeout=25).values[:3]
+    assert copies[0].rejoined == 1
+    assert copies[1].pushes > 20
+    assert len({copy.checksum for copy in copies}) == 1
 
 
 def test_a_copy_that_has_come_back_can_lead() -> None:

@@ -203,6 +203,30 @@ def test_a_pulled_tensor_and_a_pushed_one_stay_the_workers_own() -> None:
         torch.testing.assert_close(second, torch.full((40_000,), -0.1))
 
 
+def test_an_update_does_not_show_in_what_is_on_its_way_to_another_worker() -> None:
+    """Worker 2's push, which takes a second, arrives while worker 1 is being answered."""
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(25_000)})
+        begin_s = comm.now()
+        if comm.rank == 1:
+            with comm.compute("wait", seconds=0.5):
+                pass
+            before = node.pull(["w"])["w"]
+            answered_s = comm.now() - begin_s
+        else:
+            node.push({"w": -torch.ones(25_000)})
+            answered_s, before = comm.now() - begin_s, torch.zeros(0)
+        node.finish()
+        return answered_s, before
+
+    (pulled_s, before), (pushed_s, _) = simulate(body, network=uniform(3, 0, 1e5)).values[1:]
+    assert pushed_s < pulled_s  # else this proves nothing
+    assert torch.equal(before, torch.zeros(25_000))
+
+
 def test_pulls_fill_the_tensors_that_are_given() -> None:
     def body(comm: Comm) -> Any:
         node = ps.join(comm, servers=2, partition=ps.Range())

@@ -18,6 +18,7 @@ from dtlab.topology import nvswitch, racks, send_together, torus, uniform
 from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
+    PlacementExplorer,
     RankGrid,
     ReplicaExplorer,
     Stepper,
@@ -47,6 +48,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
     "ReplicaExplorer": ReplicaExplorer,
+    "PlacementExplorer": PlacementExplorer,
     "TopologyExplorer": TopologyExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
@@ -56,6 +58,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
     "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
+    "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
 }
 
@@ -199,6 +202,8 @@ def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_picture() -> No
 @pytest.mark.parametrize("bad", [
     lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
     lambda: Stepper(ranks=0), lambda: AlphaBetaExplorer("gossip"),
+    lambda: PlacementExplorer("on the moon"), lambda: PlacementExplorer(gpus=99),
+    lambda: PlacementExplorer(nbytes=0), lambda: PlacementExplorer(gpus=3, switches=2),
 ])
 def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
@@ -233,6 +238,29 @@ def test_measured_dots_belong_to_their_own_collective_and_ranks() -> None:
     assert "measured" in widget.words.value
     widget.ranks.value = 8
     assert "measured" not in widget.words.value
+
+
+# ---- placement --------------------------------------------------------------------------------
+
+
+def test_placement_explorer_begins_with_the_chapter_s_example_and_takes_numbers_of_one_s_own() -> (
+    None
+):
+    widget = PlacementExplorer()
+    for where, time in (("on GPU 0", "60 ms"), ("on the CPU", "80 ms"),
+                        ("spread over the GPUs", "15 ms"), ("in a ring, no server", "15 ms")):
+        widget.where.value = where
+        assert f"summed {where}: {time} (simulated)" in html.unescape(widget.words.value)
+    mine = PlacementExplorer("on the CPU", 3, 123_456_000, 7.5e9)
+    assert mine._choice() == ("on the CPU", 3, 123_456_000, 7.5e9, 1)
+    assert "123 MB of gradients on each · 1 PCIe switch, 7.5 GB/s" in mine.words.value
+
+
+@pytest.mark.parametrize("gpus", [3, 4])
+def test_two_switches_take_an_even_number_of_gpus_only(gpus: int) -> None:
+    widget = PlacementExplorer(gpus=gpus)
+    widget.switches.value = 2
+    assert ("pcie1" in widget.static().alt) == (gpus == 4)
 
 
 # ---- timeline ---------------------------------------------------------------------------------

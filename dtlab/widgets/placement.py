@@ -1,0 +1,56 @@
+"""Where should the servers live? Choose, with numbers of your own, and see which link fills."""
+
+from __future__ import annotations
+
+from dtlab.errors import ConfigError
+from dtlab.plots import Picture
+from dtlab.plots.placement import MOST_GPUS, placement
+from dtlab.plots.units import bytes_text
+from dtlab.ps.where import PLACES
+from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+
+_SIZES = [d * 10**k for k in (6, 7, 8, 9, 10) for d in (1, 2, 5)]
+_SPEEDS = (1e9, 2e9, 4e9, 8e9, 12e9, 16e9, 25e9, 32e9, 50e9, 64e9, 100e9, 300e9)
+
+
+class PlacementExplorer(Explorer):
+    """`plots.placement` with controls. Every number of yours becomes a stop of its slider.
+
+    nbytes: of gradients, on each GPU. bandwidth_Bps: of each PCIe link, bytes per second, one
+    direction. Raises `ConfigError` for numbers that make no sense.
+    """
+
+    def __init__(self, where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
+                 bandwidth_Bps: float = 16e9, switches: int = 1):
+        if nbytes < 4 or bandwidth_Bps <= 0:
+            raise ConfigError("nbytes must be 4 or more, bandwidth_Bps above 0")
+        placement(where, gpus, nbytes, bandwidth_Bps, switches)  # raises for what doesn't exist
+        counts = sorted({*range(2, MOST_GPUS + 1, 2), gpus})
+        sizes = sorted({*_SIZES, 160_000_000, nbytes})
+        speeds = sorted({*_SPEEDS, bandwidth_Bps})
+        self.where = dropdown("servers", PLACES, where, width="260px")
+        self.gpus = choice("GPUs", [(str(n), n) for n in counts], gpus, width="220px")
+        self.switches = choice("PCIe switches", [("1", 1), ("2", 2)], switches, width="240px")
+        self.nbytes = choice("gradients", [(bytes_text(n), n) for n in sizes], nbytes)
+        self.speed = choice("a link's bandwidth", [(f"{bytes_text(b)}/s", b) for b in speeds],
+                            bandwidth_Bps)
+        super().__init__([self.where, self.gpus, self.switches], [self.nbytes, self.speed])
+        self._update()
+        for control in self.controls:
+            control.observe(lambda _: self._update(), "value")
+
+    def static(self) -> Picture:
+        """What is shown, as a matplotlib figure."""
+        return placement(*self._choice())
+
+    def _choice(self) -> tuple[str, int, int, float, int]:
+        gpus, switches = self.gpus.value, self.switches.value
+        return (self.where.value, gpus, self.nbytes.value, self.speed.value,
+                1 if gpus % switches else switches)
+
+    def _update(self) -> None:
+        now = self._choice()
+        self._show(now, lambda: placement(*now, dpi=DPI))
+        for where in PLACES:  # what may be asked for next
+            near = (where, *now[1:])
+            self._ahead(near, lambda near=near: placement(*near, dpi=DPI))  # type: ignore[misc]

@@ -1,0 +1,368 @@
+"""What chapter 07 says in prose is true; each sentence is looked up there, then recomputed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+from dtlab import Comm, cost, ps, simulate
+from dtlab.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from dtlab.models import MLP, digits
+from dtlab.plots.placement import placed
+from dtlab.ps.partition import Spec
+from dtlab.ps.where import gpus_and_cpu, sum_on_gpus
+from dtlab.result import Result
+from dtlab.topology import compose, link_bytes, uniform
+from dtlab.trace import Trace
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+S, B = 160_000_000, 16e9
+RANKS = [*range(1, 10), 13]
+
+
+@pytest.fixture(scope="module")
+def prose() -> str:
+    """The text of the chapter, line breaks and emphasis removed."""
+    notebook = nbformat.read(ROOT / "notebooks" / "07_parameter_servers.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text.replace("*", ""))
+
+
+def summed(where: str, switches: int = 1) -> Result:
+    def gradients(comm: Comm) -> None:
+        sum_on_gpus(comm, torch.empty(S // 4, device="meta"), where)
+
+    return simulate(gradients, network=gpus_and_cpu(4, switches, B))
+
+
+# ---- section 1: the store ----------------------------------------------------------------------
+
+
+def train(comm: Comm, steps: int, images: int, split: bool) -> dict[str, torch.Tensor] | None:
+    """As in the chapter; unless `split`, each worker takes the whole batch's first images."""
+    model, (training, _) = MLP((64, 32, 10)), digits(torch.float64)
+    node = ps.join(comm, servers=1, update=ps.SGD(lr=0.5))
+    if node.is_server:
+        node.serve()
+        return None
+    node.init(model.parameters(dtype=torch.float64))
+    for step in range(steps):
+        weights = node.pull(["w0", "b0", "w1", "b1"])
+        batch = training.batch(step, images)
+        mine = batch.shard(comm.rank - 1, comm.size - 1) if split else batch
+        node.push(model.gradients(weights, *mine)[1])
+        node.clock()
+    found = node.pull(["w0", "b0", "w1", "b1"])
+    node.finish()
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 6])
+def test_workers_end_with_the_weights_of_one_process(prose: str, workers: int) -> None:
+    assert "They agree, within rounding" in prose
+    assert "1500 handwritten digits of 8 × 8 pixels" in prose
+    model, (training, _) = MLP((64, 32, 10)), digits(torch.float64)
+    assert training.x.shape == (1500, 64)
+    one = model.parameters(dtype=torch.float64)
+    for step in range(5):
+        grads = model.gradients(one, *training.batch(step, 60))[1]
+        one = {key: w - 0.5 * grads[key] for key, w in one.items()}
+    found = simulate(train, 5, 60, True, network=uniform(1 + workers, 1e-6, 1e9)).values
+    for weights in found[1:]:
+        assert all(torch.allclose(weights[key], one[key], rtol=0, atol=1e-12) for key in one)
+
+
+def test_unequal_shards_would_not_agree(prose: str) -> None:
+    assert "as the shards are equal in size" in prose
+    model, (training, _) = MLP((64, 32, 10)), digits(torch.float64)
+    one = model.parameters(dtype=torch.float64)
+    grads = model.gradients(one, *training.batch(0, 61))[1]
+    one = {key: w - 0.5 * grads[key] for key, w in one.items()}
+    found = simulate(train, 1, 61, True, network=uniform(3, 1e-6, 1e9)).values[1]
+    assert max(float((found[key] - one[key]).abs().max()) for key in one) > 1e-6
+
+
+# ---- sections 2 and 3: where the servers live --------------------------------------------------
+
+
+@pytest.mark.parametrize(("where", "ms", "ms_two_switches"), [
+    ("on GPU 0", 60, 60), ("on the CPU", 80, 40), ("spread over the GPUs", 15, 20),
+    ("in a ring, no server", 15, 15),
+])
+def test_60_80_and_15_milliseconds(prose: str, where: str, ms: float,
+                                   ms_two_switches: float) -> None:
+    assert "60, 80 and 15 ms" in prose
+    assert "The ring takes 15 ms as well" in prose
+    assert "it halves to 40 ms. The spread servers slow down to 20 ms" in prose
+    assert "The ring stays at 15 ms" in prose
+    assert summed(where).elapsed_s * 1e3 == pytest.approx(ms)
+    assert summed(where, switches=2).elapsed_s * 1e3 == pytest.approx(ms_two_switches)
+
+
+def test_the_same_bytes_in_a_quarter_of_the_time(prose: str) -> None:
+    assert "a quarter of GPU 0's time with the very same 960 MB" in prose
+    gpu_0, spread = summed("on GPU 0"), summed("spread over the GPUs")
+    assert gpu_0.trace.sent_bytes() == spread.trace.sent_bytes() == 960_000_000
+    assert gpu_0.elapsed_s == pytest.approx(4 * spread.elapsed_s)
+    assert "(240 MB each way on the busiest link instead of 480)" in prose
+    assert placed("on GPU 0", 4, S, B).busiest == 480_000_000
+    assert placed("spread over the GPUs", 4, S, B).busiest == 240_000_000
+    assert placed("in a ring, no server", 4, S, B).busiest == 240_000_000
+
+
+def test_first_all_gradients_come_in_and_only_then_sums_go_out(prose: str) -> None:
+    assert "first all gradients come in, and only then sums go out" in prose
+
+    def one_direction_at_a_time(trace: Trace) -> bool:
+        into = [t for t in trace.transfers if t.dst == 0]
+        out = [t for t in trace.transfers if t.src == 0]
+        return max(t.end_s for t in into) <= min(t.start_s for t in out)
+
+    assert one_direction_at_a_time(summed("on GPU 0").trace)
+    assert not one_direction_at_a_time(summed("spread over the GPUs").trace)
+
+
+# ---- section 4: m workers, n servers -----------------------------------------------------------
+
+
+def test_one_server_takes_o_of_m_and_there_is_a_floor(prose: str) -> None:
+    assert "From n = m on, each worker's own port is full" in prose
+    assert "a floor at 2·S/B, here 20 ms" in prose
+    for m, n in itertools.product(RANKS, RANKS):
+        seconds = cost.parameter_server_s(m, n, S, B)
+        assert seconds == pytest.approx(2 * S / B if n >= m else m / n * 2 * S / B)
+        assert seconds >= 2 * S / B == 0.020
+    assert "with twice the workers, each step takes twice as long" in prose
+    assert cost.parameter_server_s(16, 1, S, B) == 2 * cost.parameter_server_s(8, 1, S, B)
+    assert "The floor is above the 15 ms of section 3" in prose
+
+
+# ---- section 5: who holds what -----------------------------------------------------------------
+
+
+def load(partition: ps.Partition, sizes: dict[str, int], servers: int) -> list[int]:
+    specs = {key: Spec((n,), torch.float32) for key, n in sizes.items()}
+    held = [0] * servers
+    for pieces in partition.place(specs, range(servers)).values():
+        for server, elements in pieces:
+            held[server] += len(elements)
+    return held
+
+
+@pytest.mark.parametrize("servers", [2, 3, 4, 8])
+def test_a_hash_shares_many_keys_and_a_range_cuts_a_huge_one(prose: str, servers: int) -> None:
+    assert "Many keys of one size: a hash shares them well enough" in prose
+    assert "a hash can only put it somewhere whole" in prose
+    many = {f"row {i}": 1_000 for i in range(1_000)}
+    huge = {"embedding": 8_000_000} | {f"layer {i}": 50_000 for i in range(40)}
+    for partition in (ps.Hash(), ps.ConsistentHash()):
+        assert max(load(partition, many, servers)) < 1.35 * 1_000_000 / servers
+        assert max(load(partition, huge, servers)) >= 8_000_000
+    for sizes in (many, huge):
+        held = load(ps.Range(), sizes, servers)
+        assert max(held) - min(held) <= 1
+    assert "that server has three times its part to do" in prose
+    assert max(load(ps.Hash(), huge, 4)) / 2_500_000 > 3
+
+
+def test_another_server_moves_nearly_all_cuts_of_a_range(prose: str) -> None:
+    assert "Add a server, and nearly all cuts of a range move" in prose
+    for n in range(2, 9):
+        before = {1000 * i // n for i in range(1, n)}
+        after = {1000 * i // (n + 1) for i in range(1, n + 1)}
+        assert not before & after
+
+
+# ---- section 6: all-reduce is a special case ---------------------------------------------------
+
+
+@pytest.mark.parametrize("p", RANKS)
+@pytest.mark.parametrize("n", [0, 7, 1000, 1001])
+def test_servers_everywhere_equal_an_all_reduce(prose: str, p: int, n: int) -> None:
+    assert "Together they are an all-reduce" in prose
+
+    def ways(comm: Comm) -> list[torch.Tensor]:
+        mine = torch.randint(-9, 9, (n,), generator=torch.Generator().manual_seed(comm.rank))
+        padded = torch.zeros(-(-n // p) * p, dtype=torch.int64)
+        padded[:n] = mine
+        part = reduce_scatter(comm, padded.view(p, -1))
+        return [ps.aggregate(comm, mine.clone(), "spread"), all_gather(comm, part).flatten()[:n],
+                all_reduce(comm, mine.clone(), algorithm="ring")]
+
+    for values in simulate(ways, network=uniform(p, 1e-6, 1e9)).values:
+        assert all(torch.equal(x, values[0]) for x in values)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8, 13])
+def test_the_same_bytes_and_messages_and_less_latency_than_a_ring(prose: str, p: int) -> None:
+    assert "The same bytes and the same number of messages" in prose
+    assert "the latency counts twice and not 2(p−1) times" in prose
+    n, alpha = 4 * 5040 * 13, 20e-6
+
+    def by_servers(comm: Comm) -> None:
+        ps.aggregate(comm, torch.empty(n // 4, device="meta"), "spread")
+
+    def by_ring(comm: Comm) -> None:
+        all_reduce(comm, torch.empty(n // 4, device="meta"), algorithm="ring")
+
+    ours, ring = (simulate(way, network=uniform(p, alpha, B)) for way in (by_servers, by_ring))
+    bytes_s = 2 * (p - 1) / p * n / B
+    assert ours.elapsed_s == pytest.approx(2 * alpha + bytes_s, rel=1e-3)
+    assert ring.elapsed_s == pytest.approx(2 * (p - 1) * alpha + bytes_s, rel=1e-3)
+    for rank in range(p):
+        assert ours.trace.messages(rank) == ring.trace.messages(rank) == 2 * (p - 1)
+        assert abs(ours.trace.sent_bytes(rank) - ring.trace.sent_bytes(rank)) <= 8 * p
+    assert "p(p−1) messages are on the way at the same time" in prose
+    first = min(t.end_s for t in ours.trace.transfers)
+    assert sum(t.start_s < first for t in ours.trace.transfers) == p * (p - 1)
+
+
+# ---- section 7: two levels, trees --------------------------------------------------------------
+
+CPUS = [4, 9, 14]
+
+
+def one_level(comm: Comm) -> None:
+    team = comm.split(0 if comm.rank == 4 or comm.rank not in CPUS else None)
+    if team:
+        ps.aggregate(team, torch.empty(S // 4, device="meta"), "on_cpu", server=4)
+
+
+def two_levels(comm: Comm) -> None:
+    machines = [[cpu, *range(cpu - 4, cpu)] for cpu in CPUS]
+    ps.aggregate(comm, torch.empty(S // 4, device="meta"), "two_level", machines=machines)
+
+
+def shared(comm: Comm, x: torch.Tensor | None = None) -> torch.Tensor:
+    x = torch.empty(S // 4, device="meta") if x is None else x
+    machine = comm.split(comm.rank // 5)
+    servers = comm.split(0 if comm.rank in CPUS else None)
+    assert machine is not None
+    reduce(machine, x, root=4, algorithm="flat")
+    if servers:
+        ps.aggregate(servers, x, "spread")
+    return broadcast(machine, x, root=4, algorithm="flat")
+
+
+def test_two_levels_let_4_s_of_16_s_cross(prose: str) -> None:
+    cluster = compose(gpus_and_cpu(4), uniform(3, 0.0, 1.25e9), nic_at="cpu")
+    assert "10 Gb/s, that is 1.25 GB/s" in prose
+
+    def cards(result: Result) -> list[float]:
+        crossed = link_bytes(cluster, result.trace)
+        return [crossed[f"server{m}.nic", "switch"] / S for m in range(3)]
+
+    one, two, three = (simulate(way, network=cluster) for way in (one_level, two_levels, shared))
+    assert "Between machines, 4 S are left of 16 S" in prose
+    assert (sum(cards(one)), sum(cards(two))) == (16, 4)
+    assert "Four leave the second machine, and one would be enough" in prose
+    assert (cards(one)[1], cards(two)[1]) == (4, 1)
+    assert "The first card sends 8 S" in prose
+    assert cards(one)[0] == 8
+    assert "still carries twice as much as the others" in prose
+    assert cards(two) == [2, 1, 1]
+    assert "No byte less crosses the network in all; but no card carries more than" in prose
+    assert sum(cards(three)) == pytest.approx(4)
+    assert cards(three) == pytest.approx([4 / 3] * 3)
+    assert three.elapsed_s < two.elapsed_s < one.elapsed_s
+
+
+@pytest.mark.parametrize("machines", [2, 3, 5])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_2_s_a_machine_instead_of_2_s_a_worker(prose: str, machines: int, gpus: int) -> None:
+    assert "2S a machine instead of 2S a worker" in prose
+    cluster = compose(gpus_and_cpu(gpus), uniform(machines, 0.0, 1.25e9), nic_at="cpu")
+    ranks = [[m * (gpus + 1) + gpus, *range(m * (gpus + 1), m * (gpus + 1) + gpus)]
+             for m in range(machines)]
+
+    def leveled(comm: Comm) -> None:
+        ps.aggregate(comm, torch.empty(1000, device="meta"), "two_level", machines=ranks)
+
+    crossed = link_bytes(cluster, simulate(leveled, network=cluster).trace)
+    total = sum(nbytes for (_, to), nbytes in crossed.items() if to == "switch")
+    assert total == 2 * 4000 * (machines - 1)  # the first machine has the server at home
+
+
+def test_sharing_the_serving_gives_the_same_sum() -> None:
+    def numbers(comm: Comm) -> torch.Tensor:
+        mine = torch.arange(10.0) * (comm.rank + 1)
+        return shared(comm, torch.zeros(10) if comm.rank in CPUS else mine)
+
+    total = torch.arange(10.0) * sum(rank + 1 for rank in range(15) if rank not in CPUS)
+    for x in simulate(numbers, network=uniform(15, 0.0, 1e9)).values:
+        assert torch.equal(x, total)
+
+
+def test_a_tree_grows_with_its_levels_and_spreading_beats_it_on_equal_wires(prose: str) -> None:
+    assert "Its time grows with the number of levels, not of workers" in prose
+    assert "On equal wires, spreading wins" in prose
+
+    def summed_by(comm: Comm, placement: str) -> None:
+        ps.aggregate(comm, torch.empty(1_000_000, device="meta"), placement)
+
+    vectors = []
+    for lg in range(2, 7):
+        network = uniform(2**lg, 0.0, 4_000_000.0)  # a vector a second
+        star, tree, spread = (simulate(summed_by, placement, network=network).elapsed_s
+                              for placement in ("on_one", "tree", "spread"))
+        assert star == pytest.approx(2 * (2**lg - 1))
+        assert spread < tree < star
+        vectors.append(tree)
+    steps = [later - sooner for sooner, later in itertools.pairwise(vectors)]
+    assert steps == pytest.approx([4] * 4)  # a level: two children, up and down
+
+
+# ---- section 8: the order ----------------------------------------------------------------------
+
+
+def test_2_to_the_24_plus_one_plus_one(prose: str) -> None:
+    assert "(2²⁴ + 1) + 1 is 2²⁴, and 2²⁴ + (1 + 1) is 2²⁴ + 2" in prose
+    big, one = torch.tensor(2.0**24), torch.tensor(1.0)
+    assert (big + one) + one == big
+    assert (big + (one + one)).item() == 2**24 + 2
+    assert "0, 1 or 2, as it happens" in prose
+    numbers = [big, one, one, -big]
+    found = {(((a + b) + c) + d).item() for a, b, c, d in itertools.permutations(numbers)}
+    assert found == {0.0, 1.0, 2.0}
+
+
+def test_the_server_adds_in_the_order_of_arrival_and_a_ring_in_the_order_of_ranks(
+    prose: str,
+) -> None:
+    assert "A ring adds in an order that is fixed by its ranks" in prose
+    numbers = [2.0**24, 1.0, 1.0, -(2.0**24)]
+
+    def step(comm: Comm, seconds: list[int]) -> float | None:
+        node = ps.join(comm, servers=1, update=ps.SGD(lr=1.0))
+        if node.is_server:
+            node.serve()
+            return None
+        node.init({"w": torch.zeros(1)})
+        with comm.compute("backward", seconds=seconds[comm.rank - 1]):
+            pass
+        node.push({"w": torch.tensor([numbers[comm.rank - 1]])})
+        node.clock()
+        w = node.pull(["w"])["w"].item()
+        node.finish()
+        return w
+
+    def ring(comm: Comm, seconds: list[int]) -> list[float]:
+        with comm.compute("backward", seconds=seconds[comm.rank]):
+            pass
+        return all_reduce(comm, torch.full((8,), numbers[comm.rank]), algorithm="ring").tolist()
+
+    rings = []
+    for seconds in itertools.permutations(range(1, 5)):
+        _, *found = simulate(step, list(seconds), network=uniform(5, 1e-6, 1e9)).values
+        arrived = [numbers[i] for i in sorted(range(4), key=seconds.__getitem__)]
+        total = torch.tensor(0.0)
+        for number in arrived:
+            total = total + number
+        assert found == [-total.item() / 4] * 4
+        rings.append(simulate(ring, list(seconds), network=uniform(4, 1e-6, 1e9)).values)
+    assert all(values == rings[0] for values in rings)
