@@ -32,9 +32,8 @@ class Case:
     uniform network; with one second a message and no limit of bandwidth, the elapsed time counts
     the rounds.
 
-    With `drive`, a function of ours, the value is that of `drive(function, *args)`, in the
-    learner's process: for what must be called many times in an order that depends on its answers.
-    It says what came, as plain data; the judging is done elsewhere.
+    With a `harness`, a function of a module of ours, the ranks run that, in the sandbox, and it
+    calls the learner's function: for functions that are only a part of what a rank does.
     """
 
     tried: str  # for the table: "4 ranks, 10 × float32"
@@ -43,10 +42,10 @@ class Case:
     bandwidth_Bps: float = math.inf
     cluster: Topology | None = None  # instead of the uniform network
     comm: bool = True  # False: the function takes no communicator
+    harness: Callable[..., Any] | None = None  # ours, called as harness(function, comm, *args)
     meter: bool = False  # measure the memory it takes
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
     hint: str = ""  # instead of the check's own
-    drive: Callable[..., Any] | None = None  # calls the function, as often as it likes: see below
     facts: dict[str, Any] = field(default_factory=dict)  # for whoever judges: n, dtype, …
 
     @property

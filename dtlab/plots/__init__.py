@@ -4,6 +4,8 @@ Each function returns a `Picture`, a matplotlib figure that shows itself in a no
 says the same in words. A rank has one colour in all of them.
 """
 
+from dtlab.plots.clock_run import PACES, ClockRun, watch_clocks
+from dtlab.plots.clocks import clocks
 from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
@@ -24,14 +26,18 @@ from dtlab.plots.server_load import server_load
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
+from dtlab.plots.training import loss_curves, loss_sweep, staleness_histograms
 from dtlab.plots.trees import double_tree
 
 __all__ = [
+    "PACES",
     "Arrow",
+    "ClockRun",
     "Crossover",
     "Frame",
     "Picture",
     "ReplicaRun",
+    "clocks",
     "before_and_after",
     "contest_on",
     "contest_table",
@@ -45,6 +51,8 @@ __all__ = [
     "hash_ring",
     "islands",
     "line_style",
+    "loss_curves",
+    "loss_sweep",
     "link_loads",
     "placement",
     "predicted_vs_measured",
@@ -54,6 +62,7 @@ __all__ = [
     "replica_run",
     "replicas",
     "server_load",
+    "staleness_histograms",
     "server_times",
     "stepper",
     "stepper_frames",
@@ -62,4 +71,5 @@ __all__ = [
     "timeline",
     "times_by_ranks",
     "topology",
+    "watch_clocks",
 ]

@@ -7,6 +7,7 @@ pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand besid
 
 from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
+from dtlab.widgets.clocks import ClockExplorer
 from dtlab.widgets.placement import PlacementExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.replicas import ReplicaExplorer
@@ -17,6 +18,7 @@ from dtlab.widgets.topology import TopologyExplorer
 __all__ = [
     "AlgorithmTopologyExplorer",
     "AlphaBetaExplorer",
+    "ClockExplorer",
     "PlacementExplorer",
     "RankGrid",
     "ReplicaExplorer",

@@ -55,6 +55,8 @@ UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+LOSSES = {name: [[(t / 10, 2.0 / (1 + k + t)) for t in range(20)] for k in range(3)]
+          for name in ("BSP", "ASP", "SSP")}
 CLUSTERS = {"servers": compose(nvswitch(4), racks(2, 2)), LONG[:40]: v100_nvlink(),
             "grid": torus(3, 3), "alone": uniform(1, 5e-6, 1e10)}
 ENTRIES = contest(CLUSTERS, [4000])
@@ -136,6 +138,21 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "server load": lambda: plots.server_load({"before": [900, 10, 0, 90], "after": [250] * 4}),
     "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
+    **{f"clocks {name}": lambda name=name, rule=rule, at=at: plots.clocks(
+        plots.watch_clocks(rule, plots.PACES[name], name=LONG[:40]), at)
+       for name, rule, at in (("uneven", ps.BSP(), None), ("one slow worker", ps.SSP(1), 1.1),
+                              ("pauses", ps.BackupWorkers(1), 1.7))},
+    "clocks 1": lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 0.1, 1), 0.0),
+    "clocks 12": lambda: plots.clocks(plots.watch_clocks(ps.BSP(), plots.PACES["pauses"], 12)),
+    "loss": lambda: plots.loss_curves(LOSSES, "virtual time (s)"),
+    "loss, one seed": lambda: plots.loss_curves({"a": [[(0, 2.0), (9, 1.0)]]}, "(gradients)",
+                                                virtual=False),
+    "loss sweep": lambda: plots.loss_sweep(
+        {"a": {0.1: [0.2, 0.3], 0.4: [float("nan"), 9.0]}, "b": {0.1: [1.0], 0.2: [0.5]}},
+        "step size (learning rate)", limits={"a": 0.3}),
+    "staleness": lambda: plots.staleness_histograms(
+        {f"{n}-softsync": {n: 30, n + 1: 20, 0: 1} for n in (1, 4, 8, 16)}),
+    "staleness one": lambda: plots.staleness_histograms({"ASP": {0: 1}}),
     **{f"placement {where}, {gpus} GPUs, {switches} switches":
        lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
        for where in PLACES for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
@@ -173,7 +190,8 @@ def test_axes_with_numbers_have_units(picture: Picture) -> None:
         labels = {axes.get_xlabel(), axes.get_ylabel()} - {""}
         for label in labels:
             ticks = " ".join(text for text, _ in texts_of(picture))
-            unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes"))
+            unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes", "nats", "%",
+                                                     "updates", "gradients", "learning rate"))
             assert unit or any(f" {u}" in ticks for u in ("s", "ms", "µs", "ns")), label
 
 
@@ -284,6 +302,12 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+    lambda: plots.loss_curves({}, "(s)"),
+    lambda: plots.loss_curves({"a": [[]]}, "(s)"),
+    lambda: plots.loss_sweep({"a": {}}, "x"),
+    lambda: plots.staleness_histograms({"a": {}}),
+    lambda: plots.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
+    lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
     lambda: plots.placement("on the moon"),
     lambda: plots.placement(gpus=9),
     lambda: plots.placement(gpus=3, switches=2),

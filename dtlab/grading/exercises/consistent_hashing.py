@@ -160,7 +160,7 @@ def _build(seed: int) -> list[Check]:
         return [f"server-{seed}-{number}" for number in range(count)]
 
     def case(text: str, servers: list[list[str]], copies: int = 1, n: int = KEYS) -> Case:
-        return Case(text, [(keys[:n], servers, copies)], comm=False, drive=plain,
+        return Case(text, [(keys[:n], servers, copies)], comm=False, harness=plain,
                     facts={"keys": keys[:n], "servers": servers, "copies": copies})
 
     one = [case(f"{n} server{'s' * (n > 1)}, 1 copy", [named(n)], n=50)
@@ -171,7 +171,7 @@ def _build(seed: int) -> list[Check]:
     more = [case(f"from {n} to {n + 1} servers", [named(n), named(n + 1)]) for n in (1, 3, 4, 8)]
     fewer = [case(f"{n} servers, one dies", [named(n), named(n)[:d] + named(n)[d + 1 :]], 2)
              for n, d in ((4, 1), (8, 0), (6, 5))]
-    other = Case("3 calls, 5 servers", [(keys[:200], named(5), 2)], comm=False, drive=elsewhere,
+    other = Case("3 calls, 5 servers", [(keys[:200], named(5), 2)], comm=False, harness=elsewhere,
                  facts={"keys": keys[:200], "servers": [named(5)] * 3, "copies": 2})
     return [
         Check("a placement", 1, "1 to 9, 13 servers", one, _placed),
