@@ -164,8 +164,8 @@ def _letters(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    def case(text: str, drive: Callable[..., Any], *args: Any, nodes: int = 3) -> Case:
-        return Case(text, [(nodes, *args)], comm=False, harness=drive, facts={"nodes": nodes})
+    def case(text: str, harness: Callable[..., Any], *args: Any, nodes: int = 3) -> Case:
+        return Case(text, [(nodes, *args)], comm=False, harness=harness, facts={"nodes": nodes})
 
     schedules = [100 * seed + number for number in range(6)]
     calm = [case(f"{n} nodes, no crash", play_calm, schedules, False, nodes=n) for n in range(1, 5)]
