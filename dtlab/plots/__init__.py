@@ -18,7 +18,11 @@ from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.placement import placement, server_times
 from dtlab.plots.recording import frames_of, stepper_frames
+from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_run
+from dtlab.plots.replicas import replicas
+from dtlab.plots.ring import hash_ring
 from dtlab.plots.scaling import times_by_ranks
+from dtlab.plots.server_load import server_load
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
@@ -32,16 +36,20 @@ __all__ = [
     "Crossover",
     "Frame",
     "Picture",
+    "ReplicaRun",
     "clocks",
     "before_and_after",
     "contest_on",
     "contest_table",
     "cost_curves",
+    "count_pushes",
     "crossovers",
     "double_tree",
     "fit",
     "flows",
     "frames_of",
+    "hash_ring",
+    "islands",
     "line_style",
     "loss_curves",
     "loss_sweep",
@@ -51,6 +59,9 @@ __all__ = [
     "rank_color",
     "rank_grid",
     "rank_style",
+    "replica_run",
+    "replicas",
+    "server_load",
     "staleness_histograms",
     "server_times",
     "stepper",

@@ -222,7 +222,7 @@ class Replica:
         elif self.answers:
             self.stable = self.had
         self._carry_out_until(self.stable if self.rule.waits(self.view, self.me) else self.had)
-        self._forget(self.stable if self._kept is None else min(self._kept, self.stable))
+        self._forget(self.stable)
         self._acknowledge()
 
     def _carry_out_until(self, place: int) -> None:
@@ -245,6 +245,8 @@ class Replica:
                 self._peeks.append((worker, body))
 
     def _forget(self, stable: int) -> None:
+        if self._kept is not None:  # one that comes back will need what follows its snapshot
+            stable = min(stable, self._kept)
         for place in [place for place in self.log if place <= min(stable, self.done)]:
             del self.log[place]
 

@@ -10,6 +10,7 @@ from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.clocks import ClockExplorer
 from dtlab.widgets.placement import PlacementExplorer
 from dtlab.widgets.ranks import RankGrid
+from dtlab.widgets.replicas import ReplicaExplorer
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
@@ -20,6 +21,7 @@ __all__ = [
     "ClockExplorer",
     "PlacementExplorer",
     "RankGrid",
+    "ReplicaExplorer",
     "Stepper",
     "TimelineExplorer",
     "TopologyExplorer",

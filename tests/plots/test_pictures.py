@@ -127,6 +127,16 @@ PICTURES: dict[str, Callable[[], Picture]] = {
         UNEQUAL, UNEQUAL_RUN, [("rack0", "spine"), (3, "rack0"), ("spine", "rack0")], title=LONG),
     "loads of many": lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, list(UNEQUAL.graph().edges)),
     "loads none": lambda: plots.link_loads(racks(2, 2), Trace(4, virtual=True)),
+    **{f"replicas {name}": lambda fates=fates: plots.replicas(plots.replica_run(**fates))
+       for name, fates in {
+           "calm": {"rule": ps.Chain()}, "killed": {"rule": ps.Leader(), "victim": 0, "event": 60},
+           "cut": {"rule": ps.Chain(), "cut_s": 0.05},
+           "healed": {"rule": ps.Leader(sync=False), "cut_s": 0.05, "healed_s": 0.1},
+           "long title": {"rule": ps.Chain(), "name": LONG}}.items()},
+    **{f"ring {servers} {v}": lambda servers=servers, v=v: plots.hash_ring(servers, v, ["a", "b"])
+       for servers, v in ((1, (1, 2)), (4, (1, 16)), (6, (64, 256)))},
+    "server load": lambda: plots.server_load({"before": [900, 10, 0, 90], "after": [250] * 4}),
+    "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
     **{f"clocks {name}": lambda name=name, rule=rule, at=at: plots.clocks(
         plots.watch_clocks(rule, plots.PACES[name], name=LONG[:40]), at)
@@ -189,6 +199,7 @@ def test_axes_with_numbers_have_units(picture: Picture) -> None:
     ("timeline 4", "simulated"), ("timeline empty", "measured"), ("ring 4", "simulated"),
     ("cost 8", "predicted"), ("cost measured", "predicted and measured"), ("fit", "measured"),
     ("rows", "measured"), ("flows racks 0.6", "simulated"), ("loads", "simulated"),
+    ("replicas cut", "simulated"), ("server load", "simulated"),
 ])
 def test_the_title_says_whether_it_was_measured(name: str, word: str) -> None:
     assert word in title_of(PICTURES[name]()).lower()

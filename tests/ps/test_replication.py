@@ -208,7 +208,6 @@ def test_a_copy_that_comes_back_is_brought_up_to_date_while_training_goes_on(
     assert len({copy.checksum for copy in values[:3]}) == 1
 
 
-@pytest.mark.xfail(run=False, reason="known defect: under fast pushes the run never ends")
 @pytest.mark.parametrize("rule", STRONG, ids=repr)
 def test_pushes_that_come_while_a_copy_is_brought_up_to_date_reach_it(
     rule: ps.Replication

@@ -21,6 +21,7 @@ from dtlab.widgets import (
     ClockExplorer,
     PlacementExplorer,
     RankGrid,
+    ReplicaExplorer,
     Stepper,
     TimelineExplorer,
     TopologyExplorer,
@@ -47,6 +48,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "AlgorithmTopologyExplorer": lambda: AlgorithmTopologyExplorer(FEW, ENTRIES),
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
+    "ReplicaExplorer": ReplicaExplorer,
     "PlacementExplorer": PlacementExplorer,
     "TopologyExplorer": TopologyExplorer,
     "ClockExplorer": ClockExplorer,
@@ -57,6 +59,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
+    "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
     "ClockExplorer": lambda w: setattr(w.time, "value", 31),
@@ -494,3 +497,31 @@ def test_its_still_shows_any_time() -> None:
     assert "at 1 s of 4 s" in widget.static().alt
     assert "at 3.5 s of 4 s" in widget.static(3.5).alt
     assert "1 → 3: 1 MB/s" in widget.static(3.5).alt
+
+
+def test_the_reader_can_lose_a_push_with_the_weak_leader_only() -> None:
+    widget = ReplicaExplorer("leader, answers at once", "kill copy 0", 0)
+    lost = []
+    for moment in range(23):
+        widget.moment.value = moment
+        lost.append(widget.run.lost)
+    assert set(lost) == {0, 1}
+    widget.rule.value = "chain"
+    assert widget.run.lost == 0
+
+
+def test_controls_that_change_nothing_are_off() -> None:
+    widget = ReplicaExplorer("chain", "nothing")
+    assert widget.moment.disabled
+    assert widget.heal.disabled
+    widget.fate.value = "cut copy 0 off"
+    assert not widget.moment.disabled
+    assert not widget.heal.disabled
+    healed = widget.run.healed_s
+    widget.heal.value = "not in this picture"
+    assert widget.run.healed_s > healed
+
+
+def test_a_fate_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there are: nothing, kill copy 0"):
+        ReplicaExplorer("chain", "flood")
