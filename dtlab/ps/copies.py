@@ -28,7 +28,7 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
     over = False
     while not over and comm.now() < heard_s + GIVE_UP * policy.lease_s:
         if comm.now() >= beat_s:
-            mail.send(policy.master, ("beat", comm.now()))
+            mail.send(policy.master, ("beat", comm.now(), replica.had))
             beat_s = comm.now() + policy.lease_s / BEATS
             replica.lapse()
         letter = mail.receive_within(max(beat_s - comm.now(), 0.0))
@@ -36,8 +36,8 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
             continue
         src, body, wires, _ = letter
         if body[0] == "snapshot":
-            replica.install(*body[1:])
-            mail.send(policy.master, ("ready", body[1]))
+            if replica.install(*body[1:]):
+                mail.send(policy.master, ("ready", body[1]))
         elif src == policy.master:
             heard_s = comm.now()
             over = _obey(replica, body, mail, policy)
@@ -72,9 +72,12 @@ class Requests:
         self._open: dict[int, dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]]] = {
             server: {} for server in policy.copies}
         self.retries = 0
+        self._gone: set[int] = set()  # servers
 
     def send(self, server: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor]) -> None:
         """Ask `server`: the copy that leads; with ("peek", …) any, to share the load."""
+        if server in self._gone:
+            self.lost(server)
         self._open[server][body[1]] = body, wires
         self._mail.send(self._whom(server, body), body, wires)
 
@@ -91,9 +94,10 @@ class Requests:
             self._mail.send(self._whom(server, body), body, wires)
 
     def lost(self, server: int) -> None:
-        """All copies are gone."""
+        """All copies are gone that had what was answered."""
+        self._gone.add(server)
         raise Unavailable(f"rank {self._mail.comm.rank}: all copies of server {server} have died, "
-                          f"and its keys with them")
+                          f"or had not caught up; its keys are gone with them")
 
     def _whom(self, server: int, body: tuple[Any, ...]) -> int:
         view = self.views[server]

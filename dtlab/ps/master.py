@@ -4,6 +4,11 @@ Every copy tells it now and then that it lives, and is granted a lease of `lease
 moment at which it had said so. A copy that has not been heard of for longer than that can hold no
 lease any more, so the master may declare it dead and name another head: there are never two.
 Source: Gray & Cheriton, Leases, SOSP 1989.
+
+A copy that was declared dead and is heard of again comes back, one at a time: the copy that answers
+sends it a snapshot and keeps the log from there; then it is announced, gets the log, and counts as
+one that has everything once it has what all others had when it was announced. If another dies
+before that, it starts again: it is never the only one left to speak for what was answered.
 """
 
 from __future__ import annotations
@@ -28,6 +33,14 @@ class Term(NamedTuple):
     head: int
     from_s: float
     until_s: float
+
+
+class Return(NamedTuple):
+    """A copy that is being sent a snapshot."""
+
+    rank: int
+    epoch: int  # in which it was called back
+    heard_s: float
 
 
 @dataclass
@@ -60,7 +73,10 @@ class Master:
         self._rule = policy.replication
         # Server → who is to live, and what they have said that they had.
         self._elections: dict[int, tuple[View, dict[int, int]]] = {}
-        self._returning: dict[int, int] = {}  # rank → the epoch in which it was called back
+        self._returning: dict[int, Return] = {}  # by server
+        self._behind: dict[int, int] = {}  # server → the member that has not all that it needs
+        self._needed = dict.fromkeys(self._views, 0)  # server → the place that all had at the last
+        # announcement: all that was answered till then is there
         self.chronicle = Chronicle(comm.rank)
 
     def serve(self) -> Chronicle:
@@ -71,19 +87,27 @@ class Master:
                 src, body, _, _ = letter
                 getattr(self, f"_{body[0]}")(src, body)
             for rank, heard_s in list(self._heard.items()):
-                if self._comm.now() - heard_s > PATIENCE * self._policy.lease_s:
+                if self._is_long_ago(heard_s):
                     self._bury(rank)
+            for server, coming in list(self._returning.items()):
+                if self._is_long_ago(coming.heard_s):
+                    self._give_up(server, coming)
         for rank in self._server_of:
             self._mail.send(rank, ("over",))
         return self.chronicle
 
+    def _is_long_ago(self, heard_s: float) -> bool:
+        return self._comm.now() - heard_s > PATIENCE * self._policy.lease_s
+
     def _beat(self, src: int, body: tuple[Any, ...]) -> None:
-        """("beat", when it was sent)."""
+        """("beat", when it was sent, how much of the log the copy has)."""
         if src not in self._heard:
             self._call_back(src)
             return
         self._heard[src] = self._comm.now()
         server = self._server_of[src]
+        if self._behind.get(server) == src and body[2] >= self._needed[server]:
+            del self._behind[server]
         view, until_s = self._views[server], body[1] + self._policy.lease_s
         if view.head == src and server not in self._elections:
             self._note(Term(server, view.epoch, src, body[1], until_s))
@@ -92,17 +116,28 @@ class Master:
     def _call_back(self, rank: int) -> None:
         """A copy that was declared dead lives: have it brought up to date, then count it again."""
         server = self._server_of[rank]
-        view = self._views[server]
-        if server not in self._elections and self._returning.get(rank) != view.epoch \
-                and view.members:
-            self._returning[rank] = view.epoch
+        view, coming = self._views[server], self._returning.get(server)
+        if server in self._elections or server in self._behind:
+            return
+        if coming is None or coming.epoch != view.epoch:
             self._mail.send(self._rule.answers(view), ("adopt", rank))
+        elif coming.rank != rank:
+            return  # one after the other
+        self._returning[server] = Return(rank, view.epoch, self._comm.now())
+
+    def _give_up(self, server: int, coming: Return) -> None:
+        """It has fallen silent again: nobody need keep the log for it."""
+        del self._returning[server]
+        if coming.epoch == self._views[server].epoch:
+            self._mail.send(self._rule.answers(self._views[server]), ("adopt", None))
 
     def _ready(self, src: int, body: tuple[Any, ...]) -> None:
         """("ready", epoch): it is up to date with those that lived in that epoch."""
         server = self._server_of[src]
-        view = self._views[server]
-        if server not in self._elections and body[1] == view.epoch and src not in self._heard:
+        view, coming = self._views[server], self._returning.get(server)
+        if coming and server not in self._elections and coming[:2] == (src, view.epoch) \
+                and body[1] == view.epoch:
+            del self._returning[server]
             self._heard[src] = self._comm.now()
             self.chronicle.back[src] = self._comm.now()
             self._elect(server, View(view.epoch + 1, (*view.members, src)))
@@ -122,16 +157,25 @@ class Master:
                 self._announce(server, view, had)
 
     def _bury(self, rank: int) -> None:
-        """Declare `rank` dead, and ask the others what they have."""
+        """Declare `rank` dead, and ask the others what they have. One that was about to be
+        announced must start again if `rank` kept the log for it."""
         del self._heard[rank]
         self.chronicle.dead[rank] = self._comm.now()
         server = self._server_of[rank]
         now, _ = self._elections.get(server, (self._views[server], {}))
         members = tuple(member for member in now.members if member != rank)
+        old = self._views[server]
+        if rank == self._rule.answers(old):
+            for coming in set(members) - set(old.members):
+                del self._heard[coming]
+            members = tuple(member for member in members if member in old.members)
         self._elect(server, View(now.epoch + 1, members))
         if not members:
-            for worker in self._policy.workers:
-                self._mail.send(worker, ("lost", server))
+            self._lose(server)
+
+    def _lose(self, server: int) -> None:
+        for worker in self._policy.workers:
+            self._mail.send(worker, ("lost", server))
 
     def _elect(self, server: int, view: View) -> None:
         """Ask who is to be of `view` how much of the log each has."""
@@ -140,13 +184,31 @@ class Master:
             self._mail.send(member, ("elect", view.epoch))
 
     def _announce(self, server: int, view: View, had: dict[int, int]) -> None:
+        members = self._who_lives(server, view, had)
+        if not members:
+            self._elections[server] = View(view.epoch, ()), {}
+            self._lose(server)
+            return
         del self._elections[server]
-        view = View(view.epoch, self._rule.order(view.members, had))
+        view = View(view.epoch, self._rule.order(members, had))
         self._views[server] = view
         now_s = self._comm.now()
         self._note(Term(server, view.epoch, view.head, now_s, now_s))
         for rank in (*view.members, *sorted(self._at_work)):
             self._mail.send(rank, ("view", server, view.epoch, view.members))
+
+    def _who_lives(self, server: int, view: View, had: dict[int, int]) -> tuple[int, ...]:
+        """Those who have all that was answered, and the one that comes back with their help."""
+        old, needed = self._views[server].members, self._needed[server]
+        whole = tuple(m for m in view.members if m in old and had[m] >= needed)
+        coming = tuple(m for m in view.members if m not in old)
+        for behind in set(view.members) - {*whole, *coming}:
+            del self._heard[behind]  # it starts again
+        self._behind.pop(server, None)
+        if coming:
+            self._behind[server] = coming[0]
+        self._needed[server] = min((had[member] for member in whole), default=needed)
+        return whole + coming if whole else ()
 
     def _note(self, term: Term) -> None:
         """One line a term, the last one growing with each lease."""

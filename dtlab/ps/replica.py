@@ -6,6 +6,7 @@ had. Nothing that was answered is lost: a copy keeps a request until all that fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -155,23 +156,29 @@ class Replica:
         if first:
             self._read_early()
 
-    def adopt(self, rank: int) -> None:
+    def adopt(self, rank: int | None) -> None:
         """Give `rank`, which was declared dead, all that it needs to be a copy again; from here on
-        it will get the log, once the master has announced it."""
-        self._kept = self.done
-        state = self.server.snapshot(), self._last, self._carried
-        self.mail.send(rank, ("snapshot", self.view.epoch, self.done, state))
+        it will get the log, once the master has announced it. None: it is gone again."""
+        self._kept = None if rank is None else self.done
+        if rank is not None:
+            state = self.server.snapshot(), self._carried
+            self.mail.send(rank, ("snapshot", self.view.epoch, self.done, state))
 
-    def install(self, epoch: int, place: int, state: tuple[Any, ...]) -> None:
-        """Forget all that I had and go on from another copy's snapshot."""
+    def install(self, epoch: int, place: int, state: tuple[Any, ...]) -> bool:
+        """Forget all that I had and go on from another copy's snapshot, unless it comes too late.
+        Returns whether I do."""
+        if epoch < self.view.epoch:
+            return False
         seen = self.server.statistics
         seen.rejoined += 1
         seen.lost += sum(entry.body[0] == "push" for at, entry in self.log.items()
                          if self.stable < at <= self.done)
-        snapshot, self._last, self._carried = state
+        snapshot, self._carried = state
+        self._last = dict(self._carried)  # requests after `place` will come with the log
         self.server.restore(snapshot)
         self.view = View(epoch, tuple(m for m in self.policy.copies[self.shard] if m != self.me))
         self.log, self.had, self.done, self.stable = {}, place, place, place
+        return True
 
     def lapse(self) -> None:
         """Called now and then. A head whose lease is over tells workers so: what they have asked
@@ -215,7 +222,10 @@ class Replica:
             self.mail.send(dst, body, entry.wires)
 
     def _settle(self) -> None:
-        """Carry out what may be, forget what all that follow have, and say how far that is."""
+        """Carry out what may be, forget what all that follow have, and say how far that is. Between
+        an election and its outcome nothing is answered: the master counts on what it was told."""
+        if self.rule.strong and self.promised > self.view.epoch:
+            return
         following = self.following
         if following:
             self.stable = max(self.stable, min(self._acked.get(dst, 0) for dst in following))
@@ -245,9 +255,9 @@ class Replica:
                 self._peeks.append((worker, body))
 
     def _forget(self, stable: int) -> None:
-        if self._kept is not None:  # one that comes back will need what follows its snapshot
-            stable = min(stable, self._kept)
-        for place in [place for place in self.log if place <= min(stable, self.done)]:
+        # A copy that comes back will need what follows its snapshot.
+        until = min(stable, self.done, math.inf if self._kept is None else self._kept)
+        for place in [place for place in self.log if place <= until]:
             del self.log[place]
 
     def _before(self) -> int | None:

@@ -101,8 +101,9 @@ class Leader(Replication):
         return view.head
 
     def order(self, members: tuple[int, ...], had: Mapping[int, int]) -> tuple[int, ...]:
-        """The live copies in their new order, head first; `had`: how much of the log each has."""
-        return members
+        """Who has most leads: what a follower has beyond its leader's log would be lost, or worse,
+        stand in the place of something else. Each had it from the same leader, in order."""
+        return tuple(sorted(members, key=lambda member: -had[member]))
 
     def waits(self, view: View, me: int) -> bool:
         return self.sync and me == view.head

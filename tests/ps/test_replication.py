@@ -136,15 +136,15 @@ def test_keys_are_spread_over_servers_that_each_have_copies() -> None:
 CUT_S, HEALED_S, NEAR = 0.02, 0.12, 5
 
 
-def islands(healed: bool = True) -> Topology:
-    """Copy 0 and worker 5 on one side; copies 1 and 2, the master, worker 4 on the other."""
+def islands(near: tuple[int, ...] = (0, NEAR), ranks: int = 6) -> Topology:
+    """Some ranks on one side, the others on the other: copies 1 and 2, the master, worker 4."""
     graph = nx.DiGraph()
-    for rank in range(6):
+    for rank in range(ranks):
         graph.add_node(rank, kind="host", host=rank)
     for side in ("near", "far"):
         graph.add_node(side, kind="switch")
-    for rank in range(6):
-        join(graph, rank, "near" if rank in (0, NEAR) else "far", 5e-6, 1e9)
+    for rank in range(ranks):
+        join(graph, rank, "near" if rank in near else "far", 5e-6, 1e9)
     join(graph, "near", "far", 5e-6, 1e9)
     network = from_paths(graph, "islands", ShortestPaths(graph).path)
     network = with_link(network, "near", "far", bandwidth_Bps=0, at_s=CUT_S)
@@ -226,7 +226,7 @@ def test_pushes_that_come_while_a_copy_is_brought_up_to_date_reach_it(
         node.finish()
         return None
 
-    copies = simulate(hasty, network=islands(), timeout=25).values[:3]
+    copies = simulate(hasty, network=islands(), timeout=60).values[:3]
     assert copies[0].rejoined == 1
     assert copies[1].pushes > 20
     assert len({copy.checksum for copy in copies}) == 1

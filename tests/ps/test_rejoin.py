@@ -1,0 +1,180 @@
+"""A copy that comes back while pushes come fast: crashes meanwhile, what readers see, retries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab.ps.copies
+from dtlab import Comm, RankFailed, Result, ps, simulate
+from dtlab.ps.replica import Replica
+from dtlab.topology import uniform
+from tests.ps.test_replication import HEALED_S, MASTER, STRONG, islands
+
+HASTY, LATE = 4, 5  # workers
+DURING = (200, 340)  # a copy's events between the first push and the last, about
+
+
+def copied(comm: Comm, rule: ps.Replication, copies: int = 3) -> ps.Node:
+    return ps.join(comm, servers=copies, replicas=copies - 1, replication=rule,
+                   update=ps.SGD(lr=1.0), consistency=ps.ASP(), lease_s=0.01)
+
+
+def wait(comm: Comm, until_s: float) -> None:
+    with comm.compute("wait", seconds=max(until_s - comm.now(), 0.0)):
+        pass
+
+
+def hasty(comm: Comm, rule: ps.Replication, copies: int = 3) -> Any:
+    """One worker pushes as fast as it can from just before the link heals until after copy 0 is
+    back. How many pushes were acknowledged, and how many the weight counts."""
+    node = copied(comm, rule, copies)
+    if node.is_server:
+        return node.serve()
+    node.init({"w": torch.zeros(1)})
+    acknowledged, hurries = 0, comm.rank == copies + 1
+    wait(comm, HEALED_S - 3e-4 if hurries else HEALED_S + 0.05)
+    while hurries and comm.now() < HEALED_S + 1e-3:
+        node.push({"w": -torch.ones(1)})
+        acknowledged += 1
+    last = node.pull(["w"])["w"].item()
+    node.finish()
+    return acknowledged, last
+
+
+def crashed(rule: ps.Replication, crash: dict[int, int]) -> Result:
+    return simulate(lambda comm: hasty(comm, rule), network=islands(), crash=crash, timeout=60,
+                    trace=False)
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("rule", STRONG, ids=repr)
+def test_a_crash_while_a_copy_comes_back_neither_stalls_nor_loses_nor_doubles(
+    rule: ps.Replication, victim: int
+) -> None:
+    for event in range(*DURING, 10):
+        values = crashed(rule, {victim: event}).values
+        acknowledged, counted = values[HASTY]
+        assert counted == values[LATE][1] == acknowledged
+        assert {0, victim} == set(values[MASTER].dead)
+        assert values[MASTER].overlaps() == []
+
+
+@pytest.mark.parametrize("rule", STRONG, ids=repr)
+def test_a_copy_that_has_not_caught_up_never_speaks_for_what_was_answered(
+    rule: ps.Replication
+) -> None:
+    """Both that have everything crash. Either the one that came back has it too, or it says no."""
+    outcomes = set()
+    for event in range(*DURING, 10):
+        try:
+            acknowledged, counted = crashed(rule, {1: event, 2: event}).values[HASTY]
+        except RankFailed as failed:
+            assert "Unavailable" in str(failed)
+            assert "had not caught up" in str(failed)
+            outcomes.add("refused")
+        else:
+            assert counted == acknowledged
+            outcomes.add("had all")
+    assert outcomes == {"refused", "had all"}
+
+
+@pytest.mark.parametrize("rule", STRONG, ids=repr)
+def test_two_copies_come_back_one_after_the_other(rule: ps.Replication) -> None:
+    """What is kept for the one is not forgotten for the other."""
+    values = simulate(lambda comm: hasty(comm, rule, copies=3), timeout=60,
+                      network=islands(near=(0, 1, LATE))).values
+    assert [copy.rejoined for copy in values[:3]] == [1, 1, 0]
+    assert set(values[MASTER].back) == {0, 1}
+    assert values[HASTY][0] == values[HASTY][1] == values[LATE][1] > 20
+    assert len({copy.checksum for copy in values[:3]}) == 1
+
+
+def test_the_log_is_not_kept_for_a_copy_that_has_fallen_silent_again(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies between its call back and its announcement."""
+    replicas: list[Replica] = []
+
+    def noted(*args: Any) -> Replica:
+        replicas.append(Replica(*args))
+        return replicas[-1]
+
+    def steady(comm: Comm) -> Any:
+        node = copied(comm, ps.Chain())
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        for _ in range(100):
+            wait(comm, comm.now() + 0.002)
+            node.push({"w": -torch.ones(1)})
+        node.finish()
+        return None
+
+    monkeypatch.setattr(dtlab.ps.copies, "Replica", noted)
+    silent = 0
+    for event in range(60, 100):
+        replicas.clear()
+        values = simulate(steady, network=islands(), crash={0: event}, timeout=60).values
+        kept = {replica.me: len(replica.log) for replica in replicas}
+        assert max(kept[1], kept[2]) <= 2
+        silent += 0 not in values[MASTER].back
+    assert silent
+
+
+def test_a_request_that_is_sent_again_counts_once() -> None:
+    """The tail dies with pushes on their way; the worker sends them again to a head that has
+    them in its log."""
+    def pushes(comm: Comm) -> Any:
+        node = copied(comm, ps.Chain())
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        for _ in range(3):
+            for handle in [node.push_async({"w": -torch.ones(1)}) for _ in range(4)]:
+                handle.wait()
+        last = node.pull(["w"])["w"].item()
+        node.finish()
+        return last, node._requests.retries if node._requests else 0
+
+    retries = 0
+    for event in range(10, 40):
+        last, again = simulate(pushes, network=uniform(5, 1e-5, 1e9), crash={2: event},
+                               timeout=60, trace=False).values[HASTY]
+        assert last == 12
+        retries += again
+    assert retries >= 10
+
+
+@pytest.mark.parametrize("rule", STRONG, ids=repr)
+def test_a_pull_never_shows_a_push_that_not_all_copies_have(rule: ps.Replication) -> None:
+    """The head is cut off with two workers while its lease still runs: one pushes, one pulls. What
+    has been seen once is never unseen, wherever one looks."""
+    reader = 6
+
+    def looks(comm: Comm) -> Any:
+        node = copied(comm, rule)
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        wait(comm, 0.0201)  # the link is cut
+        seen = []
+        for _ in range(100):
+            try:
+                if comm.rank == LATE and comm.now() < HEALED_S - 0.02:
+                    node.push({"w": -torch.ones(1)})
+                begin_s = comm.now()
+                seen.append((begin_s, node.pull(["w"])["w"].item(), comm.now()))
+            except ps.Unavailable:
+                pass
+            wait(comm, comm.now() + 0.002)
+        node.finish()
+        return seen
+
+    values = simulate(looks, network=islands(near=(0, LATE, reader), ranks=7), timeout=60).values
+    pulls = sorted(sum(values[HASTY:], []), key=lambda pull: pull[0])
+    assert len(pulls) > 100
+    for begin_s, counted, _ in pulls:
+        assert counted >= max((c for _, c, end_s in pulls if end_s < begin_s), default=0.0)
