@@ -21,6 +21,7 @@ from dtlab.collectives import all_reduce
 from dtlab.topology import uniform
 from dtlab.widgets import (
     AlphaBetaExplorer,
+    ClockExplorer,
     PlacementExplorer,
     RankGrid,
     Stepper,
@@ -71,6 +72,9 @@ def cases() -> list[tuple[str, Callable[[], tuple[Any, Sequence[Any]]]]]:
         PlacementExplorer(gpus=8).speed, [1e9, 2e9, 4e9, 8e9, 12e9, 25e9])))
     for name in ("two racks, 4:1", "fat tree"):
         found.append((f"TopologyExplorer, moment, {name}", lambda name=name: moments_of(name)))
+    for rule in ("BSP", "1 backup worker"):
+        found.append((f"ClockExplorer, time, {rule}", lambda rule=rule: (
+            ClockExplorer(rule, "pauses").time, [21, 25, 30, 36, 40, 12])))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,9 @@ class Case:
     `args[r]` is what rank r is given, after its communicator. Messages cross `cluster`, or else a
     uniform network; with one second a message and no limit of bandwidth, the elapsed time counts
     the rounds.
+
+    With a `harness`, a function of a module of ours, the ranks run that, in the sandbox, and it
+    calls the learner's function: for functions that are only a part of what a rank does.
     """
 
     tried: str  # for the table: "4 ranks, 10 × float32"
@@ -38,6 +42,7 @@ class Case:
     bandwidth_Bps: float = math.inf
     cluster: Topology | None = None  # instead of the uniform network
     comm: bool = True  # False: the function takes no communicator
+    harness: Callable[..., Any] | None = None  # ours, called as harness(function, comm, *args)
     meter: bool = False  # measure the memory it takes
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
     hint: str = ""  # instead of the check's own

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -133,8 +134,8 @@ def _real_row(check: Check, submission: Submission, report: Report) -> Row:
 
 def _play_gloo(case: Case, submission: Submission) -> Outcome:
     try:
-        result = run(_call, submission, case.args, ranks=case.ranks, timeout=GLOO_LIMIT_S,
-                     echo=False)
+        result = run(_call, submission, case.args, case.harness, ranks=case.ranks,
+                     timeout=GLOO_LIMIT_S, echo=False)
     except RankFailed as error:
         cause = type(error.__cause__).__name__ if error.__cause__ else "error"
         return Outcome(failure=Failure("raised", error.rank, cause, str(error).split("\n")[0],
@@ -149,12 +150,14 @@ def _play_gloo(case: Case, submission: Submission) -> Outcome:
                    [0] * case.ranks, result.output)
 
 
-def _call(comm: Any, submission: Submission, args: list[tuple[Any, ...]]) -> tuple[Any, Any]:
+def _call(comm: Any, submission: Submission, args: list[tuple[Any, ...]],
+          harness: Callable[..., Any] | None) -> tuple[Any, Any]:
     """On a rank: open the submission, call it; returns its value and its arguments afterwards."""
     import sys
 
     os.chdir(submission.cwd)
     sys.path[:] = submission.path
     given = args[comm.rank]
-    value = pickle.loads(submission.pickled)(comm, *given)
+    function = pickle.loads(submission.pickled)
+    value = harness(function, comm, *given) if harness else function(comm, *given)
     return value, given

@@ -164,7 +164,7 @@ class Play:
             self.inmates[rank].begin()
             with suppress(Silence, Hangup):
                 self.inmates[rank].link.send({**header, **place}, submission.pickled,
-                                             pickle.dumps(args),
+                                             pickle.dumps(args), pickle.dumps(case.harness),
                                              until_s=time.monotonic() + CASE_LIMIT_S)
 
     def simulate(self) -> None:

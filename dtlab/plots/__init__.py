@@ -4,6 +4,8 @@ Each function returns a `Picture`, a matplotlib figure that shows itself in a no
 says the same in words. A rank has one colour in all of them.
 """
 
+from dtlab.plots.clock_run import PACES, ClockRun, watch_clocks
+from dtlab.plots.clocks import clocks
 from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
 from dtlab.plots.evidence import fit, predicted_vs_measured
@@ -16,33 +18,51 @@ from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.placement import placement, server_times
 from dtlab.plots.recording import frames_of, stepper_frames
+from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_run
+from dtlab.plots.replicas import replicas
+from dtlab.plots.ring import hash_ring
 from dtlab.plots.scaling import times_by_ranks
+from dtlab.plots.server_load import server_load
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
+from dtlab.plots.training import loss_curves, loss_sweep, staleness_histograms
 from dtlab.plots.trees import double_tree
 
 __all__ = [
+    "PACES",
     "Arrow",
+    "ClockRun",
     "Crossover",
     "Frame",
     "Picture",
+    "ReplicaRun",
+    "clocks",
     "before_and_after",
     "contest_on",
     "contest_table",
     "cost_curves",
+    "count_pushes",
     "crossovers",
     "double_tree",
     "fit",
     "flows",
     "frames_of",
+    "hash_ring",
+    "islands",
     "line_style",
+    "loss_curves",
+    "loss_sweep",
     "link_loads",
     "placement",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",
     "rank_style",
+    "replica_run",
+    "replicas",
+    "server_load",
+    "staleness_histograms",
     "server_times",
     "stepper",
     "stepper_frames",
@@ -51,4 +71,5 @@ __all__ = [
     "timeline",
     "times_by_ranks",
     "topology",
+    "watch_clocks",
 ]

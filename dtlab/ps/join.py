@@ -77,6 +77,8 @@ def join(
     if copies:
         policy = replace(policy, replication=replication, copies=copies, master=servers,
                          lease_s=float(lease_s))
+    if not copies:  # letters don't mix with what others send, say once a worker has finished
+        comm = comm.split(0)  # type: ignore[assignment]
     return Node(comm, policy)
 
 

@@ -255,6 +255,7 @@ class Replica:
                 self._peeks.append((worker, body))
 
     def _forget(self, stable: int) -> None:
+        # A copy that comes back will need what follows its snapshot.
         until = min(stable, self.done, math.inf if self._kept is None else self._kept)
         for place in [place for place in self.log if place <= until]:
             del self.log[place]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -259,16 +260,22 @@ class Crashed(BaseException):
 
 
 class MortalComm(SimComm):
-    """Crashes before its next event once it has had so many: an event is a call of `post`, a wait
-    with a limit, or a `compute`. What it has posted by then still goes its way."""
+    """Crashes before its next event once it has had `limit` of them: an event is a call of `post`,
+    a wait with a limit, or a `compute`, here or in a part of it. What it has posted by then still
+    goes its way."""
 
-    events = 0
-    limit = math.inf
+    def __init__(self, *where: Any, limit: float, events: Iterator[int] | None = None):
+        super().__init__(*where)
+        self._limit, self._events = limit, events or itertools.count()  # shared by all its parts
+
+    def _subgroup(self, ranks: Sequence[int], context: int) -> SimComm:
+        part = super()._subgroup(ranks, context)
+        return MortalComm(part._engine, part._strand, part._ranks, context, part._contexts,
+                          limit=self._limit, events=self._events)
 
     def _count(self) -> None:
-        if self.events >= self.limit:
+        if next(self._events) >= self._limit:
             raise Crashed
-        self.events += 1
 
     def post(self, *ops: Send | Recv) -> list[Sending | Receiving]:  # type: ignore[override]
         self._count()

@@ -102,10 +102,10 @@ class _Simulation:
     def _body(self, strand: strands.Strand) -> None:
         """What `strand` does, from its first moment to its last."""
         _RANK.set(strand.rank)
-        comm: Comm = communicator.SimComm(self.engine, strand, self.ranks)
+        where = self.engine, strand, self.ranks
+        comm: Comm = communicator.SimComm(*where)
         if strand.rank in self.crash:
-            comm = mortal = communicator.MortalComm(self.engine, strand, self.ranks)
-            mortal.limit = self.crash[strand.rank]
+            comm = communicator.MortalComm(*where, limit=self.crash[strand.rank])
         try:
             fn, args = self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands

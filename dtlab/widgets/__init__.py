@@ -7,8 +7,10 @@ pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand besid
 
 from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
+from dtlab.widgets.clocks import ClockExplorer
 from dtlab.widgets.placement import PlacementExplorer
 from dtlab.widgets.ranks import RankGrid
+from dtlab.widgets.replicas import ReplicaExplorer
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
@@ -16,8 +18,10 @@ from dtlab.widgets.topology import TopologyExplorer
 __all__ = [
     "AlgorithmTopologyExplorer",
     "AlphaBetaExplorer",
+    "ClockExplorer",
     "PlacementExplorer",
     "RankGrid",
+    "ReplicaExplorer",
     "Stepper",
     "TimelineExplorer",
     "TopologyExplorer",

@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, simulate
+from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, simulate
 from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
 from dtlab.plots.placement import placed
@@ -55,6 +55,8 @@ UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+LOSSES = {name: [[(t / 10, 2.0 / (1 + k + t)) for t in range(20)] for k in range(3)]
+          for name in ("BSP", "ASP", "SSP")}
 CLUSTERS = {"servers": compose(nvswitch(4), racks(2, 2)), LONG[:40]: v100_nvlink(),
             "grid": torus(3, 3), "alone": uniform(1, 5e-6, 1e10)}
 ENTRIES = contest(CLUSTERS, [4000])
@@ -125,7 +127,32 @@ PICTURES: dict[str, Callable[[], Picture]] = {
         UNEQUAL, UNEQUAL_RUN, [("rack0", "spine"), (3, "rack0"), ("spine", "rack0")], title=LONG),
     "loads of many": lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, list(UNEQUAL.graph().edges)),
     "loads none": lambda: plots.link_loads(racks(2, 2), Trace(4, virtual=True)),
+    **{f"replicas {name}": lambda fates=fates: plots.replicas(plots.replica_run(**fates))
+       for name, fates in {
+           "calm": {"rule": ps.Chain()}, "killed": {"rule": ps.Leader(), "victim": 0, "event": 60},
+           "cut": {"rule": ps.Chain(), "cut_s": 0.05},
+           "healed": {"rule": ps.Leader(sync=False), "cut_s": 0.05, "healed_s": 0.1},
+           "long title": {"rule": ps.Chain(), "name": LONG}}.items()},
+    **{f"ring {servers} {v}": lambda servers=servers, v=v: plots.hash_ring(servers, v, ["a", "b"])
+       for servers, v in ((1, (1, 2)), (4, (1, 16)), (6, (64, 256)))},
+    "server load": lambda: plots.server_load({"before": [900, 10, 0, 90], "after": [250] * 4}),
+    "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
+    **{f"clocks {name}": lambda name=name, rule=rule, at=at: plots.clocks(
+        plots.watch_clocks(rule, plots.PACES[name], name=LONG[:40]), at)
+       for name, rule, at in (("uneven", ps.BSP(), None), ("one slow worker", ps.SSP(1), 1.1),
+                              ("pauses", ps.BackupWorkers(1), 1.7))},
+    "clocks 1": lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 0.1, 1), 0.0),
+    "clocks 12": lambda: plots.clocks(plots.watch_clocks(ps.BSP(), plots.PACES["pauses"], 12)),
+    "loss": lambda: plots.loss_curves(LOSSES, "virtual time (s)"),
+    "loss, one seed": lambda: plots.loss_curves({"a": [[(0, 2.0), (9, 1.0)]]}, "(gradients)",
+                                                virtual=False),
+    "loss sweep": lambda: plots.loss_sweep(
+        {"a": {0.1: [0.2, 0.3], 0.4: [float("nan"), 9.0]}, "b": {0.1: [1.0], 0.2: [0.5]}},
+        "step size (learning rate)", limits={"a": 0.3}),
+    "staleness": lambda: plots.staleness_histograms(
+        {f"{n}-softsync": {n: 30, n + 1: 20, 0: 1} for n in (1, 4, 8, 16)}),
+    "staleness one": lambda: plots.staleness_histograms({"ASP": {0: 1}}),
     **{f"placement {where}, {gpus} GPUs, {switches} switches":
        lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
        for where in PLACES for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
@@ -163,7 +190,8 @@ def test_axes_with_numbers_have_units(picture: Picture) -> None:
         labels = {axes.get_xlabel(), axes.get_ylabel()} - {""}
         for label in labels:
             ticks = " ".join(text for text, _ in texts_of(picture))
-            unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes"))
+            unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes", "nats", "%",
+                                                     "updates", "gradients", "learning rate"))
             assert unit or any(f" {u}" in ticks for u in ("s", "ms", "µs", "ns")), label
 
 
@@ -171,6 +199,7 @@ def test_axes_with_numbers_have_units(picture: Picture) -> None:
     ("timeline 4", "simulated"), ("timeline empty", "measured"), ("ring 4", "simulated"),
     ("cost 8", "predicted"), ("cost measured", "predicted and measured"), ("fit", "measured"),
     ("rows", "measured"), ("flows racks 0.6", "simulated"), ("loads", "simulated"),
+    ("replicas cut", "simulated"), ("server load", "simulated"),
 ])
 def test_the_title_says_whether_it_was_measured(name: str, word: str) -> None:
     assert word in title_of(PICTURES[name]()).lower()
@@ -273,6 +302,12 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.cost_curves("all_reduce", ["telepathy"]),
     lambda: plots.cost_curves("all_reduce", sizes=(10, 5)),
     lambda: plots.timeline(Trace(2), window=(2.0, 1.0)),
+    lambda: plots.loss_curves({}, "(s)"),
+    lambda: plots.loss_curves({"a": [[]]}, "(s)"),
+    lambda: plots.loss_sweep({"a": {}}, "x"),
+    lambda: plots.staleness_histograms({"a": {}}),
+    lambda: plots.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
+    lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
     lambda: plots.placement("on the moon"),
     lambda: plots.placement(gpus=9),
     lambda: plots.placement(gpus=3, switches=2),

@@ -11,6 +11,7 @@ import torch
 
 import dtlab
 from dtlab import Comm, ps, run, simulate
+from dtlab.collectives import all_reduce
 from dtlab.topology import uniform
 
 STEPS = 6
@@ -309,3 +310,22 @@ def test_thousands_of_workers_in_virtual_time() -> None:
     result = simulate(body, network=network(1004), trace=False)
     assert result.values[-1] == [1.0] * 8
     assert result.values[0].pushes == 2000
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_whoever_has_finished_may_use_the_communicator_at_once(colocated: bool) -> None:
+    def body(comm: Comm) -> float:
+        node = ps.join(comm, servers=1 + colocated, colocated=colocated, consistency=ps.ASP())
+        if node.is_server:
+            node.serve()
+        else:
+            node.init({"w": torch.zeros(3)})
+            with comm.compute("a worker that is late", seconds=comm.rank / 1000):
+                pass
+            node.push({"w": torch.ones(3)})
+            node.clock()
+            node.finish()
+        return float(all_reduce(comm, torch.tensor([1.0]), algorithm="tree"))
+
+    assert simulate(body, network=network(4)).values == [4.0] * 4
+    assert run(body, ranks=3).values == [3.0] * 3

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, simulate
+from dtlab import Comm, ConfigError, Deadlock, simulate
 from dtlab.topology import uniform
 
 NETWORK = uniform(2, 1e-3, 1e9)
@@ -79,6 +79,22 @@ def test_a_rank_that_crashes_leaves_the_others_alone() -> None:
     for events, received, said in ((0, [False, False], None), (1, [True, False], None),
                                    (2, [True, True], "all sent"), (9, [True, True], "all sent")):
         assert simulate(body, network=NETWORK, crash={0: events}).values == [said, received]
+
+
+def test_events_in_a_part_of_the_communicator_count_too() -> None:
+    def body(comm: Comm) -> int:
+        part = comm.split(0)
+        assert part is not None
+        for where in (comm, part, part):
+            if comm.rank:
+                where.recv(torch.zeros(1), 0)
+            else:
+                where.send(torch.ones(1), 1)
+        return comm.rank
+
+    with pytest.raises(Deadlock, match="recv"):
+        simulate(body, network=NETWORK, crash={0: 2})
+    assert simulate(body, network=NETWORK, crash={0: 3}).values == [0, 1]
 
 
 @pytest.mark.parametrize("crash", [{2: 1}, {0: -1}, {0: 1.5}, [0]])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dtlab import Comm, ConfigError, Deadlock, Result, Trace, simulate
+from dtlab import Comm, ConfigError, Deadlock, Result, Trace, plots, ps, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
 from dtlab.plots import Picture
 from dtlab.plots.units import seconds_text
@@ -18,8 +18,10 @@ from dtlab.topology import nvswitch, racks, send_together, torus, uniform
 from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
+    ClockExplorer,
     PlacementExplorer,
     RankGrid,
+    ReplicaExplorer,
     Stepper,
     TimelineExplorer,
     TopologyExplorer,
@@ -46,8 +48,10 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "AlgorithmTopologyExplorer": lambda: AlgorithmTopologyExplorer(FEW, ENTRIES),
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
+    "ReplicaExplorer": ReplicaExplorer,
     "PlacementExplorer": PlacementExplorer,
     "TopologyExplorer": TopologyExplorer,
+    "ClockExplorer": ClockExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
     "Stepper": lambda w: setattr(w.step, "value", 3),
@@ -55,8 +59,10 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
+    "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
+    "ClockExplorer": lambda w: setattr(w.time, "value", 31),
 }
 
 
@@ -198,7 +204,8 @@ def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_picture() -> No
 
 @pytest.mark.parametrize("bad", [
     lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
-    lambda: Stepper(ranks=0), lambda: AlphaBetaExplorer("gossip"),
+    lambda: Stepper(ranks=0), lambda: AlphaBetaExplorer("gossip"), lambda: ClockExplorer("gossip"),
+    lambda: ClockExplorer(pace="gossip"),
     lambda: PlacementExplorer("on the moon"), lambda: PlacementExplorer(gpus=99),
     lambda: PlacementExplorer(nbytes=0), lambda: PlacementExplorer(gpus=3, switches=2),
 ])
@@ -283,6 +290,47 @@ def test_an_empty_trace_can_be_explored() -> None:
     widget = TimelineExplorer(Trace(2))
     widget.window.value = (30, 30)
     assert bytes(widget.image.value).startswith(b"\x89PNG")
+
+
+# ---- clocks -----------------------------------------------------------------------------------
+
+
+def test_clocks_step_and_stop_at_both_ends() -> None:
+    widget = ClockExplorer()
+    widget.time.value = 1
+    widget._step(-1)
+    widget._step(-1)
+    assert widget.time.value == 0
+    assert "after 0.00 s" in widget.words.value
+    for _ in range(45):
+        widget._step(1)
+    assert widget.time.value == widget.time.max == widget.play.max
+    assert "after 2.00 s" in widget.words.value
+
+
+@pytest.mark.parametrize("pace", plots.PACES)
+def test_clocks_offer_every_rule_at_every_pace(pace: str) -> None:
+    widget = ClockExplorer(pace=pace, workers=3, end_s=1.0)
+    for rule in widget.rules:
+        widget.rule.value = rule
+        assert widget.words.value.count("worker ") >= 3
+        assert f"Who waits for whom: {rule} (simulated)" in widget.words.value
+
+
+def test_clocks_take_a_rule_of_the_learners_own_and_simulate_each_choice_once() -> None:
+    class Loose(ps.SSP):
+        """Twice as loose."""
+
+        def limit(self, clocks: ps.consistency.Clocks) -> float:
+            return clocks.slowest + 2 * self.staleness
+
+    widget = ClockExplorer("mine", "one slow worker", rules={"mine": Loose(1), "BSP": ps.BSP()})
+    first = widget.run
+    assert first.most_ahead(2.0) == 2
+    widget.rule.value = "BSP"
+    assert widget.run.most_ahead(2.0) == 0
+    widget.rule.value = "mine"
+    assert widget.run is first
 
 
 # ---- rank grid --------------------------------------------------------------------------------
@@ -449,3 +497,31 @@ def test_its_still_shows_any_time() -> None:
     assert "at 1 s of 4 s" in widget.static().alt
     assert "at 3.5 s of 4 s" in widget.static(3.5).alt
     assert "1 → 3: 1 MB/s" in widget.static(3.5).alt
+
+
+def test_the_reader_can_lose_a_push_with_the_weak_leader_only() -> None:
+    widget = ReplicaExplorer("leader, answers at once", "kill copy 0", 0)
+    lost = []
+    for moment in range(23):
+        widget.moment.value = moment
+        lost.append(widget.run.lost)
+    assert set(lost) == {0, 1}
+    widget.rule.value = "chain"
+    assert widget.run.lost == 0
+
+
+def test_controls_that_change_nothing_are_off() -> None:
+    widget = ReplicaExplorer("chain", "nothing")
+    assert widget.moment.disabled
+    assert widget.heal.disabled
+    widget.fate.value = "cut copy 0 off"
+    assert not widget.moment.disabled
+    assert not widget.heal.disabled
+    healed = widget.run.healed_s
+    widget.heal.value = "not in this picture"
+    assert widget.run.healed_s > healed
+
+
+def test_a_fate_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there are: nothing, kill copy 0"):
+        ReplicaExplorer("chain", "flood")

@@ -1,0 +1,240 @@
+"""Chapter 08: may this request be answered now? The rule of SSP, put into a server of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from dtlab.comm import Comm
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+
+STEPS = 6
+SAME_S = 1e-3  # of virtual time: messages take far less
+Rule = Callable[[str, int, list[int], float], Any]  # request, clock, clocks, staleness
+Query = tuple[str, int, list[int], float]
+NO, YES = "stuck", "go on"
+
+OTHERS: dict[str, Rule] = {  # what likely mistakes answer
+    "Off by one, too strict: a worker that is s clocks ahead may still read.":
+        lambda request, clock, clocks, s: request == "push" or clock - min(clocks) < s,
+    "Off by one, too lax: a worker that is s + 1 clocks ahead may not read.":
+        lambda request, clock, clocks, s: request == "push" or clock - min(clocks) <= s + 1,
+    "Every pull is answered: that is ASP. Do you compare with the fastest worker? It is the "
+    "slowest that holds the others back: min(clocks).":
+        lambda request, clock, clocks, s: True,
+    "You bound how far a worker is behind the fastest; SSP bounds how far it is ahead of the "
+    "slowest, and never stops the slow one.":
+        lambda request, clock, clocks, s: request == "push" or max(clocks) - clock <= s,
+    "You look at the distance of the slowest from the fastest. What counts is how far the one who "
+    "asks is ahead.":
+        lambda request, clock, clocks, s: request == "push" or max(clocks) - min(clocks) <= s,
+    "You hold back pushes and let pulls through. A push is finished work and always welcome; "
+    "it is readers who may have to wait.":
+        lambda request, clock, clocks, s: request == "pull" or clock - min(clocks) <= s,
+    "You compare with the average worker. It is the slowest that counts: min(clocks).":
+        lambda request, clock, clocks, s: request == "push" or clock - np.mean(clocks) <= s,
+    "You hold back pushes as well as pulls. A push is finished work: it is always accepted.":
+        lambda request, clock, clocks, s: clock - min(clocks) <= s,
+    "Nothing is ever allowed.": lambda request, clock, clocks, s: False,
+}
+
+
+def _right(request: str, clock: int, clocks: list[int], staleness: float) -> bool:
+    return request == "push" or clock - min(clocks) <= staleness
+
+
+# ---- asked directly ----------------------------------------------------------------------------
+
+
+def ask(function: Rule, queries: Sequence[Query]) -> list[Any]:
+    """In the sandbox: the learner's answers."""
+    return [function(request, clock, list(clocks), s) for request, clock, clocks, s in queries]
+
+
+def _queries(staleness: float, seed: int) -> Case:
+    """Every worker of some clusters asks, near the bound and far from it, for both things."""
+    random = np.random.default_rng([seed, int(min(staleness, 99))])
+    queries: list[Query] = []
+    for workers in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13):
+        most = 3 if staleness == math.inf else int(staleness) + 3
+        clocks = (random.integers(0, 4) + random.integers(0, most + 1, workers)).tolist()
+        queries += [(request, clock, clocks, staleness)
+                    for clock in sorted(set(clocks)) for request in ("pull", "push")]
+    return Case(f"{len(queries)} requests, s = {_shown(staleness)}", [(queries,)], comm=False,
+                harness=ask, facts={"queries": queries})
+
+
+def _answers(case: Case, outcome: Outcome, what: str) -> Verdict:
+    queries: list[Query] = case.facts["queries"]
+    answers = outcome.values[0]
+    for query, answer in zip(queries, answers, strict=True):
+        request, clock, clocks, s = query
+        wanted = _right(*query)
+        asked = f"{request!r}, clock {clock}, clocks {clocks}, s = {_shown(s)}"
+        if not isinstance(answer, bool) and not (isinstance(answer, int) and answer in (0, 1)):
+            return Verdict(False, f"{asked}: {answer!r}"[:200], f"{wanted}",
+                           clue="Return True or False.")
+        if request == what and bool(answer) != wanted:
+            return Verdict(False, f"{asked}: {bool(answer)}"[:200], f"{wanted}",
+                           clue=_clue(queries, answers))
+    return Verdict(True, "all as SSP has it", "True or False, as SSP has it")
+
+
+def _clue(queries: Sequence[Query], answers: Sequence[Any]) -> str:
+    """Which mistake gives just these answers?"""
+    for hint, rule in OTHERS.items():
+        if all(bool(rule(*query)) == bool(answer)
+               for query, answer in zip(queries, answers, strict=True)):
+            return hint
+    return ("A pull may be answered if the one who asks is at most s clocks ahead of the slowest "
+            "worker; a push always.")
+
+
+# ---- in a server -------------------------------------------------------------------------------
+
+
+def cluster(function: Rule, comm: Comm, paces: Sequence[Sequence[float]], staleness: float) -> str:
+    """In the sandbox: rank 0 serves with the learner's rule, the others work, at these paces."""
+    if comm.rank == 0:
+        return _serve(function, comm, staleness)
+    for step, seconds in enumerate(paces[comm.rank - 1]):
+        if _request(comm, "pull") == NO:
+            return NO
+        with comm.compute(str(step), seconds=seconds):
+            pass
+        if _request(comm, "push") == NO:
+            return NO
+        comm.send(["clock"], 0)
+    comm.send(["finish"], 0)
+    return YES
+
+
+def _request(comm: Comm, what: str) -> str:
+    answer: list[Any] = []
+    comm.send([what], 0)
+    comm.recv(answer, 0)
+    return str(answer[0][0])
+
+
+def _serve(function: Rule, comm: Comm, staleness: float) -> str:
+    """Hold each request until the rule lets it go; when all are held for ever, send all home."""
+    clocks = dict.fromkeys(range(1, comm.size), 0)
+    held: dict[int, str] = {}
+    active = set(clocks)
+    while active:
+        letter: list[Any] = []
+        src = comm.recv(letter)
+        what = letter[0][0]
+        if what == "finish":
+            active.remove(src)
+        elif what == "clock":
+            clocks[src] += 1
+        else:
+            held[src] = what
+        for worker, request in list(held.items()):
+            if function(request, clocks[worker], list(clocks.values()), staleness):
+                del held[worker]
+                comm.send([YES], worker)
+        if active and active == set(held):
+            for worker in held:
+                comm.send([NO], worker)
+            return NO
+    return YES
+
+
+def _run(name: str, paces: list[list[float]], staleness: float) -> Case:
+    tried = f"{name}, {len(paces)} workers, s = {_shown(staleness)}"
+    args = [(paces, staleness)] * (len(paces) + 1)
+    return Case(tried, args, latency_s=1e-7, harness=cluster,
+                facts={"paces": paces, "staleness": staleness})
+
+
+def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[float]]:
+    """When each worker begins each iteration under SSP: once it is free, and the slowest has ended
+    iteration c − s − 1."""
+    begins: list[list[float]] = [[] for _ in paces]
+    ends: list[list[float]] = [[] for _ in paces]
+    for c, worker in product(range(len(paces[0])), range(len(paces))):
+        free = ends[worker][-1] if c else 0.0
+        last = c - staleness - 1
+        slowest = max(ended[int(last)] for ended in ends) if last >= 0 else 0.0
+        begins[worker].append(max(free, slowest))
+        ends[worker].append(begins[worker][-1] + paces[worker][c])
+    return begins
+
+
+def _begun(outcome: Outcome) -> dict[tuple[int, int], float]:
+    """(worker from 1, iteration) → when it began: from the referee's own trace."""
+    return {(span.rank, int(span.label)): span.start_s for span in outcome.trace.spans}
+
+
+def _not_too_early(case: Case, outcome: Outcome) -> Verdict:
+    s, wanted = case.facts["staleness"], begins_s(case.facts["paces"], case.facts["staleness"])
+    promise = "nobody more than s ahead"
+    for (worker, step), at in sorted(_begun(outcome).items(), key=lambda pair: pair[1]):
+        right = wanted[worker - 1][step]
+        if at < right - SAME_S:
+            return Verdict(False, f"worker {worker} began iteration {step} at {at:.2f} s, "
+                           f"{int(s) + 1} or more ahead of the slowest", promise,
+                           clue=f"It has to wait until {right:.2f} s, when the slowest worker has "
+                           f"passed clock {step} − s.")
+    return Verdict(True, promise, promise)
+
+
+def _not_too_late(case: Case, outcome: Outcome) -> Verdict:
+    wanted = begins_s(case.facts["paces"], case.facts["staleness"])
+    begun, promise = _begun(outcome), "who is s ahead or less goes on at once"
+    for step, worker in product(range(STEPS), range(1, len(wanted) + 1)):
+        right = wanted[worker - 1][step]
+        at = begun.get((worker, step))
+        if at is None:
+            return Verdict(False, f"worker {worker} never began iteration {step}", promise,
+                           clue="Everybody waits for everybody: even the slowest may not read. "
+                           "It is 0 clocks ahead, and 0 ≤ s.")
+        if at > right + SAME_S:
+            return Verdict(False, f"worker {worker} began iteration {step} at {at:.2f} s", promise,
+                           clue=f"It could have begun at {right:.2f} s: nobody was more than s "
+                           "clocks behind it then.")
+    return Verdict(True, promise, promise)
+
+
+def _exactly(case: Case, outcome: Outcome) -> Verdict:
+    early = _not_too_early(case, outcome)
+    return early if not early.passed else _not_too_late(case, outcome)
+
+
+def _shown(staleness: float) -> str:
+    return "∞" if staleness == math.inf else str(int(staleness))
+
+
+def _build(seed: int) -> list[Check]:
+    random = np.random.default_rng([seed, 8])
+
+    def paces(workers: int) -> list[list[float]]:
+        return [[float(x) for x in row] for row in random.uniform(0.05, 1.0, (workers, STEPS))]
+
+    one_slow = [[0.1] * STEPS, [0.4] * STEPS, [0.25] * STEPS]
+    runs = [_run("one slow worker", one_slow, s) for s in (1, 2, 3)]
+    runs += [_run("random speeds", paces(workers), s) for workers, s in ((2, 2), (4, 1))]
+    ends = [_run("random speeds", paces(3), s) for s in (0, math.inf)]
+    asked = [_queries(s, seed) for s in (0, 1, 2, 5, math.inf)]
+    return [
+        Check("the rule", 2, "pulls, 1 to 13 workers, s = 0, 1, 2, 5, ∞", asked,
+              lambda case, outcome: _answers(case, outcome, "pull")),
+        Check("pushes", 1, "pushes, 1 to 13 workers", asked,
+              lambda case, outcome: _answers(case, outcome, "push"),
+              "A push is finished work: it is always accepted."),
+        Check("never more than s ahead", 2, "2 to 4 workers, s = 1 to 3, simulated", runs,
+              _not_too_early),
+        Check("s ahead is allowed", 2, "2 to 4 workers, s = 1 to 3, simulated", runs,
+              _not_too_late),
+        Check("both ends", 1, "s = 0 is BSP, s = ∞ is ASP, simulated", ends, _exactly),
+    ]
+
+
+EXERCISE = Exercise("ssp-rule", "The rule of SSP", "08", 1, "may_answer", _build)

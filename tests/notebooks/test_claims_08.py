@@ -1,0 +1,248 @@
+"""What chapter 08 says in prose is true; each sentence is looked up there, then recomputed with the
+chapter's own functions."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+
+from dtlab import Deadlock, plots, ps, simulate
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08_waiting_less.ipynb", as_version=4)
+DEFINITIONS = ("setup", "seconds", "cluster", "train-code", "train-iteration", "final-losses",
+               "largest-step", "biased", "federated", "elastic", "breaks-dead")
+
+
+@pytest.fixture(scope="module")
+def prose() -> str:
+    """The text of the chapter, line breaks and emphasis removed."""
+    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text.replace("*", ""))
+
+
+@pytest.fixture(scope="module")
+def chapter() -> dict[str, Any]:
+    """The chapter's functions."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for cell in NOTEBOOK.cells:
+        if cell.id in DEFINITIONS:
+            exec(cell.source, space)
+    return space
+
+
+@pytest.fixture(scope="module")
+def losses(chapter: dict[str, Any]) -> Any:
+    """(update, workers) → the median loss of three seeds after 160 gradients; computed once."""
+    known: dict[Any, float] = {}
+
+    def loss(update: ps.Update, workers: int, rule: ps.Consistency = ps.ASP()) -> float:  # noqa: B008
+        if (update, workers, rule) not in known:
+            found = chapter["final_losses"](rule, update, workers)
+            known[update, workers, rule] = float(np.median(np.nan_to_num(found, nan=np.inf)))
+        return known[update, workers, rule]
+
+    return loss
+
+
+def gradient_s(pauses: float, workers: int) -> float:
+    """What the slowest of so many takes on average, by counting: 20 or 100 ms."""
+    return 0.020 * (1 - pauses) ** workers + 0.100 * (1 - (1 - pauses) ** workers)
+
+
+def test_the_slowest_sets_the_pace(prose: str, chapter: dict[str, Any]) -> None:
+    assert "one worker needs 24 ms on average" in prose
+    assert gradient_s(0.05, 1) == pytest.approx(0.024)
+    assert "it takes 20 + 80·(1 − 0.95ⁿ) ms on average" in prose
+    for workers in (1, 2, 8, 32):
+        assert gradient_s(0.05, workers) == pytest.approx(0.020 + 0.080 * (1 - 0.95**workers))
+    assert "all 32 together are slow 81 % of the time" in prose
+    assert round(1 - 0.95**32, 2) == 0.81
+    drawn = [chapter["seconds"](0, worker, step) for worker in range(50) for step in range(100)]
+    assert np.mean(drawn) == pytest.approx(0.024, rel=0.05)
+
+
+@pytest.mark.parametrize("pace", ["one slow worker"])
+def test_no_bounded_rule_outruns_a_worker_that_is_always_slow(prose: str, pace: str) -> None:
+    assert "no bounded rule can outrun a worker that is always slow" in prose
+    late, end_s = [], 8.0
+    for rule in (ps.BSP(), ps.SSP(1), ps.SSP(3)):
+        run = plots.watch_clocks(rule, plots.PACES[pace], end_s=end_s)
+        half = [sum(end_s / 2 < i.done_s <= end_s for i in run.of[w]) for w in run.ranks]
+        late.append(half[0])
+    assert max(late) - min(late) <= 1  # in the second half, worker 1 is no faster with any bound
+    free = plots.watch_clocks(ps.ASP(), plots.PACES[pace], end_s=end_s)
+    assert sum(i.done_s > end_s / 2 for i in free.of[1]) > 1.8 * max(late)
+
+
+def test_the_bound_is_kept_and_reached_and_each_step_of_it_saves_one_clock_once(
+    prose: str, chapter: dict[str, Any]
+) -> None:
+    assert "The bound is kept, and it is reached" in prose
+    assert "0.04 s, the time that the slow worker takes for one clock, once" in prose
+
+    def one_slow(worker: int, step: int) -> float:
+        return 0.04 if worker == 3 else 0.02
+
+    servers = [simulate(chapter["clocks_only"], rule, 20, one_slow, trace=False,
+                        network=chapter["cluster"](5)).values[0]
+               for rule in (ps.BSP(), *map(ps.SSP, range(6)))]
+    assert [max(server.ahead) for server in servers] == [0, 0, 1, 2, 3, 4, 5]
+    waited = [server.waits[1] for server in servers[1:]]
+    assert waited[0] == servers[0].waits[1]
+    assert -np.diff(waited) == pytest.approx([0.04] * 5, abs=0.002)
+
+
+def test_against_time_who_waits_less_is_ahead_and_against_gradients_nobody_is(
+    prose: str, chapter: dict[str, Any]
+) -> None:
+    assert "ASP has done with its 240 gradients when BSP is halfway" in prose
+    assert "Against gradients they lie on top of each other" in prose
+    ends, finals = {}, {}
+    for rule, lr in ((ps.BSP(), 0.8), (ps.SSP(2), 0.1), (ps.ASP(), 0.1)):
+        runs = [simulate(chapter["train"], rule, ps.SGD(lr), 240, seed, False, trace=False,
+                         network=chapter["cluster"](8)) for seed in range(3)]
+        ends[rule] = np.median([run.elapsed_s for run in runs])
+        finals[rule] = np.median([run.values[1][0] for run in runs])
+    bsp, ssp, asp = ends.values()
+    assert asp < ssp < bsp
+    assert asp / bsp == pytest.approx(0.5, abs=0.12)
+    assert max(finals.values()) < 1.2 * min(finals.values())
+
+
+@pytest.mark.parametrize("n", [1, 4, 8, 16])
+def test_the_staleness_of_n_softsync_is_close_to_n_and_a_little_below(
+    prose: str, chapter: dict[str, Any], n: int
+) -> None:
+    assert "The mean is close to n, and a little below it" in prose
+    assert "1-softsync makes as many updates as BSP" in prose
+
+    def equal(worker: int, step: int) -> float:
+        return 0.02 * math.exp(0.2 * math.sin(37 * worker + step))
+
+    server = simulate(chapter["clocks_only"], ps.SoftSync(n), 30, equal, trace=False,
+                      network=chapter["cluster"](16)).values[0]
+    assert n * (1 - 1 / 16) == pytest.approx(server.mean_staleness, rel=0.1)
+    assert server.mean_staleness < n
+    assert server.updates == 30 * n
+
+
+def test_the_largest_stable_step_is_that_of_the_recursion(
+    prose: str, chapter: dict[str, Any]
+) -> None:
+    """The formula of section 7 against the recursion itself, iterated: with L = 1, alone = 2."""
+    assert "It dies out, rather than swinging higher and higher" in prose
+
+    def end(step: float, delay: int) -> float:
+        w = [1.0] * (delay + 1)
+        for _ in range(4000):
+            w.append(w[-1] - step * w[-1 - delay])
+        return max(map(abs, w[-50:]))
+
+    for delay in (0, 1, 2, 7, 15):
+        limit = chapter["largest_step"](delay, alone=2.0)
+        assert end(0.97 * limit, delay) < 1 < end(1.03 * limit, delay)
+    assert "about π/(2τL)" in prose
+    assert chapter["largest_step"](200, 2.0) == pytest.approx(math.pi / 2 / 200, rel=0.01)
+    share = chapter["largest_step"](15) / chapter["largest_step"](0)
+    assert share == pytest.approx(1 / 20, rel=0.03)  # "staleness 15 allows a twentieth of the step"
+
+
+def test_asynchronous_training_converges_with_small_steps_and_not_with_large_ones(
+    prose: str, chapter: dict[str, Any], losses: Any
+) -> None:
+    assert "With small steps staleness is hardly seen" in prose
+    alone = losses(ps.SGD(0.05), 1)
+    assert losses(ps.SGD(0.05), 8) < 1.1 * alone
+    assert losses(ps.SGD(0.05), 16) < 1.1 * alone
+    assert "With large steps it is a cliff" in prose
+    assert losses(ps.SGD(0.2), 1) < 0.4
+    assert losses(ps.SGD(0.2), 16) > 4.0
+    assert "The parabola predicts the cliffs within a factor of two" in prose
+    for workers, fine, gone in ((8, 0.2, 0.3), (16, 0.1, 0.16)):
+        limit = chapter["largest_step"](workers - 1)
+        assert losses(ps.SGD(fine), workers) < 1.0 < losses(ps.SGD(gone), workers)
+        assert limit / 2 < fine < gone < 2 * limit
+    assert "its best loss here, at 0.8, is out of reach for 16 workers" in prose
+    assert losses(ps.SGD(0.8), 1) < 0.3 * losses(ps.SGD(0.1), 16)
+
+
+def test_staleness_aware_steps_never_fall_off_and_compensation_moves_the_cliff(
+    prose: str, losses: Any
+) -> None:
+    assert "Staleness-aware training never falls off the cliff" in prose
+    assert losses(ps.StalenessAwareSGD(0.8), 8) < 0.6 < 4.0 < losses(ps.SGD(0.4), 8)
+    assert losses(ps.StalenessAwareSGD(0.1), 8) > 2 * losses(ps.SGD(0.1), 8)
+    assert "follows plain SGD while steps are small" in prose
+    assert losses(ps.DCASGD(0.2, 32.0), 8) == pytest.approx(losses(ps.SGD(0.2), 8), rel=0.1)
+    assert "moves the cliff to the right. It doesn't remove it" in prose
+    assert losses(ps.DCASGD(0.3, 32.0), 8) < 1.0 < 4.0 < losses(ps.SGD(0.3), 8)
+    assert losses(ps.DCASGD(0.4, 32.0), 8) > 4.0
+
+
+def test_waiting_for_nine_of_ten(prose: str, chapter: dict[str, Any]) -> None:
+    assert "makes a clock a third shorter, and costs one gradient in twenty" in prose
+    clock_s, lost = [], []
+    for rule in (ps.BSP(), ps.Quorum(0.9)):
+        result = simulate(chapter["clocks_only"], rule, 60, trace=False,
+                          network=chapter["cluster"](10))
+        server = result.values[0]
+        clock_s.append(result.elapsed_s / server.closed)
+        lost.append(server.dropped / (server.dropped + sum(server.staleness.values())))
+    assert 1 - clock_s[1] / clock_s[0] == pytest.approx(1 / 3, abs=0.05)
+    assert lost == [0, pytest.approx(1 / 20, abs=0.01)]
+    assert "A quorum of 90 % is the same thing, said as a share" in prose
+    for workers in (1, 5, 9, 10, 20, 100):
+        late = workers - ps.Quorum(0.9).quorum(workers)
+        assert ps.BackupWorkers(late).quorum(workers) == ps.Quorum(0.9).quorum(workers)
+
+
+def test_what_only_the_slowest_knows_is_lost(prose: str, chapter: dict[str, Any]) -> None:
+    assert "it is always the slowest, and with it all that only the slowest knows" in prose
+    nines = chapter["test"].y == 9
+    accuracy = []
+    for rule in (ps.BSP(), ps.Quorum(0.9)):
+        weights = simulate(chapter["one_digit_each"], rule, trace=False,
+                           network=chapter["cluster"](10)).values[1]
+        accuracy.append(chapter["model"].accuracy(weights, chapter["test"].x[nines],
+                                                  chapter["test"].y[nines]))
+    assert accuracy[0] > 0.9
+    assert accuracy[1] < 0.05
+
+
+def test_talking_less(prose: str, chapter: dict[str, Any]) -> None:
+    assert "sends a twelfth of the bytes" in prose
+    data = chapter["data"]
+    mixed = [data.shard(worker, 8) for worker in range(8)]
+    rows = data.y.argsort(stable=True).tensor_split(8)
+    by_digit = [type(data)(data.x[each], data.y[each]) for each in rows]
+    assert '"Sorted" gives each worker two or three digits only' in prose
+    assert {len(set(shard.y.tolist())) for shard in by_digit} == {2, 3}
+
+    def run(shards: Any, local: int) -> tuple[int, float]:
+        server, loss, *_ = simulate(chapter["federated"], shards, local, trace=False,
+                                    network=chapter["cluster"](8)).values
+        return server.received_bytes + server.sent_bytes, loss
+
+    often, seldom, apart = run(mixed, 1), run(mixed, 16), run(by_digit, 16)
+    assert often[0] / seldom[0] == pytest.approx(12, abs=1.5)
+    assert seldom[1] < 1.2 * often[1]
+    assert apart[1] > 3 * seldom[1]
+
+
+def test_who_gets_how_far_after_a_death(prose: str, chapter: dict[str, Any]) -> None:
+    assert "BSP stops at once, SSP two clocks later" in prose
+    assert "one backup worker replaces the dead one, and ASP never noticed it" in prose
+    reached = {}
+    for rule in (ps.BSP(), ps.SSP(2), ps.BackupWorkers(1), ps.ASP()):
+        chapter["done"].clear()
+        with pytest.raises(Deadlock):
+            simulate(chapter["dies"], rule, network=chapter["cluster"](3))
+        reached[rule] = chapter["done"][1]
+    assert list(reached.values()) == [5, 7, 10, 10]

@@ -1,0 +1,227 @@
+"""What chapter 09 says in prose is true; each sentence is looked up there, then recomputed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+from dtlab import Comm, cost, ps, simulate
+from dtlab.collectives import all_reduce
+from dtlab.plots import replica_run
+from dtlab.plots.replica_run import FAR, LEASE_S, MASTER, NEAR
+from dtlab.ps.partition import Spec
+from dtlab.topology import uniform
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09_server_dies.ipynb", as_version=4)
+KEYS = {f"key{number}": Spec((100,), torch.float32) for number in range(4000)}
+
+
+@pytest.fixture(scope="module")
+def prose() -> str:
+    """The text of the chapter, line breaks and emphasis removed."""
+    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text.replace("*", ""))
+
+
+def cell(cell_id: str) -> str:
+    """The source of a code cell."""
+    return str(next(c.source for c in NOTEBOOK.cells if c.id == cell_id))
+
+
+@pytest.fixture(scope="module")
+def chapter() -> dict[str, Any]:
+    """What the cells that only define things define."""
+    space: dict[str, Any] = {}
+    for name in ("setup", "zipf", "hot-readers", "every-body", "again-toy"):
+        exec(cell(name), space)
+    exec(cell("hot-loads").split("\n\nhot = ")[0], space)
+    return space
+
+
+def homes(partition: ps.Partition, servers: int) -> dict[Any, int]:
+    return {key: pieces[0][0] for key, pieces in partition.place(KEYS, range(servers)).items()}
+
+
+def test_the_hottest_word_is_more_than_a_servers_share(prose: str) -> None:
+    assert "One word alone draws 13 % of all reads, more than a server's fair share of" in prose
+    chance = 1 / np.arange(1, 1001)
+    share = chance[0] / chance.sum()
+    assert round(share, 2) == 0.13
+    assert share > 1 / 8
+
+
+def test_replicas_relieve_the_hot_server(prose: str, chapter: dict[str, Any]) -> None:
+    assert "The busiest server has 1.7 times its share" in prose
+    assert "With four, the busiest server is within a tenth or so of the mean" in prose
+    busiest = []
+    for replicas in (0, 1, 3):
+        loads = chapter["loads"](replicas)
+        assert sum(loads) == 8 * 250
+        busiest.append(max(loads) / 250)
+    assert round(busiest[0], 1) == 1.7
+    assert busiest[0] > busiest[1] > busiest[2]
+    assert busiest[2] < 1.15
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 4, 7, 8, 12, 16])
+def test_a_newcomer_moves_n_in_n_plus_1_by_mod_and_1_in_n_plus_1_by_the_ring(
+    prose: str, servers: int
+) -> None:
+    assert "In general n/(n+1) of the keys" in prose
+    assert "about 1/(n+1), and nothing between the others" in prose
+    for partition, wanted in ((ps.Hash(), servers / (servers + 1)),
+                              (ps.ConsistentHash(256), 1 / (servers + 1))):
+        before, after = homes(partition, servers), homes(partition, servers + 1)
+        moved = [key for key in KEYS if before[key] != after[key]]
+        assert len(moved) / len(KEYS) == pytest.approx(wanted, abs=0.035)
+        if isinstance(partition, ps.ConsistentHash):
+            assert {after[key] for key in moved} == {servers}
+
+
+def test_four_in_twenty_hashes_stay(prose: str) -> None:
+    assert "just 4 leave the same remainder by 4 and by 5: four fifths move" in prose
+    assert sum(h % 4 == h % 5 for h in range(20)) == 4
+
+
+@pytest.mark.parametrize("vnodes", [4, 16, 64, 256])
+def test_shares_scatter_by_about_one_over_the_root_of_v(prose: str, vnodes: int) -> None:
+    from dtlab.plots.ring import arc_shares
+
+    assert "With v points each, shares scatter by about 1/√v" in prose
+    scatter = np.std(np.array(arc_shares(16, vnodes)) * 16)
+    assert 0.5 / math.sqrt(vnodes) < scatter < 1.7 / math.sqrt(vnodes)
+
+
+def test_a_chain_and_a_waiting_leader_take_as_long_and_answering_at_once_half(prose: str) -> None:
+    assert "take about equally long here" in prose
+    assert "Answering at once takes half of the time" in prose
+    median = []
+    for rule in (ps.Chain(), ps.Leader(), ps.Leader(sync=False)):
+        waits = sorted(told.told_s - told.asked_s for told in replica_run(rule).told)
+        median.append(waits[len(waits) // 2])
+    assert median[0] == pytest.approx(median[1], rel=0.05)
+    assert median[2] == pytest.approx(median[0] / 2, rel=0.05)
+
+
+def test_the_leader_sends_a_push_to_every_follower_and_a_copy_of_a_chain_once(prose: str) -> None:
+    assert "it sends the push to every follower, while each copy of a chain sends it once" in prose
+    for rule, most in ((ps.Chain(), 1), (ps.Leader(), 2)):
+        sent = [copy.sent_bytes for copy in replica_run(rule).values[:3]]
+        assert sent[0] >= 20 * 4 * most
+        assert sent[0] < 20 * 4 * (most + 0.5)
+
+
+def test_the_death_in_the_still(prose: str) -> None:
+    assert "Copy 0 falls silent at 33 ms" in prose
+    assert "a worker waited for 36 ms, somewhat more than a lease" in prose
+    run = replica_run(ps.Chain(), victim=0, event=60)
+    assert round(run.died_s * 1e3) == 33
+    assert round(run.longest_s * 1e3) == 36
+    assert run.longest_s > LEASE_S
+    assert run.acknowledged == run.counted == 20
+    assert run.chronicle.dead[0] > run.died_s + LEASE_S - LEASE_S / 3
+    assert run.chronicle.terms[1].from_s >= run.chronicle.terms[0].until_s
+
+
+@pytest.mark.parametrize("rule", [ps.Chain(), ps.Leader(), ps.Leader(sync=False)], ids=repr)
+def test_every_moment(prose: str, chapter: dict[str, Any], rule: ps.Replication) -> None:
+    assert "not one acknowledged push is lost, and none counts twice" in prose
+    assert "loses a push if it dies in the short while between its answer and its" in prose
+    assert "Its followers may die as they like" in prose
+    for victim in range(3):
+        counted: Counter[float] = Counter()
+        for event in range(1000):
+            values = simulate(chapter["three_pushes"], rule, network=uniform(5, 1e-5, 1e9),
+                              trace=False, crash={victim: event}).values
+            counted[values[4]] += 1
+            if values[victim] is not None:
+                break
+        assert counted.total() > 30
+        if rule.strong or victim > 0:
+            assert set(counted) == {3}
+        else:
+            assert set(counted) == {2, 3}
+            assert counted[2] < counted[3] / 10
+
+
+def test_more_than_four_hundred_deaths(prose: str) -> None:
+    assert "More than four hundred deaths" in prose
+    (table,) = [c.outputs[0].text for c in NOTEBOOK.cells if c.id == "every-table"]
+    moments = [int(n) for n in re.findall(r"(\d+) moments", table)]
+    assert len(moments) == 9
+    assert sum(moments) - 9 > 400  # the last of each is a run that it outlives
+
+
+def test_a_cut_makes_the_strong_refuse_and_the_weak_differ(prose: str) -> None:
+    assert "strong consistency may make the servers unavailable is true" in prose
+    assert "one reads 8 and the other 11, and only 6 of these pushes are the same" in prose
+    for rule in (ps.Chain(), ps.Leader()):
+        run = replica_run(rule, cut_s=0.05, healed_s=0.1, look=True)
+        assert run.refused > 0
+        assert run.lost == 0
+    run = replica_run(ps.Leader(sync=False), cut_s=0.05, healed_s=0.1, look=True)
+    near, far = ([t.weight for t in run.values[worker].told if t.told_s <= 0.1]
+                 for worker in (NEAR, FAR))
+    assert (far[-1], near[-1]) == (8, 11)
+    common = [t for t in run.told if t.told_s <= 0.05]
+    assert len(common) == 6
+    assert run.lost == 5
+    assert "worker 5's weight goes back" in prose
+    weights = [t.weight for t in run.values[NEAR].told]
+    assert any(b < a for a, b in pairwise(weights) if a and b)
+    assert run.values[MASTER].overlaps() == []
+
+
+def test_a_push_without_a_number_counts_twice(prose: str, chapter: dict[str, Any]) -> None:
+    assert "Without numbers a push counted twice" in prose
+    for numbered, total in ((False, 4), (True, 3)):
+        assert simulate(chapter["impatient"], numbered,
+                        network=uniform(2, 1e-4, 1e9)).values[0] == total
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_any_ranks_death_stalls_an_all_reduce(prose: str, victim: int) -> None:
+    from dtlab import Deadlock
+
+    assert "Any rank's death stalls it" in prose
+    for event in (0, 3, 11):
+        with pytest.raises(Deadlock):
+            simulate(lambda comm: [all_reduce(comm, torch.ones(8)) for _ in range(10)],
+                     network=uniform(4, 1e-5, 1e9), crash={victim: event})
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 13])
+def test_it_removes_the_hot_spot(prose: str, workers: int) -> None:
+    assert "What it removes is the hot spot" in prose
+
+    def one_server(comm: Comm) -> None:
+        ps.aggregate(comm, torch.empty(1000 * 13, device="meta"), "on_cpu")
+
+    def ring(comm: Comm) -> None:
+        all_reduce(comm, torch.empty(1000 * 13, device="meta"), algorithm="ring")
+
+    def busiest(fn: Any, ranks: int) -> float:
+        trace = simulate(fn, network=uniform(ranks, 0, 1e9)).trace
+        return max(trace.sent_bytes(rank) for rank in range(ranks)) / 52_000
+
+    assert busiest(one_server, workers + 1) == workers
+    assert busiest(ring, workers) == pytest.approx(2 * (workers - 1) / workers, rel=0.01)
+    assert cost.rounds("all_reduce", "ring", workers, 4000) == 2 * (workers - 1)
+
+
+def test_a_pull_never_goes_back_and_a_peek_may(prose: str) -> None:
+    assert "it reads a number from one copy and then a smaller one from another" in prose
+    (printed,) = [c.outputs[0].text for c in NOTEBOOK.cells if c.id == "breaks-stale"]
+    peek, pull = printed.splitlines()
+    assert re.search(r"backwards: (\d+) → (\d+)", peek)
+    assert pull.endswith("backwards: never")
