@@ -220,14 +220,12 @@ class SimComm(Comm):
         self._meetings += 1
         meeting = self._engine.meetings.setdefault(key, {})
         meeting[self.rank] = (value, self._strand)
-        if len(meeting) < self.size:
-            self._strand.waits_for = "split"
-            self._strand.pause()
-        else:
+        if len(meeting) == self.size:
             del self._engine.meetings[key]
-            for rank, (_, strand) in sorted(meeting.items()):
-                if rank != self.rank:
-                    self._engine.wake(strand)
+            for _, (_, strand) in sorted(meeting.items()):  # all go on in order of their ranks
+                self._engine.wake(strand)
+        self._strand.waits_for = "split"
+        self._strand.pause()
         return [meeting[rank][0] for rank in range(self.size)]
 
     def _subgroup(self, ranks: Sequence[int], context: int) -> SimComm:
