@@ -148,28 +148,48 @@ class Mail:
         seconds. One whose sender dies halfway, or is cut off, holds up none but that sender's; so
         each has a line of its own."""
         if not self._lines:
-            self._lines = {src: Line(self.comm, src)
-                           for src in range(self.comm.size) if src != self.comm.rank}
+            for src in range(self.comm.size):
+                if src != self.comm.rank:
+                    self._new_line(src)
         until_s = self.comm.now() + seconds
         while True:
             for src, line in list(self._lines.items()):
                 while all(arrived(work) for work in line.works):
                     if not self._has_come(src, line):
                         break
-                    if line.letter is None and line.inbox[0] is None:  # the wires had a line too
-                        line = self._lines[src] = Line(self.comm, src)
-                    elif line.letter is None:
-                        _, line.letter = self._opened(src, line.inbox[0])
-                        line.works = line.letter.works
-                    else:
+                    if line.letter is not None:
                         found = self._read(line.letter)
-                        del self._lines[src]  # the others' turn comes first
-                        self._lines[src] = Line(self.comm, src)
+                        self._new_line(src)
                         return found
+                    if line.inbox[0] is None:  # the wires had a line too
+                        self._new_line(src)
+                    else:
+                        self._open_line(src, line)
+                    if src not in self._lines:
+                        break
+                    line = self._lines[src]
             waiting = [work for line in self._lines.values() for work in line.works
                        if not arrived(work)]
             if not wait_any(self.comm, waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
+
+    def _new_line(self, src: int) -> None:
+        """A line for the next letter of `src`, behind the others' lines; none if it has died."""
+        self._lines.pop(src, None)
+        if src not in self.dead:
+            try:
+                self._lines[src] = Line(self.comm, src)
+            except RuntimeError:  # its connection has broken, which we have not been told yet
+                self.dead.add(src)
+
+    def _open_line(self, src: int, line: Line) -> None:
+        """Make room for the wires of the letter that has come; no line if its sender has died."""
+        try:
+            _, line.letter = self._opened(src, line.inbox[0])
+            line.works = line.letter.works
+        except RuntimeError:
+            self.dead.add(src)
+            del self._lines[src]
 
     def _has_come(self, src: int, line: Line) -> bool:
         """Is it here? Else its sender has died; then nothing will come from it any more."""

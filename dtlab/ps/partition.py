@@ -63,7 +63,7 @@ class Range(Partition):
     """
 
     def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
-        total = sum(spec.units * spec.width for spec in specs.values())
+        total = sum(spec.units * max(spec.width, 1) for spec in specs.values())
         cuts = [total * i // len(servers) for i in range(len(servers) + 1)]
         placement, begin = {}, 0
         for key, spec in specs.items():
@@ -73,7 +73,7 @@ class Range(Partition):
             pieces = [(server, range(edges[i], edges[i + 1])) for i, server in enumerate(servers)]
             placement[key] = [piece for piece in pieces if len(piece[1])] or [(servers[0],
                                                                               range(0))]
-            begin += spec.units * spec.width
+            begin += spec.units * width
         return placement
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtlab import Comm, ConfigError, ps, run, simulate
@@ -38,6 +38,7 @@ shapes = st.lists(st.integers(0, 9), max_size=2).map(tuple)
 
 @given(partition=st.sampled_from(PARTITIONS), servers=st.integers(1, 9),
        given_shapes=st.lists(st.tuples(shapes, st.booleans()), max_size=6))
+@example(partition=ps.Range(), servers=1, given_shapes=[((1, 0), True)])
 def test_every_unit_is_on_exactly_one_server(
     partition: ps.Partition, servers: int, given_shapes: list[tuple[tuple[int, ...], bool]]
 ) -> None:
