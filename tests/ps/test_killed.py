@@ -44,7 +44,7 @@ def test_a_server_is_killed_and_training_ends_without_loss(
 ) -> None:
     try:
         result = run(train, victim, rule, ranks=6, may_die=range(SERVERS))
-    except RunTimeout as hang:  # seen in about one of twenty runs on a busy machine, never on idle
+    except RunTimeout as hang:  # seen twice, in chapter 09; the reason is not found yet
         pytest.xfail(f"known defect: the run did not go on after the kill: {hang}")
     assert result.values[victim] is None
     lowest, highest = zip(*[value[:2] for value in result.values[SERVERS + 1 :]], strict=True)
