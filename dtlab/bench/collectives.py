@@ -18,8 +18,9 @@ from dtlab.errors import ConfigError
 from dtlab.processes import run
 
 TORCH = "torch"  # the peer's name in the rows
-SMALL_BYTES = 256 << 10  # up to here, a single call is too short to be timed on its own
-CALLS_TOGETHER = 10
+IN_A_ROW = 20  # calls timed together, as in nccl-tests; fewer where that would take long:
+IN_A_ROW_BYTES = 32 << 20
+WARM_UP = 4  # for so many in a row, one before them isn't timed: it shows whose turn it was before
 
 
 class Row(NamedTuple):
@@ -47,7 +48,7 @@ def measure(
     """Time every algorithm (or those named) and torch's own, in one run, taking turns.
 
     Nothing is traced. A repetition's time is that of the slowest rank, from the moment it left a
-    barrier; short calls are timed ten in a row.
+    barrier; calls are timed `IN_A_ROW`, long ones fewer.
     """
     names = list(algorithms) or list(ALGORITHMS.get(collective, {}))
     for name in names or [""]:
@@ -87,11 +88,13 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
     if collective in PEERS:
         count = elements(collective, comm.size, nbytes, dtype)
         contestants[TORCH] = PEERS[collective](torch.zeros(count, dtype=dtype), comm.size)
-    together = CALLS_TOGETHER if nbytes <= SMALL_BYTES else 1
+    together = min(IN_A_ROW, max(1, IN_A_ROW_BYTES // max(nbytes, 1)))
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-2, repeats):  # two turns to warm up
         for name, call in contestants.items():
             dist.barrier()
+            for _ in range(together // WARM_UP):
+                call()
             begun = time.perf_counter()
             for _ in range(together):
                 call()

@@ -69,7 +69,7 @@ def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     """In place: p chunks travel round the ring, first to be summed up, then to be handed out.
 
     Before: rank r holds x_r. Halfway: rank r holds the complete chunk r+1. After: all of it.
-    Memory: one chunk. Cost: 2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ: no rank ever sends more than
+    Memory: two chunks. Cost: 2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ: no rank ever sends more than
     the least that any algorithm must. Source: Patarasuk & Yuan 2009.
     """
     chunks = cut(x, comm.size)

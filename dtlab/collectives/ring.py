@@ -11,23 +11,22 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op
+from dtlab.relay import relay
 
 
 def reduce_scatter_(comm: Comm, chunks: Sequence[torch.Tensor], op: Op = "sum") -> None:
     """In place. Before: rank r holds its summand of every chunk. After: rank r has all of r+1.
 
-    Each chunk gathers one summand a step. Memory: one chunk. Cost: (p−1)(α + c(β + γ)), c bytes in
+    Each chunk gathers one summand a step. Memory: two chunks. Cost: (p−1)(α + c(β + γ)), c bytes in
     the largest chunk.
     """
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
-    inbox = comm.scratch(chunks[0])
-    small = chunks[-1].numel()
-    room = {small: inbox[:small], inbox.numel(): inbox}  # chunks have no other sizes
-    for step in range(p - 1):
-        leaving, staying = chunks[(me - step) % p], chunks[(me - step - 1) % p]
-        summand = room[staying.numel()]
-        comm.sendrecv(leaving, right, summand, left)
+    inboxes = comm.scratch(chunks[0], rows=2).unbind()
+    steps = [(chunks[(me - step) % p], chunks[(me - step - 1) % p]) for step in range(p - 1)]
+    moves = ((leaving, inboxes[step % 2][: staying.numel()])
+             for step, (leaving, staying) in enumerate(steps))
+    for (_, staying), summand in zip(steps, relay(comm, moves, right, left), strict=True):
         comm.accumulate_(staying, summand, op)
 
 
@@ -38,9 +37,9 @@ def all_gather_(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
     """
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
-    for step in range(p - 1):
-        leaving, arriving = chunks[(me + 1 - step) % p], chunks[(me - step) % p]
-        comm.sendrecv(leaving, right, arriving, left)
+    moves = ((chunks[(me + 1 - step) % p], chunks[(me - step) % p]) for step in range(p - 1))
+    for _ in relay(comm, moves, right, left):
+        pass  # it has come to where it belongs
 
 
 def one_back(chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.machine import Machine
+from dtlab.relay import Moves, relay
 
 
 class View(Comm):
@@ -44,6 +45,9 @@ class View(Comm):
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         origin = None if src is None else self.members[src]
         self.whole.sendrecv(out, self.members[dst], into, origin)
+
+    def relay(self, moves: Moves, dst: int, src: int) -> Iterator[torch.Tensor]:
+        return relay(self.whole, moves, self.members[dst], self.members[src])
 
     def scratch(self, like: torch.Tensor, use: str = "inbox", rows: int = 0) -> torch.Tensor:
         return self.whole.scratch(like, use, rows)

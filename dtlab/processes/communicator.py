@@ -20,11 +20,12 @@ from dtlab.errors import ConfigError
 from dtlab.matching import describe
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.lane import NOTHING, Lane, Way, is_direct, is_plain, move_all
+from dtlab.processes.lane import Lane, Way, is_plain, move_all, room_of, wire_of
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
 from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
+from dtlab.relay import Moves, one_by_one
 
 _SCRATCH_BYTES = 64 << 20  # keep no more than this
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
@@ -40,8 +41,8 @@ class GlooComm(Comm):
         self.tag = _TAG + context
         self.sent = [0] * self.size  # messages posted so far, by peer
         self.received = [0] * self.size
-        self._outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
-        self._incoming: dict[int, Pair] = {}
+        self.outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
+        self.incoming: dict[int, Pair] = {}
         self._ways: dict[tuple[int, bool], Way] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
@@ -103,16 +104,26 @@ class GlooComm(Comm):
         ints = dst.__class__ is int is src.__class__  # else the long way says what is wrong
         if ints and self._on_cpu and is_plain(out) and is_plain(into):
             assert src is not None
-            lane = self._lanes.get((dst, src))
-            if lane is None:
-                lane = self._lanes[dst, src] = Lane(self, dst, src)
-            lane.exchange(out, into)
+            self._lane(dst, src).exchange(out, into)
         else:
             super().sendrecv(out, dst, into, src)
+
+    def relay(self, moves: Moves, dst: int, src: int) -> Iterator[torch.Tensor]:
+        """See `dtlab.relay`."""
+        moves = list(moves)
+        if moves and self._on_cpu and all(is_plain(a) and is_plain(b) for a, b in moves):
+            return self._lane(dst, src).relay(moves)
+        return one_by_one(self, moves, dst, src)
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         """See `dtlab.patience`."""
         return self._bell.wait_any(works, seconds)
+
+    def _lane(self, dst: int, src: int) -> Lane:
+        lane = self._lanes.get((dst, src))
+        if lane is None:
+            lane = self._lanes[dst, src] = Lane(self, dst, src)
+        return lane
 
     def way(self, peer: int, sends: bool) -> Way:
         """The short way to rank `peer`, or (not `sends`) from it."""
@@ -148,7 +159,7 @@ class GlooComm(Comm):
         payload = None
         if isinstance(x, torch.Tensor):
             nbytes = x.nbytes
-            wire = _wire(x)
+            wire = wire_of(x)
         else:
             wire, payload, nbytes, tag = self._frame(x)
         message = Message(self, True, dst, wire, None, nbytes)
@@ -171,7 +182,7 @@ class GlooComm(Comm):
             wire = torch.empty(FRAME_BYTES, dtype=torch.uint8)
         else:
             nbytes = x.nbytes
-            wire = _room(x)
+            wire = room_of(x)
         message = Message(self, False, ANYONE if src is None else src, wire, x, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
@@ -219,10 +230,10 @@ class GlooComm(Comm):
         """Rank `dst` is about to be sent its next message. Raises `ShapeMismatch`."""
         board, number, to = self.end.board, self.sent[dst], self.members[dst]
         assert board is not None
-        pair = self._outgoing.get(dst)
+        pair = self.outgoing.get(dst)
         if pair is None:
             pair = Pair(board, self.end.rank, to, False, self.context)
-            self._outgoing[dst] = pair
+            self.outgoing[dst] = pair
         if pair.announce(number, header) or not pair.anyone_waits():
             return
         # It may meet a receive from anyone, if nothing else is on its way there; nor was just now,
@@ -238,21 +249,21 @@ class GlooComm(Comm):
 
     def announce_recv(self, src: int, header: Announced) -> None:
         """The next message of rank `src` is about to be received. Raises `ShapeMismatch`."""
-        pair = self._incoming.get(src)
+        pair = self.incoming.get(src)
         if pair is None:
             assert self.end.board is not None
             pair = Pair(self.end.board, self.members[src], self.end.rank, True, self.context)
-            self._incoming[src] = pair
+            self.incoming[src] = pair
         # With receives from anyone about, which message this one gets is not certain.
         pair.announce(self.received[src], NO_HEADER if self._anyone else header)
 
     def withdraw_send(self, dst: int) -> None:
         """The send that was announced last is not posted after all."""
-        self._outgoing[dst].withdraw(self.sent[dst])
+        self.outgoing[dst].withdraw(self.sent[dst])
 
     def withdraw_recv(self, src: int) -> None:
         """The receive that was announced last is not posted after all."""
-        self._incoming[src].withdraw(self.received[src])
+        self.incoming[src].withdraw(self.received[src])
 
     def _announce_recv_anyone(self, message: Message, header: Announced) -> None:
         """`message` is about to be received from whoever comes. Raises `ShapeMismatch`."""
@@ -334,17 +345,3 @@ class GlooComm(Comm):
 
     def _next_context(self) -> int:
         return self.end.next_context
-
-
-def _wire(x: torch.Tensor) -> torch.Tensor:
-    """What Gloo sends for `x`: its memory, or a copy that Gloo can read."""
-    if not x.nbytes:
-        return NOTHING
-    return x if is_direct(x) else x.detach().cpu().resolve_conj().resolve_neg().contiguous()
-
-
-def _room(x: torch.Tensor) -> torch.Tensor:
-    """Where Gloo may write what `x` is to hold."""
-    if not x.nbytes:
-        return NOTHING
-    return x if is_direct(x) else torch.empty(x.shape, dtype=x.dtype)

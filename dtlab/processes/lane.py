@@ -9,7 +9,7 @@ what a neighbour has to do with it stands ready: in a `Way` to or from it, in a 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +37,20 @@ def is_plain(x: Any) -> bool:
     )
 
 
+def wire_of(x: torch.Tensor) -> torch.Tensor:
+    """What Gloo sends for `x`: its memory, or a copy that Gloo can read."""
+    if not x.nbytes:
+        return NOTHING
+    return x if is_direct(x) else x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def room_of(x: torch.Tensor) -> torch.Tensor:
+    """Where Gloo may write what `x` is to hold."""
+    if not x.nbytes:
+        return NOTHING
+    return x if is_direct(x) else torch.empty(x.shape, dtype=x.dtype)
+
+
 class Way:
     """Messages to rank `peer`, or (not `sends`) from it, one at a time."""
 
@@ -45,6 +59,7 @@ class Way:
         self._comm, self._peer, self.sends = comm, peer, sends
         self.world = comm.members[peer]
         self._counts = comm.sent if sends else comm.received
+        self._pairs = comm.outgoing if sends else comm.incoming
         self._announce = comm.announce_send if sends else comm.announce_recv
         self._withdraw = comm.withdraw_send if sends else comm.withdraw_recv
         self._gloo = comm.end.group.send if sends else comm.end.group.recv
@@ -57,6 +72,13 @@ class Way:
             self._announce(self._peer, self._comm.header(x))
         self._counts[self._peer] = number + 1
         return number
+
+    def follow(self) -> None:
+        """The next message goes with the one before it: as `announce`, without a comparison."""
+        number = self._counts[self._peer]
+        if self._comm.end.board is not None:
+            self._pairs[self._peer].count(number)
+        self._counts[self._peer] = number + 1
 
     def withdraw(self) -> None:
         """The message that was announced last is not posted after all."""
@@ -157,3 +179,45 @@ class Lane:
                 (True, to, comm.context, nbytes, posted_s, sent_s, label),
                 (False, origin, comm.context, into.nbytes, posted_s, received_s, label),
             )
+
+    def relay(self, moves: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[torch.Tensor]:
+        """See `dtlab.relay`; tensors that are `is_plain`. The next receive is always posted ahead,
+        so that what comes need not wait until this rank is woken."""
+        comm, to, origin = self._comm, self._to, self._from
+        end, label, context = comm.end, comm.label, comm.context
+        there, here = comm.way(self._dst, True), comm.way(self._src, False)
+        traced = end.traced and comm.visible
+        handles: list[Any] = []
+        with end.lock:
+            number = here.announce(moves[0][1])
+            try:
+                gap = there.announce(moves[0][0]) - number
+            except Exception:
+                here.withdraw()
+                raise
+            ready_s, coming = time.perf_counter(), here.post(moves[0][1])
+        try:
+            for step, (out, into) in enumerate(moves):
+                if step:
+                    there.follow()
+                posted_s, leaving = time.perf_counter(), there.post(out)
+                arriving, begun_s = coming, ready_s
+                if step + 1 < len(moves):
+                    here.follow()
+                    ready_s, coming = posted_s, here.post(moves[step + 1][1])
+                end.waits(self._peers, label, EXCHANGE, context, out.nbytes,
+                          True, to, number + gap, False, origin, number)
+                arriving.wait()
+                received_s = time.perf_counter()
+                leaving.wait()
+                number += 1
+                handles += (leaving, arriving)
+                if traced:
+                    end.rows += (
+                        (True, to, context, out.nbytes, posted_s, time.perf_counter(), label),
+                        (False, origin, context, into.nbytes, begun_s, received_s, label),
+                    )
+                yield into
+        finally:
+            end.runs()
+            end.bury(handles, sum([out.nbytes for out, _ in moves]))

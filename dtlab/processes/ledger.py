@@ -100,6 +100,10 @@ class Pair:
             return True
         return False
 
+    def count(self, number: int) -> None:
+        """Message `number` is about to be handed to Gloo; whether it fits is known."""
+        self._words[self._mine] = self._base + number + 1
+
     def _write(self, place: int, stamp: int, header: Announced) -> None:
         """Leave `header` for the other side. As a rule it stands there already, from before."""
         at, words = self._my_headers[place], self._words
