@@ -14,6 +14,7 @@ from dtlab.ps.policy import Policy
 from dtlab.ps.replica import Replica
 from dtlab.ps.replication import Unavailable, View
 from dtlab.ps.statistics import Statistics
+
 CUT_OFF = "the leader of server {} has lost touch with the master for so long that it has ended"
 
 

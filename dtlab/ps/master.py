@@ -115,7 +115,8 @@ class Master:
         old = self._views[server]
         now, _ = self._elections.get(server, (old, {}))
         others = set(now.members) & set(old.members) - {rank, self._behind.get(server)}
-        return PATIENCE if others or rank in self._mail.dead else GIVE_UP
+        gone = self._mail.dead
+        return PATIENCE if others - gone or rank in gone else GIVE_UP
 
     def _beat(self, src: int, body: tuple[Any, ...]) -> None:
         """("beat", when it was sent, how much of the log the copy has)."""

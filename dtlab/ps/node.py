@@ -36,6 +36,8 @@ class Node:
             self._mail.room = self._room
         self._server: Server | None = None
         self._requests = Requests(self._mail, policy) if policy.replication else None
+        if policy.replication:
+            self._mail.listen()
         if comm.rank in policy.servers and not policy.replication:
             self._server = Server(comm, self._mail, policy)
         self._layout = Layout()

@@ -14,6 +14,7 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
+from dtlab.ps.master import BEATS
 from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Replication, View
 from dtlab.ps.server import Server
@@ -49,9 +50,11 @@ class Replica:
         self._last: dict[int, int] = {}  # worker → the number of its last request in the log
         self._carried: dict[int, int] = {}  # the same, of those carried out
         self._peeks: list[tuple[int, tuple[Any, ...]]] = []  # for keys that have not come yet
-        # Letters of an epoch to come, and requests as long as I don't lead.
+        # Letters of an epoch to come, and requests as long as I don't lead: whatever a worker asks
+        # of me, all that it asked before is done or stands here too.
         self._early: list[tuple[int, tuple[Any, ...], Wires]] = []
-        self._lapsed_s = math.inf  # since when I know that my lease is over
+        self._lapsed = 0  # signs of life given since my lease was over: time spent asleep is none
+        self._refused: dict[int, int] = {}  # worker → the number of its last request refused
 
     # ---- what the server writes, as if it had the letter box to itself --------------------------
 
@@ -151,7 +154,7 @@ class Replica:
         """The master has announced who lives."""
         if view.epoch <= self.view.epoch:
             return
-        self.view = view
+        self.view, self._refused = view, {}
         if self.is_member:
             self._acked, self._told, self._kept = {}, -1, None
             for place in sorted(self.log):
@@ -162,6 +165,8 @@ class Replica:
     def granted(self, until_s: float) -> None:
         """The master lets me lead, if I am the head, until `until_s`."""
         led, self.lease_end_s = self.leads, max(until_s, self.lease_end_s)
+        if self.may_lead():
+            self._lapsed = 0
         if not led:
             self._read_early()
 
@@ -188,27 +193,25 @@ class Replica:
         self.server.restore(snapshot)
         self.view = View(epoch, tuple(m for m in self.policy.copies[self.shard] if m != self.me))
         self.log, self.had, self.done, self.stable = {}, place, place, place
-        self._early, self._peeks = [], []  # workers have asked others since
         return True
 
     def lapse(self) -> None:
-        """Called now and then. A head without a lease may get one again, or another may lead; if
-        that takes longer than the workers want to wait, it tells them."""
+        """Called with each sign of life. A head without a lease may get one again, or another may
+        lead; if that takes longer than the workers want to wait, it tells them."""
         if not self.is_head or self.may_lead() or self.lease_end_s < 0:
-            self._lapsed_s = math.inf
+            self._lapsed = 0
             return
-        self._lapsed_s = min(self._lapsed_s, self.comm.now())
-        if self.comm.now() - self._lapsed_s >= self.policy.grace_s:
+        if self._lapsed * self.policy.lease_s / BEATS >= self.policy.grace_s:
             self.refuse()
+        self._lapsed += 1
 
     def refuse(self) -> None:
-        """Tell workers that what they have asked for may be done, or not. Not of a clock: nobody
-        waits for it, and it must not be lost."""
-        early, self._early = self._early, []
-        for src, body, wires in (*self.log.values(), *early):
-            if body[0] not in (*_AMONG_COPIES, "clock"):
-                self.mail.send(src, ("reply", body[1], NO_LEASE))
-        self._early = [letter for letter in early if letter[1][0] in (*_AMONG_COPIES, "clock")]
+        """Tell workers that what they asked for may be done, or not. It stays in line, for what
+        they ask next must not overtake it. Not of a clock: nobody waits for that."""
+        for src, (what, number, *_), _ in (*self.log.values(), *self._early):
+            if what not in (*_AMONG_COPIES, "clock") and number > self._refused.get(src, 0):
+                self._refused[src] = number
+                self.mail.send(src, ("reply", number, NO_LEASE))
 
     def _read_early(self) -> None:
         early, self._early = self._early, []
