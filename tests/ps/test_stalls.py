@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -175,6 +175,42 @@ def test_a_head_that_sleeps_for_longer_than_its_lease_refuses_nothing_and_loses_
             values = simulate(push_and_count, timeout=60, network=uniform(6, 1e-5, 1e9)).values
         assert values[1].clocks == {4: STEPS, 5: STEPS}
         assert values[4:] == [STEPS, STEPS]
+
+
+def test_a_worker_that_is_refused_may_ask_again_and_its_clocks_count() -> None:
+    def insists(comm: Comm) -> Any:
+        node = ps.join(comm, servers=3, replicas=2, update=ps.SGD(lr=1.0), lease_s=LEASE_S,
+                       consistency=ps.ASP(), grace_s=0.0)
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        refused = 0
+
+        def again(call: Callable[[], Any]) -> None:
+            nonlocal refused
+            while True:
+                try:
+                    call()
+                except ps.Unavailable:
+                    refused += 1
+                else:
+                    return
+
+        for _ in range(30):
+            with comm.compute("step", seconds=0.002):
+                pass
+            node.clock()
+            again(lambda: node.pull(["w"]))
+        again(node.finish)
+        return refused
+
+    refused = 0
+    for seed in range(8):
+        with sleepy(seed, 0.05, 3, range(3, 4)):  # the master
+            values = simulate(insists, timeout=60, network=uniform(6, 1e-5, 1e9)).values
+        assert values[1].clocks == {4: 30, 5: 30}
+        refused += sum(values[4:])
+    assert refused > 10
 
 
 @pytest.mark.parametrize("rule", STRONG, ids=repr)
