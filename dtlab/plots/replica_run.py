@@ -47,7 +47,7 @@ def count_pushes(comm: Comm, rule: ps.Replication, pushes: int = 10, look: bool 
     """Each push adds one to a weight that begins at 0: it says how many pushes count. `look`: read
     it after each push."""
     node = ps.join(comm, servers=3, replicas=2, replication=rule, update=ps.SGD(lr=1.0),
-                   consistency=ps.ASP(), lease_s=LEASE_S)
+                   consistency=ps.ASP(), lease_s=LEASE_S, grace_s=0.0)
     if node.is_server:
         return node.serve()
     node.init({"w": torch.zeros(1)})

@@ -9,13 +9,13 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
-from dtlab.ps.master import BEATS
+from dtlab.ps.master import BEATS, GIVE_UP
 from dtlab.ps.policy import Policy
 from dtlab.ps.replica import Replica
 from dtlab.ps.replication import Unavailable, View
 from dtlab.ps.statistics import Statistics
 
-GIVE_UP = 20  # leases without one, after which a copy that is cut off ends
+CUT_OFF = "the leader of server {} has lost touch with the master for so long that it has ended"
 
 
 def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
@@ -24,39 +24,42 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
     shard = next(server for server, copies in policy.copies.items() if comm.rank in copies)
     assert policy.replication is not None
     replica = Replica(comm, mail, policy, shard, policy.replication)
-    beat_s, heard_s = comm.now(), comm.now()
+    beat_s, unheard = comm.now(), 0  # beats since the master was heard of, however long they took
     over = False
-    while not over and comm.now() < heard_s + GIVE_UP * policy.lease_s:
+    while not over and unheard < GIVE_UP * BEATS:
         if comm.now() >= beat_s:
             mail.send(policy.master, ("beat", comm.now(), replica.had))
             beat_s = comm.now() + policy.lease_s / BEATS
+            unheard += 1
             replica.lapse()
         letter = mail.receive_within(max(beat_s - comm.now(), 0.0))
         if letter is None:
             continue
         src, body, wires, _ = letter
         if body[0] == "snapshot":
-            if replica.install(*body[1:]):
+            if replica.install(*body[2:]):
                 mail.send(policy.master, ("ready", body[1]))
         elif src == policy.master:
-            heard_s = comm.now()
+            unheard = 0
             over = _obey(replica, body, mail, policy)
         else:
             replica.dispatch(src, body, wires)
+    for worker in () if over else policy.workers:
+        mail.send(worker, ("lost", shard, CUT_OFF))
     found = replica.server.account()
     found.cut_off = not over
     return found
 
 
 def _obey(replica: Replica, body: tuple[Any, ...], mail: Mail, policy: Policy) -> bool:
-    """A letter from the master. Returns whether all is over."""
+    """A letter from the master. Returns whether all is over. "heard": no more than that."""
     if body[0] == "lease":
         replica.granted(body[1])
     elif body[0] == "elect":
         replica.promised = body[1]
         mail.send(policy.master, ("had", body[1], replica.had))
     elif body[0] == "adopt":
-        replica.adopt(body[1])
+        replica.adopt(*body[1:])
     elif body[0] == "view":
         replica.change(View(*body[2:]))
     return bool(body[0] == "over")
@@ -72,32 +75,35 @@ class Requests:
         self._open: dict[int, dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]]] = {
             server: {} for server in policy.copies}
         self.retries = 0
-        self._gone: set[int] = set()  # servers
+        self._gone: dict[int, str] = {}  # server → why nobody answers for it
 
     def send(self, server: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor]) -> None:
         """Ask `server`: the copy that leads; with ("peek", …) any, to share the load."""
         if server in self._gone:
-            self.lost(server)
+            self.lost(server, self._gone[server])
         self._open[server][body[1]] = body, wires
         self._mail.send(self._whom(server, body), body, wires)
 
-    def answered(self, number: int) -> None:
-        """Forget a request."""
-        for requests in self._open.values():
-            requests.pop(number, None)
+    def answered(self, src: int, server: int, body: tuple[Any, ...]) -> bool:
+        """Forget a request, whose answer has come from `src`; unless that is a refusal by one that
+        leads no more, for another has been asked since. Returns whether it counts."""
+        if isinstance(body[2], str) and src != self.views[server].head:
+            return False
+        del self._open[server][body[1]]
+        return True
 
     def change(self, server: int, epoch: int, members: tuple[int, ...]) -> None:
         """The master has announced the live copies of `server`."""
         self.views[server] = View(epoch, members)
+        self._gone.pop(server, None)
         for body, wires in list(self._open[server].values()):
             self.retries += 1
             self._mail.send(self._whom(server, body), body, wires)
 
-    def lost(self, server: int) -> None:
-        """All copies are gone that had what was answered."""
-        self._gone.add(server)
-        raise Unavailable(f"rank {self._mail.comm.rank}: all copies of server {server} have died, "
-                          f"or had not caught up; its keys are gone with them")
+    def lost(self, server: int, why: str) -> None:
+        """Nobody is there any more who may answer."""
+        self._gone[server] = why
+        raise Unavailable(f"rank {self._mail.comm.rank}: {why.format(server)}")
 
     def _whom(self, server: int, body: tuple[Any, ...]) -> int:
         view = self.views[server]

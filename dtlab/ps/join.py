@@ -17,6 +17,8 @@ from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Chain, Replication
 from dtlab.ps.updates import SGD, Update
 
+GRACE = 10  # leases: see `grace_s`
+
 
 def join(
     comm: Comm,
@@ -31,6 +33,7 @@ def join(
     replicas: int = 0,
     replication: Replication = Chain(),  # noqa: B008
     lease_s: float = 1.0,
+    grace_s: float | None = None,
     checkpoints: Checkpoints | None = None,
     patience_s: float | None = None,
     lost_worker: str = "stop",
@@ -47,6 +50,8 @@ def join(
         rank more serves: rank `servers`, the configuration master.
     replication: how copies keep up with each other: Chain(), Leader(sync=True).
     lease_s: a copy that is silent for longer is declared dead; seconds, virtual in the simulator.
+    grace_s: so long a leader that has lost touch with the master keeps what it is asked for; then
+        it refuses, and the worker's call raises `Unavailable`. None: 10 leases.
     checkpoints: where to keep them; None: nowhere.
     patience_s: a worker that is silent for longer, without waiting for an answer, is lost; None:
         servers wait for ever. lost_worker: "stop" (`RankDied`) or "go on" without it. For servers
@@ -76,7 +81,7 @@ def join(
     _check_losses(policy, replicas)
     if copies:
         policy = replace(policy, replication=replication, copies=copies, master=servers,
-                         lease_s=float(lease_s))
+                         lease_s=float(lease_s), grace_s=_grace(grace_s, lease_s))
     if not copies:  # letters don't mix with what others send, say once a worker has finished
         comm = comm.split(0)  # type: ignore[assignment]
     return Node(comm, policy)
@@ -115,6 +120,14 @@ def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
         raise ConfigError(f"lease_s is a time above 0 s, not {lease_s!r}")
     groups = servers // (replicas + 1)
     return {server: tuple(range(server, servers, groups)) for server in range(groups)}
+
+
+def _grace(grace_s: float | None, lease_s: float) -> float:
+    if grace_s is None:
+        return GRACE * lease_s
+    if not 0 <= grace_s < math.inf:
+        raise ConfigError(f"grace_s is a time of 0 s or more, or None, not {grace_s!r}")
+    return float(grace_s)
 
 
 def _check_kind(name: str, value: Any, kind: type[Any]) -> None:

@@ -148,9 +148,7 @@ class Mail:
         seconds. One whose sender dies halfway, or is cut off, holds up none but that sender's; so
         each has a line of its own."""
         if not self._lines:
-            for src in range(self.comm.size):
-                if src != self.comm.rank:
-                    self._new_line(src)
+            self.listen()
         until_s = self.comm.now() + seconds
         while True:
             for src, line in list(self._lines.items()):
@@ -172,6 +170,12 @@ class Mail:
                        if not arrived(work)]
             if not wait_any(self.comm, waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
+
+    def listen(self) -> None:
+        """From here on letters are read with `receive_within`, and any other node may die."""
+        for src in range(self.comm.size):
+            if src != self.comm.rank:
+                self._new_line(src)
 
     def _new_line(self, src: int) -> None:
         """A line for the next letter of `src`, behind the others' lines; none if it has died."""

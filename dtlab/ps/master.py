@@ -23,6 +23,8 @@ from dtlab.ps.replication import View
 
 PATIENCE = 1.25  # leases that a copy may be silent for
 BEATS = 3  # signs of life a lease
+GIVE_UP = 20  # leases of silence after which there is nobody: no last copy, or for it no master
+ALL_GONE = "all copies of server {} have died, or had not caught up; its keys are gone with them"
 
 
 class Term(NamedTuple):
@@ -40,6 +42,7 @@ class Return(NamedTuple):
 
     rank: int
     epoch: int  # in which it was called back
+    number: int  # of the snapshot: of an older one, not all is kept that follows it
     heard_s: float
 
 
@@ -74,6 +77,7 @@ class Master:
         # Server → who is to live, and what they have said that they had.
         self._elections: dict[int, tuple[View, dict[int, int]]] = {}
         self._returning: dict[int, Return] = {}  # by server
+        self._snapshots = 0  # asked for so far
         self._behind: dict[int, int] = {}  # server → the member that has not all that it needs
         self._needed = dict.fromkeys(self._views, 0)  # server → the place that all had at the last
         # announcement: all that was answered till then is there
@@ -83,28 +87,43 @@ class Master:
         """Until every worker has finished."""
         while self._at_work:
             letter = self._mail.receive_within(self._policy.lease_s / BEATS)
-            if letter is not None:
+            while letter is not None:  # if it is me who has been asleep, signs of life wait there
                 src, body, _, _ = letter
+                if src in self._heard:
+                    self._heard[src] = self._comm.now()
                 getattr(self, f"_{body[0]}")(src, body)
-            for rank, heard_s in list(self._heard.items()):
-                if self._is_long_ago(heard_s):
-                    self._bury(rank)
-            for server, coming in list(self._returning.items()):
-                if self._is_long_ago(coming.heard_s):
-                    self._give_up(server, coming)
+                letter = self._mail.receive_within(0.0)
+            self._look_for_the_silent()
         for rank in self._server_of:
             self._mail.send(rank, ("over",))
         return self.chronicle
 
-    def _is_long_ago(self, heard_s: float) -> bool:
-        return self._comm.now() - heard_s > PATIENCE * self._policy.lease_s
+    def _look_for_the_silent(self) -> None:
+        for rank in list(self._heard):
+            if rank in self._heard and self._is_long_ago(self._heard[rank], self._patience(rank)):
+                self._bury(rank)
+        for server, coming in list(self._returning.items()):
+            if self._is_long_ago(coming.heard_s, PATIENCE):
+                self._give_up(server, coming)
+
+    def _is_long_ago(self, heard_s: float, leases: float) -> bool:
+        return self._comm.now() - heard_s > leases * self._policy.lease_s
+
+    def _patience(self, rank: int) -> float:
+        """For how many leases `rank` may be silent: for longer if nobody else has everything."""
+        server = self._server_of[rank]
+        old = self._views[server]
+        now, _ = self._elections.get(server, (old, {}))
+        others = set(now.members) & set(old.members) - {rank, self._behind.get(server)}
+        gone = self._mail.dead
+        return PATIENCE if others - gone or rank in gone else GIVE_UP
 
     def _beat(self, src: int, body: tuple[Any, ...]) -> None:
         """("beat", when it was sent, how much of the log the copy has)."""
         if src not in self._heard:
+            self._mail.send(src, ("heard",))
             self._call_back(src)
             return
-        self._heard[src] = self._comm.now()
         server = self._server_of[src]
         if self._behind.get(server) == src and body[2] >= self._needed[server]:
             del self._behind[server]
@@ -114,32 +133,49 @@ class Master:
         self._mail.send(src, ("lease", until_s))
 
     def _call_back(self, rank: int) -> None:
-        """A copy that was declared dead lives: have it brought up to date, then count it again."""
+        """A copy that was declared dead lives: have it brought up to date, then count it again. If
+        nobody has gone on without it yet, it counts as it is."""
         server = self._server_of[rank]
         view, coming = self._views[server], self._returning.get(server)
-        if server in self._elections or server in self._behind:
+        if server in self._elections:
+            if rank in view.members:
+                self._revive(server, rank)
+            return
+        if server in self._behind:
             return
         if coming is None or coming.epoch != view.epoch:
-            self._mail.send(self._rule.answers(view), ("adopt", rank))
+            self._snapshots += 1
+            coming = Return(rank, view.epoch, self._snapshots, 0.0)
+            self._mail.send(self._rule.answers(view), ("adopt", rank, self._snapshots))
         elif coming.rank != rank:
             return  # one after the other
-        self._returning[server] = Return(rank, view.epoch, self._comm.now())
+        self._returning[server] = coming._replace(heard_s=self._comm.now())
+
+    def _revive(self, server: int, rank: int) -> None:
+        """`rank` was declared dead too soon: the election starts again with it."""
+        now, _ = self._elections[server]
+        if not now.members:
+            return  # the workers have been told that all are gone
+        self._heard[rank] = self.chronicle.back[rank] = self._comm.now()
+        old = self._views[server].members
+        living = {*now.members, rank}
+        members = tuple(member for member in (*old, *now.members) if member in living)
+        self._elect(server, View(now.epoch + 1, tuple(dict.fromkeys(members))))
 
     def _give_up(self, server: int, coming: Return) -> None:
         """It has fallen silent again: nobody need keep the log for it."""
         del self._returning[server]
         if coming.epoch == self._views[server].epoch:
-            self._mail.send(self._rule.answers(self._views[server]), ("adopt", None))
+            self._mail.send(self._rule.answers(self._views[server]), ("adopt", None, 0))
 
     def _ready(self, src: int, body: tuple[Any, ...]) -> None:
-        """("ready", epoch): it is up to date with those that lived in that epoch."""
+        """("ready", number): it has the snapshot of this number."""
         server = self._server_of[src]
         view, coming = self._views[server], self._returning.get(server)
-        if coming and server not in self._elections and coming[:2] == (src, view.epoch) \
-                and body[1] == view.epoch:
+        if coming and server not in self._elections and (coming.epoch, coming.number) == (
+                view.epoch, body[1]):
             del self._returning[server]
-            self._heard[src] = self._comm.now()
-            self.chronicle.back[src] = self._comm.now()
+            self._heard[src] = self.chronicle.back[src] = self._comm.now()
             self._elect(server, View(view.epoch + 1, (*view.members, src)))
 
     def _finish(self, src: int, body: tuple[Any, ...]) -> None:
@@ -175,7 +211,7 @@ class Master:
 
     def _lose(self, server: int) -> None:
         for worker in self._policy.workers:
-            self._mail.send(worker, ("lost", server))
+            self._mail.send(worker, ("lost", server, ALL_GONE))
 
     def _elect(self, server: int, view: View) -> None:
         """Ask who is to be of `view` how much of the log each has."""

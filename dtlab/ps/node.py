@@ -36,6 +36,8 @@ class Node:
             self._mail.room = self._room
         self._server: Server | None = None
         self._requests = Requests(self._mail, policy) if policy.replication else None
+        if policy.replication:
+            self._mail.listen()
         if comm.rank in policy.servers and not policy.replication:
             self._server = Server(comm, self._mail, policy)
         self._layout = Layout()
@@ -213,7 +215,7 @@ class Node:
     def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
               works: list[Work]) -> None:
         if body[0] == "reply":
-            self._answered(body, wires, works)
+            self._answered(src, body, wires, works)
         elif self._requests:
             getattr(self._requests, {"view": "change", "lost": "lost"}[body[0]])(*body[1:])
         else:
@@ -222,14 +224,15 @@ class Node:
                 work.wait()
             self._server.handle(src, body, wires)
 
-    def _answered(self, body: tuple[Any, ...], wires: list[torch.Tensor],
+    def _answered(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
                   works: list[Work]) -> None:
         number: int = body[1]
-        handle = self._open.pop(number, None)
+        handle = self._open.get(number)
         if handle is None:  # answered before: it was asked twice
             return
-        if self._requests:
-            self._requests.answered(number)
+        if self._requests and not self._requests.answered(src, handle.open[number][0], body):
+            return
+        del self._open[number]
         _, places = handle.open.pop(number)
         handle.more = body[2]
         if isinstance(body[2], str):

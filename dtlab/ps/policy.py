@@ -27,6 +27,7 @@ class Policy:
     copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # server → its copies
     master: int = -1  # the rank that says who lives, if there are copies
     lease_s: float = 0.0
+    grace_s: float = 0.0  # for how long a leader without a lease keeps requests, then refuses them
     checkpoints: Checkpoints | None = None
     patience_s: float | None = None
     lost_worker: str = "stop"  # "stop" | "go on"

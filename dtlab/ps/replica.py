@@ -14,11 +14,13 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
+from dtlab.ps.master import BEATS
 from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Replication, View
 from dtlab.ps.server import Server
 
 Wires = list[torch.Tensor]
+_AMONG_COPIES = ("op", "ack", "again")
 NO_LEASE = ("the server's leader has lost touch with the master and may not answer; what you asked "
             "for may be done, or not")
 
@@ -48,7 +50,11 @@ class Replica:
         self._last: dict[int, int] = {}  # worker → the number of its last request in the log
         self._carried: dict[int, int] = {}  # the same, of those carried out
         self._peeks: list[tuple[int, tuple[Any, ...]]] = []  # for keys that have not come yet
-        self._early: list[tuple[int, tuple[Any, ...], Wires]] = []  # letters of an epoch to come
+        # Letters of an epoch to come, and requests as long as I don't lead: whatever a worker asks
+        # of me, all that it asked before is done or stands here too.
+        self._early: list[tuple[int, tuple[Any, ...], Wires]] = []
+        self._lapsed = 0  # signs of life given since my lease was over: time spent asleep is none
+        self._refused: dict[int, int] = {}  # worker → the number of its last request refused
 
     # ---- what the server writes, as if it had the letter box to itself --------------------------
 
@@ -96,6 +102,17 @@ class Replica:
         """Have I a lease? Weak rules don't ask for one."""
         return not self.rule.strong or self.comm.now() < self.lease_end_s
 
+    @property
+    def is_head(self) -> bool:
+        """Am I the head, as far as I know?"""
+        return self.is_member and self.view.head == self.me
+
+    @property
+    def leads(self) -> bool:
+        """Is it me who puts requests into order now? Not between an election and its outcome: the
+        master counts on what it was told."""
+        return self.is_head and self.may_lead() and self.promised <= self.view.epoch
+
     # ---- letters --------------------------------------------------------------------------------
 
     def request(self, worker: int, body: tuple[Any, ...], wires: Wires) -> None:
@@ -104,14 +121,9 @@ class Replica:
             self._peeks.append((worker, body))
             self._show()
             return
-        if not self.is_member or self.view.head != self.me or (
-                self.rule.strong and self.lease_end_s < 0):
-            self._early.append((worker, body, wires))  # it knows more than I; or I start just now
-            return
-        number = body[1]
-        if not self.may_lead():
-            self.mail.send(worker, ("reply", number, NO_LEASE))
-        elif number <= self._last.get(worker, 0):
+        if not self.leads:  # perhaps I shall soon
+            self._early.append((worker, body, wires))
+        elif body[1] <= self._last.get(worker, 0):
             self._again(worker, body, wires)
         else:
             self._accept(Logged(worker, body, wires))
@@ -142,7 +154,7 @@ class Replica:
         """The master has announced who lives."""
         if view.epoch <= self.view.epoch:
             return
-        self.view = view
+        self.view, self._refused = view, {}
         if self.is_member:
             self._acked, self._told, self._kept = {}, -1, None
             for place in sorted(self.log):
@@ -152,22 +164,25 @@ class Replica:
 
     def granted(self, until_s: float) -> None:
         """The master lets me lead, if I am the head, until `until_s`."""
-        first, self.lease_end_s = self.lease_end_s < 0, max(until_s, self.lease_end_s)
-        if first:
+        led, self.lease_end_s = self.leads, max(until_s, self.lease_end_s)
+        if self.may_lead():
+            self._lapsed = 0
+        if not led:
             self._read_early()
 
-    def adopt(self, rank: int | None) -> None:
-        """Give `rank`, which was declared dead, all that it needs to be a copy again; from here on
-        it will get the log, once the master has announced it. None: it is gone again."""
+    def adopt(self, rank: int | None, number: int) -> None:
+        """Give `rank`, which was declared dead, all that it needs to be a copy again, as snapshot
+        `number`; from here on it will get the log, once the master has announced it. None: it is
+        gone again."""
         self._kept = None if rank is None else self.done
         if rank is not None:
             state = self.server.snapshot(), self._carried
-            self.mail.send(rank, ("snapshot", self.view.epoch, self.done, state))
+            self.mail.send(rank, ("snapshot", number, self.view.epoch, self.done, state))
 
     def install(self, epoch: int, place: int, state: tuple[Any, ...]) -> bool:
         """Forget all that I had and go on from another copy's snapshot, unless it comes too late.
         Returns whether I do."""
-        if epoch < self.view.epoch:
+        if epoch < max(self.view.epoch, self.promised):
             return False
         seen = self.server.statistics
         seen.rejoined += 1
@@ -181,12 +196,22 @@ class Replica:
         return True
 
     def lapse(self) -> None:
-        """Called now and then. A head whose lease is over tells workers so: what they have asked
-        for may be done, or not."""
-        if self.is_member and self.view.head == self.me and self.lease_end_s >= 0 \
-                and not self.may_lead():
-            for worker, body, _ in self.log.values():
-                self.mail.send(worker, ("reply", body[1], NO_LEASE))
+        """Called with each sign of life. A head without a lease may get one again, or another may
+        lead; if that takes longer than the workers want to wait, it tells them."""
+        if not self.is_head or self.may_lead() or self.lease_end_s < 0:
+            self._lapsed = 0
+            return
+        if self._lapsed * self.policy.lease_s / BEATS >= self.policy.grace_s:
+            self.refuse()
+        self._lapsed += 1
+
+    def refuse(self) -> None:
+        """Tell workers that what they asked for may be done, or not. It stays in line, for what
+        they ask next must not overtake it. Not of a clock: nobody waits for that."""
+        for src, (what, number, *_), _ in (*self.log.values(), *self._early):
+            if what not in (*_AMONG_COPIES, "clock") and number > self._refused.get(src, 0):
+                self._refused[src] = number
+                self.mail.send(src, ("reply", number, NO_LEASE))
 
     def _read_early(self) -> None:
         early, self._early = self._early, []
@@ -195,7 +220,7 @@ class Replica:
 
     def dispatch(self, src: int, body: tuple[Any, ...], wires: Wires) -> None:
         """A letter of either kind."""
-        if body[0] in ("op", "ack", "again"):
+        if body[0] in _AMONG_COPIES:
             self.handle(src, body, wires)
         else:
             self.request(src, body, wires)
@@ -222,8 +247,7 @@ class Replica:
             self.mail.send(dst, body, entry.wires)
 
     def _settle(self) -> None:
-        """Carry out what may be, forget what all that follow have, and say how far that is. Between
-        an election and its outcome nothing is answered: the master counts on what it was told."""
+        """Carry out what may be, forget what all that follow have, and say how far that is."""
         if self.rule.strong and self.promised > self.view.epoch:
             return
         following = self.following

@@ -208,8 +208,9 @@ class Server:
 
     def _finish(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("finish", number)."""
-        self.clocks.leave(src)
-        self.advance()
+        if src in self.clocks.of:  # else it was told "done, or not", and asks once more
+            self.clocks.leave(src)
+            self.advance()
         self.reply(src, body[1])
 
     def _move(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
