@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +17,13 @@ PLANS = 64  # keep so many
 
 
 class Slot(NamedTuple):
-    """One run of a request. The rest by key: which of the request's tensors, the part of each."""
+    """One run of a request. `which`: of the request's tensors, one a key; where: see `Part`."""
 
     run: Run
     keys: list[Key]
-    which: list[int]
-    where: list[Any]
+    which: Sequence[int]
     numels: list[int]
-    bent: list[int]  # which are not flat, or not whole, and so need a view
+    where: Any = None
 
 
 class Plan(NamedTuple):
@@ -35,6 +34,7 @@ class Plan(NamedTuple):
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
     slots: dict[int, list[Slot]]  # by server
+    moves: int  # it holds until the servers change: see `Layout`
 
     def cut(self, tensors: Sequence[torch.Tensor]) -> dict[int, Parts]:
         """By server, the parts of whole keys; the tensors are those of the keys, contiguous."""
@@ -46,11 +46,46 @@ class Plan(NamedTuple):
             i = slot.which[0]
             spec, x = self.specs[i], tensors[i].detach()
             flat = x.view(spec.units, spec.width) if spec.table else x.view(-1)
-            return Part(slot.run, slot.keys, flat, slot.where[0])
-        xs = [tensors[i] for i in slot.which]
-        for place in slot.bent:
-            xs[place] = xs[place].detach().view(-1)[slot.where[place]]
+            return Part(slot.run, slot.keys, flat, slot.where)
+        all_of_them = slot.which == range(len(tensors))
+        xs = tensors if all_of_them else [tensors[i] for i in slot.which]
         return Bundle(slot.run, slot.keys, xs, slot.numels)
+
+
+class Room(Mapping[Key, torch.Tensor]):
+    """Tensors for some keys, see `Node.room`. `parts`: they are cut up once and for all."""
+
+    def __init__(self, plan: Plan, device: torch.device):
+        self.plan = plan
+        found: dict[int, torch.Tensor] = {}
+        memories: dict[int, list[torch.Tensor | None]] = {}
+        for server, slots in plan.slots.items():
+            for slot in slots:
+                memory = None
+                if len(slot.keys) > 1:
+                    dtype = plan.dtypes[slot.which[0]]
+                    memory = torch.empty(sum(slot.numels), dtype=dtype, device=device)
+                    pieces = torch.unsafe_split_with_sizes(memory, slot.numels)
+                    found.update(zip(slot.which, pieces, strict=True))
+                memories.setdefault(server, []).append(memory)
+        self.tensors = {
+            key: found[i].view(spec.shape) if i in found
+            else torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            for i, (key, spec) in enumerate(zip(plan.keys, plan.specs, strict=True))}
+        self.parts = plan.cut(list(self.tensors.values()))
+        for server, found_parts in self.parts.items():
+            for part, memory in zip(found_parts, memories[server], strict=True):
+                if isinstance(part, Bundle):
+                    part.spot = memory
+
+    def __getitem__(self, key: Key) -> torch.Tensor:
+        return self.tensors[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
 
 class Layout:
@@ -61,6 +96,7 @@ class Layout:
         self.batches: list[dict[Key, Spec]] = []
         self.placement: Placement = {}
         self.places: dict[int, Places] = {}  # by server
+        self.moves = 0  # how often the servers have changed
         self._plans: dict[tuple[Key, ...], Plan] = {}
 
     def add(self, specs: dict[Key, Spec], placement: Placement) -> dict[int, list[Piece]]:
@@ -68,7 +104,6 @@ class Layout:
         self.batches.append(specs)
         self.specs |= specs
         self.placement |= placement
-        self._plans = {}
         pieces: dict[int, list[Piece]] = {}
         for key, spec in specs.items():
             for server, units in placement[key]:
@@ -78,7 +113,8 @@ class Layout:
 
     def move(self, placements: Sequence[Placement]) -> None:
         """From here on each batch is placed so."""
-        batches, self.batches, self.places = self.batches, [], {}
+        batches, self.batches, self.places, self._plans = self.batches, [], {}, {}
+        self.moves += 1
         for specs, placement in zip(batches, placements, strict=True):
             self.add(specs, placement)
 
@@ -124,19 +160,15 @@ class Layout:
         for server, found in wanted.items():
             by_place = {place: (i, where) for place, i, where in found}
             runs = self.places[server].runs(sorted(by_place))
-            slots[server] = [self._slot(server, run, specs, by_place) for run in runs]
+            slots[server] = [self._slot(self.places[server], run, by_place) for run in runs]
         return Plan(keys, specs, [spec.shape for spec in specs], [spec.dtype for spec in specs],
-                    slots)
+                    slots, self.moves)
 
-    def _slot(self, server: int, run: Run, specs: list[Spec],
-              by_place: dict[int, tuple[int, Any]]) -> Slot:
-        places = self.places[server]
-        which = [by_place[place][0] for place in range(*run)]
-        where = [by_place[place][1] for place in range(*run)]
-        numels = places.numels(run)
-        bent = [j for j, (i, numel) in enumerate(zip(which, numels, strict=True))
-                if specs[i].shape != (numel,)]
-        return Slot(run, places.keys[slice(*run)], which, where, numels, bent)
+    def _slot(self, places: Places, run: Run, by_place: dict[int, tuple[int, Any]]) -> Slot:
+        which: Sequence[int] = [by_place[place][0] for place in range(*run)]
+        if which == [*range(len(which))]:
+            which = range(len(which))
+        return Slot(run, places.keys[slice(*run)], which, places.numels(run), by_place[run[0]][1])
 
 
 def _where(units: Units) -> Any:

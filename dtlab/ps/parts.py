@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from operator import eq
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from dtlab.ps.mail import Size, together, unpack
 from dtlab.ps.partition import Key
 from dtlab.ps.places import Run
 
-Room = Callable[[Size], torch.Tensor]  # memory of that size, its elements not set
+Memory = Callable[[Size], torch.Tensor]  # memory of that size, its elements not set
 
 
 @dataclass
@@ -40,7 +38,7 @@ class Part:
         count = where.stop - where.start if isinstance(where, slice) else len(where)
         return self.x.dtype, count * width
 
-    def read(self, room: Room) -> torch.Tensor:
+    def read(self, memory: Memory) -> torch.Tensor:
         """The part, flat: a view where it can be one."""
         return self.x[self.where].reshape(-1)
 
@@ -68,12 +66,14 @@ class Part:
 
 @dataclass
 class Bundle:
-    """The same for several small keys of a run. xs: their parts, flat; numels: their elements."""
+    """The same for several small keys of a run. xs: theirs, contiguous; numels: their elements.
+    spot: the memory in which they lie end to end, if they do."""
 
     run: Run
     keys: Sequence[Key]
     xs: Sequence[torch.Tensor]
     numels: Sequence[int]
+    spot: torch.Tensor | None = None
 
     @cached_property
     def size(self) -> Size:
@@ -81,28 +81,16 @@ class Bundle:
         return self.xs[0].dtype, sum(self.numels)
 
     @torch.no_grad()
-    def read(self, room: Room) -> torch.Tensor:
-        """End to end; in memory from `room` unless they lie so already."""
-        return torch.cat(list(self.xs), out=room(self.size)) if self.spot is None else self.spot
-
-    @cached_property
-    def spot(self) -> torch.Tensor | None:
-        """Their memory, if they lie there end to end: then nothing is copied. Else None."""
-        first = self.xs[0]
-        ends = accumulate((n * first.itemsize for n in self.numels), initial=first.data_ptr())
-        if not all(map(eq, map(torch.Tensor.data_ptr, self.xs), ends)):
-            return None
-        memory, end = first.untyped_storage(), next(ends)
-        if end > memory.data_ptr() + memory.nbytes():  # they are neighbours by chance
-            return None
-        if not all(map(_is_direct, self.xs)):
-            return None
-        return first.detach().as_strided((self.size[1],), (1,))
+    def read(self, memory: Memory) -> torch.Tensor:
+        """End to end; in memory from `memory` unless they lie so already."""
+        if self.spot is not None:
+            return self.spot
+        return torch.cat(self._flat(), out=memory(self.size))
 
     @torch.no_grad()
     def write(self, value: torch.Tensor) -> None:
         """Put `value`, flat, in its place."""
-        torch.split_with_sizes_copy(value, list(self.numels), out=list(self.xs))
+        torch.split_with_sizes_copy(value, list(self.numels), out=self._flat())
 
     def tensors(self) -> Iterator[tuple[Key, torch.Tensor]]:
         """Every key, and what is to be looked at of it."""
@@ -120,13 +108,16 @@ class Bundle:
             begin = end + 1
         return left
 
+    def _flat(self) -> list[torch.Tensor]:
+        return [x if x.ndim == 1 else x.view(-1) for x in self.xs]
+
 
 Parts = list[Part | Bundle]
 
 
-def rooms(parts: Parts, sizes: list[Size], room: Room) -> list[torch.Tensor]:
+def rooms(parts: Parts, sizes: list[Size], memory: Memory) -> list[torch.Tensor]:
     """Where the wires of an answer with these parts can be received into."""
-    return [room(size) if spot is None else spot
+    return [memory(size) if spot is None else spot
             for spot, size in zip(_spots(parts), sizes, strict=True)]
 
 
@@ -169,7 +160,3 @@ def _spots(parts: Parts) -> list[torch.Tensor | None]:
     """By wire, where it can be received into."""
     groups = together([part.size for part in parts])
     return [parts[group[0]].spot if len(group) == 1 else None for group in groups]
-
-
-def _is_direct(x: torch.Tensor) -> bool:
-    return x.is_contiguous() and not x.is_neg() and not x.is_conj()

@@ -2,7 +2,8 @@
 letter names keys by their places, however many they are.
 
 Thousands of small keys would cost thousands of small steps. So small dense keys of one dtype that
-are made together stand side by side, in one *block*; any other key is a block of its own. A *run*,
+are made together stand side by side, in one *block*; a big one, a table, or what a cut has left of
+a key is a block of its own. A *run*,
 (first, last), is the keys at the places first to last − 1, all in one block: they travel as one
 tensor, and the server works on them as on one.
 """
@@ -26,6 +27,11 @@ class Piece(NamedTuple):
     spec: Spec
     numel: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Is it all of a dense key?"""
+        return not self.spec.table and self.numel == self.spec.units
+
 
 class Places:
     """The keys of one server in their order."""
@@ -38,10 +44,10 @@ class Places:
 
     def add(self, pieces: Sequence[Piece]) -> list[Run]:
         """These were made together. Returns their blocks."""
-        dense = [piece for piece in pieces if not piece.spec.table]
-        groups = together([(piece.spec.dtype, piece.numel) for piece in dense])
-        blocks = [[dense[i] for i in group] for group in groups]
-        blocks += [[piece] for piece in pieces if piece.spec.table]
+        whole = [piece for piece in pieces if piece.is_whole]
+        groups = together([(piece.spec.dtype, piece.numel) for piece in whole])
+        blocks = [[whole[i] for i in group] for group in groups]
+        blocks += [[piece] for piece in pieces if not piece.is_whole]
         return [self._add_block(block) for block in blocks]
 
     def _add_block(self, block: Sequence[Piece]) -> Run:
