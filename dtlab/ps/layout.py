@@ -140,7 +140,8 @@ class Layout:
             if len(here) or tell_all:
                 rows = positions(numbers[here], units)
                 place = self.places[server].of[key]
-                part = Part((place, place + 1), [key], x, torch.as_tensor(here), rows)
+                where = torch.as_tensor(here) if len(here) < len(x) else slice(0, len(x))
+                part = Part((place, place + 1), [key], x, where, rows)
                 found[server] = [part]
         return found
 

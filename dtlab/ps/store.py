@@ -49,9 +49,11 @@ class Sum:
 
     def gathered(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that have a gradient, each once, and the sum of theirs."""
-        rows, inverse = torch.cat([r for r, _ in self.rows]).unique(return_inverse=True)
-        grads = torch.cat([g for _, g in self.rows])
-        return rows, grads.new_zeros(len(rows), grads.shape[1]).index_add_(0, inverse, grads)
+        rows, grads = joined([r for r, _ in self.rows]), joined([g for _, g in self.rows])
+        once, inverse = rows.unique(return_inverse=True)
+        if len(once) == len(rows):
+            return rows, grads
+        return once, grads.new_zeros(len(once), grads.shape[1]).index_add_(0, inverse, grads)
 
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,8 +99,9 @@ class Entry:
     def pull(self, worker: int, rows: torch.Tensor | None) -> torch.Tensor:
         """What `worker` shall be sent, flat; not a copy unless of some rows."""
         self.read[worker] = self.version
-        self._on(rows, lambda w, state: self.rule.pulled(w, state, worker))
-        return (self.value if rows is None else self.value[rows]).view(-1)
+        looked_at = rows if self.rule.looks_back else None
+        self._on(looked_at, lambda w, state: self.rule.pulled(w, state, worker))
+        return (self.value if rows is None else self.value.index_select(0, rows)).view(-1)
 
     def push(self, comm: Comm, worker: int, g: torch.Tensor, rows: torch.Tensor | None,
              weight: float, bucket: int) -> Sum:
@@ -109,7 +112,8 @@ class Entry:
             if rows is None:
                 rows = torch.arange(len(g))
         found: list[torch.Tensor] = []
-        self._on(rows, lambda w, state: found.append(
+        looked_at = rows if self.rule.looks_back else None
+        self._on(looked_at, lambda w, state: found.append(
             self.rule.prepare(g, w, state, worker, staleness)))
         gathered = self.sums.setdefault(bucket, Sum())
         gathered.add(comm, worker, found[0], rows, weight)
@@ -155,16 +159,16 @@ class Entry:
         if rows is None:
             work(self.value, self.state)
             return
-        w = self.value[rows]
-        state = {name: x[rows] if isinstance(x, torch.Tensor) else x
+        w = self.value.index_select(0, rows)
+        state = {name: x.index_select(0, rows) if isinstance(x, torch.Tensor) else x
                  for name, x in self.state.items()}
         work(w, state)
-        self.value[rows] = w
+        self.value.index_copy_(0, rows, w)
         for name, x in state.items():
             if isinstance(x, torch.Tensor):
                 if name not in self.state:
                     self.state[name] = torch.zeros_like(self.value)
-                self.state[name][rows] = x
+                self.state[name].index_copy_(0, rows, x)
             else:
                 self.state[name] = x
 
