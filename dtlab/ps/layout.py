@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
     slots: dict[int, list[Slot]]  # by server
-    moves: int  # it holds until the servers change: see `Layout`
+    age: object  # it holds for this one: see `Layout`
 
     def cut(self, tensors: Sequence[torch.Tensor]) -> dict[int, Parts]:
         """By server, the parts of whole keys; the tensors are those of the keys, contiguous."""
@@ -96,7 +96,7 @@ class Layout:
         self.batches: list[dict[Key, Spec]] = []
         self.placement: Placement = {}
         self.places: dict[int, Places] = {}  # by server
-        self.moves = 0  # how often the servers have changed
+        self.age = object()  # another one whenever the servers change
         self._plans: dict[tuple[Key, ...], Plan] = {}
 
     def add(self, specs: dict[Key, Spec], placement: Placement) -> dict[int, list[Piece]]:
@@ -114,7 +114,7 @@ class Layout:
     def move(self, placements: Sequence[Placement]) -> None:
         """From here on each batch is placed so."""
         batches, self.batches, self.places, self._plans = self.batches, [], {}, {}
-        self.moves += 1
+        self.age = object()
         for specs, placement in zip(batches, placements, strict=True):
             self.add(specs, placement)
 
@@ -163,7 +163,7 @@ class Layout:
             runs = self.places[server].runs(sorted(by_place))
             slots[server] = [self._slot(self.places[server], run, by_place) for run in runs]
         return Plan(keys, specs, [spec.shape for spec in specs], [spec.dtype for spec in specs],
-                    slots, self.moves)
+                    slots, self.age)
 
     def _slot(self, places: Places, run: Run, by_place: dict[int, tuple[int, Any]]) -> Slot:
         which: Sequence[int] = [by_place[place][0] for place in range(*run)]

@@ -324,8 +324,8 @@ class Node:
         return handle
 
     def _is_sound(self, room: Room) -> bool:
-        """Is it cut as the servers are now?"""
-        return room.plan.moves == self._layout.moves
+        """Is it this node's, and cut as the servers are now?"""
+        return room.plan.age is self._layout.age
 
     def _check(self, what: str) -> None:
         if not self.is_worker:

@@ -134,6 +134,50 @@ def test_a_room_holds_what_separate_tensors_hold(backend: str, partition: ps.Par
             w[key] = w[key] - 0.1 * w[key].cos()
 
 
+def test_a_room_of_another_node_is_as_good_as_separate_tensors() -> None:
+    def body(comm: Comm) -> Any:
+        room: Any = None
+        found = []
+        for names in ("abc", "cab"):  # the same keys at other places
+            node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(1.0))
+            if node.is_server:
+                node.serve()
+                continue
+            node.init({name: torch.full((2,), float(ord(name))) for name in names})
+            room = room or node.room("a b c".split())
+            weights = node.pull(room, out=room)
+            found.append([weights[name].tolist() for name in "abc"])
+            for name, g in room.items():
+                g.fill_(ord(name))
+            node.push(room)
+            found.append([w.tolist() for w in node.pull(list("abc")).values()])
+            node.finish()
+        return found
+
+    numbers, nought = [[97, 97], [98, 98], [99, 99]], [[0, 0], [0, 0], [0, 0]]
+    assert simulate(body, network=uniform(2, 0, 1e9)).values[1] == [numbers, nought] * 2
+
+
+def test_parameters_that_need_gradients_are_pulled_into_and_pushed() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.FedAvg())
+        if node.is_server:
+            return node.serve()
+        start = {i: torch.nn.Parameter(torch.full((2, i + 1), float(i))) for i in range(4)}
+        node.init(start)
+        mine = {i: torch.nn.Parameter(torch.zeros(2, i + 1)) for i in range(4)}
+        node.pull(mine, out=mine)
+        sum(w.square().sum() for w in mine.values()).backward()
+        gradients = [w.grad.mean().item() for w in mine.values() if w.grad is not None]
+        node.push({i: w * 2 for i, w in mine.items()})
+        last = node.pull(range(4))
+        node.finish()
+        return gradients, [w.mean().item() for w in last.values()]
+
+    wanted = [0, 2, 4, 6]
+    assert simulate(body, network=uniform(2, 0, 1e9)).values[1] == (wanted, wanted)
+
+
 def test_small_keys_of_a_room_lie_end_to_end() -> None:
     def body(comm: Comm) -> Any:
         node = ps.join(comm)
