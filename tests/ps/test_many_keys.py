@@ -144,13 +144,13 @@ def test_a_room_of_another_node_is_as_good_as_separate_tensors() -> None:
                 node.serve()
                 continue
             node.init({name: torch.full((2,), float(ord(name))) for name in names})
-            room = room or node.room("a b c".split())
+            room = room or node.room(["a", "b", "c"])
             weights = node.pull(room, out=room)
             found.append([weights[name].tolist() for name in "abc"])
             for name, g in room.items():
                 g.fill_(ord(name))
             node.push(room)
-            found.append([w.tolist() for w in node.pull(list("abc")).values()])
+            found.append([w.tolist() for w in node.pull(["a", "b", "c"]).values()])
             node.finish()
         return found
 
