@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
 
-OURS, KEYS, ROWS = "dtlab.ps", "dtlab.ps, keys of 1 kB", "dtlab.ps, rows of 1 kB"
+OURS, ROWS = "dtlab.ps", "dtlab.ps, rows of 1 kB"
+KEYS, FLAT = "dtlab.ps, keys of 1 kB", "the same, in a room"
 RPC, RPC_TCP, GLOO = "torch.distributed.rpc", "the same, over TCP", "bare Gloo"
 KEY_BYTES = 1000
 SMALL_BYTES = 256 << 10  # up to here, several round trips are timed together
@@ -49,7 +50,8 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
     Server and worker are two processes. RPC makes the same update at the server; on one host it
     moves bytes through shared memory, so it also runs over TCP, as it does between hosts, and as
     Gloo always does. Bare Gloo only sends and receives. From 1 to 16 MB also with the bytes in many
-    keys of 1 kB, and in as many rows of one table, each time all in one push and one pull.
+    keys of 1 kB, tensors anywhere or `Node.room`'s, and in as many rows of one table, each time all
+    in one push and one pull.
     """
     if repeats < 1:
         raise ConfigError(f"repeats must be 1 or more, not {repeats}")
@@ -75,17 +77,18 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
     assert pair is not None
     remote = _by_rpc(pair, count, f"{meeting}{comm.rank // 2}", tcp=comm.rank >= TCP_SERVER)
     if comm.rank >= TCP_SERVER:
-        contestants = dict.fromkeys([OURS, RPC, RPC_TCP, GLOO, KEYS, ROWS], _nothing)
+        contestants = dict.fromkeys([OURS, RPC, RPC_TCP, GLOO, KEYS, FLAT, ROWS], _nothing)
         contestants[RPC_TCP] = remote
     else:
         chunks = torch.zeros(count).split(KEY_BYTES // 4)
         contestants = {
             OURS: _ours(pair, {"w": torch.zeros(count)}), RPC: remote, RPC_TCP: _nothing,
             GLOO: _by_gloo(pair, count), KEYS: _ours(pair, dict(enumerate(chunks))),
+            FLAT: _ours(pair, dict(enumerate(chunks)), flat=True),
             ROWS: _rows(pair, max(nbytes // KEY_BYTES, 1)),
         }
     if not 1_000_000 <= nbytes <= 16_000_000:
-        del contestants[KEYS], contestants[ROWS]
+        del contestants[KEYS], contestants[FLAT], contestants[ROWS]
     together = TOGETHER if nbytes <= SMALL_BYTES else 1
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-2, repeats):  # two turns to warm up
@@ -122,13 +125,21 @@ def _serving(node: ps.Node) -> Callable[[], None]:
     return trip
 
 
-def _ours(comm: Comm, weights: dict[Any, torch.Tensor]) -> Callable[[], None]:
+def _ours(comm: Comm, weights: dict[Any, torch.Tensor], flat: bool = False) -> Callable[[], None]:
+    """flat: gradients and weights in the node's own room, else each tensor wherever it is."""
     node = _join(comm)
     if node.is_server:
         return _serving(node)
     node.init(weights)
-    gradients = {key: torch.zeros_like(w) for key, w in weights.items()}
-    room = {key: torch.empty_like(w) for key, w in weights.items()}
+    gradients: Mapping[Any, torch.Tensor]
+    room: Mapping[Any, torch.Tensor]
+    if flat:
+        gradients, room = node.room(weights), node.room(weights)
+        for gradient in gradients.values():
+            gradient.zero_()
+    else:
+        gradients = {key: torch.zeros_like(w) for key, w in weights.items()}
+        room = {key: torch.empty_like(w) for key, w in weights.items()}
 
     def trip() -> None:
         node.push(gradients)

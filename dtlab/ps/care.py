@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dtlab.errors import ConfigError, RankDied
 from dtlab.ps.partition import Key, Spec
+from dtlab.ps.store import own
 
 if TYPE_CHECKING:
     from dtlab.ps.server import Server
@@ -18,8 +19,9 @@ def save_if_due(server: Server) -> None:
     keep, slowest = server.policy.checkpoints, server.clocks.slowest
     if keep and slowest < math.inf and slowest >= server.saved + keep.every:
         server.saved = int(slowest)
-        state = {key: (entry.value, entry.state, entry.version)
-                 for key, entry in server.entries.items()}
+        state = [(server.store.keys((entry.first, entry.last)), own(entry.value),
+                  {name: own(x) for name, x in entry.state.items()}, entry.version)
+                 for entry in server.store.entries]
         keep.save(server.comm.rank, server.statistics.resumed + server.saved, state)
 
 
@@ -30,13 +32,15 @@ def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
     if keep is None or clock is None:
         return
     server.statistics.resumed = clock
-    for key, (value, state, version) in keep.load(server.comm.rank, clock).items():
-        if key in specs:
-            if key not in server.entries or value.shape != server.entries[key].value.shape:
+    for keys, value, state, version in keep.load(server.comm.rank, clock):
+        if specs.keys() & keys:
+            places = [server.store.places.of.get(key, -1) for key in keys]
+            runs = server.store.places.runs(places)
+            found = server.store.at(runs[0]) if len(runs) == 1 and runs[0][0] >= 0 else []
+            if len(found) != 1 or value.shape != found[0].value.shape:
                 raise ConfigError(f"the checkpoint in {keep.folder} is of another model or "
-                                  f"another number of servers: its key {key!r} does not fit")
-            server.entries[key].value, server.entries[key].state = value, state
-            server.entries[key].version = version
+                                  f"another number of servers: its key {keys[0]!r} does not fit")
+            found[0].value, found[0].state, found[0].version = value, state, version
 
 
 def miss(server: Server, dead: Collection[int]) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from operator import attrgetter, eq, is_
+from typing import TYPE_CHECKING
 
 import torch
 
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, Spec
-from dtlab.ps.parts import Part
+from dtlab.ps.parts import Parts
+
+if TYPE_CHECKING:
+    from dtlab.ps.layout import Plan
 
 
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
@@ -59,11 +64,21 @@ def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.T
     return x
 
 
-def contiguous(rank: int, tensors: Mapping[Key, torch.Tensor]) -> None:
+def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+    """`fits` for all keys of a plan, in few steps."""
+    types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
+    if not (all(issubclass(kind, torch.Tensor) for kind in types)
+            and all(map(eq, map(shape, tensors), plan.shapes))
+            and all(map(is_, map(dtype, tensors), plan.dtypes))):
+        for key, x, spec in zip(plan.keys, tensors, plan.specs, strict=True):
+            fits(rank, verb, key, x, spec)
+
+
+def contiguous(rank: int, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigError` unless answers can be put into these as they come."""
-    for key, x in tensors.items():
-        if not x.is_contiguous():
-            raise ConfigError(f"rank {rank}: pull needs a contiguous tensor in out[{key!r}]")
+    if not all(map(torch.Tensor.is_contiguous, tensors)):
+        key = next(key for key, x in zip(plan.keys, tensors, strict=True) if not x.is_contiguous())
+        raise ConfigError(f"rank {rank}: pull needs a contiguous tensor in out[{key!r}]")
 
 
 def is_table(rank: int, key: Key, spec: Spec) -> None:
@@ -91,17 +106,20 @@ def weight(rank: int, value: float) -> None:
         raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {value!r}")
 
 
-def nan(rank: int, given: Mapping[int, list[Part]], policy: str) -> frozenset[Key]:
+def nan(rank: int, given: Mapping[int, Parts], wires: Iterable[torch.Tensor],
+        policy: str) -> frozenset[Key]:
     """The keys of a push whose gradients hold NaN; `ConfigError` if the policy is to "raise".
 
-    One pass over the data: a sum is NaN if any element is.
+    wires: all that shall travel. One pass over it: a sum is NaN if any element is.
     """
-    tensors = {part.key: part.x for found in given.values() for part in found}
-    bad = frozenset(key for key, x in tensors.items() if _has_nan(x))
+    if not any(map(_has_nan, wires)):
+        return frozenset()
+    bad = {key: None for found in given.values() for part in found
+           for key, x in part.tensors() if _has_nan(x)}
     if bad and policy == "raise":
         raise ConfigError(f"rank {rank}: the gradient of {next(iter(bad))!r} holds NaN; "
                           f'join(nan="drop") leaves such out, join(nan="pass") lets them through')
-    return bad
+    return frozenset(bad)
 
 
 def _has_nan(x: torch.Tensor) -> bool:

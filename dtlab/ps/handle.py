@@ -8,7 +8,8 @@ import torch
 
 from dtlab.comm import Work
 from dtlab.ps import parts
-from dtlab.ps.parts import Part
+from dtlab.ps.mail import Mail, Size
+from dtlab.ps.parts import Parts
 from dtlab.ps.replication import Unavailable
 
 if TYPE_CHECKING:
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
 class Handle:
     """A request under way. `wait` returns what the blocking call would."""
 
-    def __init__(self, node: Node, result: Any = None):
-        self._node, self._result = node, result
+    def __init__(self, node: Node, mail: Mail, result: Any = None):
+        self._node, self._mail, self._result = node, mail, result
         self.refused = ""  # why, if a server may not answer
         self.more: Any = None  # the last answer's remark
         # Number of what was asked → whom, and where the answer goes.
-        self.open: dict[int, tuple[int, list[Part]]] = {}
-        self.coming: list[tuple[list[Part], list[torch.Tensor], list[Work]]] = []
+        self.open: dict[int, tuple[int, Parts]] = {}
+        self._made: list[torch.Tensor] = []  # memory for what is under way
+        self.coming: list[tuple[Parts, list[torch.Tensor], list[Work]]] = []
+
+    def room(self, size: Size) -> torch.Tensor:
+        """Memory until all is answered."""
+        self._made.append(self._mail.memory(size))
+        return self._made[-1]
 
     def wait(self) -> Any:
         """Block until every server that was asked has answered, and all of it is in its place.
@@ -37,5 +44,7 @@ class Handle:
             places, wires, works = self.coming.pop()
             for work in works:
                 work.wait()
-            parts.place(places, wires)
+            self._made += parts.place(places, wires)
+        while self._made:
+            self._mail.recycle(self._made.pop())
         return self._result

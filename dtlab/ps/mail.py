@@ -106,6 +106,8 @@ class Mail:
     def receive(self) -> Received:
         """Wait for the next letter. A marked one comes once its wires are there; of others, wait
         for `works` before you read the wires."""
+        if self.comm.size == 2:  # then who it is from need not be found out: that is sooner
+            return self.receive_from(1 - self.comm.rank)
         while True:
             for dst in list(self._leaving):
                 self._last_word(dst)
@@ -258,8 +260,13 @@ class Mail:
 
     def fresh(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
         """Memory for what comes, its elements not set."""
-        return [self._spare[size].pop() if self._spare.get(size)
-                else torch.empty(size[1], dtype=size[0], device=self.comm.device) for size in sizes]
+        return [self.memory(size) for size in sizes]
+
+    def memory(self, size: Size) -> torch.Tensor:
+        """A flat tensor, its elements not set."""
+        if spare := self._spare.get(size):
+            return spare.pop()
+        return torch.empty(size[1], dtype=size[0], device=self.comm.device)
 
 
 def _memory(x: torch.Tensor) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,10 +14,11 @@ from dtlab.errors import ConfigError
 from dtlab.ps import care, checks, parts
 from dtlab.ps.copies import Requests, serve_copy
 from dtlab.ps.handle import Handle
+from dtlab.ps.layout import Layout, Plan, Room
 from dtlab.ps.mail import Mail, Size, pack
 from dtlab.ps.master import Chronicle, Master
 from dtlab.ps.partition import Key
-from dtlab.ps.parts import Layout, Part
+from dtlab.ps.parts import Bundle, Part, Parts
 from dtlab.ps.policy import Policy
 from dtlab.ps.server import Server
 from dtlab.ps.statistics import Statistics
@@ -71,17 +74,16 @@ class Node:
         of the checkpoint from which the values are instead, or 0."""
         self._check("init")
         specs = checks.specs(self.comm.rank, tensors, frozenset(tables), self._layout.specs)
-        self._layout.add(specs, self.policy.partition.place(specs, self._active))
-        whole = {key: x.detach().contiguous() for key, x in tensors.items()}
-        by_server = self._layout.whole(whole)
-        handle = Handle(self)
+        pieces = self._layout.add(specs, self.policy.partition.place(specs, self._active))
+        plan = self._layout.plan(self.comm.rank, tuple(specs))
+        by_server = plan.cut([x.detach().contiguous() for x in tensors.values()])
+        handle = Handle(self, self._mail)
         first = self.comm.rank == self.policy.workers[0]
         for server in self.policy.servers:
             mine = by_server.get(server, []) if first else []
-            values = [part.read() for part in mine]
-            keys = tuple((part.key, value.numel())
-                         for part, value in zip(mine, values, strict=True))
-            self._ask(handle, server, "init", (specs, keys), pack(values))
+            given = tuple((piece.key, piece.numel) for piece in pieces.get(server, []) if first)
+            wires = pack([part.read(handle.room) for part in mine])
+            self._ask(handle, server, "init", (specs, given), wires)
         handle.wait()
         return handle.more or 0
 
@@ -94,17 +96,13 @@ class Node:
                    out: Mapping[Key, torch.Tensor] | None = None) -> Handle:
         """`pull`, without waiting: `wait()` on the handle returns the weights."""
         self._check("pull")
-        rank, device, specs = self.comm.rank, self.comm.device, self._layout.specs
-        result = {}
-        for key in checks.as_keys(rank, keys):
-            spec = checks.known(rank, key, specs)
-            x = (out or {}).get(key)
-            if x is None:
-                x = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-            result[key] = checks.fits(rank, "pull", key, x, spec)
-        checks.contiguous(rank, result)
-        handle = Handle(self, result)
-        self._pull(handle, self._layout.whole({key: x.detach() for key, x in result.items()}))
+        if isinstance(out, Room) and keys is out and self._is_sound(out):
+            handle = Handle(self, self._mail, dict(out.tensors))
+            self._pull(handle, out.parts)
+        else:
+            plan, xs = self._targets("pull", keys, out or {})
+            handle = Handle(self, self._mail, dict(zip(plan.keys, xs, strict=True)))
+            self._pull(handle, plan.cut(xs))
         return handle
 
     def push(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> None:
@@ -118,20 +116,36 @@ class Node:
     def push_async(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> Handle:
         """`push`, without waiting; leave the gradients unchanged until `wait()` has returned."""
         self._check("push")
-        rank, dense = self.comm.rank, {}
-        sparse: dict[int, list[Part]] = {}
-        for key, g in grads.items():
-            spec = checks.known(rank, key, self._layout.specs)
-            checks.fits(rank, "push", key, g, spec)
-            if g.layout is torch.sparse_coo:
-                checks.is_table(rank, key, spec)
-                g = g.detach().coalesce()
-                found = self._layout.some_rows(key, g.indices()[0],
-                                               g.values().reshape(-1, spec.width), True)
-                sparse = parts.both(sparse, found)
-            else:
-                dense[key] = g.detach().contiguous()
-        return self._push(parts.both(self._layout.whole(dense), sparse), weight)
+        if isinstance(grads, Room) and self._is_sound(grads):
+            return self._push(grads.parts, weight)
+        rank, layout = self.comm.rank, self._layout
+        plan, xs = layout.plan(rank, tuple(grads)), list(grads.values())
+        checks.all_fit(rank, "push", plan, xs)
+        sparse = {}
+        if torch.sparse_coo in {*map(attrgetter("layout"), xs)}:
+            sparse = {key: x for key, x in grads.items() if x.layout is torch.sparse_coo}
+            plan = layout.plan(rank, tuple(key for key in grads if key not in sparse))
+            xs = [grads[key] for key in plan.keys]
+        if not all(map(torch.Tensor.is_contiguous, xs)):
+            xs = [x.contiguous() for x in xs]
+        given = plan.cut(xs)
+        for key, g in sparse.items():
+            spec = layout.specs[key]
+            checks.is_table(rank, key, spec)
+            g = g.detach().coalesce()
+            values = g.values().reshape(-1, spec.width)
+            given = parts.both(given, layout.some_rows(key, g.indices()[0], values, True))
+        return self._push(given, weight)
+
+    def room(self, keys: Iterable[Key]) -> Room:
+        """Tensors for these keys, as a mapping, their elements not set: for `pull(room, out=room)`
+        or, once gradients are written into them, `push(room)`.
+
+        Small keys that go to one server lie end to end there, as they travel. So nothing is copied
+        or looked at key by key, and thousands of keys are as fast as one."""
+        self._check("room")
+        plan = self._layout.plan(self.comm.rank, tuple(checks.as_keys(self.comm.rank, keys)))
+        return Room(plan, self.comm.device)
 
     def pull_rows(self, key: Key, index: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """Rows `index` of a table, shape (len(index), *the rest). Moves these rows only."""
@@ -139,7 +153,7 @@ class Node:
         spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
         result = torch.empty(len(index), *spec.shape[1:], dtype=spec.dtype,
                              device=self.comm.device)
-        handle = Handle(self)
+        handle = Handle(self, self._mail)
         self._pull(handle, self._layout.some_rows(key, index, result.view(-1, spec.width)))
         handle.wait()
         return result
@@ -190,8 +204,8 @@ class Node:
         handle = self._to_all_servers("move", chosen)
         handle.wait()
         self._active = chosen
-        for specs in self._layout.batches:
-            self._layout.placement |= self.policy.partition.place(specs, chosen)
+        self._layout.move([self.policy.partition.place(specs, chosen)
+                           for specs in self._layout.batches])
 
     # ---- letters --------------------------------------------------------------------------------
 
@@ -245,13 +259,12 @@ class Node:
 
     def _room(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
         """Answers go straight to where they are wanted."""
-        fresh = self._mail.fresh(src, body, sizes)
-        if body[0] != "reply" or body[1] not in self._open or not fresh:
-            return fresh
-        return parts.rooms(self._open[body[1]].open[body[1]][1], fresh)
+        if body[0] != "reply" or body[1] not in self._open or not sizes:
+            return self._mail.fresh(src, body, sizes)
+        return parts.rooms(self._open[body[1]].open[body[1]][1], sizes, self._mail.memory)
 
     def _ask(self, handle: Handle, server: int, what: str, more: tuple[Any, ...],
-             wires: Sequence[torch.Tensor] = (), places: Sequence[Part] = (),
+             wires: Sequence[torch.Tensor] = (), places: Sequence[Part | Bundle] = (),
              marked: bool = False) -> None:
         """Send one request, whose answer belongs to `handle` and goes to `places`."""
         self._numbers += 1
@@ -268,40 +281,54 @@ class Node:
         """The weights as they are, whatever the clocks; where there are copies, from any of them,
         so that all share the load. They may be older than what this worker has pushed."""
         self._check("peek")
-        specs, rank = self._layout.specs, self.comm.rank
-        known = {key: checks.known(rank, key, specs) for key in checks.as_keys(rank, keys)}
-        result = {key: torch.empty(spec.shape, dtype=spec.dtype, device=self.comm.device)
-                  for key, spec in known.items()}
-        handle = Handle(self, result)
-        self._pull(handle, self._layout.whole(result), "peek")
+        plan, xs = self._targets("peek", keys, {})
+        handle = Handle(self, self._mail, dict(zip(plan.keys, xs, strict=True)))
+        self._pull(handle, plan.cut(xs), "peek")
         return handle.wait()  # type: ignore[no-any-return]
 
     def _to_all_servers(self, what: str, *more: Any) -> Handle:
-        handle = Handle(self)
+        handle = Handle(self, self._mail)
         for server in self.policy.servers:
             self._ask(handle, server, what, more)
         return handle
 
-    def _pull(self, handle: Handle, by_server: Mapping[int, list[Part]],
-              what: str = "pull") -> None:
+    def _targets(self, verb: str, keys: Iterable[Key],
+                 out: Mapping[Key, torch.Tensor]) -> tuple[Plan, list[torch.Tensor]]:
+        """How to ask for these keys, and where each shall go: to `out`, or to fresh memory."""
+        rank, device = self.comm.rank, self.comm.device
+        plan = self._layout.plan(rank, tuple(checks.as_keys(rank, keys)))
+        xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) if x is None else x
+              for x, spec in zip(map(out.get, plan.keys), plan.specs, strict=True)]
+        checks.all_fit(rank, verb, plan, xs)
+        checks.contiguous(rank, plan, xs)
+        return plan, xs
+
+    def _pull(self, handle: Handle, by_server: Mapping[int, Parts], what: str = "pull") -> None:
         for server, wanted in by_server.items():
-            more = (_keys(wanted), _counts(wanted))
+            more = (parts.runs(wanted), parts.counts(wanted))
             self._ask(handle, server, what, more, pack(list(parts.row_numbers(wanted))), wanted)
 
-    def _push(self, by_server: Mapping[int, list[Part]], weight: float) -> Handle:
+    def _push(self, by_server: Mapping[int, Parts], weight: float) -> Handle:
         checks.weight(self.comm.rank, weight)
         # Where servers work as well, nobody may wait for a send: its receiver may be doing so too.
         several = len(self.policy.workers) > 1 and not self._server and not self._requests
-        handle = Handle(self)
-        bad = checks.nan(self.comm.rank, by_server, self.policy.nan)
+        handle = Handle(self, self._mail)
+        values = {server: [part.read(handle.room) for part in given]
+                  for server, given in by_server.items()}
+        bad = checks.nan(self.comm.rank, by_server, chain(*values.values()), self.policy.nan)
         for server, given in by_server.items():
-            nans = sum(part.key in bad for part in given)
-            if self.policy.nan == "drop":
-                given = [part for part in given if part.key not in bad]
-            wires = pack([*parts.row_numbers(given), *(part.read() for part in given)])
-            more = (_keys(given), _counts(given), weight, nans)
+            nans = sum(key in bad for part in given for key in part.keys) if bad else 0
+            if bad and self.policy.nan == "drop":
+                given = [left for part in given for left in part.without(bad)]
+                values[server] = [part.read(handle.room) for part in given]
+            wires = pack([*parts.row_numbers(given), *values[server]])
+            more = (parts.runs(given), parts.counts(given), weight, nans)
             self._ask(handle, server, "push", more, wires, marked=several)
         return handle
+
+    def _is_sound(self, room: Room) -> bool:
+        """Is it this node's, and cut as the servers are now?"""
+        return room.plan.age is self._layout.age
 
     def _check(self, what: str) -> None:
         if not self.is_worker:
@@ -316,10 +343,3 @@ class Node:
             ("server", self.comm.rank in self.policy.serving), ("worker", self.is_worker)) if is_it)
         return f"<ps.Node rank {self.comm.rank}: {roles}>"
 
-
-def _keys(given: Iterable[Part]) -> tuple[Hashable, ...]:
-    return tuple(part.key for part in given)
-
-
-def _counts(given: Iterable[Part]) -> tuple[int | None, ...]:
-    return tuple(None if part.rows is None else len(part.rows) for part in given)

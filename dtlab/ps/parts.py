@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-import numpy as np
 import torch
 
-from dtlab.ps.mail import together, unpack
-from dtlab.ps.partition import Key, Placement, Spec, Units, positions
+from dtlab.ps.mail import Size, together, unpack
+from dtlab.ps.partition import Key
+from dtlab.ps.places import Run
+
+Memory = Callable[[Size], torch.Tensor]  # memory of that size, its elements not set
 
 
-class Part(NamedTuple):
+@dataclass
+class Part:
     """What one server holds of one key, and where that is in the worker's tensor.
 
     x: the worker's tensor, as (units, width) for a table, else flat. where: its part there, a slice
     or positions. rows: the rows' numbers in the server's piece; None: all of the piece.
     """
 
-    key: Key
+    run: Run  # where the server holds it
+    keys: Sequence[Key]
     x: torch.Tensor
     where: Any
     rows: torch.Tensor | None = None
 
-    def read(self) -> torch.Tensor:
+    @cached_property
+    def size(self) -> Size:
+        """Of what travels."""
+        width = self.x.shape[1] if self.x.ndim == 2 else 1
+        where = self.where
+        count = where.stop - where.start if isinstance(where, slice) else len(where)
+        return self.x.dtype, count * width
+
+    def read(self, memory: Memory) -> torch.Tensor:
         """The part, flat: a view where it can be one."""
         return self.x[self.where].reshape(-1)
 
+    @cached_property
     def spot(self) -> torch.Tensor | None:
         """Where the part can be received into directly; None: nowhere."""
         if not isinstance(self.where, slice):
@@ -36,93 +51,112 @@ class Part(NamedTuple):
         return view.view(-1) if view.is_contiguous() else None
 
     def write(self, value: torch.Tensor) -> None:
-        """Put `value`, flat, in its place, unless it is there already."""
-        spot = self.spot()
-        if spot is not None and spot.data_ptr() == value.data_ptr() and not value.is_meta:
-            return
+        """Put `value`, flat, in its place."""
         view = self.x[self.where]
         self.x[self.where] = value.view(view.shape)
 
+    def tensors(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        """Every key, and what is to be looked at of it."""
+        yield self.keys[0], self.x
 
-class Layout:
-    """Where all keys are, as a worker knows it."""
-
-    def __init__(self) -> None:
-        self.specs: dict[Key, Spec] = {}
-        self.batches: list[dict[Key, Spec]] = []
-        self.placement: Placement = {}
-
-    def add(self, specs: dict[Key, Spec], placement: Placement) -> None:
-        """These keys were made together."""
-        self.batches.append(specs)
-        self.specs |= specs
-        self.placement |= placement
-
-    def whole(self, tensors: Mapping[Key, torch.Tensor]) -> dict[int, list[Part]]:
-        """By server, the parts of whole keys; the tensors are contiguous."""
-        found: dict[int, list[Part]] = {}
-        for key, x in tensors.items():
-            spec = self.specs[key]
-            flat = x.view(spec.units, spec.width) if spec.table else x.view(-1)
-            for server, units in self.placement[key]:
-                found.setdefault(server, []).append(Part(key, flat, _where(units)))
-        return found
-
-    def some_rows(self, key: Key, index: torch.Tensor, x: torch.Tensor,
-                  tell_all: bool = False) -> dict[int, list[Part]]:
-        """By server, the parts of rows `index` of a table; x: their values, (rows, width).
-
-        tell_all: also for servers that hold none of these, so that all count the same updates.
-        """
-        numbers = index.numpy(force=True)
-        found = {}
-        for server, units in self.placement[key]:
-            here = np.flatnonzero(_within(numbers, units))
-            if len(here) or tell_all:
-                rows = positions(numbers[here], units)
-                found[server] = [Part(key, x, torch.as_tensor(here), rows)]
-        return found
+    def without(self, bad: Collection[Key]) -> list[Part | Bundle]:
+        """What is left when these keys are left out."""
+        return [] if self.keys[0] in bad else [self]
 
 
-def rooms(parts: list[Part], fresh: list[torch.Tensor]) -> list[torch.Tensor]:
-    """For an answer with these parts: the places to receive into, `fresh` ones where need be."""
-    groups = together([(part.x.dtype, _numel(part)) for part in parts])
-    return [spot if len(group) == 1 and (spot := parts[group[0]].spot()) is not None else new
-            for group, new in zip(groups, fresh, strict=True)]
+@dataclass
+class Bundle:
+    """The same for several small keys of a run. xs: theirs, contiguous; numels: their elements.
+    spot: the memory in which they lie end to end, if they do."""
+
+    run: Run
+    keys: Sequence[Key]
+    xs: Sequence[torch.Tensor]
+    numels: Sequence[int]
+    spot: torch.Tensor | None = None
+
+    @cached_property
+    def size(self) -> Size:
+        """Of what travels."""
+        return self.xs[0].dtype, sum(self.numels)
+
+    @torch.no_grad()
+    def read(self, memory: Memory) -> torch.Tensor:
+        """End to end; in memory from `memory` unless they lie so already."""
+        if self.spot is not None:
+            return self.spot
+        return torch.cat(self._flat(), out=memory(self.size))
+
+    @torch.no_grad()
+    def write(self, value: torch.Tensor) -> None:
+        """Put `value`, flat, in its place."""
+        torch.split_with_sizes_copy(value, list(self.numels), out=self._flat())
+
+    def tensors(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        """Every key, and what is to be looked at of it."""
+        return zip(self.keys, self.xs, strict=True)
+
+    def without(self, bad: Collection[Key]) -> list[Part | Bundle]:
+        """What is left when these keys are left out."""
+        left: list[Part | Bundle] = []
+        begin = 0
+        for end in [*(i for i, key in enumerate(self.keys) if key in bad), len(self.keys)]:
+            if begin < end:
+                run = self.run[0] + begin, self.run[0] + end
+                left.append(Bundle(run, self.keys[begin:end], self.xs[begin:end],
+                                   self.numels[begin:end]))
+            begin = end + 1
+        return left
+
+    def _flat(self) -> list[torch.Tensor]:
+        return [x if x.ndim == 1 else x.view(-1) for x in self.xs]
 
 
-def place(parts: list[Part], wires: list[torch.Tensor]) -> None:
-    """Put the answer in its place."""
-    sizes = [(part.x.dtype, _numel(part)) for part in parts]
-    for part, value in zip(parts, unpack(wires, sizes), strict=True):
-        part.write(value)
+Parts = list[Part | Bundle]
 
 
-def both(one: dict[int, list[Part]], two: dict[int, list[Part]]) -> dict[int, list[Part]]:
+def rooms(parts: Parts, sizes: list[Size], memory: Memory) -> list[torch.Tensor]:
+    """Where the wires of an answer with these parts can be received into."""
+    return [memory(size) if spot is None else spot
+            for spot, size in zip(_spots(parts), sizes, strict=True)]
+
+
+def place(parts: Parts, wires: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Put the answer in its place. Returns the wires whose memory is not needed any more."""
+    sizes = [part.size for part in parts]
+    values, left = unpack(wires, sizes), []
+    for wire, group, spot in zip(wires, together(sizes), _spots(parts), strict=True):
+        if spot is not None and spot.data_ptr() == wire.data_ptr() and not wire.is_meta:
+            continue  # it is there already
+        left.append(wire)
+        for i in group:
+            parts[i].write(values[i])
+    return left
+
+
+def both(one: dict[int, Parts], two: dict[int, Parts]) -> dict[int, Parts]:
     """Parts of two kinds in one request a server."""
     return {server: [*one.get(server, []), *two.get(server, [])]
             for server in sorted({*one, *two})}
 
 
-def row_numbers(parts: list[Part]) -> Iterator[torch.Tensor]:
+def row_numbers(parts: Parts) -> Iterator[torch.Tensor]:
     """The rows that are asked for, where not all are."""
-    return (part.rows for part in parts if part.rows is not None)
+    return (part.rows for part in parts if isinstance(part, Part) and part.rows is not None)
 
 
-def _where(units: Units) -> Any:
-    if isinstance(units, range):
-        return slice(units.start, units.stop)
-    return torch.as_tensor(units)
+def runs(parts: Iterable[Part | Bundle]) -> tuple[Run, ...]:
+    """What a letter names them by."""
+    return tuple(part.run for part in parts)
 
 
-def _within(numbers: np.ndarray, units: Units) -> np.ndarray:
-    if isinstance(units, range):
-        return (numbers >= units.start) & (numbers < units.stop)
-    return np.isin(numbers, units)
+def counts(parts: Iterable[Part | Bundle]) -> tuple[int | None, ...]:
+    """How many rows of each are asked for; None: all that the server holds."""
+    return tuple(len(part.rows) if isinstance(part, Part) and part.rows is not None else None
+                 for part in parts)
 
 
-def _numel(part: Part) -> int:
-    width = part.x.shape[1] if part.x.ndim == 2 else 1
-    where = part.where
-    count: int = where.stop - where.start if isinstance(where, slice) else len(where)
-    return count * width
+def _spots(parts: Parts) -> list[torch.Tensor | None]:
+    """By wire, where it can be received into."""
+    groups = together([part.size for part in parts])
+    return [parts[group[0]].spot if len(group) == 1 else None for group in groups]

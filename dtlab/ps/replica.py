@@ -273,7 +273,7 @@ class Replica:
         """Answer those who look at what is here, as far as it is here."""
         waiting, self._peeks = self._peeks, []
         for worker, body in waiting:
-            if all(key in self.server.entries for key in body[2]):
+            if all(last <= len(self.server.store.places.keys) for _, last in body[2]):
                 self.server.peek(self.mail, worker, body)
             else:
                 self._peeks.append((worker, body))

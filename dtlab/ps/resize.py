@@ -26,6 +26,7 @@ class Resizing:
         self._server = server
         self._asked: dict[int, int] = {}  # worker → number of its request
         self._came: list[tuple[tuple[Any, ...], list[torch.Tensor]]] = []
+        self._old: dict[Key, Entry] = {}  # what I held
         self._new: dict[Key, Entry] | None = None  # what I hold from now on
         self._placement: Placement = {}
 
@@ -35,9 +36,10 @@ class Resizing:
         if len(self._asked) < len(self._server.clocks.of):
             return
         server, me = self._server, self._server.comm.rank
-        for entry in server.entries.values():
+        for entry in server.store.entries:
             for bucket in list(entry.sums):  # no worker will add to it
                 server.update(entry, bucket)
+        self._old = server.store.one_by_one()
         old, new = server.placement(server.active), server.placement(servers)
         server.active, self._placement = servers, new
         for other in server.policy.servers:
@@ -63,7 +65,7 @@ class Resizing:
             mine, theirs = dict(old[key]).get(server.comm.rank), dict(pieces).get(other)
             if mine is None or theirs is None or not len(units := common(mine, theirs)):
                 continue
-            entry, where = server.entries[key], positions(units, mine)
+            entry, where = self._old[key], positions(units, mine)
             names = [name for name, x in entry.state.items() if isinstance(x, torch.Tensor)]
             numbers = {name: x for name, x in entry.state.items() if name not in names}
             parts = [entry.value, *(entry.state[name] for name in names)]
@@ -77,18 +79,18 @@ class Resizing:
     def _begun(self, key: Key, units: Units, mine: Units | None) -> Entry:
         """The new piece of `key`, filled with what I have had of it already."""
         server = self._server
-        old = server.entries.get(key)
+        old = self._old.get(key)
         if old is not None and mine is not None and len(mine) == len(units) == len(
                 common(mine, units)):
             return old
         spec = next(specs[key] for specs in server.batches if key in specs)
         shape = (len(units), spec.width) if spec.table else (len(units),)
-        entry = Entry(torch.zeros(shape, dtype=spec.dtype, device=server.comm.device),
+        entry = Entry((0, 1), torch.zeros(shape, dtype=spec.dtype, device=server.comm.device),
                       server.policy.update)
         if old is not None and mine is not None:
             kept = common(mine, units)
             where, source = positions(kept, units), positions(kept, mine)
-            entry.version, entry.read = old.version, old.read
+            entry.version, entry.read = old.version, dict(old.read)
             _fill(entry, where, old.value[source],
                   {name: x[source] if isinstance(x, torch.Tensor) else x
                    for name, x in old.state.items()})
@@ -110,7 +112,8 @@ class Resizing:
                 value = next(parts).view(shape)
                 state = {name: next(parts).view(shape) for name in names}
                 _fill(entry, where, value, state | numbers)
-        server.entries, self._new, self._came = self._new, None, []
+        server.store.replace(self._new, server.batches)
+        self._old, self._new, self._came = {}, None, []
         asked, self._asked = self._asked, {}
         for worker, number in asked.items():
             server.reply(worker, number)

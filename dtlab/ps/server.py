@@ -17,10 +17,11 @@ from dtlab.ps import care
 from dtlab.ps.consistency import Clocks
 from dtlab.ps.mail import pack, unpack
 from dtlab.ps.partition import Key, Placement, Spec
+from dtlab.ps.places import Piece
 from dtlab.ps.policy import Policy
 from dtlab.ps.resize import Resizing
 from dtlab.ps.statistics import Statistics
-from dtlab.ps.store import NOW, Entry
+from dtlab.ps.store import NOW, Entry, Store, joined
 
 
 class Outbox(Protocol):
@@ -55,7 +56,7 @@ class Server:
     def __init__(self, comm: Comm, mail: Outbox, policy: Policy):
         self.comm, self.mail, self.policy = comm, mail, policy
         self.clocks = Clocks(policy.workers)
-        self.entries: dict[Key, Entry] = {}
+        self.store = Store(policy.update)
         self.batches: list[dict[Key, Spec]] = []  # what was made together is placed together
         self.active = policy.active
         self.statistics = Statistics(comm.rank)
@@ -89,20 +90,20 @@ class Server:
     # ---- what workers ask for -------------------------------------------------------------------
 
     def _init(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """("init", number, specs of all keys, keys whose values follow), from each worker."""
-        _, number, specs, keys = body
+        """("init", number, specs of all keys, (key, elements) whose values follow), from each
+        worker."""
+        _, number, specs, given = body
         self.inits[src] = number, specs
         for key, spec in specs.items():
             for other, (_, theirs) in self.inits.items():
                 if theirs.get(key) != spec:
                     raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
-        if keys:
-            sizes = [(specs[key].dtype, numel) for key, numel in keys]
-            for (key, _), value in zip(keys, unpack(wires, sizes), strict=True):
-                value = value.clone()
-                if specs[key].table:
-                    value = value.view(-1, specs[key].width)
-                self.entries[key] = Entry(value, self.policy.update)
+        new = self.store.add([Piece(key, specs[key], numel) for key, numel in given])
+        of = [specs[self.store.places.keys[entry.first]] for entry in new]
+        sizes = [(spec.dtype, self.store.places.numel((entry.first, entry.last)))
+                 for spec, entry in zip(of, new, strict=True)]
+        for entry, spec, value in zip(new, of, unpack(wires, sizes), strict=True):
+            entry.value = value.clone().view(-1, spec.width) if spec.table else value.clone()
         self.made()
 
     def made(self) -> None:
@@ -116,7 +117,7 @@ class Server:
             self.inits = {}
 
     def _pull(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """("pull", number, keys, rows of each or None)."""
+        """("pull", number, runs, rows of each or None)."""
         if src not in self._began:
             self._began.add(src)
             self.clocks.catch_up(src)
@@ -129,21 +130,24 @@ class Server:
             self.held.setdefault(clock, []).append(pull)
 
     def _answer(self, pull: Held) -> None:
-        src, (_, number, keys, counts) = pull.worker, pull.body
+        src, (_, number, runs, counts) = pull.worker, pull.body
         self.heard_s[src] = self.comm.now()  # it was not silent, we were
         rows, seen = iter(pull.rows), self.statistics
-        values = [self.entries[key].pull(src, None if count is None else next(rows))
-                  for key, count in zip(keys, counts, strict=True)]
+        values = []
+        for run, count in zip(runs, counts, strict=True):
+            some = None if count is None else next(rows)
+            values.append(joined([entry.pull(src, some) for entry in self.store.at(run)]))
+            seen.load.update(self.store.keys(run))
         seen.pulls += 1
-        seen.load.update(keys)
         seen.ahead[int(self.clocks.of[src] - self.clocks.slowest)] += 1
         seen.waits[src] = seen.waits.get(src, 0.0) + self.comm.now() - pull.since_s
         self.reply(src, number, None, values)
 
     def peek(self, mail: Outbox, src: int, body: tuple[Any, ...]) -> None:
-        """("peek", number, keys, rows: None): the weights as they are here and now."""
-        values = [self.entries[key].value.view(-1) for key in body[2]]
-        self.statistics.load.update(body[2])
+        """("peek", number, runs, rows: None): the weights as they are here and now."""
+        values = [self.store.values(run).view(-1) for run in body[2]]
+        for run in body[2]:
+            self.statistics.load.update(self.store.keys(run))
         mail.send(src, ("reply", body[1], None), pack(values))
 
     def _peek(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
@@ -159,38 +163,42 @@ class Server:
         values = []
         if what == "pull":
             rows = iter(unpack(wires, [(torch.int64, n) for n in body[3] if n is not None]))
-            for key, count in zip(body[2], body[3], strict=True):
-                w = self.entries[key].value
+            for run, count in zip(body[2], body[3], strict=True):
+                w = self.store.values(run)
                 values.append((w if count is None else w[next(rows)]).view(-1))
         self.reply(src, number, None, values)
 
     def _push(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """("push", number, keys, rows of each or None, weight, how many hold NaN)."""
-        _, number, keys, counts, weight, nans = body
-        entries = [self.entries[key] for key in keys]
+        """("push", number, runs, rows of each or None, weight, how many hold NaN)."""
+        _, number, runs, counts, weight, nans = body
+        found = [self.store.at(run) for run in runs]
         sizes = [(torch.int64, count) for count in counts if count is not None]
-        for entry, count in zip(entries, counts, strict=True):
-            width = entry.value.shape[1] if entry.is_table else 1
-            numel = entry.value.numel() if count is None else count * width
-            sizes.append((entry.value.dtype, numel))
+        for run, entries, count in zip(runs, found, counts, strict=True):
+            w = entries[0].value
+            numel = self.store.places.numel(run) if count is None else count * w.shape[1]
+            sizes.append((w.dtype, numel))
         parts = unpack(wires, sizes)
-        first = len(parts) - len(keys)
+        first = len(parts) - len(runs)
         rows = iter(parts[:first])
         self.statistics.pushes += 1
         self.statistics.nan += nans
-        self.statistics.load.update(keys)
-        for key, entry, count, g in zip(keys, entries, counts, parts[first:], strict=True):
-            self._take(src, key, entry, g, None if count is None else next(rows), weight)
+        for run, entries, count, g in zip(runs, found, counts, parts[first:], strict=True):
+            self.statistics.load.update(self.store.keys(run))
+            some = None if count is None else next(rows)
+            numels = [entry.value.numel() for entry in entries]
+            for entry, its in zip(entries, g.split(numels) if len(numels) > 1 else [g],
+                                  strict=True):
+                self._take(src, entry, its, some, weight)
         self.reply(src, number)
 
-    def _take(self, src: int, key: Key, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
+    def _take(self, src: int, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
               weight: float) -> None:
-        """One key of a push: drop it, keep it for later, or make the update."""
+        """One entry of a push: drop it, keep it for later, or make the update."""
         clock = self.clocks.of[src]
         if not self._group and clock < self.clocks.closed:
-            self.statistics.dropped += 1
+            self.statistics.dropped += entry.count
             return
-        self.statistics.staleness[entry.version - entry.read.get(src, 0)] += 1
+        self.statistics.staleness[entry.version - entry.read.get(src, 0)] += entry.count
         bucket = NOW if self._group else clock
         gathered = entry.push(self.comm, src, g, rows, weight, bucket)
         if rows is None and gathered.total is not g:
@@ -230,7 +238,7 @@ class Server:
         used = entry.update(bucket, absent)
         if used is not None:
             self.mail.recycle(used)
-        self.statistics.updates += 1
+        self.statistics.updates += entry.count
 
     def advance(self) -> None:
         """A clock has moved: close those that can be closed, answer those who waited."""
@@ -239,7 +247,7 @@ class Server:
             passed = clocks.passed[clocks.closed]
             if not passed or passed < rule.quorum(part):
                 break
-            for entry in self.entries.values():
+            for entry in self.store.entries:
                 if clocks.closed in entry.sums:
                     workers = len(entry.sums[clocks.closed].weights)
                     self.update(entry, clocks.closed, max(passed - workers, 0))
@@ -270,17 +278,17 @@ class Server:
         seen = self.statistics
         seen.clocks = {**self.clocks.ended, **self.clocks.of}
         seen.closed = self.clocks.closed
-        seen.unused = sum(s.count for e in self.entries.values() for s in e.sums.values())
-        seen.held_bytes = sum(entry.value.nbytes for entry in self.entries.values())
+        seen.unused = sum(s.count * e.count for e in self.store.entries for s in e.sums.values())
+        seen.held_bytes = sum(entry.value.nbytes for entry in self.store.entries)
         seen.received_bytes, seen.sent_bytes = self.mail.moved_bytes
-        for key in sorted(self.entries, key=repr):
-            if not (w := self.entries[key].value).is_meta:
+        for key, w in sorted(self.store.each(), key=lambda piece: repr(piece[0])):
+            if not w.is_meta:
                 data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
                 seen.checksum = zlib.crc32(repr(key).encode() + data, seen.checksum)
         return seen
 
 
-_STATE = ("clocks", "entries", "batches", "active", "held", "_began", "inits")
+_STATE = ("clocks", "store", "batches", "active", "held", "_began", "inits")
 
 
 def _unlike(key: Key, rank: int, spec: Spec, other: int, theirs: Spec | None) -> str:

@@ -1,20 +1,31 @@
-"""One server's memory: for each piece of a key its weights, the rule's state, and the gradients
-that have come for updates not yet made."""
+"""One server's memory: for each run of keys their weights, the rule's state, and the gradients
+that have come for updates not yet made.
+
+A block begins as one entry. As all rules work element by element, one step for many keys is many
+steps for one; as soon as someone asks for some keys of an entry alone, it is cut there, and each
+half goes on with the history that both have had.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 import torch
 
 from dtlab.comm import Comm
+from dtlab.ps.partition import Key, Spec
+from dtlab.ps.places import Piece, Places, Run
 from dtlab.ps.updates import State, Update
 
 NOW = -1  # the bucket of gradients that belong to no clock
 
 
 class Sum:
-    """Gradients of one key that will make one update together."""
+    """Gradients of one entry that will make one update together."""
 
     def __init__(self) -> None:
         self.total: torch.Tensor | None = None  # of dense gradients
@@ -38,20 +49,47 @@ class Sum:
 
     def gathered(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that have a gradient, each once, and the sum of theirs."""
-        rows, inverse = torch.cat([r for r, _ in self.rows]).unique(return_inverse=True)
-        grads = torch.cat([g for _, g in self.rows])
-        return rows, grads.new_zeros(len(rows), grads.shape[1]).index_add_(0, inverse, grads)
+        rows, grads = joined([r for r, _ in self.rows]), joined([g for _, g in self.rows])
+        once, inverse = rows.unique(return_inverse=True)
+        if len(once) == len(rows):
+            return rows, grads
+        return once, grads.new_zeros(len(once), grads.shape[1]).index_add_(0, inverse, grads)
+
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As for `Entry`."""
+        return vars(self) | {"total": own(self.total)}
+
+    def cut(self, at: int) -> Sum:
+        """Keep the first `at` elements. Returns the others."""
+        rest = Sum()
+        rest.weights, rest.count = dict(self.weights), self.count
+        if self.total is not None:
+            self.total, rest.total = self.total[:at], self.total[at:]
+        return rest
 
 
 class Entry:
-    """A piece of a key. `value` is flat, or (rows, width) for a table."""
+    """The pieces of one key or several, end to end, that have always been pulled and pushed
+    together. `value` is flat, or (rows, width) for a table."""
 
-    def __init__(self, value: torch.Tensor, rule: Update):
+    def __init__(self, run: Run, value: torch.Tensor, rule: Update):
+        self.first, self.last = run
         self.value, self.rule = value, rule
         self.state: State = {}
         self.version = 0  # updates so far
         self.read: dict[int, int] = {}  # worker → the version that it pulled last
         self.sums: dict[int, Sum] = {}  # by clock, or `NOW`
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: without the rest of memory that was cut off."""
+        return vars(self) | {"value": own(self.value),
+                             "state": {name: own(x) for name, x in self.state.items()}}
+
+    @property
+    def count(self) -> int:
+        """How many keys."""
+        return self.last - self.first
 
     @property
     def is_table(self) -> bool:
@@ -61,8 +99,9 @@ class Entry:
     def pull(self, worker: int, rows: torch.Tensor | None) -> torch.Tensor:
         """What `worker` shall be sent, flat; not a copy unless of some rows."""
         self.read[worker] = self.version
-        self._on(rows, lambda w, state: self.rule.pulled(w, state, worker))
-        return (self.value if rows is None else self.value[rows]).view(-1)
+        looked_at = rows if self.rule.looks_back else None
+        self._on(looked_at, lambda w, state: self.rule.pulled(w, state, worker))
+        return (self.value if rows is None else self.value.index_select(0, rows)).view(-1)
 
     def push(self, comm: Comm, worker: int, g: torch.Tensor, rows: torch.Tensor | None,
              weight: float, bucket: int) -> Sum:
@@ -73,7 +112,8 @@ class Entry:
             if rows is None:
                 rows = torch.arange(len(g))
         found: list[torch.Tensor] = []
-        self._on(rows, lambda w, state: found.append(
+        looked_at = rows if self.rule.looks_back else None
+        self._on(looked_at, lambda w, state: found.append(
             self.rule.prepare(g, w, state, worker, staleness)))
         gathered = self.sums.setdefault(bucket, Sum())
         gathered.add(comm, worker, found[0], rows, weight)
@@ -95,6 +135,23 @@ class Entry:
         self._on(rows, lambda w, state: self.rule.step_(w, total, state, count))
         return gathered.total
 
+    def cut(self, place: int, at: int) -> Entry:
+        """Keep the keys before `place`, which are the first `at` elements. Returns the others."""
+        rest = Entry((place, self.last), self.value[at:], self.rule)
+        self.last, self.value = place, self.value[:at]
+        rest.version, rest.read = self.version, dict(self.read)
+        rest.sums = {bucket: gathered.cut(at) for bucket, gathered in self.sums.items()}
+        for name, x in self.state.items():
+            tensor = isinstance(x, torch.Tensor)
+            self.state[name], rest.state[name] = (x[:at], x[at:]) if tensor else (x, x)
+        return rest
+
+    def history(self) -> tuple[Any, ...]:
+        """Entries with equal ones may be joined."""
+        numbers = {name: None if isinstance(x, torch.Tensor) else x
+                   for name, x in self.state.items()}
+        return self.version, self.read, numbers
+
     def _on(self, rows: torch.Tensor | None,
             work: Callable[[torch.Tensor, State], object]) -> None:
         """Let the rule work on all, or on these rows alone: the others keep weights and state, as
@@ -102,15 +159,103 @@ class Entry:
         if rows is None:
             work(self.value, self.state)
             return
-        w = self.value[rows]
-        state = {name: x[rows] if isinstance(x, torch.Tensor) else x
+        w = self.value.index_select(0, rows)
+        state = {name: x.index_select(0, rows) if isinstance(x, torch.Tensor) else x
                  for name, x in self.state.items()}
         work(w, state)
-        self.value[rows] = w
+        self.value.index_copy_(0, rows, w)
         for name, x in state.items():
             if isinstance(x, torch.Tensor):
                 if name not in self.state:
                     self.state[name] = torch.zeros_like(self.value)
-                self.state[name][rows] = x
+                self.state[name].index_copy_(0, rows, x)
             else:
                 self.state[name] = x
+
+
+class Store:
+    """All entries of one server, in order of their places."""
+
+    def __init__(self, rule: Update):
+        self._rule, self.places = rule, Places()
+        self.entries: list[Entry] = []
+
+    def add(self, pieces: Sequence[Piece]) -> list[Entry]:
+        """These were made together. Returns their entries, without values yet."""
+        new = [Entry(run, torch.empty(0), self._rule) for run in self.places.add(pieces)]
+        self.entries += new
+        return new
+
+    def at(self, run: Run) -> list[Entry]:
+        """The entries of these keys and no others."""
+        first, last = self._edge(run[0]), self._edge(run[1])
+        return self.entries[first:last]
+
+    def keys(self, run: Run) -> list[Key]:
+        """The keys of a run, or of an entry."""
+        return self.places.keys[slice(*run)]
+
+    def values(self, run: Run) -> torch.Tensor:
+        """The weights of a run, or of a table (rows, width); not a copy if in one entry."""
+        return joined([entry.value for entry in self.at(run)])
+
+    def each(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        """Every key and its weights."""
+        for entry in self.entries:
+            run = entry.first, entry.last
+            parts = [entry.value] if entry.count == 1 else entry.value.split(
+                self.places.numels(run))
+            yield from zip(self.keys(run), parts, strict=True)
+
+    def one_by_one(self) -> dict[Key, Entry]:
+        """An entry a key."""
+        for place in range(len(self.places.keys)):
+            self._edge(place)
+        return dict(zip(self.places.keys, self.entries, strict=True))
+
+    def replace(self, entries: Mapping[Key, Entry], batches: Sequence[Mapping[Key, Spec]]) -> None:
+        """Hold these keys from now on; side by side where they are of one batch, and together
+        where they have the same history. None of them waits for an update."""
+        self.places, self.entries = Places(), []
+        for specs in batches:
+            pieces = [Piece(key, spec, entries[key].value.numel())
+                      for key, spec in specs.items() if key in entries]
+            for run in self.places.add(pieces):
+                mine = [entries[key] for key in self.keys(run)]
+                for place, entry in enumerate(mine, run[0]):
+                    entry.first, entry.last = place, place + 1
+                self.entries += [_join(list(alike))
+                                 for _, alike in groupby(mine, key=Entry.history)]
+
+    def _edge(self, place: int) -> int:
+        """Which entry begins at `place`; it is cut there if it does not."""
+        i = bisect_left(self.entries, place, key=attrgetter("first"))
+        if i < len(self.entries) and self.entries[i].first == place:
+            return i
+        before = self.entries[i - 1]
+        if before.last > place:
+            at = self.places.numel((before.first, place))
+            self.entries.insert(i, before.cut(place, at))
+        return i
+
+
+def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """End to end; not a copy if there is one only."""
+    return values[0] if len(values) == 1 else torch.cat(list(values))
+
+
+def own(x: Any) -> Any:
+    """`x`, in memory that it shares with none if it is a tensor."""
+    shares = isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() > x.nbytes
+    return x.clone() if shares else x
+
+
+def _join(alike: Sequence[Entry]) -> Entry:
+    """One entry of several with the same history."""
+    first = alike[0]
+    if len(alike) > 1:
+        first.last, first.value = alike[-1].last, joined([entry.value for entry in alike])
+        for name, x in first.state.items():
+            if isinstance(x, torch.Tensor):
+                first.state[name] = joined([entry.state[name] for entry in alike])
+    return first

@@ -21,9 +21,11 @@ State = dict[Any, Any]  # name → tensor like w, or a number
 
 @dataclass(frozen=True)
 class Update:
-    """A rule. `takes`: what workers push, "gradients" or "weights"."""
+    """A rule. `takes`: what workers push, "gradients" or "weights". `looks_back`: do `pulled` and
+    `prepare` use weights or state? Else these may be of more rows than the gradient."""
 
     takes: ClassVar[str] = "gradients"
+    looks_back: ClassVar[bool] = False
 
     def pulled(self, w: torch.Tensor, state: State, worker: int) -> None:
         """`worker` is given `w` now."""
@@ -115,6 +117,7 @@ class DCASGD(Update):
     adaptive: bool = False
     decay: float = 0.95
     eps: float = 1e-7
+    looks_back: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check("DCASGD", lr=self.lr, lam=self.lam, decay=self.decay, eps=self.eps)

@@ -1,0 +1,79 @@
+"""Where each key stands among those of one server. Worker and server number them alike, so that a
+letter names keys by their places, however many they are.
+
+Thousands of small keys would cost thousands of small steps. So small dense keys of one dtype that
+are made together stand side by side, in one *block*; a big one, a table, or what a cut has left of
+a key is a block of its own. A *run*,
+(first, last), is the keys at the places first to last − 1, all in one block: they travel as one
+tensor, and the server works on them as on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from dtlab.ps.mail import together
+from dtlab.ps.partition import Key, Spec
+
+Run = tuple[int, int]
+
+
+class Piece(NamedTuple):
+    """What one server holds of a key: so many elements."""
+
+    key: Key
+    spec: Spec
+    numel: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Is it all of a dense key?"""
+        return not self.spec.table and self.numel == self.spec.units
+
+
+class Places:
+    """The keys of one server in their order."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.of: dict[Key, int] = {}  # key → its place
+        self._begin: list[int] = [0]  # by place, the elements before it
+        self._blocks: set[int] = set()  # the places at which one begins
+
+    def add(self, pieces: Sequence[Piece]) -> list[Run]:
+        """These were made together. Returns their blocks."""
+        whole = [piece for piece in pieces if piece.is_whole]
+        groups = together([(piece.spec.dtype, piece.numel) for piece in whole])
+        blocks = [[whole[i] for i in group] for group in groups]
+        blocks += [[piece] for piece in pieces if not piece.is_whole]
+        return [self._add_block(block) for block in blocks]
+
+    def _add_block(self, block: Sequence[Piece]) -> Run:
+        first = len(self.keys)
+        self._blocks.add(first)
+        for key, _, numel in block:
+            self.of[key] = len(self.keys)
+            self.keys.append(key)
+            self._begin.append(self._begin[-1] + numel)
+        return first, len(self.keys)
+
+    def numel(self, run: Run) -> int:
+        """Its elements."""
+        return self._begin[run[1]] - self._begin[run[0]]
+
+    def numels(self, run: Run) -> list[int]:
+        """The elements of each key."""
+        begin = self._begin[run[0] : run[1] + 1]
+        return [b - a for a, b in pairwise(begin)]
+
+    def runs(self, places: Iterable[int]) -> list[Run]:
+        """The runs that these places, ascending, make."""
+        runs: list[Run] = []
+        for place in places:
+            if runs and runs[-1][1] == place and place not in self._blocks:
+                runs[-1] = runs[-1][0], place + 1
+            else:
+                runs.append((place, place + 1))
+        return runs
