@@ -139,7 +139,7 @@ def test_a_relay_is_as_many_exchanges(ranks: int) -> None:
     result = run(work, ranks=ranks)
     assert all(result.values)
     assert result.trace.messages() == 16 * ranks
-    assert all(event.end_s >= event.start_s for event in result.trace.events())
+    assert all(event.end_s >= event.start_s for event in result.trace.events)
 
 
 def test_a_relay_meets_single_messages_and_tensors_that_need_the_long_way() -> None:
