@@ -22,12 +22,14 @@ def reduce_scatter_(comm: Comm, chunks: Sequence[torch.Tensor], op: Op = "sum") 
     """
     p, me = comm.size, comm.rank
     right, left = (me + 1) % p, (me - 1) % p
-    inboxes = comm.scratch(chunks[0], rows=2).unbind()
-    steps = [(chunks[(me - step) % p], chunks[(me - step - 1) % p]) for step in range(p - 1)]
-    moves = ((leaving, inboxes[step % 2][: staying.numel()])
-             for step, (leaving, staying) in enumerate(steps))
-    for (_, staying), summand in zip(steps, relay(comm, moves, right, left), strict=True):
-        comm.accumulate_(staying, summand, op)
+    leaving = [chunks[(me - step) % p] for step in range(p - 1)]
+    staying = [chunks[(me - step - 1) % p] for step in range(p - 1)]
+    inboxes = comm.scratch(chunks[0], rows=2)  # while one is added, the next may fill
+    rooms = [{c.numel(): inbox[: c.numel()] for c in (chunks[0], chunks[-1])} for inbox in inboxes]
+    summands = (rooms[step % 2][chunk.numel()] for step, chunk in enumerate(staying))
+    arriving = relay(comm, zip(leaving, summands, strict=True), right, left)
+    for chunk, summand in zip(staying, arriving, strict=True):
+        comm.accumulate_(chunk, summand, op)
 
 
 def all_gather_(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
