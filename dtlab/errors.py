@@ -51,14 +51,19 @@ def waiting_table(rows: Sequence[Waiting]) -> str:
 
 
 def why_stuck(rows: Sequence[Waiting], calls: Iterable[str]) -> str:
-    """What the names of the collectives in which ranks wait (`calls`; "" if in none) give away:
-    some wait in another one than the rest, or for a rank that has left early. "" if nothing.
+    """What the labels of the collectives in which ranks wait (`calls`; "" if in none) give away:
+    some wait in another one than the rest, or for a rank that has crashed or left early. "" if
+    nothing.
     """
-    names = [*dict.fromkeys(filter(None, calls))]
-    if len(names) > 1:
-        return (f": some are in {', others in '.join(names)}; "
+    calls = [*dict.fromkeys(filter(None, calls))]
+    names = [*dict.fromkeys(call.split("(")[0] for call in calls)]
+    if len(calls) > 1:  # the same call with another root, say, is shown in full
+        return (f": some are in {', others in '.join(names if len(names) > 1 else calls)}; "
                 f"all ranks must make the same calls, in the same order")
     awaited = {peer for row in rows for peer in row.peer.split(" and ")}
+    crashed = [str(row.rank) for row in rows if row.doing == "crashed"]
+    if awaited & {*crashed, *(["anyone"] if crashed else [])}:
+        return f": {' and '.join(crashed)} crashed, and others wait for that"
     gone = [str(row.rank) for row in rows if row.doing == "returned"
             and awaited & {str(row.rank), "anyone"}]  # others have had their part, and went
     if names and gone:

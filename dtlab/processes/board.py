@@ -29,7 +29,7 @@ ANYONE = -1
 
 # A record: numbers first, in the order of `State`; then texts, which change less often.
 _NUMBERS = struct.Struct("=QB?x?qqqq?7xqq")
-_TEXTS = struct.Struct("=64s64s")
+_TEXTS = struct.Struct("=64s124s")
 _RECORD_SIZE = 256
 EPOCH = 1 << 12  # contexts from here on are a new beginning: what older ones left is void
 COUNT_BITS = 40  # a count and its context share a word, so that they change together
@@ -69,7 +69,7 @@ class State(NamedTuple):
         if self.doing not in (SEND, RECV, EXCHANGE):
             label = f" in {self.label}" if self.doing == COMPUTE and self.label else ""
             return Waiting(rank, doing + label, line=line)
-        label = f" in {self.label}" if self.label else ""
+        label = f" in {self.label.split('(')[0]}" if self.label else ""
         return Waiting(rank, doing + label, self.peers, self.nbytes, line)
 
 

@@ -127,7 +127,7 @@ class Endpoint:
     def _write_texts(self, peers: tuple[int, ...], label: str) -> None:
         assert self.board is not None
         names = ["anyone" if peer < 0 else str(peer) for peer in peers]
-        self.board.write_texts(self.rank, " and ".join(names), label.split("(")[0])
+        self.board.write_texts(self.rank, " and ".join(names), label)
         self._written = (peers, label)
 
     # ---- the trace ------------------------------------------------------------------------------

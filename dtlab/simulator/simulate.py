@@ -18,7 +18,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, RankDied, RankFailed
 from dtlab.output import RankOutput
 from dtlab.result import Result
-from dtlab.simulator import communicator, engine, isolation, strands
+from dtlab.simulator import communicator, engine, isolation, strands, waiting
 from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import traceback_text
@@ -114,7 +114,7 @@ class _Simulation:
         except strands.Stopped:
             raise
         except communicator.Crashed:
-            pass
+            strand.waits_for = waiting.CRASHED
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
             if self.failure is None:
                 self.failure = strand.rank, error

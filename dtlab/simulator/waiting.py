@@ -9,6 +9,8 @@ from dtlab.simulator.messages import Channel, Message
 from dtlab.simulator.strands import Strand
 from dtlab.tracebacks import learner_line
 
+CRASHED = "crashed"  # what a strand "waits for" that `simulate(crash=…)` has ended
+
 
 def table(strands: Sequence[Strand]) -> list[Waiting]:
     """What each rank is doing."""
@@ -17,12 +19,12 @@ def table(strands: Sequence[Strand]) -> list[Waiting]:
 
 def hint(strands: Sequence[Strand]) -> str:
     """What went wrong, if ranks wait in different collectives, or for one that has left early."""
-    return why_stuck(table(strands), [_collective(s) for s in strands if not s.done])
+    return why_stuck(table(strands), [_label(s) for s in strands if not s.done])
 
 
 def _row(strand: Strand) -> Waiting:
     if strand.done:
-        return Waiting(strand.rank, "returned")
+        return Waiting(strand.rank, CRASHED if strand.waits_for == CRASHED else "returned")
     line = learner_line(strand.frame())
     messages = _open(strand)
     if not messages:
@@ -31,8 +33,8 @@ def _row(strand: Strand) -> Waiting:
     doing = "send" if first.is_sent_by(strand.rank) else "recv"
     if len(messages) > 1:
         doing = "exchange"
-    if label := _collective(strand):
-        doing += f" in {label}"
+    if label := _label(strand):
+        doing += f" in {label.split('(')[0]}"
     peers = dict.fromkeys(_peer(message, strand.rank) for message in messages)
     nbytes = (first.into if first.x is None else first.x).nbytes
     known = None if nbytes < 0 else nbytes  # of an object only its sender knows
@@ -54,9 +56,8 @@ def _peer(message: Message, rank: int) -> str:
     return str(source.src) if isinstance(source, Channel) else "anyone"
 
 
-def _collective(strand: Strand) -> str:
-    """The name of the collective in which `strand` waits; "" if none."""
+def _label(strand: Strand) -> str:
+    """How the collective call in which `strand` waits is labelled; "" if it is in none."""
     for message in _open(strand):
-        label = message.label if message.is_sent_by(strand.rank) else message.wanted_label
-        return label.split("(")[0]
+        return message.label if message.is_sent_by(strand.rank) else message.wanted_label
     return ""

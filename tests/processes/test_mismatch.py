@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, RankFailed, ShapeMismatch, run
+from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, run, simulate
 from dtlab.collectives import all_reduce, broadcast, reduce
 from dtlab.matching import Header
 from dtlab.processes.board import EPOCH, Board
 from dtlab.processes.ledger import decode, encode
 from dtlab.processes.transfer import memory_file
+from dtlab.topology import uniform
 
 late = 0.2  # seconds by which one side comes second
 
@@ -84,6 +85,17 @@ def test_collectives_that_differ_are_named() -> None:
 
     with pytest.raises(ShapeMismatch, match=r"(?s)broadcast.*reduce|reduce.*broadcast"):
         run(mixed, ranks=2, timeout=20)
+
+
+@pytest.mark.parametrize("how", [
+    lambda fn: simulate(fn, network=uniform(3, 1e-5, 1e9)), lambda fn: run(fn, ranks=3, timeout=30),
+], ids=["simulate", "run"])
+def test_roots_that_differ_are_named_though_no_message_ever_meets(how: Callable[..., Any]) -> None:
+    def each_its_own_root(comm: Comm) -> None:
+        broadcast(comm, torch.ones(2), root=comm.rank, algorithm="flat")
+
+    with pytest.raises(Deadlock, match=r"some are in broadcast\(.*root=0\), others in .*root=1\)"):
+        how(each_its_own_root)
 
 
 def test_sizes_that_differ_are_named() -> None:

@@ -92,8 +92,9 @@ def test_events_in_a_part_of_the_communicator_count_too() -> None:
                 where.send(torch.ones(1), 1)
         return comm.rank
 
-    with pytest.raises(Deadlock, match="recv"):
+    with pytest.raises(Deadlock, match="0 crashed, and others wait for that") as caught:
         simulate(body, network=NETWORK, crash={0: 2})
+    assert [row.doing for row in caught.value.waiting] == ["crashed", "recv"]
     assert simulate(body, network=NETWORK, crash={0: 3}).values == [0, 1]
 
 
