@@ -24,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["DTLAB_TEST_LOCK"] = str(folder / f"beside-{os.getpid()}")
         # A chapter calibrates this machine; what it finds while tests run is for nobody to keep.
         os.environ["DTLAB_CACHE"] = tempfile.mkdtemp(prefix="dtlab-")
+        # A worker for each core: with more threads than that, torch's wait for each other, and a
+        # small training takes up to 40 times as long.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -64,6 +64,8 @@ def combined(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
 
 def pieces_of(x: torch.Tensor, p: int) -> torch.Tensor:
     """A different piece for each of p ranks, made from `x`: shape (p, *x.shape)."""
+    if x.is_meta:  # nothing to differ in, and torch is slow to roll it
+        return x.new_empty(p, *x.shape)
     flat = x.detach().flatten()
     return torch.stack([flat.roll(rank).reshape(x.shape) for rank in range(p)])
 
