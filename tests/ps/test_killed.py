@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from threading import Timer
 from typing import Any
 
@@ -82,21 +83,29 @@ def killed_at(comm: Comm, victim: int, after_s: float, rule: ps.Replication,
 @pytest.mark.timeout(600)
 def test_a_hundred_kills_at_any_moment_lose_nothing_and_stop_nobody() -> None:
     dice = random.Random(9)
-    for number in range(100):
-        victim, rule = dice.randrange(SERVERS), dice.choice([ps.Chain(), ps.Leader()])
-        consistency = dice.choice([ps.BSP(), ps.ASP()])
-        result = run(killed_at, victim, dice.uniform(0, 0.15), rule, consistency, ranks=6,
-                     may_die=range(SERVERS), trace=False)
-        what = number, victim, rule, consistency
-        copies, (chronicle, *workers) = result.values[:SERVERS], result.values[SERVERS:]
-        living = [copy for copy in copies if copy is not None]
-        assert len(living) == SERVERS - (copies[victim] is None) == SERVERS - 1, what
-        steps, longest_s = zip(*workers, strict=True)
-        whole = [copy.pushes for copy in living if not copy.rejoined]
-        assert set(whole) == {sum(steps)}, what  # each once
-        assert len({copy.checksum for copy in living}) == 1, what
-        assert max(longest_s) < 3, what
-        assert chronicle.overlaps() == [], what
+    kills = [(dice.randrange(SERVERS), dice.uniform(0, 0.15),
+              dice.choice([ps.Chain(), ps.Leader()]), dice.choice([ps.BSP(), ps.ASP()]))
+             for _ in range(100)]
+    with ThreadPoolExecutor(4) as at_once:  # most of a training's time is waiting for a lease
+        for _ in at_once.map(lose_nothing, *zip(*kills, strict=True)):
+            pass
+
+
+def lose_nothing(victim: int, after_s: float, rule: ps.Replication,
+                 consistency: ps.Consistency) -> None:
+    """A training, a kill, and nobody is stopped."""
+    result = run(killed_at, victim, after_s, rule, consistency, ranks=6, may_die=range(SERVERS),
+                 trace=False)
+    what = victim, after_s, rule, consistency
+    copies, (chronicle, *workers) = result.values[:SERVERS], result.values[SERVERS:]
+    living = [copy for copy in copies if copy is not None]
+    assert len(living) == SERVERS - (copies[victim] is None) == SERVERS - 1, what
+    steps, longest_s = zip(*workers, strict=True)
+    whole = [copy.pushes for copy in living if not copy.rejoined]
+    assert set(whole) == {sum(steps)}, what  # each once
+    assert len({copy.checksum for copy in living}) == 1, what
+    assert max(longest_s) < 3, what
+    assert chronicle.overlaps() == [], what
 
 
 def test_the_death_of_any_other_rank_still_ends_the_run() -> None:
