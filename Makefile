@@ -18,7 +18,8 @@ lab: setup ## open the course in JupyterLab (ARGS=--no-browser: only print its a
 	@$(BIN)/dtlab lab $(ARGS)
 
 test: check ## run every test: code, notebooks, exercises, browser (ARGS='-k ring' chooses)
-	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --durations 10 \
+	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+		--durations 10 \
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
 		tests notebooks $(ARGS)
 

@@ -14,6 +14,10 @@ import pytest
 from nbval.plugin import IPyNbCell
 
 ROOT = Path(__file__).resolve().parent
+# What takes long begins first, so that no worker has it left when the others are done; cells are
+# short, so the browser, which now and then waits to be alone, doesn't wait long for them.
+LONG_FIRST = ("tests/browser/", "notebooks/", "tests/ps/test_killed.py", "tests/exercises/",
+              "tests/ps/", "tests/processes/", "tests/notebooks/")
 RANK_LINES = re.compile(r"(?:^\[rank \d+\].*\n?)+", flags=re.MULTILINE)
 
 
@@ -34,6 +38,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         for end in (".room", ".door"):
             Path(os.environ["DTLAB_TEST_LOCK"] + end).unlink(missing_ok=True)
         shutil.rmtree(os.environ["DTLAB_CACHE"], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def turn(item: pytest.Item) -> int:
+        return next((place for place, name in enumerate(LONG_FIRST)
+                     if item.nodeid.startswith(name)), len(LONG_FIRST))
+
+    items.sort(key=turn)  # and otherwise in the order in which they were found
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

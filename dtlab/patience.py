@@ -5,14 +5,13 @@ Processes over Gloo and the simulator can wait so; not every communicator can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 
 
-@runtime_checkable
 class Patient(Protocol):
     """A communicator that can limit how long it waits."""
 
@@ -21,7 +20,6 @@ class Patient(Protocol):
         the simulator. Returns whether one has; if not, wait for them again later."""
 
 
-@runtime_checkable
 class Arriving(Protocol):
     """A receive that can be looked at."""
 
@@ -32,12 +30,15 @@ class Arriving(Protocol):
 
 def wait_any(comm: Comm, works: Sequence[Work], seconds: float) -> bool:
     """See `Patient.wait_any`. Raises `ConfigError` if `comm` can't."""
-    if not isinstance(comm, Patient):
+    patient: Any = comm
+    if not hasattr(patient, "wait_any"):  # much sooner answered than `isinstance` of a Protocol
         raise ConfigError(f"{type(comm).__name__} can't limit how long it waits for a message; "
                           f"processes over Gloo and the simulator can")
-    return comm.wait_any(works, seconds)
+    found: bool = patient.wait_any(works, seconds)
+    return found
 
 
 def arrived(work: Work) -> bool:
     """See `Arriving.arrived`."""
-    return isinstance(work, Arriving) and work.arrived()
+    look: Callable[[], bool] | None = getattr(work, "arrived", None)
+    return look is not None and look()
