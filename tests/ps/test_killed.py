@@ -60,7 +60,11 @@ def killed_at(comm: Comm, victim: int, after_s: float, rule: ps.Replication,
               consistency: ps.Consistency) -> Any:
     """A short training; `victim` is killed so long after all have begun."""
     pids = comm._agree(os.getpid())
-    if comm.rank == SERVERS:  # the master
+    if comm.rank != SERVERS:
+        comm.send("I have begun", SERVERS)  # and wait for nobody who may die
+    else:  # the master
+        for other in set(range(comm.size)) - {SERVERS}:
+            comm.recv_object(other)
         Timer(after_s, lambda: os.kill(pids[victim], signal.SIGKILL)).start()
     node = ps.join(comm, servers=SERVERS, replicas=SERVERS - 1, replication=rule,
                    consistency=consistency, update=ps.SGD(lr=1.0), lease_s=0.3)
