@@ -174,12 +174,16 @@ def _as_whoever_calls(write: Callable[[str], object]) -> Callable[[str], object]
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes and
-    random numbers as they were."""
-    before = strands.thread_state()
+    random numbers as they were. As on processes, a rank computes with one thread: so the bits don't
+    depend on the number of cores, and what is small doesn't wait for a core that others keep busy.
+    """
+    before, threads = strands.thread_state(), torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         with torch.inference_mode(False):  # this puts back the gradient mode, too
             yield
     finally:
+        torch.set_num_threads(threads)
         strands.set_thread_state(before)
 
 

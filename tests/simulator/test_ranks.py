@@ -239,3 +239,20 @@ def test_a_function_that_cannot_take_the_call_is_refused_before_it_starts() -> N
         run(hello, 4)
     with pytest.raises(dtlab.ConfigError, match=r"defined as <lambda>\(\)"):
         simulate(lambda: 1, network=net(2))
+
+
+@pytest.mark.parametrize("strands", ["greenlet", "thread"])
+def test_a_rank_computes_with_one_thread_and_the_caller_gets_back_its_own(strands: str) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        result = simulate(lambda comm: torch.get_num_threads(), network=net(2), strands=strands)
+        with pytest.raises(dtlab.RankFailed, match="on purpose"):
+            simulate(fails, network=net(2), strands=strands)
+        assert (result.values, torch.get_num_threads()) == ([1, 1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def fails(comm: Comm) -> None:
+    raise ValueError("on purpose")
