@@ -14,6 +14,7 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 from dtlab.reduction import overlaps_itself
+from dtlab.relay import Moves, one_by_one
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.messages import Channel, Envelope, Inbox, Mailbox, Message, Receiving, Sending
 from dtlab.simulator.strands import Stopped, Strand
@@ -37,9 +38,9 @@ class SimComm(Comm):
         works: list[Sending | Receiving] = []
         for op in ops:
             if op.__class__ is Send:
-                works.append(Sending(self._send(*op), self._strand, op[1]))
+                works.append(Sending(self._send(op[0], self._to[op[1]]), self._strand, op[1]))
             else:
-                works.append(Receiving(self._recv(*op), self._strand))
+                works.append(Receiving(self._recv(op[0], self._from[op[1]]), self._strand))
         return works
 
     def exchange(self, *ops: Send | Recv) -> None:
@@ -51,7 +52,20 @@ class SimComm(Comm):
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         # As in Comm, without its intermediate records: rings live in this call.
-        sent, received = self._send(out, dst), self._recv(into, src)
+        self._both(out, self._to[dst], into, self._from[src])
+
+    def relay(self, moves: Moves, dst: int, src: int) -> Iterator[torch.Tensor]:
+        """See `dtlab.relay`; who the neighbours are is looked up once."""
+        to = origin = None
+        for out, into in moves:
+            if to is None or origin is None:  # not before: a ring of one rank has no neighbours
+                to, origin = self._to[dst], self._from[src]
+            self._both(out, to, into, origin)
+            yield into
+
+    def _both(self, out: Any, to: Channel, into: Any, origin: Channel | Mailbox) -> None:
+        """Send `out` while receiving into `into`."""
+        sent, received = self._send(out, to), self._recv(into, origin)
         strand = self._strand
         strand.waits_for = sent, received
         if not sent.left:
@@ -71,9 +85,9 @@ class SimComm(Comm):
             self._engine.wait_any(self._strand, messages, seconds)
         return any(message.arrived for message in messages)
 
-    def _send(self, x: Any, dst: int) -> Message:
+    def _send(self, x: Any, channel: Channel) -> Message:
         """Post the sender's side of a message."""
-        engine, channel = self._engine, self._to[dst]
+        engine = self._engine
         if engine.stopping:
             raise Stopped
         if isinstance(x, torch.Tensor):
@@ -118,9 +132,9 @@ class SimComm(Comm):
         message.end_s = 0.0
         self._engine.start(message)
 
-    def _recv(self, x: Any, src: int | None) -> Message:
+    def _recv(self, x: Any, source: Channel | Mailbox) -> Message:
         """Post the receiver's side of a message."""
-        engine, source = self._engine, self._from[src]
+        engine = self._engine
         if engine.stopping:
             raise Stopped
         if not isinstance(x, torch.Tensor):
@@ -291,3 +305,4 @@ class MortalComm(SimComm):
 
     exchange = Comm.exchange
     sendrecv = Comm.sendrecv
+    relay = one_by_one
