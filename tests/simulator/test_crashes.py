@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dtlab import Comm, ConfigError, Deadlock, simulate
+from dtlab.relay import relay
 from dtlab.topology import uniform
 
 NETWORK = uniform(2, 1e-3, 1e9)
@@ -107,3 +108,15 @@ def test_crashes_that_make_no_sense_are_refused(crash: Any) -> None:
 def test_a_limit_must_be_a_time() -> None:
     with pytest.raises(ConfigError, match="0 or more and finite"):
         simulate(waits, 0.01, [-1.0], network=NETWORK)
+
+
+def test_each_step_of_a_relay_is_one_event() -> None:
+    def rank(comm: Comm) -> None:
+        moves = [(torch.ones(1), torch.empty(1)) for _ in range(5)]
+        for _ in relay(comm, moves, 1 - comm.rank, 1 - comm.rank):
+            reached[comm.rank] += 1
+
+    reached = [0, 0]
+    with pytest.raises(Deadlock):
+        simulate(rank, network=NETWORK, crash={1: 3})
+    assert reached == [3, 3]
