@@ -21,8 +21,10 @@ State = dict[Any, Any]  # name → tensor like w, or a number
 
 @dataclass(frozen=True)
 class Update:
-    """A rule. `takes`: what workers push, "gradients" or "weights". `looks_back`: do `pulled` and
-    `prepare` use weights or state? Else these may be of more rows than the gradient."""
+    """A rule. It must work element by element: servers cut a key anywhere, and step once for many.
+
+    `takes`: what workers push, "gradients" or "weights". `looks_back`: do `pulled` and `prepare`
+    use weights or state? Else these may be of more rows than the gradient."""
 
     takes: ClassVar[str] = "gradients"
     looks_back: ClassVar[bool] = False
