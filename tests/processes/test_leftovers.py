@@ -25,12 +25,16 @@ from dtlab.processes.server import fork_server
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
 LISTENING = "0A"
+# Whoever is started in the background by a shell ignores Ctrl-C, and so do all that it starts.
+PREAMBLE = """import dtlab, os, signal, time, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 
 
 def script(source: str, **how: Any) -> subprocess.Popen[str]:
     """A user's own process, running this source. It says "ready" when it is."""
     return subprocess.Popen(
-        [sys.executable, "-u", "-c", "import dtlab, os, time, torch\n" + textwrap.dedent(source)],
+        [sys.executable, "-u", "-c", PREAMBLE + textwrap.dedent(source)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how,
     )
 
