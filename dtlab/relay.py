@@ -1,7 +1,7 @@
 """One message after another from rank to rank, as round a ring. A ring needs no more than this.
 
 Whoever knows what comes next can make room for it while the caller still works on the last one:
-processes over Gloo do (`dtlab.processes.lane`). Elsewhere it is a plain loop.
+processes over Gloo do (`dtlab.processes.lane`). Elsewhere it is the plain loop below, or as much.
 """
 
 from __future__ import annotations

@@ -138,6 +138,16 @@ def move_all(comm: GlooComm, moves: Sequence[tuple[Way, torch.Tensor]]) -> None:
         end.bury(handles, sum(x.nbytes for _, x in moves))
 
 
+def _announced(here: Way, there: Way, out: torch.Tensor, into: torch.Tensor) -> tuple[int, int]:
+    """Both or none: `into` is about to be received, `out` to be sent. Returns their numbers."""
+    received = here.announce(into)
+    try:
+        return received, there.announce(out)
+    except Exception:
+        here.withdraw()
+        raise
+
+
 class Lane:
     """Exchanges with two neighbours (or one): always to rank `dst`, always from rank `src`."""
 
@@ -189,13 +199,9 @@ class Lane:
         traced = end.traced and comm.visible
         handles: list[Any] = []
         with end.lock:
-            number = here.announce(moves[0][1])
-            try:
-                gap = there.announce(moves[0][0]) - number
-            except Exception:
-                here.withdraw()
-                raise
+            number, sent = _announced(here, there, *moves[0])
             ready_s, coming = time.perf_counter(), here.post(moves[0][1])
+        gap = sent - number
         try:
             for step, (out, into) in enumerate(moves):
                 if step:

@@ -342,4 +342,3 @@ class Node:
             ("master", self.comm.rank == self.policy.master),
             ("server", self.comm.rank in self.policy.serving), ("worker", self.is_worker)) if is_it)
         return f"<ps.Node rank {self.comm.rank}: {roles}>"
-

@@ -3,9 +3,8 @@ letter names keys by their places, however many they are.
 
 Thousands of small keys would cost thousands of small steps. So small dense keys of one dtype that
 are made together stand side by side, in one *block*; a big one, a table, or what a cut has left of
-a key is a block of its own. A *run*,
-(first, last), is the keys at the places first to last − 1, all in one block: they travel as one
-tensor, and the server works on them as on one.
+a key is a block of its own. A *run*, (first, last), is the keys at the places first to last − 1,
+all in one block: they travel as one tensor, and the server works on them as on one.
 """
 
 from __future__ import annotations

@@ -55,7 +55,6 @@ class Sum:
             return rows, grads
         return once, grads.new_zeros(len(once), grads.shape[1]).index_add_(0, inverse, grads)
 
-
     def __getstate__(self) -> dict[str, Any]:
         """As for `Entry`."""
         return vars(self) | {"total": own(self.total)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from dtlab import Comm, ConfigError, Deadlock, Recv, Send, ShapeMismatch, run
+from dtlab.processes.communicator import GlooComm
 from dtlab.relay import one_by_one, relay
 
 
@@ -171,9 +173,23 @@ def test_a_relay_that_does_not_fit_is_refused_and_takes_back_what_it_announced()
         with pytest.raises(ShapeMismatch):
             list(relay(comm, [(torch.ones(4), torch.zeros(3))], other, other))
         list(relay(comm, [(torch.ones(3), into := torch.zeros(3))], other, other))
+        assert isinstance(comm, GlooComm)
+        assert (comm.sent[other], comm.received[other]) == (1, 1)
         return into.sum().item()
 
     assert run(work, ranks=2).values == [3.0, 3.0]
+
+
+def test_whoever_takes_long_between_two_moves_is_not_called_deadlocked() -> None:
+    def work(comm: Comm) -> int:
+        right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+        moves = [(torch.ones(2), torch.zeros(2)) for _ in range(5)]
+        for step, _ in enumerate(relay(comm, moves, right, left)):
+            if comm.rank == 0 and step == 2:
+                time.sleep(1.5)  # three times what must have passed before a hang is called one
+        return step
+
+    assert run(work, ranks=3).values == [4, 4, 4]
 
 
 def test_a_rank_that_never_joins_a_relay_is_named() -> None:
