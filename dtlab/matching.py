@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, NamedTuple
 
 import torch
 
 from dtlab.errors import ShapeMismatch
+
+_SIZES = 12  # of so many vectors the sizes are told one by one
 
 
 class Header(NamedTuple):
@@ -29,6 +32,14 @@ def describe(x: Any, label: str = "") -> Header:
     if isinstance(x, torch.Tensor):
         return Header("tensor", str(x.dtype).split(".")[-1], tuple(x.shape), x.nbytes, label)
     return Header("object", label=label)
+
+
+def describe_all(dtype: torch.dtype, sizes: tuple[int, ...], label: str) -> Header:
+    """One header for vectors of these sizes, which follow each other."""
+    if len(sizes) > _SIZES:
+        label += f" #{zlib.crc32(repr(sizes).encode()):x}"
+    return Header("tensor", str(dtype).split(".")[-1], sizes[:_SIZES],
+                  sum(sizes) * dtype.itemsize, label)
 
 
 def check_match(sent: Header, src: int, wanted: Header, dst: int) -> None:

@@ -11,9 +11,9 @@ from dtlab.errors import ConfigError, ShapeMismatch
 Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
-    "sum": lambda into, x: into.add_(x),
-    "avg": lambda into, x: into.add_(x),  # a sum, divided by the number of ranks at the end
-    "prod": lambda into, x: into.mul_(x),
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,  # a sum, divided by the number of ranks at the end
+    "prod": torch.Tensor.mul_,
     "max": lambda into, x: torch.maximum(into, x, out=into),
     "min": lambda into, x: torch.minimum(into, x, out=into),
 }
@@ -40,11 +40,14 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
             f"accumulate_ needs equal shapes and dtypes; got {x.dtype} {tuple(x.shape)} "
             f"into {into.dtype} {tuple(into.shape)}"
         )
-    if callable(op):
-        return into.copy_(op(into, x))
     check_op(op, into.dtype)
-    COMBINE[op](into, x)
+    combiner(op)(into, x)
     return into
+
+
+def combiner(op: Op) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """into ← into op x for `op`, which is known, and tensors that fit."""
+    return (lambda into, x: into.copy_(op(into, x))) if callable(op) else COMBINE[op]
 
 
 def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:

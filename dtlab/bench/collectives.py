@@ -21,6 +21,7 @@ TORCH = "torch"  # the peer's name in the rows
 IN_A_ROW = 20  # calls timed together, as in nccl-tests; fewer where that would take long:
 IN_A_ROW_BYTES = 32 << 20
 WARM_UP = 4  # for so many in a row, one before them isn't timed: it shows whose turn it was before
+TURNS_BEFORE = 6  # untimed: the first hundred calls of a fresh process are slower
 
 
 class Row(NamedTuple):
@@ -90,7 +91,7 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
         contestants[TORCH] = PEERS[collective](torch.zeros(count, dtype=dtype), comm.size)
     together = min(IN_A_ROW, max(1, IN_A_ROW_BYTES // max(nbytes, 1)))
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(-2, repeats):  # two turns to warm up
+    for turn in range(-TURNS_BEFORE, repeats):
         for name, call in contestants.items():
             dist.barrier()
             for _ in range(together // WARM_UP):

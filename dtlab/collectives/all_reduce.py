@@ -20,7 +20,7 @@ from dtlab.collectives.registry import (
     signature,
     write_back,
 )
-from dtlab.collectives.ring import all_gather_, reduce_scatter_
+from dtlab.collectives.ring import all_reduce_
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
 
@@ -69,10 +69,8 @@ def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     """In place: p chunks travel round the ring, first to be summed up, then to be handed out.
 
     Before: rank r holds x_r. Halfway: rank r holds the complete chunk r+1. After: all of it.
-    Memory: two chunks. Cost: 2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ: no rank ever sends more than
+    Memory: one chunk. Cost: 2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ: no rank ever sends more than
     the least that any algorithm must. Source: Patarasuk & Yuan 2009.
     """
-    chunks = cut(x, comm.size)
-    reduce_scatter_(comm, chunks, op)
-    all_gather_(comm, chunks)
+    all_reduce_(comm, cut(x, comm.size), op)
     return x

@@ -94,7 +94,7 @@ def check_tensor(comm: Comm, x: Any, collective: str) -> None:
             f"rank {comm.rank}: {collective} takes a tensor, not {type(x).__name__}; "
             f"wrap numbers in torch.tensor(...)"
         )
-    if x.device.type not in (comm.device.type, "meta"):
+    if x.device != comm.device and x.device.type not in (comm.device.type, "meta"):
         raise ConfigError(
             f"rank {comm.rank}: {collective} got a tensor on {x.device}, but this communicator "
             f"works on {comm.device}; move it with .to(comm.device)"
@@ -185,6 +185,8 @@ def _signature(
 
 def flattened(x: torch.Tensor) -> torch.Tensor:
     """`x` as a contiguous vector without history: a view where possible, else a copy."""
+    if x.__class__ is torch.Tensor and x.ndim == 1 and not x.requires_grad and x.is_contiguous():
+        return x  # it is one
     return x.detach().reshape(-1)
 
 

@@ -1,4 +1,4 @@
-"""The two halves of every ring: chunks travel round, first to be summed up, then to be handed out.
+"""Chunks travel round a ring: once round to be summed up, once more to be handed out.
 
 `chunks` are views of one vector, one for each rank: see `registry.cut`.
 """
@@ -14,34 +14,40 @@ from dtlab.reduction import Op
 from dtlab.relay import relay
 
 
+def all_reduce_(comm: Comm, chunks: Sequence[torch.Tensor], op: Op = "sum") -> None:
+    """In place. Before: rank r holds its summand of every chunk. After: all hold all sums.
+
+    Both halves below, without a stop between them. Cost: 2(p−1)(α + cβ) + (p−1)cγ, c bytes in the
+    largest chunk.
+    """
+    p, me = comm.size, comm.rank
+    relay(comm, tour(comm, chunks), (me + 1) % p, (me - 1) % p, op, adding=p - 1)
+
+
 def reduce_scatter_(comm: Comm, chunks: Sequence[torch.Tensor], op: Op = "sum") -> None:
     """In place. Before: rank r holds its summand of every chunk. After: rank r has all of r+1.
 
-    Each chunk gathers one summand a step. Memory: two chunks. Cost: (p−1)(α + c(β + γ)), c bytes in
-    the largest chunk.
+    Each chunk gathers one summand a step. Cost: (p−1)(α + c(β + γ)).
     """
     p, me = comm.size, comm.rank
-    right, left = (me + 1) % p, (me - 1) % p
-    leaving = [chunks[(me - step) % p] for step in range(p - 1)]
-    staying = [chunks[(me - step - 1) % p] for step in range(p - 1)]
-    inboxes = comm.scratch(chunks[0], rows=2)  # while one is added, the next may fill
-    rooms = [{c.numel(): inbox[: c.numel()] for c in (chunks[0], chunks[-1])} for inbox in inboxes]
-    summands = (rooms[step % 2][chunk.numel()] for step, chunk in enumerate(staying))
-    arriving = relay(comm, zip(leaving, summands, strict=True), right, left)
-    for chunk, summand in zip(staying, arriving, strict=True):
-        comm.accumulate_(chunk, summand, op)
+    relay(comm, tour(comm, chunks)[:p], (me + 1) % p, (me - 1) % p, op, adding=p - 1)
 
 
 def all_gather_(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
     """In place. Before: rank r has all of chunk r+1. After: every rank has all chunks.
 
-    Each complete chunk goes once round. Cost: (p−1)(α + cβ), c bytes in the largest chunk.
+    Each complete chunk goes once round. Cost: (p−1)(α + cβ).
     """
     p, me = comm.size, comm.rank
-    right, left = (me + 1) % p, (me - 1) % p
-    moves = ((chunks[(me + 1 - step) % p], chunks[(me - step) % p]) for step in range(p - 1))
-    for _ in relay(comm, moves, right, left):
-        pass  # it has come to where it belongs
+    relay(comm, tour(comm, chunks)[p - 1 :], (me + 1) % p, (me - 1) % p)
+
+
+def tour(comm: Comm, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The chunks in the order in which they pass rank r: its own, r, then what comes from the left:
+    r−1, r−2, …, halfway r+1, which is complete there; then once more r, r−1, … The last one stays.
+    """
+    p = comm.size
+    return [chunks[(comm.rank - step) % p] for step in range(2 * p - 1)]
 
 
 def one_back(chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.machine import Machine
-from dtlab.relay import Moves, relay
+from dtlab.reduction import Op
+from dtlab.relay import relay
 
 
 class View(Comm):
@@ -46,8 +47,10 @@ class View(Comm):
         origin = None if src is None else self.members[src]
         self.whole.sendrecv(out, self.members[dst], into, origin)
 
-    def relay(self, moves: Moves, dst: int, src: int) -> Iterator[torch.Tensor]:
-        return relay(self.whole, moves, self.members[dst], self.members[src])
+    def relay(
+        self, chunks: Sequence[torch.Tensor], dst: int, src: int, op: Op, adding: int
+    ) -> None:
+        relay(self.whole, chunks, self.members[dst], self.members[src], op, adding)
 
     def scratch(self, like: torch.Tensor, use: str = "inbox", rows: int = 0) -> torch.Tensor:
         return self.whole.scratch(like, use, rows)

@@ -26,6 +26,7 @@ from dtlab.errors import Waiting
 DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned", "raised")
 STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED = range(len(DOING))
 ANYONE = -1
+LATEST = -2  # of many messages that follow each other, the one that the ledger has counted last
 
 # A record: numbers first, in the order of `State`; then texts, which change less often.
 _NUMBERS = struct.Struct("=QB?x?qqqq?7xqq")
@@ -56,7 +57,7 @@ class State(NamedTuple):
     context: int
     nbytes: int
     peer: int  # … to this rank of the run, or receives from it (or from ANYONE),
-    number: int  # the number-th of this pair and context;
+    number: int  # the number-th of this pair and context (or the LATEST);
     sends_2: bool  # in an exchange, a second one
     peer_2: int  # (number_2 < 0: none)
     number_2: int
@@ -116,7 +117,17 @@ class Board:
         """What `rank` wrote last."""
         numbers = _NUMBERS.unpack_from(self.bytes, rank * _RECORD_SIZE)
         texts = _TEXTS.unpack_from(self.bytes, rank * _RECORD_SIZE + _NUMBERS.size)
-        return State(*numbers, *(raw.rstrip(b"\0").decode(errors="replace") for raw in texts))
+        state = State(*numbers, *(raw.rstrip(b"\0").decode(errors="replace") for raw in texts))
+        if state.number != LATEST:
+            return state
+        return state._replace(number=self._latest(rank, state.sends, state.peer, state.context),
+                              number_2=self._latest(rank, state.sends_2, state.peer_2,
+                                                    state.context))
+
+    def _latest(self, rank: int, sends: bool, peer: int, context: int) -> int:
+        """The number of the last message that `rank` has posted to (`sends`) or from `peer`."""
+        pair = (rank, peer) if sends else (peer, rank)
+        return (self.count(*pair, not sends, context) or 0) - 1
 
     # ---- the ledger -----------------------------------------------------------------------------
 

@@ -17,15 +17,15 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
-from dtlab.matching import describe
+from dtlab.matching import Header, describe, describe_all
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import Lane, Way, is_plain, move_all, room_of, wire_of
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
 from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
+from dtlab.processes.relay import relay
 from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
-from dtlab.relay import Moves, one_by_one
 
 _SCRATCH_BYTES = 64 << 20  # keep no more than this
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
@@ -78,8 +78,7 @@ class GlooComm(Comm):
         receives = [op for op in ops if isinstance(op, Recv)]
         sends = [op for op in ops if isinstance(op, Send)]
         if len(receives) == len(sends) == 1:
-            (out, dst), (into, src) = sends[0], receives[0]
-            self.sendrecv(out, dst, into, src)
+            self.sendrecv(*sends[0], *receives[0])
         elif ops:  # a message that finds its buffer ready moves at once, hence receives first
             moves = [(self.way(src, False), x) for x, src in receives]  # type: ignore[arg-type]
             move_all(self, moves + [(self.way(dst, True), x) for x, dst in sends])
@@ -108,12 +107,7 @@ class GlooComm(Comm):
         else:
             super().sendrecv(out, dst, into, src)
 
-    def relay(self, moves: Moves, dst: int, src: int) -> Iterator[torch.Tensor]:
-        """See `dtlab.relay`."""
-        moves = list(moves)
-        if moves and self._on_cpu and all(is_plain(a) and is_plain(b) for a, b in moves):
-            return self._lane(dst, src).relay(moves)
-        return one_by_one(self, moves, dst, src)
+    relay = relay
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         """See `dtlab.patience`."""
@@ -137,14 +131,15 @@ class GlooComm(Comm):
         if not (type(peer) is int and 0 <= peer < self.size and peer != self.rank):
             self._check_peer(peer, "send to" if isinstance(op, Send) else "receive from")
         if isinstance(x, torch.Tensor):
-            self._check_tensor(x)
+            self.check_tensor(x)
         elif isinstance(op, Recv) and not isinstance(x, list):
             raise ConfigError(
                 f"rank {self.rank}: can't receive into a {type(x).__name__}; give a tensor, "
                 f"a list that takes an object, or call recv_object"
             )
 
-    def _check_tensor(self, x: torch.Tensor) -> None:
+    def check_tensor(self, x: torch.Tensor) -> None:
+        """Raise `ConfigError` unless `x` is dense and on this communicator's device."""
         if x.device != self.device:
             raise ConfigError(
                 f"rank {self.rank}: the tensor is on {x.device}, this communicator works on "
@@ -219,12 +214,18 @@ class GlooComm(Comm):
         """What the ledger says of a message that carries `x`."""
         tensor = isinstance(x, torch.Tensor)
         key = (x.dtype, x.shape, self.label) if tensor else self.label
-        header = self._headers.get(key)
-        if header is None:
-            if len(self._headers) > 1000:
-                self._headers.clear()
-            header = self._headers[key] = announced(describe(x, self.label))
-        return header
+        return self._headers.get(key) or self._keep(key, describe(x, self.label))
+
+    def header_of_all(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> Announced:
+        """The same of several messages that go as one: vectors of these sizes."""
+        key = (dtype, sizes, self.label)
+        return self._headers.get(key) or self._keep(key, describe_all(dtype, sizes, self.label))
+
+    def _keep(self, key: Any, header: Header) -> Announced:
+        if len(self._headers) > 1000:
+            self._headers.clear()
+        announcement = self._headers[key] = announced(header)
+        return announcement
 
     def announce_send(self, dst: int, header: Announced) -> None:
         """Rank `dst` is about to be sent its next message. Raises `ShapeMismatch`."""
@@ -297,6 +298,8 @@ class GlooComm(Comm):
 
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         """into ← into op x, in place, as a span of the trace. Returns `into`."""
+        if not self.end.traced:
+            return combine_(into, x, op)
         start_s = time.perf_counter()
         combine_(into, x, op)
         self.end.span("reduce", start_s, time.perf_counter(), self.label)

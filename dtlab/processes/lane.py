@@ -9,7 +9,7 @@ what a neighbour has to do with it stands ready: in a `Way` to or from it, in a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from dtlab.processes.board import EXCHANGE, RECV, SEND
 
 if TYPE_CHECKING:
     from dtlab.processes.communicator import GlooComm
+    from dtlab.processes.ledger import Announced
 
 
 # What travels for a tensor without elements: Gloo won't receive zero bytes from anyone.
@@ -65,20 +66,20 @@ class Way:
         self._gloo = comm.end.group.send if sends else comm.end.group.recv
         self._doing, self._peers = SEND if sends else RECV, (self.world,)
 
-    def announce(self, x: torch.Tensor) -> int:
-        """The next message is about to carry `x`: returns its number. Raises `ShapeMismatch`."""
+    def announce(self, header: Announced) -> int:
+        """The next message is about to be handed to Gloo: returns its number. Raises
+        `ShapeMismatch`."""
         number = self._counts[self._peer]
         if self._comm.end.board is not None:
-            self._announce(self._peer, self._comm.header(x))
+            self._announce(self._peer, header)
         self._counts[self._peer] = number + 1
         return number
 
-    def follow(self) -> None:
-        """The next message goes with the one before it: as `announce`, without a comparison."""
-        number = self._counts[self._peer]
-        if self._comm.end.board is not None:
-            self._pairs[self._peer].count(number)
-        self._counts[self._peer] = number + 1
+    def follow(self, count: int) -> Callable[[int], None]:
+        """The next `count` messages need no comparison. Returns what tells the ledger, when it is
+        called with the number of one of them, that it is about to be handed to Gloo."""
+        self._counts[self._peer] += count
+        return self._pairs[self._peer].count if self._comm.end.board is not None else _unheard
 
     def withdraw(self) -> None:
         """The message that was announced last is not posted after all."""
@@ -95,7 +96,7 @@ class Way:
         comm, sends, world = self._comm, self.sends, self.world
         end, label, nbytes = comm.end, comm.label, x.nbytes
         with end.lock:
-            number = self.announce(x)
+            number = self.announce(comm.header(x))
             posted_s = time.perf_counter()
             handle = self.post(x)
         end.waits(self._peers, label, self._doing, comm.context, nbytes, sends, world, number)
@@ -109,6 +110,10 @@ class Way:
             end.rows.append((sends, world, comm.context, nbytes, posted_s, done_s, label))
 
 
+def _unheard(number: int) -> None:
+    """Without a board there is no ledger."""
+
+
 def move_all(comm: GlooComm, moves: Sequence[tuple[Way, torch.Tensor]]) -> None:
     """All these messages together; tensors that are `is_plain`, receives first."""
     end, label, context = comm.end, comm.label, comm.context
@@ -116,7 +121,7 @@ def move_all(comm: GlooComm, moves: Sequence[tuple[Way, torch.Tensor]]) -> None:
         numbers: list[int] = []
         try:
             for way, x in moves:
-                numbers.append(way.announce(x))
+                numbers.append(way.announce(comm.header(x)))
         except Exception:
             for way, _ in moves[: len(numbers)]:
                 way.withdraw()
@@ -136,16 +141,6 @@ def move_all(comm: GlooComm, moves: Sequence[tuple[Way, torch.Tensor]]) -> None:
     finally:
         end.runs()
         end.bury(handles, sum(x.nbytes for _, x in moves))
-
-
-def _announced(here: Way, there: Way, out: torch.Tensor, into: torch.Tensor) -> tuple[int, int]:
-    """Both or none: `into` is about to be received, `out` to be sent. Returns their numbers."""
-    received = here.announce(into)
-    try:
-        return received, there.announce(out)
-    except Exception:
-        here.withdraw()
-        raise
 
 
 class Lane:
@@ -189,41 +184,3 @@ class Lane:
                 (True, to, comm.context, nbytes, posted_s, sent_s, label),
                 (False, origin, comm.context, into.nbytes, posted_s, received_s, label),
             )
-
-    def relay(self, moves: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[torch.Tensor]:
-        """See `dtlab.relay`; tensors that are `is_plain`. The next receive is always posted ahead,
-        so that what comes need not wait until this rank is woken."""
-        comm, to, origin = self._comm, self._to, self._from
-        end, label, context = comm.end, comm.label, comm.context
-        there, here = comm.way(self._dst, True), comm.way(self._src, False)
-        traced = end.traced and comm.visible
-        handles: list[Any] = []
-        with end.lock:
-            number, sent = _announced(here, there, *moves[0])
-            ready_s, coming = time.perf_counter(), here.post(moves[0][1])
-        gap = sent - number
-        try:
-            for step, (out, into) in enumerate(moves):
-                if step:
-                    there.follow()
-                posted_s, leaving = time.perf_counter(), there.post(out)
-                arriving, begun_s = coming, ready_s
-                if step + 1 < len(moves):
-                    here.follow()
-                    ready_s, coming = posted_s, here.post(moves[step + 1][1])
-                end.waits(self._peers, label, EXCHANGE, context, out.nbytes,
-                          True, to, number + gap, False, origin, number)
-                arriving.wait()
-                received_s = time.perf_counter()
-                leaving.wait()
-                number += 1
-                handles += (leaving, arriving)
-                if traced:
-                    end.rows += (
-                        (True, to, context, out.nbytes, posted_s, time.perf_counter(), label),
-                        (False, origin, context, into.nbytes, begun_s, received_s, label),
-                    )
-                yield into
-        finally:
-            end.runs()
-            end.bury(handles, sum([out.nbytes for out, _ in moves]))

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +14,11 @@ import torch
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
-from dtlab.reduction import overlaps_itself
-from dtlab.relay import Moves, one_by_one
+from dtlab.reduction import Op, overlaps_itself
+from dtlab.relay import one_by_one
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.messages import Channel, Envelope, Inbox, Mailbox, Message, Receiving, Sending
-from dtlab.simulator.strands import Stopped, Strand
+from dtlab.simulator.strands import Errand, Stopped, Strand
 
 
 class SimComm(Comm):
@@ -54,14 +55,35 @@ class SimComm(Comm):
         # As in Comm, without its intermediate records: rings live in this call.
         self._both(out, self._to[dst], into, self._from[src])
 
-    def relay(self, moves: Moves, dst: int, src: int) -> Iterator[torch.Tensor]:
-        """See `dtlab.relay`; who the neighbours are is looked up once."""
-        to = origin = None
-        for out, into in moves:
-            if to is None or origin is None:  # not before: a ring of one rank has no neighbours
-                to, origin = self._to[dst], self._from[src]
-            self._both(out, to, into, origin)
-            yield into
+    def relay(
+        self, chunks: Sequence[torch.Tensor], dst: int, src: int, op: Op, adding: int
+    ) -> None:
+        """See `dtlab.relay`. Without data there is nothing to be done on this strand."""
+        if len(chunks) > 1 and all(chunk.is_meta for chunk in chunks):
+            errand = Errand(self._strand, self._engine.wake)
+            errand.run(self._steps(errand, chunks, self._to[dst], self._from[src], adding))
+        else:
+            one_by_one(self, chunks, dst, src, op, adding)
+
+    def _steps(self, errand: Errand, chunks: Sequence[torch.Tensor], to: Channel,
+               origin: Channel | Mailbox, adding: int) -> Iterator[None]:
+        """A relay without data: messages, and the time that adding takes."""
+        engine, strand = self._engine, self._strand
+        for step, (leaving, staying) in enumerate(pairwise(chunks)):
+            sent, received = self._send(leaving, to), self._recv(staying, origin)
+            strand.waits_for = sent, received
+            if not sent.left:
+                sent.sender = errand
+                yield
+            if not received.arrived:
+                received.receiver = errand
+                yield
+            if step < adding and engine.gamma and staying.nbytes:
+                start_s = engine.now
+                strand.waits_for = "reduce"
+                engine.wake_after(engine.gamma * staying.nbytes, errand)
+                yield
+                self._note("reduce", start_s, self.label)
 
     def _both(self, out: Any, to: Channel, into: Any, origin: Channel | Mailbox) -> None:
         """Send `out` while receiving into `into`."""
@@ -199,8 +221,7 @@ class SimComm(Comm):
         yield
         if seconds:
             self._pass_time(seconds, f"compute {label}")
-        if engine.tracing:
-            engine.spans.append((self._strand.rank, "compute", start_s, engine.now, label))
+        self._note("compute", start_s, label)
 
     def _pass_time(self, seconds: float, doing: str) -> None:
         self._strand.waits_for = doing
@@ -211,10 +232,13 @@ class SimComm(Comm):
         if engine.gamma and into.nbytes:
             start_s = engine.now
             self._pass_time(engine.gamma * into.nbytes, "reduce")
-            if engine.tracing:
-                engine.spans.append(
-                    (self._strand.rank, "reduce", start_s, engine.now, self.label)
-                )
+            self._note("reduce", start_s, self.label)
+
+    def _note(self, kind: str, start_s: float, label: str) -> None:
+        """A span of the trace has come to its end."""
+        engine = self._engine
+        if engine.tracing:
+            engine.spans.append((self._strand.rank, kind, start_s, engine.now, label))
 
     def now(self) -> float:
         return self._engine.now

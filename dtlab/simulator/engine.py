@@ -23,7 +23,7 @@ from dtlab.matching import check_match, describe
 from dtlab.simulator.changes import Changes
 from dtlab.simulator.messages import Channel, Mailbox, Message
 from dtlab.simulator.network import ARRIVED, Network
-from dtlab.simulator.strands import Strand
+from dtlab.simulator.strands import Errand, Strand
 from dtlab.simulator.waiting import hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
@@ -37,7 +37,7 @@ class Instant:
     def __init__(self) -> None:
         self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
         self.starting: list[Message] = []  # the latency has passed
-        self.waking: list[Strand] = []  # the strand has slept enough
+        self.waking: list[Strand | Errand] = []  # the strand has slept enough
         # The strand has waited enough for one of those.
         self.alarms: list[tuple[Strand, Sequence[Message]]] | None = None
 
@@ -59,7 +59,7 @@ class Engine:
         self._channels: dict[tuple[int, int, int], Channel] = {}
         self._mailboxes: dict[tuple[int, int], Mailbox] = {}
         self._network = Network(topology)
-        self._ready: deque[Strand] = deque()
+        self._ready: deque[Strand | Errand] = deque()
         self._agenda: dict[float, Instant] = {}
         self._times: list[float] = []  # the keys of the agenda, as a heap
         self._due_s = -1.0  # the agenda's entry for this time was asked for last:
@@ -119,14 +119,19 @@ class Engine:
         ready = self._ready
         if self.stopping or not self._begun:
             return None
-        if ready:
-            return ready.popleft()
         try:
-            self._pass_time()
+            while True:
+                if not ready:
+                    self._pass_time()
+                    if not ready:
+                        return None
+                following = ready.popleft()
+                if isinstance(following, Strand):
+                    return following
+                following.go_on()
         except BaseException as error:  # must not surface in the rank that happened to pause
             self._broken = error
             return None
-        return ready.popleft() if ready else None
 
     def _pass_time(self) -> None:
         """Move the clock on until a strand can go on, or nothing is due any more."""
@@ -180,6 +185,10 @@ class Engine:
         """Called on `strand`: pause it for virtual `seconds`."""
         self._at(self.now + seconds).waking.append(strand)
         strand.pause()
+
+    def wake_after(self, seconds: float, errand: Errand) -> None:
+        """Let `errand` go on once virtual `seconds` have passed."""
+        self._at(self.now + seconds).waking.append(errand)
 
     def wait_any(self, strand: Strand, messages: Sequence[Message], seconds: float) -> None:
         """Called on `strand`: pause it until one of `messages` has arrived, or virtual `seconds`
@@ -259,10 +268,11 @@ class Engine:
             m.left = m.arrived = True
             if m.sender is not None:
                 ready.append(m.sender)
-            if m.receiver is not None:
-                ready.append(m.receiver)
-                if m.receiver.any_of:
-                    _forget_others(m.receiver)
+            receiver = m.receiver
+            if receiver is not None:
+                ready.append(receiver)
+                if receiver.any_of and isinstance(receiver, Strand):
+                    _forget_others(receiver)
 
 
 def _forget_others(strand: Strand) -> None:

@@ -11,7 +11,7 @@ import cloudpickle
 
 from dtlab.comm import Work
 from dtlab.simulator.network import Flow
-from dtlab.simulator.strands import Strand
+from dtlab.simulator.strands import Errand, Strand
 from dtlab.topology import Topology
 
 
@@ -33,7 +33,7 @@ class Message(Flow):
     label: str
     sent_s: float  # when it was posted
     left: bool  # the sender may go on
-    sender: Strand | None  # whoever waits for that
+    sender: Strand | Errand | None  # whoever waits for that
 
     # The receiver's side.
     source: Channel | Mailbox  # where it looked for a sender, in vain
@@ -41,7 +41,7 @@ class Message(Flow):
     wanted_label: str
     wanted_s: float
     arrived: bool  # the receiver may go on
-    receiver: Strand | None
+    receiver: Strand | Errand | None
 
     # Both.
     next: Message | None  # in a queue of messages that have one side only

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -85,6 +85,42 @@ class Strand(ABC):
             self._body(self)
         finally:
             self.done = True
+
+
+class Errand:
+    """Steps of a strand that run none of its own code, so that nothing is switched between them:
+    whoever would wake the strand wakes the errand instead, and it goes on at once.
+
+    wake: of the strand, at the end.
+    """
+
+    __slots__ = ("_error", "_steps", "_strand", "_wake")
+    any_of: Sequence[Message] = ()  # as a strand's
+
+    def __init__(self, strand: Strand, wake: Callable[[Strand], None]):
+        self._strand, self._wake = strand, wake
+        self._error: Exception | None = None
+
+    def run(self, steps: Iterator[None]) -> None:
+        """Called on the strand: returns when it has walked `steps`, a step each time it is woken.
+        Raises what they raise."""
+        self._steps = steps
+        for _ in steps:  # the first; the others as it is woken
+            self._strand.pause()
+            break
+        if self._error is not None:
+            raise self._error
+
+    def go_on(self) -> None:
+        """The next step."""
+        try:
+            next(self._steps)
+            return
+        except StopIteration:
+            pass
+        except Exception as error:
+            self._error = error
+        self._wake(self._strand)
 
 
 class GreenletStrand(Strand):

@@ -110,13 +110,12 @@ def test_a_limit_must_be_a_time() -> None:
         simulate(waits, 0.01, [-1.0], network=NETWORK)
 
 
-def test_each_step_of_a_relay_is_one_event() -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_each_step_of_a_relay_is_one_event(device: str) -> None:
     def rank(comm: Comm) -> None:
-        moves = [(torch.ones(1), torch.empty(1)) for _ in range(5)]
-        for _ in relay(comm, moves, 1 - comm.rank, 1 - comm.rank):
-            reached[comm.rank] += 1
+        relay(comm, [torch.ones(1, device=device)] * 6, 1 - comm.rank, 1 - comm.rank)
 
-    reached = [0, 0]
-    with pytest.raises(Deadlock):
-        simulate(rank, network=NETWORK, crash={1: 3})
-    assert reached == [3, 3]
+    for step in range(5):
+        with pytest.raises(Deadlock, match="1 crashed"):
+            simulate(rank, network=NETWORK, crash={1: step})
+    assert simulate(rank, network=NETWORK, crash={1: 5}).trace.messages() == 10
