@@ -40,13 +40,13 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
             f"accumulate_ needs equal shapes and dtypes; got {x.dtype} {tuple(x.shape)} "
             f"into {into.dtype} {tuple(into.shape)}"
         )
-    check_op(op, into.dtype)
-    combiner(op)(into, x)
+    combiner(op, into.dtype)(into, x)
     return into
 
 
-def combiner(op: Op) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """into ← into op x for `op`, which is known, and tensors that fit."""
+def combiner(op: Op, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """`combine_` for tensors of `dtype` that are known to fit. Raises as `check_op`."""
+    check_op(op, dtype)
     return (lambda into, x: into.copy_(op(into, x))) if callable(op) else COMBINE[op]
 
 

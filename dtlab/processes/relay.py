@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,7 +65,7 @@ def _relay(
     end, label, context, tag = comm.end, comm.label, comm.context, comm.tag
     traced = end.traced and comm.visible
     send, recv, last = end.group.send, end.group.recv, len(chunks) - 2
-    combine = partial(comm.accumulate_, op=op) if end.traced else combiner(op)
+    combine = combiner(op, chunks[0].dtype)
     sizes = tuple([chunk.numel() for chunk in chunks])
     pieces = [_pieces(chunk) for chunk in chunks]
     rooms = _rooms(comm, pieces, adding)
@@ -80,31 +79,32 @@ def _relay(
         counts_received, counts_sent = here.follow(last), there.follow(last)
         posted_s = time.perf_counter()
         arriving = [recv([room], origin, tag) for room in rooms[:_AHEAD]]
-        leaving = [send([piece], to, tag) for piece in pieces[0]]
+        sends = [send([piece], to, tag) for piece in pieces[0]]
     end.waits((to,) if to == origin else (to, origin), label, EXCHANGE, context, chunks[0].nbytes,
               True, to, LATEST, False, origin, LATEST)
-    handles, turn = list(leaving), 0
+    turn = ended = 0
     try:
         for step, staying in enumerate(pieces[1:]):
             if step:
                 counts_received(received + step)
                 counts_sent(sent + step)
-            going = []
+            posted = len(sends)
             for piece in staying:
                 arriving[turn].wait()
                 if step < adding:
+                    begun_s = time.perf_counter()
                     combine(piece, rooms[turn])
+                    end.span("reduce", begun_s, time.perf_counter(), label)
                 if step < last:
-                    going.append(send([piece], to, tag))
+                    sends.append(send([piece], to, tag))
                 turn += 1
                 if turn + _AHEAD <= len(rooms):
                     arriving.append(recv([rooms[turn + _AHEAD - 1]], origin, tag))
-            received_s = time.perf_counter()
-            for handle in leaving:
-                handle.wait()
-            leaving = going
-            handles += going
-            if traced:
+            if traced:  # only a trace wants to know when each of them had left
+                received_s = time.perf_counter()
+                for handle in sends[ended:posted]:
+                    handle.wait()
+                ended = posted
                 end.rows += (
                     (True, to, context, chunks[step].nbytes, posted_s, time.perf_counter(),
                      label),
@@ -112,9 +112,11 @@ def _relay(
                      label),
                 )
                 posted_s = received_s
+        for handle in sends[ended:]:
+            handle.wait()
     finally:
         end.runs()
-        end.bury((handles, arriving), sum(sizes) * chunks[0].itemsize)
+        end.bury((sends, arriving), sum(sizes) * chunks[0].itemsize)
 
 
 def _pieces(chunk: torch.Tensor) -> Sequence[torch.Tensor]:

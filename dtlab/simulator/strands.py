@@ -105,9 +105,11 @@ class Errand:
         """Called on the strand: returns when it has walked `steps`, a step each time it is woken.
         Raises what they raise."""
         self._steps = steps
-        for _ in steps:  # the first; the others as it is woken
-            self._strand.pause()
-            break
+        try:
+            next(steps)
+        except StopIteration:
+            return
+        self._strand.pause()
         if self._error is not None:
             raise self._error
 

@@ -73,6 +73,14 @@ def test_a_relay_that_does_not_fit_is_refused(chunks: list[torch.Tensor]) -> Non
         run(work, ranks=2, timeout=20)
 
 
+def test_an_op_that_is_not_known_is_refused() -> None:
+    def work(comm: Comm) -> None:
+        relay(comm, [torch.ones(3)] * 2, 1 - comm.rank, 1 - comm.rank, "mean", adding=1)
+
+    with pytest.raises(RankFailed, match="unknown op 'mean'"):
+        run(work, ranks=2, timeout=20)
+
+
 def test_a_refused_relay_takes_back_what_it_announced() -> None:
     def work(comm: Comm) -> float:
         other, side = 1 - comm.rank, comm.split(0)
