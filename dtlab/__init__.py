@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dtlab import collectives, cost, ps, topology
+from dtlab import collectives, cost, ps
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import (
     ConfigError,
@@ -26,15 +26,16 @@ from dtlab.errors import (
     ShapeMismatch,
 )
 from dtlab.result import Result
-from dtlab.simulator import simulate
 from dtlab.trace import Event, Message, Span, Trace
 
 if TYPE_CHECKING:
+    from dtlab import topology
     from dtlab.calibration import calibrate
     from dtlab.grading.check import check
     from dtlab.processes.magic import load_ipython_extension
     from dtlab.processes.run import run
     from dtlab.processes.session import Session
+    from dtlab.simulator import simulate
 
 __version__ = "0.1.0"
 
@@ -67,15 +68,17 @@ __all__ = [
     "topology",
 ]
 
-# Loaded when first used, so that `import dtlab` stays quick.
+# Loaded when first used, so that `import dtlab` stays quick, and so does the first call of `run`.
 _LATER = {
     "calibrate": "dtlab.calibration",
     "run": "dtlab.processes",
     "Session": "dtlab.processes",
+    "simulate": "dtlab.simulator",
     "check": "dtlab.grading",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_ROOMS = ("calibration", "grading", "plots", "processes", "widgets")
+_ROOMS = ("calibration", "grading", "plots", "processes", "simulator", "topology",
+          "widgets")
 
 
 def __getattr__(name: str) -> Any:
