@@ -89,3 +89,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"dtlab.{name}")
     raise AttributeError(f"module 'dtlab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a notebook offers after a dot: also what is not loaded yet."""
+    return sorted({*globals(), *__all__, *_ROOMS})

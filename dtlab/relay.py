@@ -23,7 +23,8 @@ def relay(
     comes from `src` and goes on to `dst`, but for the last. The first `adding` that come are added
     (`op`) to what lies in their place, the others replace it.
 
-    The neighbours must be in a relay, too. A chunk may have two turns if what comes at the second
+    The neighbours must be in a relay, too, and what one sends must fit what the next has room for,
+    else `ShapeMismatch`. A chunk may have two turns if what comes at the second
     was made of what left at the first, as round a ring. Memory: the largest chunk that is added
     to; over Gloo at most two pieces of 1 MiB. Cost: of each step α + c(β + γ), c bytes in a chunk.
     """

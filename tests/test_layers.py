@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,3 +127,11 @@ def test_algorithms_know_nothing_of_how_they_are_run() -> None:
         rooms = {room_of(module) for _, module in imported(path.read_text(), name_of(path))}
         assert rooms <= {"collectives", "comm", "cost", "errors", "machine", "reduction",
                          "relay"}, path
+
+
+def test_ranks_start_without_what_only_simulations_need() -> None:
+    """The first `run` waits for these imports; and what is not loaded can be found all the same."""
+    code = ("import sys, dtlab.processes.rank, dtlab; print('networkx' in sys.modules, "
+            "{'simulate', 'topology', 'run', 'check', 'plots'} <= set(dir(dtlab)))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -53,7 +53,15 @@ class SimComm(Comm):
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         # As in Comm, without its intermediate records: rings live in this call.
-        self._both(out, self._to[dst], into, self._from[src])
+        sent, received = self._send(out, self._to[dst]), self._recv(into, self._from[src])
+        strand = self._strand
+        strand.waits_for = sent, received
+        if not sent.left:
+            sent.sender = strand
+            strand.pause()
+        if not received.arrived:
+            received.receiver = strand
+            strand.pause()
 
     def relay(
         self, chunks: Sequence[torch.Tensor], dst: int, src: int, op: Op, adding: int
@@ -84,18 +92,6 @@ class SimComm(Comm):
                 engine.wake_after(engine.gamma * staying.nbytes, errand)
                 yield
                 self._note("reduce", start_s, self.label)
-
-    def _both(self, out: Any, to: Channel, into: Any, origin: Channel | Mailbox) -> None:
-        """Send `out` while receiving into `into`."""
-        sent, received = self._send(out, to), self._recv(into, origin)
-        strand = self._strand
-        strand.waits_for = sent, received
-        if not sent.left:
-            sent.sender = strand
-            strand.pause()
-        if not received.arrived:
-            received.receiver = strand
-            strand.pause()
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         if not 0 <= seconds < math.inf:

@@ -21,6 +21,18 @@ def around(comm: Comm, sizes: list[int]) -> tuple[list[torch.Tensor], int, int]:
     return tour, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
 
+class Recorder:
+    """Gloo, with a note of how many bytes it was given to send each time."""
+
+    def __init__(self, group: Any):
+        self.group, self.nbytes = group, list[int]()
+        self.recv = group.recv
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Any:
+        self.nbytes.append(tensors[0].nbytes)
+        return self.group.send(tensors, dst, tag)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("sizes", [[3] * 5, [0, 7, 0, 1, 2], [300_000, 1, 131_073, 800_000, 0]])
 def test_a_relay_is_as_many_exchanges(ranks: int, sizes: list[int]) -> None:
@@ -40,6 +52,23 @@ def test_a_relay_is_as_many_exchanges(ranks: int, sizes: list[int]) -> None:
         assert result.trace.messages() == ranks * (8 * (ranks - 1) + 1)
         assert all(event.end_s >= event.start_s for event in result.trace.events)
         assert all(run(work, op, ranks=ranks, trace=False).values)
+
+
+@pytest.mark.parametrize(("elements", "pieces"), [
+    (1000, [4000]), (131_072, [524_288]), (131_073, [262_144, 262_148]),
+    (700_000, [933_332, 933_332, 933_336]),
+])
+def test_long_chunks_go_in_pieces_and_count_as_one(elements: int, pieces: list[int]) -> None:
+    def work(comm: Comm) -> list[int]:
+        assert isinstance(comm, GlooComm)
+        comm.end.group = group = Recorder(comm.end.group)
+        tour, right, left = around(comm, [elements] * 2)
+        relay(comm, tour, right, left, adding=1)
+        return sorted(group.nbytes)
+
+    result = run(work, ranks=2)
+    assert result.values == [sorted(pieces * 2)] * 2
+    assert [m.nbytes for m in result.trace.transfers] == [4 * elements] * 4
 
 
 def test_a_relay_takes_tensors_that_need_the_long_way() -> None:
