@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, save
 from dtlab.processes import run
@@ -95,18 +95,44 @@ def reduce_s_per_byte(comm: Comm, nbytes: int = 4 << 20, repeats: int = 9) -> fl
     return float(np.median(times)) / nbytes
 
 
+def burst(comm: Comm, messages: int, repeats: int) -> list[float]:
+    """Seconds until `messages` of 16 bytes, posted together by rank 0, are answered by one of
+    rank 1's, which has room for all of them ready. By repeat; the first is left out."""
+    balls = [torch.zeros(16, dtype=torch.uint8) for _ in range(messages)]
+    times = []
+    for _ in range(repeats + 1):
+        begun_s = comm.now()
+        if comm.rank == 0:
+            comm.exchange(*(Send(ball, 1) for ball in balls))
+            comm.recv(balls[0], 1)
+        else:
+            comm.exchange(*(Recv(ball, 0) for ball in balls))
+            comm.send(balls[0], 0)
+        times.append(comm.now() - begun_s)
+    return times[1:]
+
+
+def overhead_s(comm: Comm, repeats: int, messages: int = 8) -> float:
+    """Seconds that each message after the first adds to a burst of them."""
+    one, many = (float(np.median(burst(comm, count, repeats))) for count in (1, messages))
+    return max(many - one, 0.0) / (messages - 1)
+
+
 def calibrate(repeats: int = 25) -> Machine:
-    """Measure α, β and γ of this machine, and keep them in the user's cache with date and host.
+    """Measure α, β, γ and the overhead o of this machine, and keep them in the user's cache with
+    date and host.
 
     From then on `algorithm="auto"` chooses by them, here and in later runs; `dtlab doctor` shows
     them. Takes some seconds, best when nothing else runs. See `dtlab.machine`.
     """
     line = fit(SIZES, measure(SIZES, repeats))
     gamma = run(reduce_s_per_byte, ranks=1, trace=False, echo=False).values[0]
+    overhead = run(overhead_s, repeats, ranks=2, trace=False, echo=False).values[0]
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     machine = Machine(
         max(line.alpha, 0.0), max(line.beta, 0.0), gamma, lanes=max((usable or 1), 1),
         date=datetime.now(UTC).isoformat(timespec="seconds"), host=platform.node(),
+        overhead=overhead,
     )
     save(machine)
     return machine

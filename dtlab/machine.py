@@ -26,9 +26,12 @@ class Machine(NamedTuple):
     lanes: float = math.inf  # so many messages can move at once: on one host, one a core
     date: str = ""  # when it was measured, ISO 8601; "" if never
     host: str = ""
+    # Seconds that each message after the first adds, where a rank posts several at once and waits
+    # for none between them; never more than alpha. LogP calls it o.
+    overhead: float = math.inf
 
 
-TYPICAL = Machine(alpha=1e-4, beta=1e-9, gamma=2e-10, lanes=2)
+TYPICAL = Machine(alpha=1e-4, beta=1e-9, gamma=2e-10, lanes=2, overhead=3e-5)
 
 
 def cache_file() -> Path:
@@ -54,7 +57,8 @@ def load() -> Machine:
     """This host's figures; `TYPICAL` if they were never measured, or the file is no good."""
     try:
         machine = Machine(**json.loads(cache_file().read_text()))
-        if min(machine[:3]) >= 0 and machine.lanes > 0 and all(map(math.isfinite, machine[:3])):
+        costs = machine[:3]
+        if min(*costs, machine.overhead) >= 0 < machine.lanes and all(map(math.isfinite, costs)):
             return machine
     except (OSError, ValueError, TypeError):
         pass

@@ -1,8 +1,9 @@
-"""Chunks that are handed on from rank to rank, as round a ring. A ring needs no more than this.
+"""Messages one after the other, said in one call: chunks that are handed on, as round a ring; sends
+or receives in turn. A communicator may bring its own of either, under the same name.
 
-Whoever knows what comes next can do better than one exchange after the other: processes over Gloo
-cut long chunks in pieces, so that one is added while the next comes in (`dtlab.processes.relay`);
-the simulator, if there are no data, need not wake a rank for each step.
+Whoever knows what comes next can do better: processes over Gloo cut long chunks in pieces, so that
+one is added while the next comes in (`dtlab.processes.relay`), and have room ready for all that is
+to come in turn; the simulator, if there are no data, need not wake a rank for each step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op
 
 
@@ -58,3 +59,16 @@ def inboxes(
     largest = max(chunks[1 : adding + 1], key=torch.Tensor.numel)
     inbox = comm.scratch(largest)
     return {n: inbox[:n] for n in {chunk.numel() for chunk in chunks[1 : adding + 1]}}
+
+
+def in_turn(comm: Comm, *ops: Send | Recv) -> None:
+    """All of `ops`, one after the other: sends only, or receives only.
+
+    Cost: the sum of theirs; over Gloo, where a rank has one port for all, they are posted together.
+    """
+    better = getattr(comm, "in_turn", None)
+    if better is None:
+        for op in ops:
+            comm.exchange(op)
+    else:
+        better(*ops)

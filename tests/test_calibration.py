@@ -63,3 +63,12 @@ def test_two_real_processes_are_measured() -> None:
     times = calibration.measure([8, 65_536], repeats=3)
     assert np.shape(times) == (2, 3)
     assert np.min(times) > 0
+
+
+def test_in_a_burst_all_start_together() -> None:
+    """On an ideal network only the bytes of the others are added: 16 each, through one port."""
+    network = uniform(2, 7e-6, 2e9)
+    result = simulate(calibration.burst, 5, 3, network=network)
+    assert result.values[0] == pytest.approx([2 * 7e-6 + 6 * 16 / 2e9] * 3, rel=1e-9)
+    found = simulate(calibration.overhead_s, 3, network=network).values[0]
+    assert found == pytest.approx(16 / 2e9, rel=1e-6)

@@ -31,10 +31,20 @@ def test_what_is_saved_is_loaded(cache: Path) -> None:
     endless = mine._replace(lanes=float("inf"))
     machine.save(endless)
     assert machine.load() == endless
+    other = mine._replace(overhead=2e-5)
+    machine.save(other)
+    assert machine.load() == other
+
+
+def test_a_file_from_before_overheads_were_measured_is_good(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text('{"alpha": 1e-5, "beta": 2e-9, "gamma": 3e-10, "lanes": 4}')
+    assert machine.load() == Machine(1e-5, 2e-9, 3e-10, 4)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"alpha": 1}', '{"foreign": 1}',
                                   '{"alpha": -1, "beta": 1, "gamma": 1}',
+                                  '{"alpha": 1, "beta": 1, "gamma": 1, "overhead": -1}',
                                   '{"alpha": NaN, "beta": 1, "gamma": 1}',
                                   '{"alpha": "x", "beta": 1, "gamma": 1}'])
 def test_a_broken_file_is_as_good_as_none(cache: Path, text: str) -> None:
@@ -58,4 +68,5 @@ def test_calibrate_measures_and_keeps(cache: Path) -> None:
     assert found.date
     assert 0 <= found.alpha < 1
     assert 0 < found.gamma < 1e-6
+    assert 0 <= found.overhead < 1
     assert found.lanes >= 1

@@ -138,7 +138,8 @@ def calibrated() -> Finding:
     """The figures by which algorithm="auto" chooses."""
     machine = load()
     bandwidth, adding = (bytes_text(1 / max(x, 1e-30)) for x in (machine.beta, machine.gamma))
-    found = f"α = {seconds_text(machine.alpha)}, 1/β = {bandwidth}/s, 1/γ = {adding}/s"
+    found = (f"α = {seconds_text(machine.alpha)}, o = {seconds_text(machine.overhead)}, "
+             f"1/β = {bandwidth}/s, 1/γ = {adding}/s")
     if not machine.date:
         return Finding("Calibration", "note", f"never done; algorithm='auto' goes by {found}",
                        'python -c "import dtlab; dtlab.calibrate()"  (some seconds)')

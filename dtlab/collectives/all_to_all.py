@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from dtlab.collectives.auto import named
-from dtlab.collectives.registry import algorithm, check_parts, choose, room_for, signature
+from dtlab.collectives.registry import (
+    algorithm,
+    check_parts,
+    choose,
+    room_for,
+    rows_of,
+    signature,
+)
 from dtlab.comm import Comm, Recv, Send
 
 Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
@@ -26,10 +33,9 @@ def all_to_all(
     algorithm = named(comm, "all_to_all", algorithm, parts)
     run = choose("all_to_all", algorithm, options)
     check_parts(comm, parts, "all_to_all")
-    rows = parts.detach().reshape(comm.size, -1).contiguous()
     result = room_for(comm, out, tuple(parts.shape), parts, "all_to_all")
     with comm.labelled(signature("all_to_all", parts, algorithm=algorithm, **options)):
-        run(comm, rows, result.view(rows.shape))
+        run(comm, rows_of(parts), rows_of(result))
     return result
 
 
@@ -73,12 +79,11 @@ def bruck(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tenso
     travelling = rows.roll(-me, dims=0)  # travelling[d] must go d ranks further on
     hop = 1
     while hop < p:
-        moving = [d for d in range(p) if d & hop]
-        leaving = travelling[moving]
+        moving = torch.tensor([d for d in range(p) if d & hop], device=rows.device)
+        leaving = travelling.index_select(0, moving)
         arriving = comm.scratch(leaving)
         comm.sendrecv(leaving, (me + hop) % p, arriving, (me - hop) % p)
-        travelling[moving] = arriving
+        travelling.index_copy_(0, moving, arriving)
         hop *= 2
-    # travelling[d] has come from d ranks back.
-    received[[(me - d) % p for d in range(p)]] = travelling
-    return received
+    # travelling[d] has come from d ranks back: it is row me − d.
+    return received.copy_(travelling.flip(0).roll(me + 1, dims=0))

@@ -17,7 +17,8 @@ from dtlab.collectives.registry import (
     signature,
 )
 from dtlab.collectives.tree import subtree
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Recv
+from dtlab.relay import in_turn
 
 
 def gather(
@@ -52,9 +53,8 @@ def linear(comm: Comm, x: torch.Tensor, rows: torch.Tensor | None, root: int = 0
     if rows is None:
         comm.send(x, root)
         return
-    for distance in range(1, comm.size):
-        rank = (root + distance) % comm.size
-        comm.recv(rows[rank], rank)
+    ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
+    in_turn(comm, *(Recv(rows[rank], rank) for rank in ranks))
 
 
 @algorithm("gather", "binomial")
@@ -69,8 +69,8 @@ def binomial(comm: Comm, x: torch.Tensor, rows: torch.Tensor | None, root: int =
     # held[i]: of the rank me + i
     held = comm.scratch(x, "rows", size) if rows is None or root else rows
     held[0] = x
-    for child, first, after in reversed(children):
-        comm.recv(held[first:after], (child + root) % p)
+    in_turn(comm, *(Recv(held[first:after], (child + root) % p)
+                    for child, first, after in reversed(children)))
     if rows is None:
         comm.send(held, (parent + root) % p)
     elif root:

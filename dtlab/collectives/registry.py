@@ -190,6 +190,13 @@ def flattened(x: torch.Tensor) -> torch.Tensor:
     return x.detach().reshape(-1)
 
 
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """The parts `x` as the rows of a contiguous matrix without history: a view where possible."""
+    if x.__class__ is torch.Tensor and x.ndim == 2 and not x.requires_grad and x.is_contiguous():
+        return x  # it is one
+    return x.detach().reshape(len(x), x.numel() // len(x)).contiguous()
+
+
 def write_back(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """If `flat` had to be a copy of `x`, copy the result into `x`. Returns `x`."""
     if not x.is_meta and flat.data_ptr() != x.data_ptr():

@@ -19,7 +19,8 @@ from dtlab.collectives.registry import (
     write_back,
 )
 from dtlab.collectives.tree import subtree
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Send
+from dtlab.relay import in_turn
 
 
 def scatter(
@@ -57,9 +58,8 @@ def linear(
     if rows is None:
         comm.recv(x, root)
         return x
-    for distance in range(1, comm.size):
-        rank = (root + distance) % comm.size
-        comm.send(rows[rank], rank)
+    ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
+    in_turn(comm, *(Send(rows[rank], rank) for rank in ranks))
     return x.copy_(rows[root])
 
 

@@ -15,8 +15,9 @@ from dtlab.collectives.all_to_all import pairwise
 from dtlab.collectives.registry import check_root, check_tensor, flattened, write_back
 from dtlab.collectives.ring import all_gather_, one_back
 from dtlab.collectives.scatter import linear
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Recv
 from dtlab.errors import ShapeMismatch
+from dtlab.relay import in_turn
 
 Parts = Sequence[torch.Tensor]
 
@@ -51,9 +52,8 @@ def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> P
         rows = _vectors(comm, into, "gatherv")
         _check_like(comm, rows[root], x, "gatherv")
         rows[root].copy_(vector)
-        for distance in range(1, comm.size):
-            rank = (root + distance) % comm.size
-            comm.recv(rows[rank], rank)
+        ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
+        in_turn(comm, *(Recv(rows[rank], rank) for rank in ranks))
     assert into is not None
     return _written(into, rows)
 

@@ -19,7 +19,8 @@ def binomial_children(p: int) -> list[int]:
 def broadcast_flat(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + nβ): the root sends p−1 times."""
     leaves = [0] * (p - 1)
-    return Form(p - 1, (p - 1) * n, 0, [(p - 1) * n, *leaves], [p - 1, *leaves])
+    return Form(p - 1, (p - 1) * n, 0, [(p - 1) * n, *leaves], [p - 1, *leaves],
+                together=max(p - 2, 0))
 
 
 @costs("broadcast", "binomial")

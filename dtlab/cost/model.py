@@ -20,6 +20,9 @@ class Form(NamedTuple):
     sent_bytes: list[int]  # by rank
     messages: list[int]  # sent, by rank
     exact: bool = True  # False: the time is an upper bound
+    # Of the rounds, those that follow from or to a rank which need not wait for the one before:
+    # real ranks post them together, and they cost less than α each.
+    together: int = 0
 
     def seconds(self, alpha: float, beta: float, gamma: float) -> float:
         """The time of the longest path: rounds·α + path_bytes·β + reduced_bytes·γ."""
@@ -101,11 +104,16 @@ def predicted_s(
 ) -> float:
     """Seconds of one call on `machine`: the closed form, or the time that its lanes need to move
     all messages of all ranks, whichever is longer. On a network without end only the first counts;
-    where p processes share a few cores, the second."""
+    where p processes share a few cores, the second. In both, messages that a rank posts together
+    cost α once, and from then on the machine's overhead."""
     call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
-    work_s = sum(call.messages) * alpha + sum(call.sent_bytes) * beta
-    return max(call.seconds(alpha, beta, gamma), work_s / lanes)
+    saved_s = alpha - min(alpha, machine.overhead)
+    path_s = call.seconds(alpha, beta, gamma) - call.together * saved_s
+    messages = sum(call.messages)
+    unawaited = max(messages - ranks * (call.rounds - call.together), 0)
+    work_s = messages * alpha - unawaited * saved_s + sum(call.sent_bytes) * beta
+    return max(path_s, work_s / lanes)
 
 
 def lower_bound_s(

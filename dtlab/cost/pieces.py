@@ -18,7 +18,8 @@ def subtree_parts(p: int) -> list[int]:
 def scatter_linear(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ): the root serves one rank after the other."""
     b, leaves = n // p, [0] * (p - 1)
-    return Form(p - 1, (p - 1) * b, 0, [(p - 1) * b, *leaves], [p - 1, *leaves])
+    return Form(p - 1, (p - 1) * b, 0, [(p - 1) * b, *leaves], [p - 1, *leaves],
+                together=max(p - 2, 0))
 
 
 @costs("scatter", "binomial")
@@ -33,7 +34,8 @@ def scatter_binomial(p: int, n: int, itemsize: int) -> Form:
 def gather_linear(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ)."""
     b = n // p
-    return Form(p - 1, (p - 1) * b, 0, [0] + [b] * (p - 1), [0] + [1] * (p - 1))
+    return Form(p - 1, (p - 1) * b, 0, [0] + [b] * (p - 1), [0] + [1] * (p - 1),
+                together=max(p - 2, 0))
 
 
 @costs("gather", "binomial")

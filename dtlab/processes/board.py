@@ -27,6 +27,8 @@ DOING = ("starting", "running", "send", "recv", "exchange", "compute", "returned
 STARTING, RUNNING, SEND, RECV, EXCHANGE, COMPUTE, RETURNED, RAISED = range(len(DOING))
 ANYONE = -1
 LATEST = -2  # of many messages that follow each other, the one that the ledger has counted last
+ALL = -3  # many messages at once, each the `LATEST` of its pair: peers are sets, see `bit`
+_BITS = 63
 
 # A record: numbers first, in the order of `State`; then texts, which change less often.
 _NUMBERS = struct.Struct("=QB?x?qqqq?7xqq")
@@ -47,6 +49,12 @@ def _is_blank(word: int, context: int) -> bool:
     return word == 0 or (word >> COUNT_BITS) - 1 < context - context % EPOCH
 
 
+def bit(rank: int) -> int:
+    """For a set of ranks as one number. Who doesn't fit is left out: if only such a rank does not
+    come, the hang is found later, by its time limit."""
+    return 1 << rank if rank < _BITS else 0
+
+
 class State(NamedTuple):
     """One record, read: what a rank is doing, and for which message it waits, or which two."""
 
@@ -56,10 +64,10 @@ class State(NamedTuple):
     sends: bool  # it waits for a message that it sends …
     context: int
     nbytes: int
-    peer: int  # … to this rank of the run, or receives from it (or from ANYONE),
-    number: int  # the number-th of this pair and context (or the LATEST);
+    peer: int  # … to this rank of the run, or receives from it (or from ANYONE; ALL: from these),
+    number: int  # the number-th of this pair and context (or the LATEST, or ALL);
     sends_2: bool  # in an exchange, a second one
-    peer_2: int  # (number_2 < 0: none)
+    peer_2: int  # (number_2 < 0: none; ALL: it sends to these)
     number_2: int
     peers: str = ""
     label: str = ""
@@ -197,6 +205,14 @@ class Board:
         """Does `rank` wait for a message whose other side has not been posted?"""
         if state.doing not in (SEND, RECV, EXCHANGE) or not state.certain:
             return False
+        if state.number == ALL:
+            return any(
+                peers >> peer & 1
+                and self._alone(rank, sends, peer, state.context,
+                                self._latest(rank, sends, peer, state.context))
+                for sends, peers in ((False, state.peer), (True, state.peer_2))
+                for peer in range(self.ranks)
+            )
         if self._alone(rank, state.sends, state.peer, state.context, state.number):
             return True
         return state.number_2 >= 0 and self._alone(

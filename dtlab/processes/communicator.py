@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import cloudpickle
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
@@ -22,7 +21,7 @@ from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import Lane, Way, is_plain, move_all, room_of, wire_of
 from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
-from dtlab.processes.messages import FRAME, FRAME_BYTES, Message
+from dtlab.processes.messages import FRAME_BYTES, Message, framed
 from dtlab.processes.relay import relay
 from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
@@ -72,16 +71,19 @@ class GlooComm(Comm):
 
     def exchange(self, *ops: Send | Recv) -> None:
         """Post all of `ops` together, then wait for all of them."""
-        if not (self._on_cpu and all(op[1].__class__ is int and is_plain(op[0]) for op in ops)):
-            super().exchange(*ops)
-            return
-        receives = [op for op in ops if isinstance(op, Recv)]
-        sends = [op for op in ops if isinstance(op, Send)]
+        receives: list[tuple[Any, Any]] = []
+        sends: list[tuple[Any, Any]] = []
+        for op in ops:
+            x, peer = op
+            if peer.__class__ is not int or not is_plain(x) or not self._on_cpu:
+                super().exchange(*ops)
+                return
+            (receives if isinstance(op, Recv) else sends).append((peer, x))
         if len(receives) == len(sends) == 1:
-            self.sendrecv(*sends[0], *receives[0])
+            self._lane(sends[0][0], receives[0][0]).exchange(sends[0][1], receives[0][1])
         elif ops:  # a message that finds its buffer ready moves at once, hence receives first
-            moves = [(self.way(src, False), x) for x, src in receives]  # type: ignore[arg-type]
-            move_all(self, moves + [(self.way(dst, True), x) for x, dst in sends])
+            moves = [(self.way(src, False), x) for src, x in receives]
+            move_all(self, moves + [(self.way(dst, True), x) for dst, x in sends])
 
     def send(self, x: Any, dst: int) -> None:
         """As in `Comm`; tensors that Gloo can take as they are go the short way, here and below."""
@@ -107,7 +109,7 @@ class GlooComm(Comm):
         else:
             super().sendrecv(out, dst, into, src)
 
-    relay = relay
+    relay, in_turn = relay, exchange  # see `dtlab.relay`
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         """See `dtlab.patience`."""
@@ -156,7 +158,7 @@ class GlooComm(Comm):
             nbytes = x.nbytes
             wire = wire_of(x)
         else:
-            wire, payload, nbytes, tag = self._frame(x)
+            wire, payload, nbytes, tag = framed(x, self.end.payload_tag)
         message = Message(self, True, dst, wire, None, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
@@ -194,19 +196,6 @@ class GlooComm(Comm):
                 message.handles = (group.recv([wire], message.world, self.tag),)
             end.posted(message)
         return message
-
-    def _frame(self, x: Any) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
-        """An object as (frame, payload, bytes, tag); None and 0 if the frame holds it."""
-        pickled = cloudpickle.dumps(x)
-        frame = bytearray(FRAME_BYTES)
-        if len(pickled) <= FRAME_BYTES - FRAME.size:
-            FRAME.pack_into(frame, 0, len(pickled), 0)
-            frame[FRAME.size : FRAME.size + len(pickled)] = pickled
-            return torch.frombuffer(frame, dtype=torch.uint8), None, len(pickled), 0
-        tag = self.end.payload_tag()
-        FRAME.pack_into(frame, 0, len(pickled), tag)
-        payload = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
-        return torch.frombuffer(frame, dtype=torch.uint8), payload, len(pickled), tag
 
     # ---- the ledger's numbers -------------------------------------------------------------------
 

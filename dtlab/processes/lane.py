@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dtlab.processes.board import EXCHANGE, RECV, SEND
+from dtlab.processes.board import ALL, EXCHANGE, RECV, SEND, bit
 
 if TYPE_CHECKING:
     from dtlab.processes.communicator import GlooComm
@@ -59,6 +59,7 @@ class Way:
         comm._check_peer(peer, "send to" if sends else "receive from")
         self._comm, self._peer, self.sends = comm, peer, sends
         self.world = comm.members[peer]
+        self.bit = bit(self.world)
         self._counts = comm.sent if sends else comm.received
         self._pairs = comm.outgoing if sends else comm.incoming
         self._announce = comm.announce_send if sends else comm.announce_recv
@@ -118,29 +119,37 @@ def move_all(comm: GlooComm, moves: Sequence[tuple[Way, torch.Tensor]]) -> None:
     """All these messages together; tensors that are `is_plain`, receives first."""
     end, label, context = comm.end, comm.label, comm.context
     with end.lock:
-        numbers: list[int] = []
+        announced = 0
         try:
             for way, x in moves:
-                numbers.append(way.announce(comm.header(x)))
+                way.announce(comm.header(x))
+                announced += 1
         except Exception:
-            for way, _ in moves[: len(numbers)]:
+            for way, _ in moves[:announced]:
                 way.withdraw()
             raise
         posted_s = time.perf_counter()
         handles = [way.post(x) for way, x in moves]
-    peers = tuple(dict.fromkeys([way.world for way, _ in moves]))
-    traced = end.traced and comm.visible
+    origins = goals = 0
+    for way, _ in moves:
+        if way.sends:
+            goals |= way.bit
+        else:
+            origins |= way.bit
+    end.waits(tuple(dict.fromkeys([way.world for way, _ in moves])), label, EXCHANGE, context,
+              moves[0][1].nbytes, False, origins, ALL, True, goals, ALL)
     try:
-        for (way, x), number, handle in zip(moves, numbers, handles, strict=True):
-            sends, world, nbytes = way.sends, way.world, x.nbytes
-            end.waits(peers, label, EXCHANGE, context, nbytes, sends, world, number)
-            handle.wait()
-            if traced:
-                done_s = time.perf_counter()
-                end.rows.append((sends, world, context, nbytes, posted_s, done_s, label))
+        if end.traced and comm.visible:
+            for (way, x), handle in zip(moves, handles, strict=True):
+                handle.wait()
+                end.rows.append((way.sends, way.world, context, x.nbytes, posted_s,
+                                 time.perf_counter(), label))
+        else:
+            for handle in handles:
+                handle.wait()
     finally:
         end.runs()
-        end.bury(handles, sum(x.nbytes for _, x in moves))
+        end.bury(handles, sum([x.nbytes for _, x in moves]))
 
 
 class Lane:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import struct
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import torch
 
 from dtlab.comm import Work
@@ -19,6 +21,22 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct("<QI")  # an object's pickled length, and the tag of what is too long
 FRAME_BYTES = 256  # an object travels in a frame of this size, if it fits
+
+
+def framed(
+    x: Any, next_tag: Callable[[], int]
+) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
+    """An object as (frame, payload, bytes, tag); None and 0 if the frame holds it."""
+    pickled = cloudpickle.dumps(x)
+    frame = bytearray(FRAME_BYTES)
+    if len(pickled) <= FRAME_BYTES - FRAME.size:
+        FRAME.pack_into(frame, 0, len(pickled), 0)
+        frame[FRAME.size : FRAME.size + len(pickled)] = pickled
+        return torch.frombuffer(frame, dtype=torch.uint8), None, len(pickled), 0
+    tag = next_tag()
+    FRAME.pack_into(frame, 0, len(pickled), tag)
+    payload = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
+    return torch.frombuffer(frame, dtype=torch.uint8), payload, len(pickled), tag
 
 
 class Message(Work):

@@ -56,6 +56,32 @@ def test_where_cores_are_few_all_messages_count() -> None:
     assert sum(cost.messages("all_reduce", chosen, 8, 8)) == 2 * 7
 
 
+@pytest.mark.parametrize("p", [1, 2, 3, 8, 13])
+def test_messages_posted_together_pay_alpha_once(p: int) -> None:
+    """Scatter, linear: the root waits for nobody; as a tree, lg p messages wait for one another."""
+    alone = Machine(alpha=1e-4, beta=1e-9, gamma=0.0, overhead=1e-5)
+    nbytes = 4 * p * 1000
+    sent_s = (p - 1) * 4000 * 1e-9
+    posted_s = 1e-4 + (p - 2) * 1e-5 if p > 1 else 0.0
+    told = cost.predicted_s("scatter", "linear", p, nbytes, alone)
+    assert told == pytest.approx(posted_s + sent_s, rel=1e-9)
+    for machine in (alone._replace(overhead=1e-4), alone._replace(overhead=1.0),
+                    alone._replace(overhead=float("inf"))):  # no message costs more than alpha
+        for collective, algorithms in ALGORITHMS.items():
+            for name in algorithms:
+                assert cost.predicted_s(collective, name, p, nbytes, machine) == pytest.approx(
+                    cost.time_s(collective, name, p, nbytes, 1e-4, 1e-9), rel=1e-9)
+
+
+def test_where_cores_are_few_a_burst_is_cheaper_than_rounds() -> None:
+    """8 ranks that post 7 small messages each beat 8 that wait for 3 in turn, or 7."""
+    laptop = Machine(alpha=1e-4, beta=1e-9, gamma=0.0, lanes=2, overhead=2e-5)
+    assert cheapest("all_to_all", 8, 8 * 64, 4, laptop) == "linear"
+    assert cheapest("all_to_all", 8, 8 * 64, 4, laptop._replace(overhead=1e-4)) == "bruck"
+    assert cheapest("gather", 4, 4 * 64, 4, laptop._replace(lanes=8)) == "linear"
+    assert cheapest("gather", 64, 64 * 64, 4, laptop._replace(lanes=64)) == "binomial"
+
+
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_auto_on_processes(p: int) -> None:
     def work(comm: Comm) -> list[float]:

@@ -16,7 +16,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtlab import Comm, ConfigError, Deadlock, RankDied, RankFailed, RunTimeout, run
+from dtlab import (
+    Comm,
+    ConfigError,
+    Deadlock,
+    RankDied,
+    RankFailed,
+    Recv,
+    RunTimeout,
+    Send,
+    run,
+)
 from dtlab.collectives import all_reduce, barrier
 
 
@@ -231,6 +241,46 @@ def test_sends_that_nobody_receives_are_a_deadlock_even_if_small() -> None:
     with pytest.raises(Deadlock) as caught:
         run(both_send, ranks=2)
     assert {w.doing for w in caught.value.waiting} == {"send"}
+
+
+@pytest.mark.parametrize("missing", [
+    lambda x: [Recv(x, 1), Recv(x, 2)],  # rank 2 never sends …
+    lambda x: [Recv(x, 1), Send(x, 1), Send(x, 2)],  # … nor receives; rank 1 does both
+])
+def test_one_of_many_messages_that_never_comes_is_a_deadlock(
+    missing: Callable[[torch.Tensor], list[Send | Recv]]
+) -> None:
+    def star(comm: Comm) -> None:
+        x = torch.zeros(10)
+        if comm.rank == 0:
+            comm.exchange(*missing(x))
+        elif comm.rank == 1:
+            comm.exchange(Send(x, 0), Recv(x, 0))
+        else:
+            comm.recv(x, 1)
+
+    with pytest.raises(Deadlock) as caught:
+        run(star, ranks=3, timeout=60)
+    first, _, last = caught.value.waiting
+    assert (first.doing, first.peer, first.nbytes) == ("exchange", "1 and 2", 40)
+    assert (last.doing, last.peer) == ("recv", "1")
+
+
+def test_many_messages_that_come_late_are_no_deadlock() -> None:
+    def star(comm: Comm) -> float:
+        x = torch.full((10,), float(comm.rank))
+        rooms = torch.zeros(2, 10)
+        if comm.rank == 0:
+            comm.exchange(Recv(rooms[0], 1), Recv(rooms[1], 2))
+            comm.exchange(Send(x, 1), Send(x, 2))
+        else:
+            time.sleep(0.3 * comm.rank)
+            comm.send(x, 0)
+            time.sleep(0.3 * comm.rank)
+            comm.recv(x, 0)
+        return rooms.sum().item()
+
+    assert run(star, ranks=3).values[0] == 30.0
 
 
 def test_a_rank_that_is_missing_from_a_collective_is_named() -> None:
