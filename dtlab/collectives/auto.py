@@ -26,10 +26,12 @@ def named(comm: Comm, collective: str, algorithm: str, x: Any = None, pieces: in
 
 @lru_cache(maxsize=4096)
 def cheapest(collective: str, ranks: int, nbytes: int, itemsize: int, machine: Machine) -> str:
-    """The algorithm with the least predicted time; of equals, the first in the registry."""
-    def predicted_s(name: str) -> float:
-        return cost.predicted_s(collective, name, ranks, nbytes, machine, itemsize)
+    """The algorithm with the least predicted time; of equals, that with the shorter path, and of
+    those the first in the registry."""
+    def seconds(name: str) -> tuple[float, float]:
+        path_s, work_s = cost.bounds_s(collective, name, ranks, nbytes, machine, itemsize)
+        return max(path_s, work_s), path_s
 
-    return min(BARE[collective], key=predicted_s)
+    return min(BARE[collective], key=seconds)
 
 

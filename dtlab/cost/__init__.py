@@ -8,6 +8,7 @@ answer single questions about it. One file holds the forms of one collective.
 from dtlab.cost import all_reduce, barrier, broadcast_reduce, pieces, scan  # noqa: F401
 from dtlab.cost.model import (
     Form,
+    bounds_s,
     bus_factor,
     form,
     lower_bound_s,
@@ -21,6 +22,7 @@ from dtlab.cost.parameter_server import parameter_server_s
 
 __all__ = [
     "Form",
+    "bounds_s",
     "bus_factor",
     "form",
     "lower_bound_s",

@@ -102,10 +102,17 @@ def rounds(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: i
 def predicted_s(
     collective: str, algorithm: str, ranks: int, nbytes: int, machine: Machine, itemsize: int = 4
 ) -> float:
-    """Seconds of one call on `machine`: the closed form, or the time that its lanes need to move
-    all messages of all ranks, whichever is longer. On a network without end only the first counts;
-    where p processes share a few cores, the second. In both, messages that a rank posts together
-    cost α once, and from then on the machine's overhead."""
+    """Seconds of one call on `machine`: whichever of its `bounds_s` is longer."""
+    return max(bounds_s(collective, algorithm, ranks, nbytes, machine, itemsize))
+
+
+def bounds_s(
+    collective: str, algorithm: str, ranks: int, nbytes: int, machine: Machine, itemsize: int = 4
+) -> tuple[float, float]:
+    """Seconds of the longest path, which is the closed form, and of all messages of all ranks on
+    the machine's lanes. On a network without end only the first counts; where p processes share a
+    few cores, the second. In both, messages that a rank posts together cost α once, and from then
+    on the machine's overhead."""
     call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
     saved_s = alpha - min(alpha, machine.overhead)
@@ -113,7 +120,7 @@ def predicted_s(
     messages = sum(call.messages)
     unawaited = max(messages - ranks * (call.rounds - call.together), 0)
     work_s = messages * alpha - unawaited * saved_s + sum(call.sent_bytes) * beta
-    return max(path_s, work_s / lanes)
+    return path_s, work_s / lanes
 
 
 def lower_bound_s(

@@ -82,6 +82,14 @@ def test_where_cores_are_few_a_burst_is_cheaper_than_rounds() -> None:
     assert cheapest("gather", 64, 64 * 64, 4, laptop._replace(lanes=64)) == "binomial"
 
 
+def test_of_equals_the_one_with_fewer_messages_in_a_row_is_taken() -> None:
+    """4 ranks on 2 lanes: 8 messages in 2 rounds, or 6 in 4: both α times 4."""
+    laptop = Machine(alpha=1e-4, beta=1e-9, gamma=0.0, lanes=2)
+    told = {name: cost.predicted_s("barrier", name, 4, 0, laptop) for name in ALGORITHMS["barrier"]}
+    assert told["tree"] == told["dissemination"]
+    assert cheapest("barrier", 4, 0, 4, laptop) == "dissemination"
+
+
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_auto_on_processes(p: int) -> None:
     def work(comm: Comm) -> list[float]:
