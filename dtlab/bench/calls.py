@@ -1,4 +1,4 @@
-"""One call of any collective in the registry, made from (bytes, dtype) alone."""
+"""One call of any collective in the registry, made from (bytes, dtype) alone; and how often."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from dtlab.errors import ConfigError
 
 # Here `nbytes` is the size of all pieces together (see dtlab.cost), and each rank brings one.
 IN_PIECES = ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all")
+
+WARM_UP = 4  # for so many in a row, one before them isn't timed: it shows whose turn it was before
+
+
+def in_a_row(nbytes: int) -> int:
+    """How many calls are timed together, as in nccl-tests: 20, fewer where that would take long."""
+    return min(20, max(1, (32 << 20) // max(nbytes, 1)))
 
 
 def check_known(collective: str, algorithm: str | None = None, auto: bool = False) -> None:

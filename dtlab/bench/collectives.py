@@ -11,16 +11,13 @@ import torch
 import torch.distributed as dist
 
 from dtlab import cost
-from dtlab.bench.calls import check_known, elements, prepared
+from dtlab.bench.calls import WARM_UP, check_known, elements, in_a_row, prepared
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
 
 TORCH = "torch"  # the peer's name in the rows
-IN_A_ROW = 20  # calls timed together, as in nccl-tests; fewer where that would take long:
-IN_A_ROW_BYTES = 32 << 20
-WARM_UP = 4  # for so many in a row, one before them isn't timed: it shows whose turn it was before
 TURNS_BEFORE = 6  # untimed: the first hundred calls of a fresh process are slower
 
 
@@ -49,7 +46,7 @@ def measure(
     """Time every algorithm (or those named) and torch's own, in one run, taking turns.
 
     Nothing is traced. A repetition's time is that of the slowest rank, from the moment it left a
-    barrier; calls are timed `IN_A_ROW`, long ones fewer.
+    barrier; calls are timed `in_a_row`.
     """
     names = list(algorithms) or list(ALGORITHMS.get(collective, {}))
     for name in names or [""]:
@@ -89,7 +86,7 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
     if collective in PEERS:
         count = elements(collective, comm.size, nbytes, dtype)
         contestants[TORCH] = PEERS[collective](torch.zeros(count, dtype=dtype), comm.size)
-    together = min(IN_A_ROW, max(1, IN_A_ROW_BYTES // max(nbytes, 1)))
+    together = in_a_row(nbytes)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-TURNS_BEFORE, repeats):
         for name, call in contestants.items():

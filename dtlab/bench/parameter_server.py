@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from dtlab import ps
+from dtlab.bench.calls import WARM_UP, in_a_row
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
@@ -24,8 +25,6 @@ OURS, ROWS = "dtlab.ps", "dtlab.ps, rows of 1 kB"
 KEYS, FLAT = "dtlab.ps, keys of 1 kB", "the same, in a room"
 RPC, RPC_TCP, GLOO = "torch.distributed.rpc", "the same, over TCP", "bare Gloo"
 KEY_BYTES = 1000
-SMALL_BYTES = 256 << 10  # up to here, several round trips are timed together
-TOGETHER = 20
 SERVER, WORKER = 0, 1  # of all contestants, but for RPC over TCP: a process has one RPC only
 TCP_SERVER, TCP_WORKER = 2, 3
 RATE = 1e-3  # of learning: what the server multiplies gradients by
@@ -89,11 +88,13 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
         }
     if not 1_000_000 <= nbytes <= 16_000_000:
         del contestants[KEYS], contestants[FLAT], contestants[ROWS]
-    together = TOGETHER if nbytes <= SMALL_BYTES else 1
+    together = in_a_row(nbytes)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-2, repeats):  # two turns to warm up
         for name, trip in contestants.items():
             dist.barrier()
+            for _ in range(together // WARM_UP):
+                trip()
             begun = time.perf_counter()
             for _ in range(together):
                 trip()
