@@ -110,6 +110,7 @@ class GlooComm(Comm):
             super().sendrecv(out, dst, into, src)
 
     relay, in_turn = relay, exchange  # see `dtlab.relay`
+    inline_bytes = FRAME_BYTES // 2  # see `dtlab.ps.mail`
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         """See `dtlab.patience`."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dtlab.processes.communicator import GlooComm
 
 FRAME = struct.Struct("<QI")  # an object's pickled length, and the tag of what is too long
-FRAME_BYTES = 256  # an object travels in a frame of this size, if it fits
+FRAME_BYTES = 8192  # an object travels in a frame of up to this size, if it fits
 
 
 def framed(
@@ -28,13 +28,11 @@ def framed(
 ) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
     """An object as (frame, payload, bytes, tag); None and 0 if the frame holds it."""
     pickled = cloudpickle.dumps(x)
-    frame = bytearray(FRAME_BYTES)
     if len(pickled) <= FRAME_BYTES - FRAME.size:
-        FRAME.pack_into(frame, 0, len(pickled), 0)
-        frame[FRAME.size : FRAME.size + len(pickled)] = pickled
+        frame = bytearray(FRAME.pack(len(pickled), 0) + pickled)
         return torch.frombuffer(frame, dtype=torch.uint8), None, len(pickled), 0
     tag = next_tag()
-    FRAME.pack_into(frame, 0, len(pickled), tag)
+    frame = bytearray(FRAME.pack(len(pickled), tag))
     payload = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     return torch.frombuffer(frame, dtype=torch.uint8), payload, len(pickled), tag
 
@@ -118,7 +116,7 @@ class Message(Work):
 
     def _object(self) -> Any:
         """The object whose frame has arrived; if it was too long for a frame, the rest follows."""
-        frame = self.wire.numpy().tobytes()
+        frame = self.wire.numpy().data
         self.nbytes, tag = FRAME.unpack_from(frame)
         if not tag:
             return pickle.loads(frame[FRAME.size : FRAME.size + self.nbytes])

@@ -3,7 +3,8 @@
 A *letter* is a small object (who wants what), and its *wires*: the tensors themselves, never
 pickled. Both are posted at once, so a letter that has begun to arrive ends arriving whatever its
 sender does next; that is why nodes never wait for a send before they read what others wrote, and
-why two that write to each other at the same time don't block.
+why two that write to each other at the same time don't block. Where a message costs much more than
+its bytes (the communicator says so: `inline_bytes`), small wires go within the letter.
 
 A server must take in what several workers send at the same time side by side, not one after the
 other, or the faster ports would idle. So a large push is *marked*: the server makes room for its
@@ -34,6 +35,7 @@ class Letter(NamedTuple):
     wires: tuple[tuple[str, int], ...]  # dtype and elements of each tensor that follows
     marked: bool  # a last word will follow the wires, so you may read others' letters meanwhile
     body: tuple[Any, ...]
+    inline: bytes | None = None  # the wires' bytes, if they travel in the letter
 
 
 class Received(NamedTuple):
@@ -62,6 +64,7 @@ class Mail:
 
     def __init__(self, comm: Comm):
         self.comm = comm
+        self._inline_bytes: int = getattr(comm, "inline_bytes", -1)
         self.seen: Counter[int] = Counter()
         self.received_bytes = self.sent_bytes = 0
         self.room: Callable[[int, tuple[Any, ...], list[Size]], list[torch.Tensor]] = self.fresh
@@ -86,9 +89,13 @@ class Mail:
         self._last_word(dst)
         marked = marked and any(wire.nbytes >= BIG_BYTES for wire in wires)
         sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
-        letter = (self.seen[dst], sizes, marked, body)
         if dst in self.dead:
             return
+        self.sent_bytes += sum([wire.nbytes for wire in wires])
+        inline = self._inlined(wires)
+        if inline is not None:
+            wires = ()
+        letter = (self.seen[dst], sizes, marked, body, inline)
         try:
             works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
         except RuntimeError:  # its connection has broken, which we have not been told yet
@@ -101,7 +108,6 @@ class Mail:
         self._kept.setdefault(dst, deque()).append((works, list(wires)))
         for wire in wires:
             self._lent[_memory(wire)] += 1
-            self.sent_bytes += wire.nbytes
 
     def receive(self) -> Received:
         """Wait for the next letter. A marked one comes once its wires are there; of others, wait
@@ -210,12 +216,24 @@ class Mail:
 
     def _opened(self, src: int, letter: Any) -> tuple[bool, Received]:
         """Is the letter from `src` marked? And itself, its wires on their way."""
-        seen, wires, marked, body = Letter(*letter)
+        seen, wires, marked, body, inline = Letter(*letter)
         self._release(src, seen)
         sizes = [(getattr(torch, name), numel) for name, numel in wires]
         places = self.room(src, body, sizes)
-        works = self.comm.post(*(Recv(place, src) for place in places)) if places else []
+        works: list[Work] = []
+        if inline is not None:
+            _fill(places, inline)
+        elif places:
+            works = self.comm.post(*(Recv(place, src) for place in places))
         return marked, Received(src, body, places, works)
+
+    def _inlined(self, wires: Sequence[torch.Tensor]) -> bytes | None:
+        """The bytes of `wires`, if they shall travel in the letter."""
+        if not wires or sum([wire.nbytes for wire in wires]) > self._inline_bytes:
+            return None
+        if not all(wire.is_cpu for wire in wires):
+            return None
+        return b"".join([_bytes(wire) for wire in wires])
 
     def _read(self, letter: Received) -> Received:
         self.seen[letter.src] += 1
@@ -267,6 +285,20 @@ class Mail:
         if spare := self._spare.get(size):
             return spare.pop()
         return torch.empty(size[1], dtype=size[0], device=self.comm.device)
+
+
+def _bytes(x: torch.Tensor) -> bytes:
+    """The elements of the flat tensor `x`, as they lie in memory."""
+    dense = torch.empty(len(x), dtype=x.dtype).copy_(x.detach())
+    return dense.view(torch.uint8).numpy().tobytes()
+
+
+def _fill(places: Sequence[torch.Tensor], data: bytes) -> None:
+    """Write `data` into these flat tensors, one after the other."""
+    if data:
+        pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        for place, piece in zip(places, pieces.split([x.nbytes for x in places]), strict=True):
+            place.view(torch.uint8).copy_(piece)
 
 
 def _memory(x: torch.Tensor) -> int:
