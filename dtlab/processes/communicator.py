@@ -175,13 +175,14 @@ class GlooComm(Comm):
         return message
 
     def _recv(self, x: Any, src: int | None) -> Message:
-        nbytes = 0
+        nbytes, frame = 0, None
         if isinstance(x, list):
-            wire = torch.empty(FRAME_BYTES, dtype=torch.uint8)
+            wire, frame = self.end.frames.take()
         else:
             nbytes = x.nbytes
             wire = room_of(x)
         message = Message(self, False, ANYONE if src is None else src, wire, x, nbytes)
+        message.frame = frame
         end, group = self.end, self.end.group
         with end.lock:
             if src is None:

@@ -8,14 +8,12 @@ import threading
 import time
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from dtlab.processes.board import EXCHANGE, RECV, SEND, Board
-
-if TYPE_CHECKING:
-    from dtlab.processes.messages import Message
+from dtlab.processes.messages import Frames, Message
 
 _GRAVES = 64
 _GRAVE_BYTES = 64 << 20
@@ -47,6 +45,7 @@ class Endpoint:
         self.start_s = time.perf_counter()
         self._open: set[Message] = set()  # Gloo forgets a message that nobody holds
         self._payloads = itertools.count()
+        self.frames = Frames()
         self._graves: deque[tuple[Any, int]] = deque()
         self._grave_bytes = 0
         self._log: list[Message] = []

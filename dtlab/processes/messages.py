@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct("<QI")  # an object's pickled length, and the tag of what is too long
 FRAME_BYTES = 8192  # an object travels in a frame of up to this size, if it fits
+_SPARE_FRAMES = 64
 
 
 def framed(
@@ -37,6 +38,26 @@ def framed(
     return torch.frombuffer(frame, dtype=torch.uint8), payload, len(pickled), tag
 
 
+class Frames:
+    """Memory for frames that are to come, used again and again."""
+
+    def __init__(self) -> None:
+        self._spare: list[tuple[torch.Tensor, memoryview]] = []
+
+    def take(self) -> tuple[torch.Tensor, memoryview]:
+        """A frame as Gloo sees it, and as Python does."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            memory = bytearray(FRAME_BYTES)
+            return torch.frombuffer(memory, dtype=torch.uint8), memoryview(memory)
+
+    def give_back(self, wire: torch.Tensor, view: memoryview) -> None:
+        """Nobody needs this frame any more."""
+        if len(self._spare) < _SPARE_FRAMES:
+            self._spare.append((wire, view))
+
+
 class Message(Work):
     """One side of one message, from `post` until `wait`. Afterwards a line of the trace.
 
@@ -45,8 +66,8 @@ class Message(Work):
     """
 
     __slots__ = (
-        "comm", "context", "done_s", "handles", "label", "nbytes", "number", "peer", "peers",
-        "posted_s", "sends", "target", "watch", "wire", "world",
+        "comm", "context", "done_s", "frame", "handles", "label", "nbytes", "number", "peer",
+        "peers", "posted_s", "sends", "target", "watch", "wire", "world",
     )
 
     def __init__(
@@ -60,6 +81,7 @@ class Message(Work):
         self.handles: tuple[Any, ...] = ()  # Gloo's
         self.peers: tuple[int, ...] = (self.world,)  # of all messages that were posted together
         self.posted_s = self.done_s = 0.0
+        self.frame: memoryview | None = None  # of an object that comes, the memory of `wire`
         self.watch: Watch | None = None  # who waits for the handles, if it is not the caller
 
     def arrived(self) -> bool:
@@ -116,10 +138,13 @@ class Message(Work):
 
     def _object(self) -> Any:
         """The object whose frame has arrived; if it was too long for a frame, the rest follows."""
-        frame = self.wire.numpy().data
+        frame, self.frame = self.frame, None
+        assert frame is not None
         self.nbytes, tag = FRAME.unpack_from(frame)
         if not tag:
-            return pickle.loads(frame[FRAME.size : FRAME.size + self.nbytes])
+            x = pickle.loads(frame[FRAME.size : FRAME.size + self.nbytes])
+            self.comm.end.frames.give_back(self.wire, frame)
+            return x
         payload = torch.empty(self.nbytes, dtype=torch.uint8)
         rest = self.comm.end.group.recv([payload], self.world, tag)
         rest.wait()
