@@ -22,7 +22,6 @@ from dtlab.collectives.ring import all_gather_, one_back
 from dtlab.collectives.tree import subtree
 from dtlab.collectives.view import View
 from dtlab.comm import Comm, Recv, Send
-from dtlab.relay import in_turn
 
 
 def broadcast(
@@ -49,8 +48,8 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor:
     Cost: (p−1)(α + nβ). The root's port is the bottleneck, and everyone else is idle.
     """
     if comm.rank == root:
-        ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
-        in_turn(comm, *(Send(x, rank) for rank in ranks))
+        for distance in range(1, comm.size):
+            comm.send(x, (root + distance) % comm.size)
     else:
         comm.recv(x, root)
     return x

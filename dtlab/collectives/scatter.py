@@ -19,8 +19,7 @@ from dtlab.collectives.registry import (
     write_back,
 )
 from dtlab.collectives.tree import subtree
-from dtlab.comm import Comm, Send
-from dtlab.relay import in_turn
+from dtlab.comm import Comm
 
 
 def scatter(
@@ -58,8 +57,9 @@ def linear(
     if rows is None:
         comm.recv(x, root)
         return x
-    ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
-    in_turn(comm, *(Send(rows[rank], rank) for rank in ranks))
+    for distance in range(1, comm.size):
+        rank = (root + distance) % comm.size
+        comm.send(rows[rank], rank)
     return x.copy_(rows[root])
 
 
