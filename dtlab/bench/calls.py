@@ -16,6 +16,7 @@ from dtlab.errors import ConfigError
 # Here `nbytes` is the size of all pieces together (see dtlab.cost), and each rank brings one.
 IN_PIECES = ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all")
 
+TURNS_BEFORE = 6  # untimed: the first hundred calls of a fresh process are slower
 WARM_UP = 4  # for so many in a row, one before them isn't timed: it shows whose turn it was before
 
 

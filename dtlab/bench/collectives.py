@@ -11,14 +11,20 @@ import torch
 import torch.distributed as dist
 
 from dtlab import cost
-from dtlab.bench.calls import WARM_UP, check_known, elements, in_a_row, prepared
+from dtlab.bench.calls import (
+    TURNS_BEFORE,
+    WARM_UP,
+    check_known,
+    elements,
+    in_a_row,
+    prepared,
+)
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
 
 TORCH = "torch"  # the peer's name in the rows
-TURNS_BEFORE = 6  # untimed: the first hundred calls of a fresh process are slower
 
 
 class Row(NamedTuple):

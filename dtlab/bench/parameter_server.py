@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from dtlab import ps
-from dtlab.bench.calls import WARM_UP, in_a_row
+from dtlab.bench.calls import TURNS_BEFORE, WARM_UP, in_a_row
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
@@ -90,7 +90,7 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
         del contestants[KEYS], contestants[FLAT], contestants[ROWS]
     together = in_a_row(nbytes)
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(-2, repeats):  # two turns to warm up
+    for turn in range(-min(TURNS_BEFORE, max(together, 2)), repeats):  # the first warm up
         for name, trip in contestants.items():
             dist.barrier()
             for _ in range(together // WARM_UP):
