@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.browser.lab import ROOT, Lab, running_lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 CHAPTERS = sorted(ROOT.glob("notebooks/*.ipynb"))
+PHOTOGRAPH = os.environ.get("DTLAB_PHOTOGRAPH") == "1"  # every screen: a minute for the course
 PICTURE_LIMIT_S = 1.0
 TRIES = 3  # of which one must be in time: the machine may do something else for a moment
 
@@ -28,7 +30,8 @@ def chapter(
     try:
         opened.open()
         opened.run_all()
-        opened.photograph()
+        if PHOTOGRAPH:
+            opened.photograph()
         yield opened
     finally:
         opened.close()
