@@ -16,7 +16,7 @@ from dtlab.grading.case import Submission
 from dtlab.grading.court import hold_court
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.report import Report
-from dtlab.processes.transfer import _own_module
+from dtlab.processes.transfer import own_module
 
 
 def check(
@@ -62,7 +62,7 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
 def _pickled(function: Callable[..., Any]) -> bytes:
     """By value, with its module, unless that is an installed one: a file of the learner's may not
     be importable elsewhere."""
-    module = _own_module(function)
+    module = own_module(function)
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, PAPER, QUIET, ink_on, rank_color
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.ps.partition import _ring as ring_of
-from dtlab.ps.partition import stable_hash
+from dtlab.ps.partition import ring_of, stable_hash
 
 WIDTH_IN, HEIGHT_IN = 11.0, 5.6
 FULL = 2.0**64  # hashes go round after this

@@ -136,7 +136,8 @@ def move_all(comm: GlooComm, moves: Sequence[tuple[Way, torch.Tensor]]) -> None:
             goals |= way.bit
         else:
             origins |= way.bit
-    end.waits(tuple(dict.fromkeys([way.world for way, _ in moves])), label, EXCHANGE, context,
+    doing = RECV if not goals else EXCHANGE if origins else SEND
+    end.waits(tuple(dict.fromkeys([way.world for way, _ in moves])), label, doing, context,
               moves[0][1].nbytes, False, origins, ALL, True, goals, ALL)
     try:
         if end.traced and comm.visible:

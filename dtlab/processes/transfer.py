@@ -154,7 +154,7 @@ def pack_call(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
     The function's own module travels with it unless it is installed: a module that you are
     editing, a test or a script may be something else on disk, or not importable at all.
     """
-    module = _own_module(function)
+    module = own_module(function)
     if module is not None:
         with _registry, contextlib.suppress(Exception):
             # If some global of it does not pickle, by reference it may still work.
@@ -173,7 +173,7 @@ def pack_call(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
         ) from error
 
 
-def _own_module(function: Callable[..., Any]) -> ModuleType | None:
+def own_module(function: Callable[..., Any]) -> ModuleType | None:
     """The module `function` was written in, if it isn't an installed one or `__main__`."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -92,10 +92,10 @@ class Mail:
         if dst in self.dead:
             return
         self.sent_bytes += sum([wire.nbytes for wire in wires])
+        letter: tuple[Any, ...] = (self.seen[dst], sizes, marked, body)
         inline = self._inlined(wires)
         if inline is not None:
-            wires = ()
-        letter = (self.seen[dst], sizes, marked, body, inline)
+            letter, wires = (*letter, inline), ()
         try:
             works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
         except RuntimeError:  # its connection has broken, which we have not been told yet

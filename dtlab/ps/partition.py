@@ -109,7 +109,7 @@ class ConsistentHash(Partition):
             raise ConfigError(f"ConsistentHash's vnodes is a whole number, 1 or more, not {v!r}")
 
     def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
-        points, owners = _ring(tuple(servers), self.vnodes)
+        points, owners = ring_of(tuple(servers), self.vnodes)
 
         def owner(hashes: np.ndarray) -> np.ndarray:
             return owners[np.searchsorted(points, hashes) % len(points)]
@@ -133,7 +133,7 @@ def row_hashes(key: Key, rows: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _ring(servers: tuple[int, ...], vnodes: int) -> tuple[np.ndarray, np.ndarray]:
+def ring_of(servers: tuple[int, ...], vnodes: int) -> tuple[np.ndarray, np.ndarray]:
     """The ring: hashes in ascending order, and whose they are (as places in `servers`)."""
     points = [(stable_hash(("server", server, v)), place)
               for place, server in enumerate(servers) for v in range(vnodes)]
