@@ -1,4 +1,5 @@
-"""What a message costs on this machine: time a ping-pong, draw the line α + nβ through it.
+"""What a message costs on this machine: time a ping-pong, draw the line α + nβ through it; and a
+burst, for what each further message costs that goes with others.
 
 `calibrate()` does so once, and keeps the result for `algorithm="auto"`.
 """
@@ -97,7 +98,8 @@ def reduce_s_per_byte(comm: Comm, nbytes: int = 4 << 20, repeats: int = 9) -> fl
 
 def burst(comm: Comm, messages: int, repeats: int) -> list[float]:
     """Seconds until `messages` of 16 bytes, posted together by rank 0, are answered by one of
-    rank 1's, which has room for all of them ready. By repeat; the first is left out."""
+    rank 1's, which has room for all of them ready. By repeat; the first is left out. Only rank 0's
+    answer counts; ranks beyond 1 stand by."""
     balls = [torch.zeros(16, dtype=torch.uint8) for _ in range(messages)]
     times = []
     for _ in range(repeats + 1):
@@ -105,7 +107,7 @@ def burst(comm: Comm, messages: int, repeats: int) -> list[float]:
         if comm.rank == 0:
             comm.exchange(*(Send(ball, 1) for ball in balls))
             comm.recv(balls[0], 1)
-        else:
+        elif comm.rank == 1:
             comm.exchange(*(Recv(ball, 0) for ball in balls))
             comm.send(balls[0], 0)
         times.append(comm.now() - begun_s)

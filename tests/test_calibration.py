@@ -65,9 +65,10 @@ def test_two_real_processes_are_measured() -> None:
     assert np.min(times) > 0
 
 
-def test_in_a_burst_all_start_together() -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_in_a_burst_all_start_together(ranks: int) -> None:
     """On an ideal network only the bytes of the others are added: 16 each, through one port."""
-    network = uniform(2, 7e-6, 2e9)
+    network = uniform(ranks, 7e-6, 2e9)
     result = simulate(calibration.burst, 5, 3, network=network)
     assert result.values[0] == pytest.approx([2 * 7e-6 + 6 * 16 / 2e9] * 3, rel=1e-9)
     found = simulate(calibration.overhead_s, 3, network=network).values[0]

@@ -8,6 +8,7 @@ import pytest
 
 import dtlab
 from dtlab import machine
+from dtlab.cli import doctor
 from dtlab.machine import TYPICAL, Machine
 
 
@@ -70,3 +71,14 @@ def test_calibrate_measures_and_keeps(cache: Path) -> None:
     assert 0 < found.gamma < 1e-6
     assert 0 <= found.overhead < 1
     assert found.lanes >= 1
+
+
+def test_the_doctor_says_what_was_not_measured_yet(cache: Path) -> None:
+    assert doctor.calibrated().state == "note"
+    machine.save(Machine(1e-5, 2e-9, 3e-10, 4, "2030-01-01", "here"))
+    finding = doctor.calibrated()
+    assert (finding.state, "before o was measured" in finding.detail) == ("note", True)
+    assert "calibrate()" in finding.remedy
+    machine.save(Machine(1e-5, 2e-9, 3e-10, 4, "2030-01-01", "here", 2e-6))
+    finding = doctor.calibrated()
+    assert (finding.state, "o = 2 µs" in finding.detail) == ("ok", True)

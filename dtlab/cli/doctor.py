@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import shutil
@@ -143,7 +144,11 @@ def calibrated() -> Finding:
     if not machine.date:
         return Finding("Calibration", "note", f"never done; algorithm='auto' goes by {found}",
                        'python -c "import dtlab; dtlab.calibrate()"  (some seconds)')
-    return Finding("Calibration", "ok", f"{found}, measured {machine.date} on {machine.host}")
+    found += f", measured {machine.date} on {machine.host}"
+    if machine.overhead == math.inf:
+        return Finding("Calibration", "note", f"{found}; that was before o was measured",
+                       'python -c "import dtlab; dtlab.calibrate()"  (some seconds)')
+    return Finding("Calibration", "ok", found)
 
 
 def _sum_of_ranks(comm: dtlab.Comm) -> float:

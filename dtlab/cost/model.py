@@ -20,8 +20,8 @@ class Form(NamedTuple):
     sent_bytes: list[int]  # by rank
     messages: list[int]  # sent, by rank
     exact: bool = True  # False: the time is an upper bound
-    # Of the rounds, those that follow from or to a rank which need not wait for the one before:
-    # real ranks post them together, and they cost less than α each.
+    # Of the rounds, those that wait for no other rank, only for their turn at this one: real ranks
+    # post them together, and pay less than α for each.
     together: int = 0
 
     def seconds(self, alpha: float, beta: float, gamma: float) -> float:
