@@ -149,6 +149,9 @@ class Endpoint:
              m.done_s - t0 if m.done_s else None, m.label)
             for m in self._log
         ]
-        messages += [(*m[:4], m[4] - t0, m[5] - t0, m[6]) for m in self.rows]
+        messages += [
+            (*m[:4], posted_s - t0, done_s and done_s - t0, label)
+            for *m, posted_s, done_s, label in self.rows
+        ]
         messages.sort(key=itemgetter(4))  # in order of posting
         return messages, [(kind, a - t0, b - t0, label) for kind, a, b, label in self._spans]

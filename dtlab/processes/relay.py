@@ -82,13 +82,12 @@ def _relay(
         sends = [send([piece], to, tag) for piece in pieces[0]]
     end.waits((to,) if to == origin else (to, origin), label, EXCHANGE, context, chunks[0].nbytes,
               True, to, LATEST, False, origin, LATEST)
-    turn = ended = 0
+    turn = 0
     try:
         for step, staying in enumerate(pieces[1:]):
             if step:
                 counts_received(received + step)
                 counts_sent(sent + step)
-            posted = len(sends)
             for piece in staying:
                 arriving[turn].wait()
                 if step < adding:
@@ -100,19 +99,14 @@ def _relay(
                 turn += 1
                 if turn + _AHEAD <= len(rooms):
                     arriving.append(recv([rooms[turn + _AHEAD - 1]], origin, tag))
-            if traced:  # only a trace wants to know when each of them had left
+            if traced:  # that a chunk has left, its receiver knows: here nobody waits for it
                 received_s = time.perf_counter()
-                for handle in sends[ended:posted]:
-                    handle.wait()
-                ended = posted
                 end.rows += (
-                    (True, to, context, chunks[step].nbytes, posted_s, time.perf_counter(),
-                     label),
-                    (False, origin, context, chunks[step + 1].nbytes, posted_s, received_s,
-                     label),
+                    (True, to, context, chunks[step].nbytes, posted_s, None, label),
+                    (False, origin, context, chunks[step + 1].nbytes, posted_s, received_s, label),
                 )
                 posted_s = received_s
-        for handle in sends[ended:]:
+        for handle in sends:
             handle.wait()
     finally:
         end.runs()
