@@ -8,59 +8,108 @@ from typing import TYPE_CHECKING
 
 from dtlab.errors import ConfigError, RankDied
 from dtlab.ps.partition import Key, Spec
+from dtlab.ps.policy import Policy
 from dtlab.ps.store import own
 
 if TYPE_CHECKING:
+    from dtlab.ps.mail import Mail
     from dtlab.ps.server import Server
+
+LOOKS = 4  # a server looks for silent workers so often while its patience lasts
 
 
 def save_if_due(server: Server) -> None:
-    """A checkpoint, if one is due."""
+    """A checkpoint, if one is due. Of several copies all know that it is, and one writes it."""
     keep, slowest = server.policy.checkpoints, server.clocks.slowest
-    if keep and slowest < math.inf and slowest >= server.saved + keep.every:
-        server.saved = int(slowest)
+    if not keep or slowest == math.inf or slowest < server.saved + keep.every:
+        return
+    server.saved = int(slowest)
+    if server.mail.answers:
         state = [(server.store.keys((entry.first, entry.last)), own(entry.value),
                   {name: own(x) for name, x in entry.state.items()}, entry.version)
                  for entry in server.store.entries]
-        keep.save(server.comm.rank, server.statistics.resumed + server.saved, state)
+        keep.save(server.number, (server.resumed or 0) + server.saved, state)
+
+
+def newest(policy: Policy) -> int:
+    """The clock of the checkpoint to go on from: the newest that is sound on all servers; or 0."""
+    return (policy.checkpoints and policy.checkpoints.newest(policy.servers)) or 0
 
 
 def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
-    """Where there is a checkpoint that is sound on all servers, go on from it."""
+    """Where there is a checkpoint, let these keys, which are new, go on from it."""
     keep = server.policy.checkpoints
-    clock = keep.newest(server.policy.servers) if keep else None
-    if keep is None or clock is None:
+    if not keep or not server.resumed:
         return
-    server.statistics.resumed = clock
-    for keys, value, state, version in keep.load(server.comm.rank, clock):
-        if specs.keys() & keys:
-            places = [server.store.places.of.get(key, -1) for key in keys]
-            runs = server.store.places.runs(places)
-            found = server.store.at(runs[0]) if len(runs) == 1 and runs[0][0] >= 0 else []
-            if len(found) != 1 or value.shape != found[0].value.shape:
-                raise ConfigError(f"the checkpoint in {keep.folder} is of another model or "
-                                  f"another number of servers: its key {keys[0]!r} does not fit")
-            found[0].value, found[0].state, found[0].version = value, state, version
+    if server.found is None:
+        server.found = keep.load(server.number, server.resumed)
+        if server.found is None:
+            raise ConfigError(f"the checkpoint of clock {server.resumed} in {keep.folder} has gone "
+                              f"while it was being read; start again")
+    others = []
+    for entry in server.found:
+        keys, value, state, version = entry
+        if not specs.keys() & keys:
+            others.append(entry)
+            continue
+        places = [server.store.places.of.get(key, -1) for key in keys]
+        runs = server.store.places.runs(places)
+        made = server.store.at(runs[0]) if len(runs) == 1 and runs[0][0] >= 0 else []
+        if len(made) != 1 or value.shape != made[0].value.shape:
+            raise ConfigError(f"the checkpoint in {keep.folder} is of another model or "
+                              f"another number of servers: its key {keys[0]!r} does not fit")
+        made[0].value, made[0].state, made[0].version = value, state, version
+    server.found = others  # for keys that are made later
 
 
-def miss(server: Server, dead: Collection[int]) -> None:
-    """Called now and then, with the ranks known to be dead: workers that have been silent for
-    too long, and don't wait for us, are lost."""
-    patience_s, now_s = server.policy.patience_s, server.comm.now()
-    waiting = {pull.worker for pulls in server.held.values() for pull in pulls} | {*server.inits}
-    server.heard_s |= dict.fromkeys(waiting, now_s)
-    for worker in [w for w in server.clocks.of if w not in waiting]:
-        silent_s = now_s - server.heard_s.setdefault(worker, now_s)
-        if worker in dead or (patience_s and silent_s > patience_s):
-            if server.policy.lost_worker == "stop":
-                raise RankDied(f"worker {worker} has died or been silent for "
-                               f"{silent_s:.3g} s, after {server.clocks.of[worker]} clocks; "
-                               f'join(lost_worker="go on") goes on without it', worker)
-            if worker == server.policy.workers[0] and worker not in server.inits \
-                    and not server.batches:
-                raise RankDied(f"worker {worker}, whose values count, has died before init",
-                               worker)
-            server.statistics.lost_workers.append(worker)
-            server.clocks.leave(worker)
-            server.made()
-            server.advance()
+def silent(server: Server, mail: Mail, waiting: Collection[int] = ()) -> list[int]:
+    """Called now and then, with those that wait for this server in ways that it can't know: the
+    workers that have died or been silent for too long. Raises `RankDied` if nobody may be lost.
+
+    What counts is how often this server has looked in vain, so that time that it has slept through
+    itself is none: their letters may lie there unread. A worker may wait for another server, so it
+    is asked before it is given up.
+    """
+    policy, now_s = server.policy, server.comm.now()
+    looks = policy.patience_s is not None and now_s >= server.look_s
+    if policy.patience_s is None or not (looks or mail.dead & server.clocks.of.keys()):
+        return []
+    if looks:
+        server.look_s = now_s + policy.patience_s / LOOKS
+    held = {pull.worker for pulls in server.held.values() for pull in pulls}
+    lost = []
+    for worker in server.clocks.of.keys() - held - server.inits.keys() - {*waiting}:
+        server.unheard[worker] += looks
+        if looks and server.unheard[worker] == LOOKS // 2:
+            mail.send(worker, ("there?",))
+        if worker in mail.dead or server.unheard[worker] > LOOKS:
+            _check_may_be_lost(server, worker)
+            lost.append(worker)
+    for worker in (*held, *server.inits, *waiting):
+        server.unheard[worker] = 0  # it is not silent, we are
+    return sorted(lost)
+
+
+def miss(server: Server, mail: Mail) -> None:
+    """Go on without those who are `silent`."""
+    for worker in silent(server, mail):
+        lose(server, worker)
+
+
+def _check_may_be_lost(server: Server, worker: int) -> None:
+    policy = server.policy
+    if policy.lost_worker == "stop":
+        raise RankDied(f"worker {worker} has died or been silent for {policy.patience_s:.3g} s, "
+                       f"after {server.clocks.of[worker]} clocks; "
+                       f'join(lost_worker="go on") goes on without it', worker)
+    if worker == policy.workers[0] and not server.batches:
+        raise RankDied(f"worker {worker}, whose values count, has died before init", worker)
+
+
+def lose(server: Server, worker: int) -> None:
+    """Go on without `worker`: nobody waits for it any more."""
+    server.lost.append(worker)
+    server.clocks.leave(worker)
+    server.made()
+    server.resizing.begin(server)
+    server.advance()

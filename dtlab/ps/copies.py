@@ -28,10 +28,11 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
     over = False
     while not over and unheard < GIVE_UP * BEATS:
         if comm.now() >= beat_s:
-            mail.send(policy.master, ("beat", comm.now(), replica.had))
+            mail.send(policy.master, ("beat", comm.now(), replica.had, *replica.left))
             beat_s = comm.now() + policy.lease_s / BEATS
             unheard += 1
             replica.lapse()
+            replica.miss()
         letter = mail.receive_within(max(beat_s - comm.now(), 0.0))
         if letter is None:
             continue
@@ -61,7 +62,11 @@ def _obey(replica: Replica, body: tuple[Any, ...], mail: Mail, policy: Policy) -
     elif body[0] == "adopt":
         replica.adopt(*body[1:])
     elif body[0] == "view":
-        replica.change(View(*body[2:]))
+        server, view = body[1], View(*body[2:])
+        if server == replica.shard:
+            replica.change(view)
+        else:
+            replica.handover.change(server, view, replica.answers)
     return bool(body[0] == "over")
 
 

@@ -54,8 +54,8 @@ def join(
         it refuses, and the worker's call raises `Unavailable`. None: 10 leases.
     checkpoints: where to keep them; None: nowhere.
     patience_s: a worker that is silent for longer, without waiting for an answer, is lost; None:
-        servers wait for ever. lost_worker: "stop" (`RankDied`) or "go on" without it. For servers
-        without replicas.
+        servers wait for ever. lost_worker: "stop" (`RankDied`) or "go on" without it. With replicas
+        more than 2 leases: so long a worker may wait for another server to get a new head.
 
     Raises `ConfigError` for arguments that make no sense. Chapters: 07, 08.
     """
@@ -78,8 +78,9 @@ def join(
     chosen = checks.active(len(logical) if active is None else active, logical)
     policy = Policy(logical, workers, chosen, consistency, update, partition, nan,
                     checkpoints=checkpoints, patience_s=patience_s, lost_worker=lost_worker)
-    _check_losses(policy, replicas)
+    _check_losses(policy)
     if copies:
+        _check_patience(patience_s, lease_s)
         policy = replace(policy, replication=replication, copies=copies, master=servers,
                          lease_s=float(lease_s), grace_s=_grace(grace_s, lease_s))
     if not copies:  # letters don't mix with what others send, say once a worker has finished
@@ -87,19 +88,19 @@ def join(
     return Node(comm, policy)
 
 
-def _check_losses(policy: Policy, replicas: int) -> None:
+def _check_losses(policy: Policy) -> None:
     if policy.lost_worker not in ("stop", "go on"):
         raise ConfigError(f'lost_worker is "stop" or "go on", not {policy.lost_worker!r}')
     if policy.patience_s is not None and not 0 < policy.patience_s < math.inf:
         raise ConfigError(f"patience_s is a time above 0 s, or None, not {policy.patience_s!r}")
-    given = [name for name, is_given in (
-        ("patience_s", policy.patience_s is not None), ("checkpoints", policy.checkpoints),
-        ("lost_worker", policy.lost_worker != "stop")) if is_given]
-    if replicas and given:
-        raise ConfigError(f"servers with replicas don't take {' and '.join(given)} yet; leave that "
-                          f"out, or take replicas=0")
     if policy.checkpoints is not None and not isinstance(policy.checkpoints, Checkpoints):
         raise ConfigError(f"checkpoints is a ps.Checkpoints, not {policy.checkpoints!r}")
+
+
+def _check_patience(patience_s: float | None, lease_s: float) -> None:
+    if patience_s is not None and patience_s <= 2 * lease_s:
+        raise ConfigError(f"patience_s={patience_s} with replicas is more than 2 leases of "
+                          f"{lease_s} s: so long a worker may wait for another server's new head")
 
 
 def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,

@@ -62,6 +62,8 @@ class Mail:
     `room`: (sender, body, sizes) → where the wires shall go. `to_myself`: takes what a node that
     serves and works at once writes to itself."""
 
+    answers = True  # see `server.Outbox`
+
     def __init__(self, comm: Comm):
         self.comm = comm
         self._inline_bytes: int = getattr(comm, "inline_bytes", -1)
@@ -153,11 +155,11 @@ class Mail:
 
     def receive_within(self, seconds: float) -> Received | None:
         """The next letter that is there with all its wires; None if there is none within so many
-        seconds. One whose sender dies halfway, or is cut off, holds up none but that sender's; so
-        each has a line of its own."""
+        seconds, or once another rank is found to be dead. One whose sender dies halfway, or is cut
+        off, holds up none but that sender's; so each has a line of its own."""
         if not self._lines:
             self.listen()
-        until_s = self.comm.now() + seconds
+        until_s, dead = self.comm.now() + seconds, len(self.dead)
         while True:
             for src, line in list(self._lines.items()):
                 while all(arrived(work) for work in line.works):
@@ -176,7 +178,8 @@ class Mail:
                     line = self._lines[src]
             waiting = [work for line in self._lines.values() for work in line.works
                        if not arrived(work)]
-            if not wait_any(self.comm, waiting, max(until_s - self.comm.now(), 0.0)):
+            if len(self.dead) > dead or not wait_any(
+                    self.comm, waiting, max(until_s - self.comm.now(), 0.0)):
                 return None
 
     def listen(self) -> None:

@@ -72,6 +72,8 @@ class Master:
         self._server_of = {rank: s for s, copies in policy.copies.items() for rank in copies}
         self._heard = dict.fromkeys(self._server_of, comm.now())
         self._at_work = set(policy.workers)
+        self._left = dict.fromkeys(policy.copies, frozenset[int]())  # server → see `Replica.left`
+        self._left_s: dict[int, float] = {}  # worker → since when all servers say so
         assert policy.replication is not None
         self._rule = policy.replication
         # Server → who is to live, and what they have said that they had.
@@ -85,7 +87,7 @@ class Master:
 
     def serve(self) -> Chronicle:
         """Until every worker has finished."""
-        while self._at_work:
+        while self._at_work - self._long_gone():
             letter = self._mail.receive_within(self._policy.lease_s / BEATS)
             while letter is not None:  # if it is me who has been asleep, signs of life wait there
                 src, body, _, _ = letter
@@ -97,6 +99,14 @@ class Master:
         for rank in self._server_of:
             self._mail.send(rank, ("over",))
         return self.chronicle
+
+    def _long_gone(self) -> set[int]:
+        """Workers that left long ago and have not said so here: they have died."""
+        now_s, patience_s = self._comm.now(), self._policy.patience_s or 0.0
+        for worker in frozenset.intersection(*self._left.values()):
+            self._left_s.setdefault(worker, now_s)
+        return {worker for worker, at_s in self._left_s.items()
+                if worker in self._mail.dead or now_s - at_s > patience_s}
 
     def _look_for_the_silent(self) -> None:
         for rank in list(self._heard):
@@ -119,12 +129,13 @@ class Master:
         return PATIENCE if others - gone or rank in gone else GIVE_UP
 
     def _beat(self, src: int, body: tuple[Any, ...]) -> None:
-        """("beat", when it was sent, how much of the log the copy has)."""
+        """("beat", when it was sent, how much of the log the copy has, workers that have left…)."""
         if src not in self._heard:
             self._mail.send(src, ("heard",))
             self._call_back(src)
             return
         server = self._server_of[src]
+        self._left[server] |= {*body[3:]}
         if self._behind.get(server) == src and body[2] >= self._needed[server]:
             del self._behind[server]
         view, until_s = self._views[server], body[1] + self._policy.lease_s
@@ -230,7 +241,8 @@ class Master:
         self._views[server] = view
         now_s = self._comm.now()
         self._note(Term(server, view.epoch, view.head, now_s, now_s))
-        for rank in (*view.members, *sorted(self._at_work)):
+        others = (rank for rank, its in self._server_of.items() if its != server)
+        for rank in (*view.members, *others, *sorted(self._at_work)):
             self._mail.send(rank, ("view", server, view.epoch, view.members))
 
     def _who_lives(self, server: int, view: View, had: dict[int, int]) -> tuple[int, ...]:

@@ -39,12 +39,15 @@ class Node:
             self._mail.room = self._room
         self._server: Server | None = None
         self._requests = Requests(self._mail, policy) if policy.replication else None
-        if policy.replication:
+        # Where ranks die, some letters never come in full: nobody waits for a certain one.
+        self._listens = policy.replication is not None or policy.patience_s is not None
+        if self._listens:
             self._mail.listen()
         if comm.rank in policy.servers and not policy.replication:
-            self._server = Server(comm, self._mail, policy)
+            self._server = Server(comm, self._mail, policy, comm.rank)
         self._layout = Layout()
         self._active = policy.active
+        self._moves = 0  # of keys, by `use_servers`
         self._numbers = 0
         self._open: dict[int, Handle] = {}
 
@@ -174,9 +177,9 @@ class Node:
         self.clock_count += 1
         if self._requests:
             self._to_all_servers("clock")
-            return
-        for server in self.policy.servers:
-            self._mail.send(server, ("clock", 0))
+        else:
+            for server in self.policy.servers:
+                self._mail.send(server, ("clock", 0))
 
     def finish(self) -> Statistics | None:
         """The worker's last call. Where workers serve as well, it serves until all have finished,
@@ -197,13 +200,12 @@ class Node:
         """From here on these servers (ranks; or the first so many) hold the keys. Every worker
         calls it at the same point, between iterations; what must move moves, weights and state."""
         self._check("use_servers")
-        if self._requests:
-            raise ConfigError(f"rank {self.comm.rank}: use_servers can't move keys between servers "
-                              f"with replicas yet; take replicas=0")
         chosen = checks.active(servers, self.policy.servers)
-        handle = self._to_all_servers("move", chosen)
-        handle.wait()
+        for handle in dict.fromkeys(self._open.values()):  # they name keys by their old places
+            handle.wait()
+        self._to_all_servers("move", chosen).wait()
         self._active = chosen
+        self._moves += 1
         self._layout.move([self.policy.partition.place(specs, chosen)
                            for specs in self._layout.batches])
 
@@ -212,24 +214,22 @@ class Node:
     def read_letter(self, server: int = -1) -> None:
         """Wait for the next letter and do what it says. `server`: one from which an answer is still
         to come; a node that only works needs to listen to no one else."""
-        if self._server is None and not self._requests:
-            self._take(*self._mail.receive_from(server))
+        mail, policy = self._mail, self.policy
+        if not self._listens:
+            self._take(*(mail.receive() if self._server else mail.receive_from(server)))
             return
-        tick_s = self.policy.lease_s if self._requests else self.policy.patience_s
-        if tick_s is None:
-            self._take(*self._mail.receive())
-            return
-        # Where ranks die, some letters never come in full.
-        letter = self._mail.receive_within(tick_s / 4)
+        letter = mail.receive_within((policy.patience_s or policy.lease_s) / care.LOOKS)
         if letter is not None:
             self._take(*letter)
         if self._server is not None:
-            care.miss(self._server, self._mail.dead)
+            care.miss(self._server, mail)
 
     def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
               works: list[Work]) -> None:
         if body[0] == "reply":
             self._answered(src, body, wires, works)
+        elif body[0] == "there?":
+            self._mail.send(src, ("here", 0))
         elif self._requests:
             getattr(self._requests, {"view": "change", "lost": "lost"}[body[0]])(*body[1:])
         else:
@@ -273,7 +273,7 @@ class Node:
         if self._requests:
             self._requests.send(server, (what, number, *more), wires)
         else:
-            if self._server is None:
+            if self._server is None and not self._listens:
                 self._mail.expect(server)
             self._mail.send(server, (what, number, *more), wires, marked)
 
@@ -305,7 +305,9 @@ class Node:
 
     def _pull(self, handle: Handle, by_server: Mapping[int, Parts], what: str = "pull") -> None:
         for server, wanted in by_server.items():
-            more = (parts.runs(wanted), parts.counts(wanted))
+            more: tuple[Any, ...] = (parts.runs(wanted), parts.counts(wanted))
+            if what == "peek":
+                more = (*more, self._moves)
             self._ask(handle, server, what, more, pack(list(parts.row_numbers(wanted))), wanted)
 
     def _push(self, by_server: Mapping[int, Parts], weight: float) -> Handle:

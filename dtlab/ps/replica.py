@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dtlab.comm import Comm
+from dtlab.ps import care
+from dtlab.ps.handover import Handover
 from dtlab.ps.mail import Mail
 from dtlab.ps.master import BEATS
 from dtlab.ps.policy import Policy
@@ -21,6 +23,7 @@ from dtlab.ps.server import Server
 
 Wires = list[torch.Tensor]
 _AMONG_COPIES = ("op", "ack", "again")
+_UNANSWERED = ("clock", "pieces", "lose")  # nobody waits for their answer
 NO_LEASE = ("the server's leader has lost touch with the master and may not answer; what you asked "
             "for may be done, or not")
 
@@ -39,7 +42,8 @@ class Replica:
     def __init__(self, comm: Comm, mail: Mail, policy: Policy, shard: int, rule: Replication):
         self.comm, self.mail, self.policy, self.shard, self.rule = comm, mail, policy, shard, rule
         self.view = View(0, policy.copies[shard])
-        self.server = Server(comm, self, policy)
+        self.server = Server(comm, self, policy, shard)
+        self.handover = Handover(mail, policy, shard)
         self.lease_end_s = -1.0
         self.log: dict[int, Logged] = {}  # by place, what those that follow may not have yet
         self.had = self.done = self.stable = 0  # places: received, carried out, on all that follow
@@ -59,8 +63,12 @@ class Replica:
     # ---- what the server writes, as if it had the letter box to itself --------------------------
 
     def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
-        """An answer of the state machine: only one copy sends it."""
-        if self.answers:
+        """An answer of the state machine, or what another server is given: one copy sends it."""
+        if body[0] == "pieces":
+            self.handover.sent[dst] = body, wires
+            if self.answers:
+                self.handover.send(dst)
+        elif self.answers:
             self.mail.send(dst, body, wires)
 
     def lends(self, x: torch.Tensor) -> bool:
@@ -116,7 +124,7 @@ class Replica:
     # ---- letters --------------------------------------------------------------------------------
 
     def request(self, worker: int, body: tuple[Any, ...], wires: Wires) -> None:
-        """From a worker: (what, number, …)."""
+        """From a worker, or from another server: (what, number, …)."""
         if body[0] == "peek":
             self._peeks.append((worker, body))
             self._show()
@@ -126,6 +134,8 @@ class Replica:
         elif body[1] <= self._last.get(worker, 0):
             self._again(worker, body, wires)
         else:
+            if body[0] == "init":  # what the disk holds now, no copy may look up later
+                body = (*body, care.newest(self.policy))
             self._accept(Logged(worker, body, wires))
 
     def handle(self, src: int, body: tuple[Any, ...], wires: Wires) -> None:
@@ -160,6 +170,8 @@ class Replica:
             for place in sorted(self.log):
                 self._hand_on(place)
             self._settle()
+        if self.answers:
+            self.handover.send_again()
         self._read_early()
 
     def granted(self, until_s: float) -> None:
@@ -176,7 +188,7 @@ class Replica:
         gone again."""
         self._kept = None if rank is None else self.done
         if rank is not None:
-            state = self.server.snapshot(), self._carried
+            state = self.server.snapshot(), self._carried, self.handover.sent
             self.mail.send(rank, ("snapshot", number, self.view.epoch, self.done, state))
 
     def install(self, epoch: int, place: int, state: tuple[Any, ...]) -> bool:
@@ -188,7 +200,7 @@ class Replica:
         seen.rejoined += 1
         seen.lost += sum(entry.body[0] == "push" for at, entry in self.log.items()
                          if self.stable < at <= self.done)
-        snapshot, self._carried = state
+        snapshot, self._carried, self.handover.sent = state
         self._last = dict(self._carried)  # requests after `place` will come with the log
         self.server.restore(snapshot)
         self.view = View(epoch, tuple(m for m in self.policy.copies[self.shard] if m != self.me))
@@ -209,7 +221,7 @@ class Replica:
         """Tell workers that what they asked for may be done, or not. It stays in line, for what
         they ask next must not overtake it. Not of a clock: nobody waits for that."""
         for src, (what, number, *_), _ in (*self.log.values(), *self._early):
-            if what not in (*_AMONG_COPIES, "clock") and number > self._refused.get(src, 0):
+            if what not in (*_AMONG_COPIES, *_UNANSWERED) and number > self._refused.get(src, 0):
                 self._refused[src] = number
                 self.mail.send(src, ("reply", number, NO_LEASE))
 
@@ -222,8 +234,22 @@ class Replica:
         """A letter of either kind."""
         if body[0] in _AMONG_COPIES:
             self.handle(src, body, wires)
+        elif body[0] == "here":
+            self.server.handle(src, body, wires)
         else:
-            self.request(src, body, wires)
+            self.request(body[2] if body[0] == "pieces" else src, body, wires)
+
+    def miss(self) -> None:
+        """Called now and then: if I lead, workers that are lost are so for all copies."""
+        if self.leads:
+            asking = [entry.worker for place, entry in self.log.items() if place > self.done]
+            for worker in care.silent(self.server, self.mail, asking):
+                self._accept(Logged(worker, ("lose", math.inf), []))
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The workers that have finished or are lost, if any may be lost."""
+        return tuple(sorted(self.server.clocks.ended)) if self.policy.patience_s else ()
 
     # ---- the log --------------------------------------------------------------------------------
 
@@ -264,6 +290,7 @@ class Replica:
             self.done += 1
             worker, body, wires = self.log[self.done]
             self._carried[worker] = body[1]
+            self.handover.goes_on(body[0])
             # The log's tensors stay as they are, for copies that may need them yet.
             self.server.handle(worker, body, [wire.clone() for wire in wires])
         if self._peeks:
@@ -273,9 +300,11 @@ class Replica:
         """Answer those who look at what is here, as far as it is here."""
         waiting, self._peeks = self._peeks, []
         for worker, body in waiting:
-            if all(last <= len(self.server.store.places.keys) for _, last in body[2]):
+            asked, here = body[4], self.server.resizing.moves
+            if asked == here and all(
+                    last <= len(self.server.store.places.keys) for _, last in body[2]):
                 self.server.peek(self.mail, worker, body)
-            else:
+            elif asked >= here:  # else it has been answered by another
                 self._peeks.append((worker, body))
 
     def _forget(self, stable: int) -> None:

@@ -20,49 +20,58 @@ if TYPE_CHECKING:
 
 
 class Resizing:
-    """One server's part in it."""
+    """One server's part in it. `asked`: worker → number of its request, which waits; `last`: the
+    same of its last one. `moves`: how often keys have moved."""
 
-    def __init__(self, server: Server):
-        self._server = server
-        self._asked: dict[int, int] = {}  # worker → number of its request
+    def __init__(self, me: int):
+        self._me = me
+        self.asked: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.moves = 0
+        self._servers: tuple[int, ...] = ()  # that shall hold the keys
         self._came: list[tuple[tuple[Any, ...], list[torch.Tensor]]] = []
         self._old: dict[Key, Entry] = {}  # what I held
         self._new: dict[Key, Entry] | None = None  # what I hold from now on
         self._placement: Placement = {}
 
-    def ask(self, worker: int, number: int, servers: tuple[int, ...]) -> None:
+    def ask(self, server: Server, worker: int, number: int, servers: tuple[int, ...]) -> None:
         """`worker` has come to the point where `servers` shall hold the keys."""
-        self._asked[worker] = number
-        if len(self._asked) < len(self._server.clocks.of):
+        self.asked[worker] = self.last[worker] = number
+        self._servers = servers
+        self.begin(server)
+
+    def begin(self, server: Server) -> None:
+        """Once every worker has come there: no push of before is still to come."""
+        if not self.asked or self._new is not None or server.clocks.of.keys() - self.asked.keys():
             return
-        server, me = self._server, self._server.comm.rank
         for entry in server.store.entries:
             for bucket in list(entry.sums):  # no worker will add to it
                 server.update(entry, bucket)
         self._old = server.store.one_by_one()
-        old, new = server.placement(server.active), server.placement(servers)
-        server.active, self._placement = servers, new
+        old, new = server.placement(server.active), server.placement(self._servers)
+        server.active, self._placement = self._servers, new
+        self.moves += 1
         for other in server.policy.servers:
-            if other != me:
-                self._hand_over(other, old, new)
+            if other != self._me:
+                self._hand_over(server, other, old, new)
         self._new = {}
         for key, pieces in new.items():
-            units = dict(pieces).get(me)
+            units = dict(pieces).get(self._me)
             if units is not None:
-                self._new[key] = self._begun(key, units, dict(old[key]).get(me))
-        self._settle()
+                self._new[key] = self._begun(server, key, units, dict(old[key]).get(self._me))
+        self._settle(server)
 
-    def take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """Another server's letter: ("pieces", [(key, units, version, what was read, names of the
-        state's tensors, its numbers, dtypes and sizes), …])."""
+    def take(self, server: Server, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """Another server's letter: ("pieces", number, from which server, [(key, units, version,
+        what was read, names of the state's tensors, its numbers, dtypes and sizes), …])."""
         self._came.append((body, wires))
-        self._settle()
+        self._settle(server)
 
-    def _hand_over(self, other: int, old: Placement, new: Placement) -> None:
+    def _hand_over(self, server: Server, other: int, old: Placement, new: Placement) -> None:
         """Send `other` what it shall hold and I have held; perhaps nothing."""
-        server, moved, tensors = self._server, [], []
+        moved, tensors = [], []
         for key, pieces in new.items():
-            mine, theirs = dict(old[key]).get(server.comm.rank), dict(pieces).get(other)
+            mine, theirs = dict(old[key]).get(self._me), dict(pieces).get(other)
             if mine is None or theirs is None or not len(units := common(mine, theirs)):
                 continue
             entry, where = self._old[key], positions(units, mine)
@@ -74,11 +83,10 @@ class Resizing:
             moved.append((key, units, entry.version, entry.read, names, numbers, sizes))
             tensors += parts
         server.statistics.moved += sum(len(piece[1]) for piece in moved)
-        server.mail.send(other, ("pieces", moved), pack(tensors))
+        server.mail.send(other, ("pieces", self.moves, self._me, moved), pack(tensors))
 
-    def _begun(self, key: Key, units: Units, mine: Units | None) -> Entry:
+    def _begun(self, server: Server, key: Key, units: Units, mine: Units | None) -> Entry:
         """The new piece of `key`, filled with what I have had of it already."""
-        server = self._server
         old = self._old.get(key)
         if old is not None and mine is not None and len(mine) == len(units) == len(
                 common(mine, units)):
@@ -96,17 +104,16 @@ class Resizing:
                    for name, x in old.state.items()})
         return entry
 
-    def _settle(self) -> None:
+    def _settle(self, server: Server) -> None:
         """Once all is here, put it in place and answer the workers."""
-        server = self._server
         if self._new is None or len(self._came) < len(server.policy.servers) - 1:
             return
-        for (_, moved), wires in self._came:
+        for (*_, moved), wires in self._came:
             sizes = [(getattr(torch, name), numel) for piece in moved for name, numel in piece[-1]]
             parts = iter(unpack(wires, sizes))
             for key, units, version, read, names, numbers, _ in moved:
                 entry = self._new[key]
-                where = positions(units, dict(self._placement[key])[server.comm.rank])
+                where = positions(units, dict(self._placement[key])[self._me])
                 entry.version, entry.read = version, dict(read)
                 shape = (-1, entry.value.shape[1]) if entry.is_table else (-1,)
                 value = next(parts).view(shape)
@@ -114,7 +121,7 @@ class Resizing:
                 _fill(entry, where, value, state | numbers)
         server.store.replace(self._new, server.batches)
         self._old, self._new, self._came = {}, None, []
-        asked, self._asked = self._asked, {}
+        asked, self.asked = self.asked, {}
         for worker, number in asked.items():
             server.reply(worker, number)
 

@@ -6,6 +6,7 @@ Consistency says when, the update rule says what; here is only the order of thin
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +27,10 @@ from dtlab.ps.store import NOW, Entry, Store, joined
 
 class Outbox(Protocol):
     """Where a server puts its letters: its node's mail, or the copy that it is."""
+
+    @property
+    def answers(self) -> bool:
+        """Is it me who speaks for the server, to others and to the disk?"""
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
@@ -51,10 +56,13 @@ class Held(NamedTuple):
 
 
 class Server:
-    """The serving half of a node. `handle` never blocks; `over` once every worker has finished."""
+    """The serving half of a node. `handle` never blocks; `over` once every worker has finished.
 
-    def __init__(self, comm: Comm, mail: Outbox, policy: Policy):
-        self.comm, self.mail, self.policy = comm, mail, policy
+    number: which of `policy.servers` it is, or a copy of.
+    """
+
+    def __init__(self, comm: Comm, mail: Outbox, policy: Policy, number: int):
+        self.comm, self.mail, self.policy, self.number = comm, mail, policy, number
         self.clocks = Clocks(policy.workers)
         self.store = Store(policy.update)
         self.batches: list[dict[Key, Spec]] = []  # what was made together is placed together
@@ -64,9 +72,13 @@ class Server:
         self.held: dict[int, list[Held]] = {}  # by the clock of the worker
         self._began: set[int] = set()  # workers that have pulled in this iteration
         self.inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
-        self.heard_s: dict[int, float] = {}
-        self.saved = 0  # the clock of the last checkpoint
-        self._resizing = Resizing(self)
+        self.unheard: Counter[int] = Counter()  # worker → looks in vain: see `care.silent`
+        self.look_s = 0.0  # when to look again
+        self.lost: list[int] = []  # workers that were given up: their clocks are nobody's any more
+        self.resumed: int | None = None  # the clock of the checkpoint to go on from; 0: of none
+        self.found: list[Any] | None = None  # what stands there of keys that are not made yet
+        self.saved = 0  # the clock of the last checkpoint, since then
+        self.resizing = Resizing(number)
 
     @property
     def over(self) -> bool:
@@ -75,11 +87,10 @@ class Server:
 
     def handle(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """Do what a letter asks for. Bodies: see the methods named after them."""
-        if src in self.statistics.lost_workers:  # it was given up: its clock is nobody's any more
-            self.reply(src, body[1], "the servers have given this worker up as lost")
+        if src in self.lost:
+            self.reply(src, body[1], GIVEN_UP)
             return
-        if self.policy.patience_s:
-            self.heard_s[src] = self.comm.now()
+        self.unheard[src] = 0
         getattr(self, f"_{body[0]}")(src, body, wires)
 
     def reply(self, dst: int, number: int, more: Any = None,
@@ -90,9 +101,11 @@ class Server:
     # ---- what workers ask for -------------------------------------------------------------------
 
     def _init(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """("init", number, specs of all keys, (key, elements) whose values follow), from each
-        worker."""
-        _, number, specs, given = body
+        """("init", number, specs of all keys, (key, elements) whose values follow, which checkpoint
+        to go on from if that is settled), from each worker."""
+        _, number, specs, given, *settled = body
+        if self.resumed is None:
+            self.resumed = settled[0] if settled else care.newest(self.policy)
         self.inits[src] = number, specs
         for key, spec in specs.items():
             for other, (_, theirs) in self.inits.items():
@@ -113,7 +126,7 @@ class Server:
             self.batches.append(specs)
             care.resume(self, specs)
             for worker, (its_number, _) in self.inits.items():
-                self.reply(worker, its_number, self.statistics.resumed)
+                self.reply(worker, its_number, self.resumed)
             self.inits = {}
 
     def _pull(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
@@ -131,7 +144,7 @@ class Server:
 
     def _answer(self, pull: Held) -> None:
         src, (_, number, runs, counts) = pull.worker, pull.body
-        self.heard_s[src] = self.comm.now()  # it was not silent, we were
+        self.unheard[src] = 0  # it was not silent, we were
         rows, seen = iter(pull.rows), self.statistics
         values = []
         for run, count in zip(runs, counts, strict=True):
@@ -144,7 +157,8 @@ class Server:
         self.reply(src, number, None, values)
 
     def peek(self, mail: Outbox, src: int, body: tuple[Any, ...]) -> None:
-        """("peek", number, runs, rows: None): the weights as they are here and now."""
+        """("peek", number, runs, rows: None, moves of keys): the weights as they are here and now.
+        """
         values = [self.store.values(run).view(-1) for run in body[2]]
         for run in body[2]:
             self.statistics.load.update(self.store.keys(run))
@@ -156,17 +170,27 @@ class Server:
     def answer_again(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """A request that has been carried out, whose answer may be lost."""
         what, number = body[:2]
-        if (what == "init" and src in self.inits) or (what == "pull" and any(
-                pull.worker == src and pull.body[1] == number
-                for pulls in self.held.values() for pull in pulls)):
-            return  # the answer is still to come
+        if src in self.lost:
+            self.reply(src, number, GIVEN_UP)
+            return
+        if what == "pieces" or number < self.resizing.last.get(src, 0):
+            return  # the worker had its answer before it let keys move
+        if self._is_still_to_come(src, what, number):
+            return
         values = []
         if what == "pull":
             rows = iter(unpack(wires, [(torch.int64, n) for n in body[3] if n is not None]))
             for run, count in zip(body[2], body[3], strict=True):
                 w = self.store.values(run)
                 values.append((w if count is None else w[next(rows)]).view(-1))
-        self.reply(src, number, None, values)
+        self.reply(src, number, self.resumed if what == "init" else None, values)
+
+    def _is_still_to_come(self, src: int, what: str, number: int) -> bool:
+        """Does this request wait for others'?"""
+        return ((what == "init" and src in self.inits)
+                or (what == "move" and src in self.resizing.asked)
+                or (what == "pull" and any(pull.worker == src and pull.body[1] == number
+                                           for pulls in self.held.values() for pull in pulls)))
 
     def _push(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("push", number, runs, rows of each or None, weight, how many hold NaN)."""
@@ -223,11 +247,19 @@ class Server:
 
     def _move(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("move", number, servers that shall hold keys from now on), from each worker."""
-        self._resizing.ask(src, body[1], body[2])
+        self.resizing.ask(self, src, body[1], body[2])
 
     def _pieces(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """From another server, what moves here: see `Resizing`."""
-        self._resizing.take(src, body, wires)
+        self.resizing.take(self, body, wires)
+
+    def _here(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("here", 0): a worker that waits for another server, and was asked, lives."""
+
+    def _lose(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+        """("lose", number): `src` is lost. From the copy that leads."""
+        if src in self.clocks.of:
+            care.lose(self, src)
 
     # ---- what follows from it -------------------------------------------------------------------
 
@@ -277,7 +309,8 @@ class Server:
         """The statistics, completed."""
         seen = self.statistics
         seen.clocks = {**self.clocks.ended, **self.clocks.of}
-        seen.closed = self.clocks.closed
+        seen.closed, seen.lost_workers = self.clocks.closed, self.lost
+        seen.resumed = self.resumed or 0
         seen.unused = sum(s.count * e.count for e in self.store.entries for s in e.sums.values())
         seen.held_bytes = sum(entry.value.nbytes for entry in self.store.entries)
         seen.received_bytes, seen.sent_bytes = self.mail.moved_bytes
@@ -288,7 +321,9 @@ class Server:
         return seen
 
 
-_STATE = ("clocks", "store", "batches", "active", "held", "_began", "inits")
+GIVEN_UP = "the servers have given this worker up as lost"
+_STATE = ("clocks", "store", "batches", "active", "held", "_began", "inits", "lost", "resumed",
+          "found", "saved", "resizing")
 
 
 def _unlike(key: Key, rank: int, spec: Spec, other: int, theirs: Spec | None) -> str:

@@ -6,6 +6,7 @@ import copy
 import csv
 import io
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,14 @@ def points(report) -> dict:
     return {each.exercise: each.points for each in report.exercises}
 
 
+@cache
+def solved(name: str):
+    return grade_notebook(ROOT / "solutions" / name)
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_solutions_get_all_points(name):
-    report = grade_notebook(ROOT / "solutions" / name)
+    report = solved(name)
     assert report.points == report.max_points > 0, str(report)
 
 
@@ -66,7 +72,7 @@ def test_the_solutions_get_all_points(name):
 def test_the_untouched_exercises_get_none(name):
     report = grade_notebook(ROOT / "exercises" / name)
     assert report.points == 0
-    assert report.max_points == grade_notebook(ROOT / "solutions" / name).max_points
+    assert report.max_points == solved(name).max_points
     for each in report.exercises:
         assert "Not written yet" in each.hints[0]
 

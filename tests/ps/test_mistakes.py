@@ -56,11 +56,6 @@ def test_a_call_that_makes_no_sense_is_refused_at_its_line(
         worker_calls(call)
 
 
-def test_servers_with_replicas_do_not_move_their_keys() -> None:
-    with pytest.raises(ConfigError, match="rank 3: use_servers can't move keys"):
-        worker_calls(lambda node: node.use_servers(1), ranks=4, servers=2, replicas=1)
-
-
 @pytest.mark.parametrize(("how", "ranks", "says"), [
     ({"servers": 3}, 2, "leaves no worker"),
     ({"servers": 2}, 2, "leaves no worker; .*colocated=True"),

@@ -137,7 +137,7 @@ def test_servers_go_on_without_a_worker_that_dies_if_told_to(events: int) -> Non
 
 
 def test_else_the_run_ends_and_says_who_is_missing() -> None:
-    with pytest.raises(RankDied, match=r"worker 3 has died or been silent for .* after 2 clocks"):
+    with pytest.raises(RankDied, match=r"worker 3 has died or been silent for .* after \d clocks"):
         simulate(lambda comm: counting(comm, "stop"), network=uniform(4, 1e-6, 1e9),
                  crash={3: 18}, timeout=30)
 
@@ -185,9 +185,7 @@ def test_a_worker_is_killed_on_processes_and_the_others_go_on() -> None:
 @pytest.mark.parametrize(("how", "says"), [
     ({"patience_s": 0}, "patience_s"), ({"lost_worker": "weep"}, "lost_worker"),
     ({"checkpoints": "/tmp"}, "ps.Checkpoints"),
-    ({"replicas": 1, "patience_s": 1.0}, "with replicas don't take patience_s yet"),
-    ({"replicas": 1, "checkpoints": Checkpoints("x")}, "with replicas don't take checkpoints yet"),
-    ({"replicas": 1, "lost_worker": "go on"}, "with replicas don't take lost_worker yet"),
+    ({"replicas": 1, "lease_s": 0.5, "patience_s": 1.0}, "more than 2 leases of 0.5 s"),
 ])
 def test_choices_that_make_no_sense_are_refused(how: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

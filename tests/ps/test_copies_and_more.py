@@ -1,0 +1,376 @@
+"""Servers with copies, and all else at once: keys that move, checkpoints, workers that are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dtlab import Comm, RankDied, RankFailed, Result, ps, run, simulate
+from dtlab.ps import Checkpoints
+from dtlab.topology import uniform
+from tests.ps.test_stalls import GONE, sleepy, star
+
+STRONG = [ps.Chain(), ps.Leader(sync=True)]
+SERVERS, MASTER, RANKS, STEPS = 4, 4, 7, 5  # two servers with two copies each: ranks 0, 2 and 1, 3
+KEYS = [f"k{i}" for i in range(6)]
+NETWORK = uniform(RANKS, 1e-5, 1e9)
+
+
+def joined(comm: Comm, **how: Any) -> ps.Node:
+    return ps.join(comm, servers=SERVERS, replicas=1, **{"lease_s": 0.01} | how)
+
+
+# ---- keys move ----------------------------------------------------------------------------------
+
+
+def moving(comm: Comm, rule: ps.Replication, plan: dict[int, Any], **how: Any) -> Any:
+    """`plan`: before which step, which servers shall hold the keys."""
+    node = joined(comm, replication=rule, active=1, update=ps.SGD(0.1, momentum=0.9), **how)
+    if node.is_server:
+        return node.serve()
+    node.init({key: torch.full((5,), float(i), dtype=torch.float64) for i, key in enumerate(KEYS)}
+              | {"table": torch.ones(9, 3, dtype=torch.float64)}, tables=["table"])
+    for step in range(STEPS):
+        if step in plan:
+            node.use_servers(plan[step])
+        weights = node.pull(KEYS)
+        rows = [step, 7, comm.rank]
+        table = node.pull_rows("table", rows)
+        with comm.compute("step", seconds=0.002):
+            pass
+        node.push({key: (w - comm.rank).sin() for key, w in weights.items()})
+        node.push_rows("table", rows, table.cos())
+        node.clock()
+    last = node.pull([*KEYS, "table"])
+    node.finish()
+    return [w.tolist() for w in last.values()]
+
+
+PLAN = {1: 2, 2: [1], 4: [0, 1]}
+
+
+def moved(rule: ps.Replication, crash: dict[int, int], plan: dict[int, Any] = PLAN) -> Result:
+    return simulate(lambda comm: moving(comm, rule, plan), crash=crash, network=NETWORK,
+                    timeout=120, trace=False)
+
+
+@pytest.mark.parametrize("rule", [*STRONG, ps.Leader(sync=False)], ids=repr)
+def test_keys_move_between_servers_with_copies(rule: ps.Replication) -> None:
+    calm, there_and_back = moved(rule, {}, {}).values, moved(rule, {}).values
+    assert there_and_back[5] == there_and_back[6] == calm[5]
+    assert calm[1].held_bytes == 0
+    for server in range(2):
+        assert there_and_back[server].moved > 0
+        assert there_and_back[server].checksum == there_and_back[server + 2].checksum
+
+
+@pytest.fixture(scope="module")
+def unharmed() -> Any:
+    """The weights at the end, if nothing happens."""
+    return moved(ps.Chain(), {}, {}).values[5]
+
+
+EVENTS = st.none() | st.integers(0, 420)
+
+
+@settings(max_examples=60)
+@given(rule=st.sampled_from(STRONG), plan=st.sampled_from([PLAN, {0: [1], 1: [0], 2: 2}]),
+       one=st.sampled_from([0, 2]), other=st.sampled_from([1, 3]), events=st.tuples(EVENTS, EVENTS))
+def test_whichever_copies_die_at_whatever_moment_every_key_arrives(
+    rule: ps.Replication, plan: dict[int, Any], one: int, other: int,
+    events: tuple[int | None, int | None], unharmed: Any,
+) -> None:
+    crash = {rank: at for rank, at in zip((one, other), events, strict=True) if at is not None}
+    result = moved(rule, crash, plan)
+    assert result.values[5] == result.values[6] == unharmed
+    assert result.values[MASTER].overlaps() == []
+
+
+@settings(max_examples=60)
+@given(rule=st.sampled_from(STRONG), seed=st.integers(0, 1 << 20), event=EVENTS,
+       leases=st.sampled_from([1, 2.5, 5]))
+def test_some_sleep_one_crashes_some_come_back_and_every_key_arrives(
+    rule: ps.Replication, seed: int, event: int | None, leases: float, unharmed: Any
+) -> None:
+    crash = {seed % SERVERS: event} if event is not None else {}
+    try:
+        with sleepy(seed, 0.01, leases, range(RANKS)):
+            result = simulate(lambda comm: moving(comm, rule, PLAN, grace_s=20.0), crash=crash,
+                              network=star(seed, RANKS), timeout=120, trace=False)
+    except RankFailed as failed:  # the other copy was given up at that time, while it slept
+        told = str(failed)
+    else:
+        told = GONE
+        assert result.values[5] == result.values[6] == unharmed
+    assert GONE in told
+
+
+@pytest.mark.parametrize("rule", STRONG, ids=repr)
+def test_what_was_asked_before_keys_move_is_answered_before(rule: ps.Replication) -> None:
+    """Keys are named by their places, and these change."""
+    def body(comm: Comm) -> Any:
+        node = joined(comm, replication=rule, update=ps.SGD(1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({key: torch.arange(4.0) for key in KEYS})
+        early = node.pull_async(KEYS)
+        node.push_async({key: -torch.ones(4) for key in KEYS})
+        node.use_servers(1)
+        node.clock()
+        found = node.peek(KEYS), node.pull(KEYS)
+        node.finish()
+        return [[w.tolist() for w in weights.values()] for weights in (early.wait(), *found)]
+
+    for values in simulate(body, network=NETWORK, trace=False).values[5:]:
+        assert values[0] == [[0.0, 1.0, 2.0, 3.0]] * 6
+        assert values[2] == [[1.0, 2.0, 3.0, 4.0]] * 6
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def saving(comm: Comm, folder: Path, steps: int, rule: ps.Replication) -> Any:
+    """`steps` iterations in all, from the last checkpoint on; half of the keys are made late."""
+    node = joined(comm, replication=rule, update=ps.Adam(lr=0.1), partition=ps.Range(),
+                  checkpoints=Checkpoints(folder, every=4))
+    if node.is_server:
+        return node.serve()
+    begin = node.init({"w": torch.arange(7, dtype=torch.float64)})
+    node.init({"v": torch.ones(4, dtype=torch.float64)})
+    for step in range(begin, steps):
+        weights = node.pull(["w", "v"])
+        with comm.compute("step", seconds=0.003):
+            pass
+        node.push({key: (w + step).sin() for key, w in weights.items()})
+        node.clock()
+    last = node.pull(["w", "v"])
+    node.finish()
+    return begin, [w.tolist() for w in last.values()]
+
+
+def saved(folder: Path, steps: int, rule: ps.Replication = STRONG[0], **how: Any) -> Any:
+    return simulate(lambda comm: saving(comm, folder, steps, rule), network=NETWORK, timeout=60,
+                    trace=False, **how).values[-1]
+
+
+@pytest.mark.parametrize("rule", [*STRONG, ps.Leader(sync=False)], ids=repr)
+def test_servers_with_copies_go_on_from_a_checkpoint(
+    tmp_path: Path, rule: ps.Replication
+) -> None:
+    wanted = saved(tmp_path / "calm", 12, rule)[1]
+    assert saved(tmp_path / "cut", 10, rule)[0] == 0
+    assert saved(tmp_path / "cut", 12, rule) == (8, wanted)
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [
+        f"server{server}-clock{clock:08d}.ckpt" for server in range(2) for clock in (8, 12)]
+
+
+def test_one_copy_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, save = [], Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save",
+                        lambda self, *what: (written.append(what[:2]), save(self, *what)))
+    saved(tmp_path, 12)
+    assert sorted(written) == [(server, clock) for server in range(2) for clock in (4, 8, 12)]
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rule=st.sampled_from(STRONG), victim=st.integers(0, 3), event=st.integers(0, 300),
+       again=st.integers(0, 300))
+def test_copies_may_die_before_and_after_it_is_written_and_read(
+    tmp_path_factory: pytest.TempPathFactory, rule: ps.Replication, victim: int, event: int,
+    again: int
+) -> None:
+    folder = tmp_path_factory.mktemp("saved")
+    wanted = saved(folder / "calm", 12, rule)[1]
+    saved(folder / "cut", 10, rule, crash={victim: event})
+    begin, last = saved(folder / "cut", 12, rule, crash={3 - victim: again})
+    assert begin in (4, 8)  # a copy that died may have had to write the newer one
+    assert last == wanted
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 20), leases=st.sampled_from([2.5, 5]))
+@example(seed=0, leases=2.5)
+def test_a_copy_that_comes_back_knows_what_was_resumed(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, leases: float
+) -> None:
+    """It has seen nothing of it, and writes the next checkpoint under the right clock."""
+    folder = tmp_path_factory.mktemp("saved")
+    wanted = saved(folder / "calm", 24)[1]
+    saved(folder / "cut", 9)
+    with sleepy(seed, 0.02, leases, range(SERVERS)), suppress(RankFailed):  # may be too much
+        assert saved(folder / "cut", 20)[0] == 8
+    begin, last = saved(folder / "cut", 24)
+    assert begin in (8, 12, 16, 20)
+    assert last == wanted
+
+
+def test_keys_that_are_made_late_count_no_clock_twice(tmp_path: Path) -> None:
+    """Without copies, too: what this run has written itself is nothing to go on from."""
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, checkpoints=Checkpoints(tmp_path, every=2))
+        if node.is_server:
+            return node.serve()
+        begins = [node.init({"w": torch.zeros(1)})]
+        for step in range(4):
+            if step == 3:
+                begins.append(node.init({"v": torch.zeros(1)}))
+            node.pull(["w"])
+            node.clock()
+        node.finish()
+        return begins
+
+    assert simulate(body, network=uniform(2, 1e-5, 1e9)).values[1] == [0, 0]
+    assert Checkpoints(tmp_path).clocks(0) == {2, 4}
+
+
+# ---- workers that are lost ----------------------------------------------------------------------
+
+
+def counting(comm: Comm, servers: int, rule: ps.Replication, lost_worker: str) -> Any:
+    """Under BSP each clock adds one to the weights, whoever takes part."""
+    node = ps.join(comm, servers=servers, replicas=1, replication=rule, update=ps.SGD(lr=1.0),
+                   lease_s=0.01, grace_s=20.0, patience_s=0.05, lost_worker=lost_worker)
+    if node.is_server:
+        return node.serve()
+    node.init({key: torch.zeros(1) for key in KEYS})
+    for step in range(10):
+        if step == 5:
+            node.use_servers(1)
+        node.pull(KEYS)
+        with comm.compute("step", seconds=0.003):
+            pass
+        node.push({key: -torch.ones(1) for key in KEYS})
+        node.clock()
+    last = node.pull(KEYS)
+    node.finish()
+    return [w.item() for w in last.values()]
+
+
+def counted(rule: ps.Replication, crash: dict[int, int], lost_worker: str = "go on") -> Result:
+    return simulate(lambda comm: counting(comm, SERVERS, rule, lost_worker), crash=crash,
+                    network=uniform(8, 1e-5, 1e9), timeout=60, trace=False)
+
+
+@settings(max_examples=60)
+@example(rule=STRONG[0], event=160, victim=0, events=None)  # between its letters to two servers
+@example(rule=STRONG[1], event=213, victim=0, events=None)  # between its last letters
+@given(rule=st.sampled_from(STRONG), event=st.integers(0, 250), victim=st.integers(0, 3),
+       events=EVENTS)
+def test_training_goes_on_without_a_worker_and_a_copy(
+    rule: ps.Replication, event: int, victim: int, events: int | None
+) -> None:
+    crash = {7: event} | ({victim: events} if events is not None else {})
+    result = counted(rule, crash)
+    assert result.values[5] == result.values[6] == [10.0] * 6
+    lost = {tuple(copy.lost_workers) for copy in result.values[:SERVERS] if copy is not None}
+    if event < 200:
+        assert lost == {(7,)}
+    assert lost <= {(7,), ()}  # it may die when it has finished, or finished with one server
+
+
+@pytest.mark.parametrize("rule", STRONG, ids=repr)
+def test_or_the_run_ends_and_says_who_is_missing(rule: ps.Replication) -> None:
+    with pytest.raises(RankDied, match=r"worker 7 has died or been silent for 0.05 s, after \d"):
+        counted(rule, {7: 60}, "stop")
+
+
+@settings(max_examples=30)
+@given(rule=st.sampled_from(STRONG), seed=st.integers(0, 1 << 20), leases=st.sampled_from([5, 15]))
+def test_nobody_is_lost_because_servers_sleep(
+    rule: ps.Replication, seed: int, leases: float
+) -> None:
+    """What workers have written meanwhile lies there unread."""
+    try:
+        with sleepy(seed, 0.02, leases, range(3)):
+            result = simulate(lambda comm: counting(comm, 2, rule, "go on"), trace=False,
+                              network=uniform(5, 1e-5, 1e9), timeout=60)
+    except RankFailed as failed:  # all copies were given up at the same time
+        told = str(failed)
+    else:
+        told = GONE
+        assert result.values[3] == result.values[4] == [10.0] * 6
+        assert all(copy.lost_workers == [] for copy in result.values[:2])
+    assert GONE in told or "lost touch" in told
+
+
+def test_nor_without_copies() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, patience_s=0.05, lost_worker="go on")
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(1)})
+        for _ in range(20):
+            node.pull(["w"])
+            with comm.compute("step", seconds=0.003):
+                pass
+            node.push({"w": torch.ones(1)})
+            node.clock()
+        node.finish()
+        return None
+
+    for seed in range(5):
+        with sleepy(seed, 0.1, 15, range(1)):
+            server = simulate(body, network=uniform(3, 1e-5, 1e9), trace=False).values[0]
+        assert server.lost_workers == []
+
+
+@pytest.mark.parametrize("event", range(8, 60, 3))
+def test_who_waits_for_one_server_is_not_lost_for_another(event: int) -> None:
+    """Worker 5 dies between its letters to two servers; one of them answers the others at once."""
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=2, update=ps.SGD(lr=1.0), patience_s=0.05,
+                       lost_worker="go on")
+        if node.is_server:
+            return node.serve()
+        node.init({key: torch.zeros(1) for key in KEYS})
+        for step in range(5):
+            if step == 3:
+                node.use_servers(1)
+            node.pull(KEYS)
+            with comm.compute("step", seconds=0.003):
+                pass
+            node.push({key: -torch.ones(1) for key in KEYS})
+            node.clock()
+        last = node.pull(KEYS)
+        node.finish()
+        return [w.item() for w in last.values()]
+
+    values = simulate(body, network=uniform(6, 1e-5, 1e9), crash={5: event}, trace=False).values
+    assert values[3] == values[4] == [5.0] * 6
+    assert all(server.lost_workers == [5] for server in values[:2])
+
+
+def test_a_worker_and_a_copy_are_killed_on_processes_while_keys_move() -> None:
+    def body(comm: Comm) -> Any:
+        pids = comm._agree(os.getpid())
+        node = ps.join(comm, servers=SERVERS, replicas=1, active=1, update=ps.SGD(lr=1.0),
+                       lease_s=1.0, grace_s=30.0, patience_s=10.0, lost_worker="go on")
+        if node.is_server:
+            return node.serve()
+        node.init({key: torch.zeros(9) for key in KEYS})
+        for step in range(10):
+            node.pull(KEYS)
+            if comm.rank == 7 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if comm.rank == 6 and step == 4:
+                os.kill(pids[0], signal.SIGKILL)
+            node.push({key: -torch.ones(9) for key in KEYS})
+            node.clock()
+            if step == 5:
+                node.use_servers(2)
+        last = node.pull(KEYS)
+        node.finish()
+        return [(w.min().item(), w.max().item()) for w in last.values()]
+
+    values = run(body, ranks=8, may_die=[0, 7], timeout=60).values
+    assert values[5] == values[6] == [(10.0, 10.0)] * 6
+    assert values[2].lost_workers == [7]
+    assert values[2].moved > 0
