@@ -258,15 +258,11 @@ def test_keys_that_are_made_late_count_no_clock_twice(tmp_path: Path) -> None:
 # ---- workers that are lost ----------------------------------------------------------------------
 
 
-def counting(comm: Comm, servers: int, rule: ps.Replication, lost_worker: str) -> Any:
-    """Under BSP each clock adds one to the weights, whoever takes part."""
-    node = ps.join(comm, servers=servers, replicas=1, replication=rule, update=ps.SGD(lr=1.0),
-                   lease_s=0.01, grace_s=20.0, patience_s=0.05, lost_worker=lost_worker)
-    if node.is_server:
-        return node.serve()
+def count(comm: Comm, node: ps.Node, clocks: int) -> list[float]:
+    """Under BSP each clock adds one to the weights, whoever takes part; halfway, keys move."""
     node.init({key: torch.zeros(1) for key in KEYS})
-    for step in range(10):
-        if step == 5:
+    for clock in range(clocks):
+        if clock == clocks // 2:
             node.use_servers(1)
         node.pull(KEYS)
         with comm.compute("step", seconds=0.003):
@@ -276,6 +272,12 @@ def counting(comm: Comm, servers: int, rule: ps.Replication, lost_worker: str) -
     last = node.pull(KEYS)
     node.finish()
     return [w.item() for w in last.values()]
+
+
+def counting(comm: Comm, servers: int, rule: ps.Replication, lost_worker: str) -> Any:
+    node = ps.join(comm, servers=servers, replicas=1, replication=rule, update=ps.SGD(lr=1.0),
+                   lease_s=0.01, grace_s=20.0, patience_s=0.05, lost_worker=lost_worker)
+    return node.serve() if node.is_server else count(comm, node, 10)
 
 
 def counted(rule: ps.Replication, crash: dict[int, int], lost_worker: str = "go on") -> Result:
@@ -328,17 +330,7 @@ def test_nobody_is_lost_because_servers_sleep(
 def test_nor_without_copies() -> None:
     def body(comm: Comm) -> Any:
         node = ps.join(comm, patience_s=0.05, lost_worker="go on")
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        for _ in range(20):
-            node.pull(["w"])
-            with comm.compute("step", seconds=0.003):
-                pass
-            node.push({"w": torch.ones(1)})
-            node.clock()
-        node.finish()
-        return None
+        return node.serve() if node.is_server else count(comm, node, 20)
 
     for seed in range(5):
         with sleepy(seed, 0.1, 15, range(1)):
@@ -352,20 +344,7 @@ def test_who_waits_for_one_server_is_not_lost_for_another(event: int) -> None:
     def body(comm: Comm) -> Any:
         node = ps.join(comm, servers=2, update=ps.SGD(lr=1.0), patience_s=0.05,
                        lost_worker="go on")
-        if node.is_server:
-            return node.serve()
-        node.init({key: torch.zeros(1) for key in KEYS})
-        for step in range(5):
-            if step == 3:
-                node.use_servers(1)
-            node.pull(KEYS)
-            with comm.compute("step", seconds=0.003):
-                pass
-            node.push({key: -torch.ones(1) for key in KEYS})
-            node.clock()
-        last = node.pull(KEYS)
-        node.finish()
-        return [w.item() for w in last.values()]
+        return node.serve() if node.is_server else count(comm, node, 5)
 
     values = simulate(body, network=uniform(6, 1e-5, 1e9), crash={5: event}, trace=False).values
     assert values[3] == values[4] == [5.0] * 6
