@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dtlab import Comm, RankDied, RankFailed, Result, ps, run, simulate
 from dtlab.ps import Checkpoints
+from dtlab.ps.replica import Replica
 from dtlab.topology import uniform
 from tests.ps.test_stalls import GONE, sleepy, star
 
@@ -156,6 +157,23 @@ def test_what_was_asked_before_keys_move_is_answered_before(rule: ps.Replication
     for values in simulate(body, network=NETWORK, trace=False).values[5:]:
         assert values[0] == [[0.0, 1.0, 2.0, 3.0]] * 6
         assert values[2] == [[1.0, 2.0, 3.0, 4.0]] * 6
+
+
+def test_a_copy_that_comes_back_is_told_what_other_servers_may_not_have_yet() -> None:
+    class Letters(list[Any]):
+        def send(self, *letter: Any) -> None:
+            self.append(letter)
+
+    def body(comm: Comm) -> Any:
+        policy, letters = joined(comm).policy, Letters()
+        one, other = (Replica(comm, letters, policy, 0, ps.Chain()) for _ in range(2))
+        one.send(1, ("pieces", 1, 0, []), [])
+        one.adopt(comm.rank, 7)
+        other.install(*letters[-1][1][2:])
+        return other.handover.sent
+
+    given = simulate(body, network=NETWORK).values[2]
+    assert given == {1: (("pieces", 1, 0, []), [])}
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
