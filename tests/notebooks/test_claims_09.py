@@ -16,6 +16,7 @@ import torch
 
 from dtlab import Comm, cost, ps, simulate
 from dtlab.collectives import all_reduce
+from dtlab.models import MLP
 from dtlab.plots import replica_run
 from dtlab.plots.replica_run import FAR, LEASE_S, MASTER, NEAR
 from dtlab.ps.partition import Spec
@@ -225,3 +226,17 @@ def test_a_pull_never_goes_back_and_a_peek_may(prose: str) -> None:
     peek, pull = printed.splitlines()
     assert re.search(r"backwards: (\d+) → (\d+)", peek)
     assert pull.endswith("backwards: never")
+
+
+def test_of_three_copies_one_writes_and_what_it_wrote_is_resumed(
+    prose: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "all of them die before the fortieth step" in prose
+    assert "One. All copies read the same log" in prose
+    space: dict[str, Any] = {"where": tmp_path, "model": MLP((64, 32, 10))}
+    for name in ("setup", "torn-train", "torn-tear", "torn-cut"):
+        exec(cell(name).replace("Path(tempfile.mkdtemp())", "where"), space)
+    told = capsys.readouterr().out.splitlines()
+    assert "all copies of server 0 have died" in told[-4]
+    assert told[-3:-1] == ["server0-clock00000020.ckpt", "server0-clock00000030.ckpt"]
+    assert told[-1] == "resumed after step 30; the same weights as without the accident: True"
