@@ -42,6 +42,7 @@ def moving(comm: Comm, rule: ps.Replication, plan: dict[int, Any], **how: Any) -
     for step in range(STEPS):
         if step in plan:
             node.use_servers(plan[step])
+            node.peek(KEYS)  # of any copy
         weights = node.pull(KEYS)
         rows = [step, 7, comm.rank]
         table = node.pull_rows("table", rows)
@@ -120,6 +121,7 @@ def test_whichever_copies_die_at_whatever_moment_every_key_arrives(
 
 
 @settings(max_examples=60)
+@example(rule=STRONG[1], seed=206, event=None, leases=5)  # a pull from before keys moved, late
 @given(rule=st.sampled_from(STRONG), seed=st.integers(0, 1 << 20), event=EVENTS,
        leases=st.sampled_from([1, 2.5, 5]))
 def test_some_sleep_one_crashes_some_come_back_and_every_key_arrives(
@@ -138,9 +140,13 @@ def test_some_sleep_one_crashes_some_come_back_and_every_key_arrives(
     assert GONE in told
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("rule", STRONG, ids=repr)
-def test_what_was_asked_before_keys_move_is_answered_before(rule: ps.Replication) -> None:
-    """Keys are named by their places, and these change."""
+def test_what_was_asked_before_keys_move_is_answered_before(
+    rule: ps.Replication, victim: int
+) -> None:
+    """Keys are named by their places, and these change; who has no answer asks again."""
     def body(comm: Comm) -> Any:
         node = joined(comm, replication=rule, update=ps.SGD(1.0))
         if node.is_server:
@@ -148,32 +154,59 @@ def test_what_was_asked_before_keys_move_is_answered_before(rule: ps.Replication
         node.init({key: torch.arange(4.0) for key in KEYS})
         early = node.pull_async(KEYS)
         node.push_async({key: -torch.ones(4) for key in KEYS})
-        node.use_servers(1)
+        node.use_servers([1])
         node.clock()
-        found = node.peek(KEYS), node.pull(KEYS)
+        last = node.pull(KEYS)
         node.finish()
-        return [[w.tolist() for w in weights.values()] for weights in (early.wait(), *found)]
+        return [[w.tolist() for w in weights.values()] for weights in (early.wait(), last)]
 
-    for values in simulate(body, network=NETWORK, trace=False).values[5:]:
-        assert values[0] == [[0.0, 1.0, 2.0, 3.0]] * 6
-        assert values[2] == [[1.0, 2.0, 3.0, 4.0]] * 6
+    for event in range(10, 60):
+        values = simulate(body, network=NETWORK, crash={victim: event}, timeout=60,
+                          trace=False).values[5:]
+        assert values == [[[[0.0, 1.0, 2.0, 3.0]] * 6, [[1.0, 2.0, 3.0, 4.0]] * 6]] * 2
 
 
-def test_a_copy_that_comes_back_is_told_what_other_servers_may_not_have_yet() -> None:
-    class Letters(list[Any]):
-        def send(self, *letter: Any) -> None:
-            self.append(letter)
+class Letters(list[Any]):
+    """Takes what a copy sends."""
 
+    def send(self, *letter: Any) -> None:
+        self.append(letter)
+
+
+def with_two_copies(what: Any) -> Any:
+    """`what(replica, another of the same server, their letters)`."""
     def body(comm: Comm) -> Any:
         policy, letters = joined(comm).policy, Letters()
-        one, other = (Replica(comm, letters, policy, 0, ps.Chain()) for _ in range(2))
-        one.send(1, ("pieces", 1, 0, []), [])
-        one.adopt(comm.rank, 7)
-        other.install(*letters[-1][1][2:])
-        return other.handover.sent
+        copies = (Replica(comm, letters, policy, 0, ps.Chain()) for _ in range(2))
+        return what(*copies, letters)
 
-    given = simulate(body, network=NETWORK).values[2]
-    assert given == {1: (("pieces", 1, 0, []), [])}
+    return simulate(body, network=NETWORK).values[2]
+
+
+def test_a_copy_that_comes_back_is_told_all_that_matters() -> None:
+    def brought_up_to_date(one: Replica, other: Replica, letters: Letters) -> Any:
+        one.send(1, ("pieces", 1, 0, []), [])
+        one.server.lost, one.server.resumed, one.server.found = [6], 8, ["of late keys"]
+        one.adopt(2, 7)
+        other.install(*letters[-1][1][2:])
+        return other.handover.sent, other.server.lost, other.server.resumed, other.server.found
+
+    assert with_two_copies(brought_up_to_date) == (
+        {1: (("pieces", 1, 0, []), [])}, [6], 8, ["of late keys"])
+
+
+def test_a_copy_shows_nothing_until_its_keys_have_moved_as_well() -> None:
+    def looked_at(one: Replica, other: Replica, letters: Letters) -> Any:
+        answers = []
+        for moves in range(3):
+            one.server.resizing.moves = moves
+            if moves != 1:
+                one.request(6, ("peek", 3, (), (), 1), [])
+            one._show()
+            answers.append(len(letters))
+        return answers
+
+    assert with_two_copies(looked_at) == [0, 1, 1]
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
