@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dtlab.errors import ConfigError, RankDied
@@ -62,9 +62,9 @@ def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
     server.found = others  # for keys that are made later
 
 
-def silent(server: Server, mail: Mail, waiting: Collection[int] = ()) -> list[int]:
-    """Called now and then, with those that wait for this server in ways that it can't know: the
-    workers that have died or been silent for too long. Raises `RankDied` if nobody may be lost.
+def silent(server: Server, mail: Mail) -> list[int]:
+    """Called now and then: the workers that have died or been silent for too long. Raises
+    `RankDied` if nobody may be lost.
 
     What counts is how often this server has looked in vain, so that time that it has slept through
     itself is none: their letters may lie there unread. A worker may wait for another server, so it
@@ -78,14 +78,14 @@ def silent(server: Server, mail: Mail, waiting: Collection[int] = ()) -> list[in
         server.look_s = now_s + policy.patience_s / LOOKS
     held = {pull.worker for pulls in server.held.values() for pull in pulls}
     lost = []
-    for worker in server.clocks.of.keys() - held - server.inits.keys() - {*waiting}:
+    for worker in server.clocks.of.keys() - held - server.inits.keys():
         server.unheard[worker] += looks
         if looks and server.unheard[worker] == LOOKS // 2:
             mail.send(worker, ("there?",))
         if worker in mail.dead or server.unheard[worker] > LOOKS:
             _check_may_be_lost(server, worker)
             lost.append(worker)
-    for worker in (*held, *server.inits, *waiting):
+    for worker in (*held, *server.inits):
         server.unheard[worker] = 0  # it is not silent, we are
     return sorted(lost)
 

@@ -242,8 +242,7 @@ class Replica:
     def miss(self) -> None:
         """Called now and then: if I lead, workers that are lost are so for all copies."""
         if self.leads:
-            asking = [entry.worker for place, entry in self.log.items() if place > self.done]
-            for worker in care.silent(self.server, self.mail, asking):
+            for worker in care.silent(self.server, self.mail):
                 self._accept(Logged(worker, ("lose", math.inf), []))
 
     @property
