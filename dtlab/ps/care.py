@@ -28,7 +28,8 @@ def save_if_due(server: Server) -> None:
         state = [(server.store.keys((entry.first, entry.last)), own(entry.value),
                   {name: own(x) for name, x in entry.state.items()}, entry.version)
                  for entry in server.store.entries]
-        keep.save(server.number, (server.resumed or 0) + server.saved, state)
+        clock = (server.resumed or 0) + server.saved
+        keep.save(server.number, clock, state, server.comm.rank)
 
 
 def newest(policy: Policy) -> int:

@@ -43,21 +43,23 @@ class Checkpoints:
         """The file of `server` at `clock`."""
         return Path(self.folder) / f"server{server}-clock{clock:08d}.ckpt"
 
-    def save(self, server: int, clock: int, state: Any) -> Path:
-        """Write `state` (what torch.save takes), and drop what is older than the newest `keep`."""
+    def save(self, server: int, clock: int, state: Any, copy: int = 0) -> Path:
+        """Write `state` (what torch.save takes), and drop what is older than the newest `keep`.
+        copy: which one of the server writes; another that believes it should does no harm.
+        """
         body = io.BytesIO()
         torch.save(state, body)
         data = body.getvalue()
         path = self.path(server, clock)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".part")
+        beside = path.with_suffix(f".part{copy}")
         with open(beside, "wb") as file:
             file.write(_HEAD.pack(_MAGIC, hashlib.sha256(data).digest(), len(data)) + data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
         for clock_before in sorted(self.clocks(server))[: -self.keep]:
-            self.path(server, clock_before).unlink()
+            self.path(server, clock_before).unlink(missing_ok=True)
         return path
 
     def load(self, server: int, clock: int) -> Any:

@@ -255,6 +255,30 @@ def test_one_copy_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert sorted(written) == [(server, clock) for server in range(2) for clock in (4, 8, 12)]
 
 
+def test_two_copies_that_both_write_leave_a_sound_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wakes and writes on while the other, which took its place, writes and tidies up."""
+    keep, other_too = Checkpoints(tmp_path), iter([True])
+    for clock in (1, 2):
+        keep.save(0, clock, "old")
+    replace = os.replace
+
+    def slow(*paths: Path) -> None:
+        if next(other_too, False):
+            keep.save(0, 3, "new", copy=2)
+        replace(*paths)
+
+    unlink = Path.unlink
+    monkeypatch.setattr(os, "replace", slow)
+    monkeypatch.setattr(Path, "unlink", lambda path, **how: (unlink(path, **how),
+                                                             unlink(path, **how)))
+    keep.save(0, 3, "new", copy=0)
+    assert keep.load(0, 3) == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"server0-clock{clock:08d}.ckpt" for clock in (2, 3)]
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rule=st.sampled_from(STRONG), victim=st.integers(0, 3), event=st.integers(0, 300),
        again=st.integers(0, 300))
