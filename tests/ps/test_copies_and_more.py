@@ -121,7 +121,8 @@ def test_whichever_copies_die_at_whatever_moment_every_key_arrives(
 
 
 @settings(max_examples=60)
-@example(rule=STRONG[1], seed=206, event=None, leases=5)  # a pull from before keys moved, late
+@example(rule=STRONG[0], seed=245, event=237, leases=5)  # a pull from before keys moved, late
+@example(rule=STRONG[1], seed=355, event=361, leases=5)
 @given(rule=st.sampled_from(STRONG), seed=st.integers(0, 1 << 20), event=EVENTS,
        leases=st.sampled_from([1, 2.5, 5]))
 def test_some_sleep_one_crashes_some_come_back_and_every_key_arrives(
