@@ -99,8 +99,9 @@ def _check_losses(policy: Policy) -> None:
 
 def _check_patience(patience_s: float | None, lease_s: float) -> None:
     if patience_s is not None and patience_s <= 2 * lease_s:
-        raise ConfigError(f"patience_s={patience_s} with replicas is more than 2 leases of "
-                          f"{lease_s} s: so long a worker may wait for another server's new head")
+        raise ConfigError(f"patience_s={patience_s} is too short with replicas: a worker may wait "
+                          f"2 leases for another server's new head; take more than "
+                          f"{2 * lease_s:g} s")
 
 
 def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
