@@ -1,9 +1,10 @@
-"""Messages one after the other, said in one call: chunks that are handed on, as round a ring; sends
-or receives in turn. A communicator may bring its own of either, under the same name.
+"""Many messages, said in one call: chunks that are handed on, as round a ring; sends or receives in
+turn; rows to and from many at once. A communicator may bring its own of each, under the same name.
 
 Whoever knows what comes next can do better: processes over Gloo cut long chunks in pieces, so that
-one is added while the next comes in (`dtlab.processes.relay`), and have room ready for all that is
-to come in turn; the simulator, if there are no data, need not wake a rank for each step.
+one is added while the next comes in (`dtlab.processes.relay`), have room ready for all that is to
+come in turn, and look at rows once, not one by one; the simulator, if there are no data, need not
+wake a rank for each step.
 """
 
 from __future__ import annotations
@@ -72,3 +73,29 @@ def in_turn(comm: Comm, *ops: Send | Recv) -> None:
             comm.exchange(op)
     else:
         better(*ops)
+
+
+def rows(
+    comm: Comm, leaving: torch.Tensor, dsts: tuple[int, ...], arriving: torch.Tensor,
+    srcs: tuple[int, ...],
+) -> None:
+    """Row r of `leaving` goes to rank r, for each other rank r in `dsts`, while row r of `arriving`
+    comes from rank r, for each in `srcs`; one's own row is copied. All together.
+
+    Shapes: (p, n) both, on all ranks, else `ShapeMismatch`. Cost: as `Comm.exchange`.
+    """
+    better = getattr(comm, "rows", None)
+    if better is None:
+        one_call(comm, leaving, dsts, arriving, srcs)
+    else:
+        better(leaving, dsts, arriving, srcs)
+
+
+def one_call(
+    comm: Comm, leaving: torch.Tensor, dsts: tuple[int, ...], arriving: torch.Tensor,
+    srcs: tuple[int, ...],
+) -> None:
+    """`rows` on any communicator."""
+    into, out = arriving.unbind(), leaving.unbind()
+    into[comm.rank].copy_(out[comm.rank])
+    comm.exchange(*(Recv(into[src], src) for src in srcs), *(Send(out[dst], dst) for dst in dsts))

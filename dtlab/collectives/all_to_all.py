@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dtlab import relay
 from dtlab.collectives.auto import named
 from dtlab.collectives.registry import (
     algorithm,
@@ -16,7 +17,7 @@ from dtlab.collectives.registry import (
     rows_of,
     signature,
 )
-from dtlab.comm import Comm, Recv, Send
+from dtlab.comm import Comm
 
 Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
@@ -45,12 +46,8 @@ def linear(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tens
 
     Cost on a network without contention inside: α + (p−1)/p·nβ; n bytes in a rank's rows together.
     """
-    p, me = comm.size, comm.rank
-    leaving, arriving = rows.unbind(), received.unbind()
-    arriving[me].copy_(leaving[me])
-    others = [(me + distance) % p for distance in range(1, p)]
-    comm.exchange(*(Recv(arriving[src], src) for src in others),
-                  *(Send(leaving[dst], dst) for dst in others))
+    others = tuple((comm.rank + distance) % comm.size for distance in range(1, comm.size))
+    relay.rows(comm, rows, others, received, others)
     return received
 
 

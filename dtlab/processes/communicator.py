@@ -19,12 +19,13 @@ from dtlab.errors import ConfigError
 from dtlab.matching import Header, describe, describe_all
 from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.lane import Lane, Way, is_plain, move_all, room_of, wire_of
-from dtlab.processes.ledger import NO_HEADER, Announced, Anyone, Pair, announced, compare
+from dtlab.processes.lane import NOTHING, Fan, Lane, Way, is_plain, room_of, wire_of
+from dtlab.processes.ledger import Announced, Anyone, announced
 from dtlab.processes.messages import FRAME_BYTES, Message, framed
 from dtlab.processes.relay import relay
 from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
+from dtlab.relay import one_call
 
 _SCRATCH_BYTES = 64 << 20  # keep no more than this
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
@@ -40,11 +41,10 @@ class GlooComm(Comm):
         self.tag = _TAG + context
         self.sent = [0] * self.size  # messages posted so far, by peer
         self.received = [0] * self.size
-        self.outgoing: dict[int, Pair] = {}  # this rank's sides of the ledger, by peer
-        self.incoming: dict[int, Pair] = {}
         self._ways: dict[tuple[int, bool], Way] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}
-        self._anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
+        self._fans: dict[tuple[tuple[int, ...], tuple[int, ...]], Fan] = {}
+        self.anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
         self._headers: dict[Any, Announced] = {}
         self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
         self._bell = Bell()
@@ -71,19 +71,39 @@ class GlooComm(Comm):
 
     def exchange(self, *ops: Send | Recv) -> None:
         """Post all of `ops` together, then wait for all of them."""
-        receives: list[tuple[Any, Any]] = []
-        sends: list[tuple[Any, Any]] = []
+        into, out, srcs, dsts = [], [], [], []
         for op in ops:
             x, peer = op
             if peer.__class__ is not int or not is_plain(x) or not self._on_cpu:
                 super().exchange(*ops)
                 return
-            (receives if isinstance(op, Recv) else sends).append((peer, x))
-        if len(receives) == len(sends) == 1:
-            self._lane(sends[0][0], receives[0][0]).exchange(sends[0][1], receives[0][1])
-        elif ops:  # a message that finds its buffer ready moves at once, hence receives first
-            moves = [(self.way(src, False), x) for src, x in receives]
-            move_all(self, moves + [(self.way(dst, True), x) for dst, x in sends])
+            if op.__class__ is Recv:
+                into.append(x)
+                srcs.append(peer)
+            else:
+                out.append(x)
+                dsts.append(peer)
+        if len(srcs) == len(dsts) == 1:
+            self._lane(dsts[0], srcs[0]).exchange(out[0], into[0])
+        elif ops:
+            into += out
+            self._fan(tuple(srcs), tuple(dsts)).move(
+                into, [self.header(x) for x in into], [x if x.nbytes else NOTHING for x in into]
+            )
+
+    def rows(
+        self, leaving: torch.Tensor, dsts: tuple[int, ...], arriving: torch.Tensor,
+        srcs: tuple[int, ...],
+    ) -> None:
+        """See `dtlab.relay.rows`."""
+        if not (self._on_cpu and is_plain(leaving) and is_plain(arriving)):
+            one_call(self, leaving, dsts, arriving, srcs)
+            return
+        into, out, me = arriving.unbind(), leaving.unbind(), self.rank
+        xs = [into[src] for src in srcs] + [out[dst] for dst in dsts]
+        headers = [self.header(into[me])] * len(srcs) + [self.header(out[me])] * len(dsts)
+        wires = xs if into[me].nbytes else [NOTHING] * len(xs)
+        self._fan(srcs, dsts).move(xs, headers, wires, lambda: into[me].copy_(out[me]))
 
     def send(self, x: Any, dst: int) -> None:
         """As in `Comm`; tensors that Gloo can take as they are go the short way, here and below."""
@@ -121,6 +141,12 @@ class GlooComm(Comm):
         if lane is None:
             lane = self._lanes[dst, src] = Lane(self, dst, src)
         return lane
+
+    def _fan(self, srcs: tuple[int, ...], dsts: tuple[int, ...]) -> Fan:
+        fan = self._fans.get((srcs, dsts))
+        if fan is None:
+            fan = self._fans[srcs, dsts] = Fan(self, srcs, dsts)
+        return fan
 
     def way(self, peer: int, sends: bool) -> Way:
         """The short way to rank `peer`, or (not `sends`) from it."""
@@ -163,10 +189,7 @@ class GlooComm(Comm):
         message = Message(self, True, dst, wire, None, nbytes)
         end, group = self.end, self.end.group
         with end.lock:
-            if end.board is not None:
-                self.announce_send(dst, self.header(x))
-            message.number = self.sent[dst]
-            self.sent[dst] += 1
+            message.number = self.way(dst, True).announce(self.header(x))
             message.posted_s = time.perf_counter()
             message.handles = (group.send([wire], message.world, self.tag),)
             if payload is not None:
@@ -187,14 +210,11 @@ class GlooComm(Comm):
         with end.lock:
             if src is None:
                 self._announce_recv_anyone(message, self.header(x))
-            elif end.board is not None:
-                self.announce_recv(src, self.header(x))
-            message.posted_s = time.perf_counter()
-            if src is None:
+                message.posted_s = time.perf_counter()
                 message.handles = (group.recv_anysource([wire], self.tag),)
             else:
-                message.number = self.received[src]
-                self.received[src] += 1
+                message.number = self.way(src, False).announce(self.header(x))
+                message.posted_s = time.perf_counter()
                 message.handles = (group.recv([wire], message.world, self.tag),)
             end.posted(message)
         return message
@@ -218,49 +238,10 @@ class GlooComm(Comm):
         announcement = self._headers[key] = announced(header)
         return announcement
 
-    def announce_send(self, dst: int, header: Announced) -> None:
-        """Rank `dst` is about to be sent its next message. Raises `ShapeMismatch`."""
-        board, number, to = self.end.board, self.sent[dst], self.members[dst]
-        assert board is not None
-        pair = self.outgoing.get(dst)
-        if pair is None:
-            pair = Pair(board, self.end.rank, to, False, self.context)
-            self.outgoing[dst] = pair
-        if pair.announce(number, header) or not pair.anyone_waits():
-            return
-        # It may meet a receive from anyone, if nothing else is on its way there; nor was just now,
-        # or that receive may have met it. So the count is read before and after.
-        taken = board.count(self.end.rank, to, True, self.context)
-        pending, wanted = board.anyone(to, self.context)
-        if pending and number == taken == board.count(self.end.rank, to, True, self.context):
-            try:
-                compare(header.text, lambda: wanted, self.end.rank, to, False)
-            except Exception:
-                pair.withdraw(number)
-                raise
-
-    def announce_recv(self, src: int, header: Announced) -> None:
-        """The next message of rank `src` is about to be received. Raises `ShapeMismatch`."""
-        pair = self.incoming.get(src)
-        if pair is None:
-            assert self.end.board is not None
-            pair = Pair(self.end.board, self.members[src], self.end.rank, True, self.context)
-            self.incoming[src] = pair
-        # With receives from anyone about, which message this one gets is not certain.
-        pair.announce(self.received[src], NO_HEADER if self._anyone else header)
-
-    def withdraw_send(self, dst: int) -> None:
-        """The send that was announced last is not posted after all."""
-        self.outgoing[dst].withdraw(self.sent[dst])
-
-    def withdraw_recv(self, src: int) -> None:
-        """The receive that was announced last is not posted after all."""
-        self.incoming[src].withdraw(self.received[src])
-
     def _announce_recv_anyone(self, message: Message, header: Announced) -> None:
         """`message` is about to be received from whoever comes. Raises `ShapeMismatch`."""
-        if self._anyone is not None:
-            self._anyone.announce(message, header, zip(self.members, self.received, strict=True))
+        if self.anyone is not None:
+            self.anyone.announce(message, header, zip(self.members, self.received, strict=True))
 
     def met(self, message: Message) -> None:
         """A receive from anyone has got its sender: count it as that one's."""
@@ -268,8 +249,8 @@ class GlooComm(Comm):
             message.peer = src = self.members.index(message.world)
             message.number = self.received[src]
             self.received[src] += 1
-            if self.end.board and self._anyone is not None:
-                self._anyone.met(message)  # before it is counted: see `announce_send`
+            if self.end.board and self.anyone is not None:
+                self.anyone.met(message)  # before it is counted: see `announce_send`
                 self.end.board.set_count(
                     message.world, self.end.rank, True, self.context, self.received[src]
                 )

@@ -15,7 +15,7 @@ import torch
 from dtlab.processes.board import EXCHANGE, RECV, SEND, Board
 from dtlab.processes.messages import Frames, Message
 
-_GRAVES = 64
+_GRAVES = 4
 _GRAVE_BYTES = 64 << 20
 _PAYLOAD_TAG = 1 << 30  # from here up, one tag for each large object under way
 
@@ -71,13 +71,12 @@ class Endpoint:
     def bury(self, handles: Any, nbytes: int) -> None:
         """Keep Gloo's objects for messages of `nbytes`, which are over, a little longer: as their
         destructors wait for Gloo's thread to let go, and that thread has only just woken us,
-        dropping them now would cost a scheduler's tick.
+        dropping them now would cost a scheduler's tick. Later, while we wait anyway, it is free.
         """
-        graves = self._graves
-        graves.append((handles, nbytes))
+        self._graves.append((handles, nbytes))
         self._grave_bytes += nbytes
-        while len(graves) > _GRAVES or self._grave_bytes > _GRAVE_BYTES:
-            self._grave_bytes -= graves.popleft()[1]
+        while self._grave_bytes > _GRAVE_BYTES:
+            self._grave_bytes -= self._graves.popleft()[1]
 
     def payload_tag(self) -> int:
         """A tag that no other message of this rank uses now."""
@@ -102,6 +101,8 @@ class Endpoint:
 
         At which line it waits, the launcher asks when it needs to know.
         """
+        while len(self._graves) > _GRAVES:
+            self._grave_bytes -= self._graves.popleft()[1]
         if self._write is None:
             return
         if (peers, label) != self._written:

@@ -2,8 +2,8 @@
 
 Collectives live in these calls, often with more ranks than cores: then each microsecond that one
 rank spends here, others wait for. So nothing is made for what begins and ends within the call, and
-what a neighbour has to do with it stands ready: in a `Way` to or from it, in a `Lane` of two such.
-`move_all` takes any number of messages.
+what a neighbour has to do with it stands ready: in a `Way` to or from it, in a `Lane` of two such,
+in a `Fan` of many.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtlab.processes.board import ALL, EXCHANGE, RECV, SEND, bit
+from dtlab.processes.ledger import NO_HEADER, Announced, Pair, announce_all, compare
 
 if TYPE_CHECKING:
     from dtlab.processes.communicator import GlooComm
-    from dtlab.processes.ledger import Announced
 
 
 # What travels for a tensor without elements: Gloo won't receive zero bytes from anyone.
@@ -53,7 +53,7 @@ def room_of(x: torch.Tensor) -> torch.Tensor:
 
 
 class Way:
-    """Messages to rank `peer`, or (not `sends`) from it, one at a time."""
+    """Messages to rank `peer`, or (not `sends`) from it: their numbers, what the ledger says."""
 
     def __init__(self, comm: GlooComm, peer: int, sends: bool):
         comm._check_peer(peer, "send to" if sends else "receive from")
@@ -61,36 +61,60 @@ class Way:
         self.world = comm.members[peer]
         self.bit = bit(self.world)
         self._counts = comm.sent if sends else comm.received
-        self._pairs = comm.outgoing if sends else comm.incoming
-        self._announce = comm.announce_send if sends else comm.announce_recv
-        self._withdraw = comm.withdraw_send if sends else comm.withdraw_recv
-        self._gloo = comm.end.group.send if sends else comm.end.group.recv
+        self.gloo = comm.end.group.send if sends else comm.end.group.recv
         self._doing, self._peers = SEND if sends else RECV, (self.world,)
+        src, dst = (comm.end.rank, self.world) if sends else (self.world, comm.end.rank)
+        board = comm.end.board
+        self.pair = None if board is None else Pair(board, src, dst, not sends, comm.context)
+
+    def count(self) -> int:
+        """The number of the next message, which now is no longer the next."""
+        number = self._counts[self._peer]
+        self._counts[self._peer] = number + 1
+        return number
 
     def announce(self, header: Announced) -> int:
         """The next message is about to be handed to Gloo: returns its number. Raises
         `ShapeMismatch`."""
         number = self._counts[self._peer]
-        if self._comm.end.board is not None:
-            self._announce(self._peer, header)
+        if self.pair is not None:
+            # With receives from anyone about, which message a receive gets is not certain.
+            fits = header if self.sends or not self._comm.anyone else NO_HEADER
+            if not self.pair.announce(number, fits) and self.sends:
+                self.meet_anyone(number, header)
         self._counts[self._peer] = number + 1
         return number
+
+    def meet_anyone(self, number: int, header: Announced) -> None:
+        """Message `number`, for which no receive has been posted, may meet one from anyone, if
+        nothing else is on its way there; nor was just now, or that receive may have met it. So the
+        count is read before and after. Raises `ShapeMismatch`."""
+        board, pair, context = self._comm.end.board, self.pair, self._comm.context
+        assert board is not None
+        assert pair is not None
+        if not pair.anyone_waits():
+            return
+        me, to = self._comm.end.rank, self.world
+        taken = board.count(me, to, True, context)
+        pending, wanted = board.anyone(to, context)
+        if pending and number == taken == board.count(me, to, True, context):
+            try:
+                compare(header.text, lambda: wanted, me, to, False)
+            except Exception:
+                pair.withdraw(number)
+                raise
 
     def follow(self, count: int) -> Callable[[int], None]:
         """The next `count` messages need no comparison. Returns what tells the ledger, when it is
         called with the number of one of them, that it is about to be handed to Gloo."""
         self._counts[self._peer] += count
-        return self._pairs[self._peer].count if self._comm.end.board is not None else _unheard
+        return self.pair.count if self.pair is not None else _unheard
 
     def withdraw(self) -> None:
         """The message that was announced last is not posted after all."""
-        self._counts[self._peer] -= 1
-        if self._comm.end.board is not None:
-            self._withdraw(self._peer)
-
-    def post(self, x: torch.Tensor) -> Any:
-        """Hand the message to Gloo."""
-        return self._gloo([x if x.nbytes else NOTHING], self.world, self._comm.tag)
+        number = self._counts[self._peer] = self._counts[self._peer] - 1
+        if self.pair is not None:
+            self.pair.withdraw(number)
 
     def move(self, x: torch.Tensor) -> None:
         """Send `x`, or receive into it; `x` `is_plain`."""
@@ -99,7 +123,7 @@ class Way:
         with end.lock:
             number = self.announce(comm.header(x))
             posted_s = time.perf_counter()
-            handle = self.post(x)
+            handle = self.gloo([x if nbytes else NOTHING], world, comm.tag)
         end.waits(self._peers, label, self._doing, comm.context, nbytes, sends, world, number)
         try:
             handle.wait()
@@ -115,66 +139,25 @@ def _unheard(number: int) -> None:
     """Without a board there is no ledger."""
 
 
-def move_all(comm: GlooComm, moves: Sequence[tuple[Way, torch.Tensor]]) -> None:
-    """All these messages together; tensors that are `is_plain`, receives first."""
-    end, label, context = comm.end, comm.label, comm.context
-    with end.lock:
-        announced = 0
-        try:
-            for way, x in moves:
-                way.announce(comm.header(x))
-                announced += 1
-        except Exception:
-            for way, _ in moves[:announced]:
-                way.withdraw()
-            raise
-        posted_s = time.perf_counter()
-        handles = [way.post(x) for way, x in moves]
-    origins = goals = 0
-    for way, _ in moves:
-        if way.sends:
-            goals |= way.bit
-        else:
-            origins |= way.bit
-    doing = RECV if not goals else EXCHANGE if origins else SEND
-    end.waits(tuple(dict.fromkeys([way.world for way, _ in moves])), label, doing, context,
-              moves[0][1].nbytes, False, origins, ALL, True, goals, ALL)
-    try:
-        if end.traced and comm.visible:
-            for (way, x), handle in zip(moves, handles, strict=True):
-                handle.wait()
-                end.rows.append((way.sends, way.world, context, x.nbytes, posted_s,
-                                 time.perf_counter(), label))
-        else:
-            for handle in handles:
-                handle.wait()
-    finally:
-        end.runs()
-        end.bury(handles, sum([x.nbytes for _, x in moves]))
-
-
 class Lane:
     """Exchanges with two neighbours (or one): always to rank `dst`, always from rank `src`."""
 
     def __init__(self, comm: GlooComm, dst: int, src: int):
-        self._comm, self._dst, self._src = comm, dst, src
-        self._to, self._from = comm.way(dst, True).world, comm.way(src, False).world
+        self._comm, self._there, self._here = comm, comm.way(dst, True), comm.way(src, False)
+        self._to, self._from = self._there.world, self._here.world
         self._peers = (self._to,) if dst == src else (self._to, self._from)
 
     def exchange(self, out: torch.Tensor, into: torch.Tensor) -> None:
         """Send `out` while receiving into `into`; both `is_plain`."""
-        comm, dst, src, to, origin = self._comm, self._dst, self._src, self._to, self._from
+        comm, to, origin = self._comm, self._to, self._from
         end, label, nbytes = comm.end, comm.label, out.nbytes
         with end.lock:
-            sent, received = comm.sent[dst], comm.received[src]
-            if end.board is not None:
-                comm.announce_recv(src, comm.header(into))
-                try:
-                    comm.announce_send(dst, comm.header(out))
-                except Exception:
-                    comm.withdraw_recv(src)
-                    raise
-            comm.received[src], comm.sent[dst] = received + 1, sent + 1
+            received = self._here.announce(comm.header(into))
+            try:
+                sent = self._there.announce(comm.header(out))
+            except Exception:
+                self._here.withdraw()
+                raise
             posted_s = time.perf_counter()
             # The receive first: a message that finds its buffer ready moves at once.
             handles = (end.group.recv([into if into.nbytes else NOTHING], origin, comm.tag),
@@ -194,3 +177,67 @@ class Lane:
                 (True, to, comm.context, nbytes, posted_s, sent_s, label),
                 (False, origin, comm.context, into.nbytes, posted_s, received_s, label),
             )
+
+
+class Fan:
+    """Many messages at once: always from the ranks `srcs`, always to the ranks `dsts`."""
+
+    def __init__(self, comm: GlooComm, srcs: Sequence[int], dsts: Sequence[int]):
+        self._comm, self._receives = comm, len(srcs)
+        # Receives first: a message that finds its buffer ready moves at once.
+        self._ways = [comm.way(src, False) for src in srcs] + [comm.way(dst, True) for dst in dsts]
+        self._pairs = [way.pair for way in self._ways if way.pair is not None]
+        self._peers = tuple(dict.fromkeys([way.world for way in self._ways]))
+        origins, goals = ({way.bit for way in self._ways if way.sends is sends}
+                          for sends in (False, True))
+        self._doing = RECV if not goals else EXCHANGE if origins else SEND
+        self._record = (False, sum(origins), ALL, True, sum(goals), ALL)
+
+    def move(
+        self, xs: Sequence[torch.Tensor], headers: Sequence[Announced],
+        wires: Sequence[torch.Tensor], own: Callable[[], object] | None = None,
+    ) -> None:
+        """Receive into the first of `xs`, send the others; all are `is_plain`.
+
+        headers, wires: what the ledger says of them, what Gloo moves for them. own: called while
+        they are under way.
+        """
+        comm, ways = self._comm, self._ways
+        end, label, context, tag = comm.end, comm.label, comm.context, comm.tag
+        with end.lock:
+            self._announce(headers)
+            posted_s = time.perf_counter()
+            handles = [way.gloo([wire], way.world, tag)
+                       for way, wire in zip(ways, wires, strict=True)]
+        if own is not None:
+            own()
+        end.waits(self._peers, label, self._doing, context, xs[0].nbytes, *self._record)
+        try:
+            if end.traced and comm.visible:
+                for way, x, handle in zip(ways, xs, handles, strict=True):
+                    handle.wait()
+                    end.rows.append((way.sends, way.world, context, x.nbytes, posted_s,
+                                     time.perf_counter(), label))
+            else:
+                for handle in handles:
+                    handle.wait()
+        finally:
+            end.runs()
+            end.bury(handles, sum([x.nbytes for x in xs]))
+
+    def _announce(self, headers: Sequence[Announced]) -> None:
+        """Number all messages and write them into the ledger. Raises `ShapeMismatch`."""
+        comm, ways = self._comm, self._ways
+        numbers = [way.count() for way in ways]
+        if comm.end.board is None:
+            return
+        if comm.anyone:
+            headers = [NO_HEADER] * self._receives + [*headers[self._receives :]]
+        try:
+            for place in announce_all(self._pairs, numbers, headers):
+                if place >= self._receives:
+                    ways[place].meet_anyone(numbers[place], headers[place])
+        except Exception:
+            for way in reversed(ways):
+                way.withdraw()
+            raise

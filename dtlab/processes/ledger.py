@@ -15,7 +15,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dtlab.matching import Header, check_match
@@ -33,6 +33,13 @@ class Announced(NamedTuple):
 
 
 NO_HEADER = Announced()
+_lock = threading.Lock()
+
+
+def _fence() -> None:
+    """What I have written before, others see before I read what comes after: a lock does that."""
+    _lock.acquire()
+    _lock.release()
 
 
 def announced(header: Header) -> Announced:
@@ -72,7 +79,6 @@ class Pair:
         ]
         self._anyone = board.anyone_at(dst, context)
         self._base = (context + 1) << COUNT_BITS
-        self._fence = threading.Lock()
         self._read = lambda number: board.header(src, dst, not receiving, context, number)
 
     def announce(self, number: int, header: Announced) -> bool:
@@ -89,8 +95,7 @@ class Pair:
         if header.digest:
             self._write(number % DEPTH, stamp, header)
         words[self._mine] = stamp
-        self._fence.acquire()  # a lock is a memory fence: else both might look too early, in vain
-        self._fence.release()
+        _fence()  # else both might look too early, in vain
         if number < words[self._theirs] - base < _COUNTS:
             try:
                 self._compare(number, header)
@@ -124,6 +129,34 @@ class Pair:
     def _compare(self, number: int, header: Announced) -> None:
         if self._words[self._their_digests[number % DEPTH]] != header.digest:
             compare(header.text, lambda: self._read(number), self._src, self._dst, self._receiving)
+
+
+def announce_all(
+    pairs: Sequence[Pair], numbers: Sequence[int], headers: Sequence[Announced]
+) -> list[int]:
+    """`Pair.announce` for a message of each of several pairs, or for several of one, with one fence
+    for all. If it raises, whoever calls withdraws them all.
+
+    Returns the places of those that the other side had not announced before.
+    """
+    first = []
+    for place, (pair, number, header) in enumerate(zip(pairs, numbers, headers, strict=True)):
+        words, base = pair._words, pair._base
+        if number < words[pair._theirs] - base < _COUNTS:
+            if words[pair._their_digests[number % DEPTH]] != header.digest:
+                pair._compare(number, header)
+        else:
+            first.append(place)
+            if header.digest:
+                pair._write(number % DEPTH, base + number + 1, header)
+        words[pair._mine] = base + number + 1
+    if first:
+        _fence()
+    for place in first:
+        pair, number = pairs[place], numbers[place]
+        if number < pair._words[pair._theirs] - pair._base < _COUNTS:
+            pair._compare(number, headers[place])
+    return first
 
 
 def compare(

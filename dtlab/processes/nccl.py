@@ -82,13 +82,8 @@ class NcclComm(GlooComm):
         assert peer is not None
         wire = op.x if op.x.is_contiguous() else op.x.detach().contiguous()
         message = Message(self, sends, peer, wire, None if sends else op.x, op.x.nbytes)
-        counts = self.sent if sends else self.received
         with self.end.lock:
-            message.number = counts[peer]
-            if self.end.board:
-                announce = self.announce_send if sends else self.announce_recv
-                announce(peer, self.header(op.x))
-            counts[peer] += 1
+            message.number = self.way(peer, sends).announce(self.header(op.x))
             message.posted_s = time.perf_counter()
             self.end.posted(message)
         return message
