@@ -90,6 +90,7 @@ class Board:
         self._boxes = _RECORD_SIZE * ranks
         self._ledgers = self._boxes + _ANY * ranks
         size = self._ledgers + 2 * _SIDE * ranks * ranks
+        self.nbytes = size
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)  # untouched pages take no memory
         self.bytes = mmap.mmap(fd, size)

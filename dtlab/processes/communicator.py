@@ -23,6 +23,7 @@ from dtlab.processes.lane import NOTHING, Fan, Lane, Way, is_plain, room_of, wir
 from dtlab.processes.ledger import Announced, Anyone, announced
 from dtlab.processes.messages import FRAME_BYTES, Message, framed
 from dtlab.processes.relay import relay
+from dtlab.processes.shelf import Passing
 from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
 from dtlab.relay import one_call
@@ -49,6 +50,7 @@ class GlooComm(Comm):
         self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
         self._bell = Bell()
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
+        self.shared = Passing(self, end.shelf) if end.shelf is not None and self._on_cpu else None
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -103,7 +105,10 @@ class GlooComm(Comm):
         xs = [into[src] for src in srcs] + [out[dst] for dst in dsts]
         headers = [self.header(into[me])] * len(srcs) + [self.header(out[me])] * len(dsts)
         wires = xs if into[me].nbytes else [NOTHING] * len(xs)
-        self._fan(srcs, dsts).move(xs, headers, wires, lambda: into[me].copy_(out[me]))
+        if xs:
+            self._fan(srcs, dsts).move(xs, headers, wires, lambda: into[me].copy_(out[me]))
+        else:
+            into[me].copy_(out[me])
 
     def send(self, x: Any, dst: int) -> None:
         """As in `Comm`; tensors that Gloo can take as they are go the short way, here and below."""

@@ -14,6 +14,7 @@ import torch
 
 from dtlab.processes.board import EXCHANGE, RECV, SEND, Board
 from dtlab.processes.messages import Frames, Message
+from dtlab.processes.shelf import Shelf
 
 _GRAVES = 4
 _GRAVE_BYTES = 64 << 20
@@ -34,11 +35,11 @@ class Endpoint:
 
     def __init__(
         self, rank: int, size: int, group: Any, device: torch.device,
-        board: Board | None = None, traced: bool = True,
+        board: Board | None = None, traced: bool = True, shelf: Shelf | None = None,
     ):
         self.rank, self.size, self.device, self.traced = rank, size, device, traced
         self.group = group  # torch's ProcessGroupGloo
-        self.board = board
+        self.board, self.shelf = board, shelf
         self._write = board.writer(rank) if board is not None else None
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
         self.next_context = 1

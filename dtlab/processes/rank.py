@@ -28,6 +28,7 @@ from dtlab.processes.communicator import GlooComm
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.group import join_group, open_communicator
 from dtlab.processes.server import ONE_THREAD
+from dtlab.processes.shelf import POSSIBLE, Shelf
 from dtlab.processes.store import RankStore
 from dtlab.processes.wire import Line
 
@@ -87,8 +88,11 @@ class Rank:
         self._line, self._settings = line, settings
         output, diagnosis, board, store = fds
         _adopt(settings, output, diagnosis)
-        self._board = Board(board, settings.size)
-        os.close(board)
+        self._board, self._shelf = Board(board, settings.size), None
+        if POSSIBLE:
+            self._shelf = Shelf(board, self._board.nbytes, settings.size, settings.rank)
+        else:
+            os.close(board)
         self._store = RankStore(Line(socket.socket(fileno=store)))
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._comm: GlooComm | None = None
@@ -184,7 +188,7 @@ class Rank:
         self._board.write(told.rank, 0, STARTING)
         join_group(told.backend, self._store, told.rank, told.size)
         return open_communicator(
-            told.backend, told.device, told.rank, self._board, told.trace, context
+            told.backend, told.device, told.rank, self._board, told.trace, context, self._shelf
         )
 
 

@@ -8,7 +8,8 @@ import torch
 
 from dtlab.comm import Work
 from dtlab.ps import parts
-from dtlab.ps.mail import Mail, Size
+from dtlab.ps.mail import Mail
+from dtlab.ps.packing import Size
 from dtlab.ps.parts import Parts
 from dtlab.ps.replication import Unavailable
 

@@ -4,7 +4,9 @@ A *letter* is a small object (who wants what), and its *wires*: the tensors them
 pickled. Both are posted at once, so a letter that has begun to arrive ends arriving whatever its
 sender does next; that is why nodes never wait for a send before they read what others wrote, and
 why two that write to each other at the same time don't block. Where a message costs much more than
-its bytes (the communicator says so: `inline_bytes`), small wires go within the letter.
+its bytes (the communicator says so: `inline_bytes`), small wires go within the letter. Where nodes
+can read each other's memory (`shared`, see `dtlab.processes.shelf`), the letter says where all
+others lie, and they don't travel at all.
 
 A server must take in what several workers send at the same time side by side, not one after the
 other, or the faster ports would idle. So a large push is *marked*: the server makes room for its
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +25,10 @@ import torch
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
 from dtlab.patience import arrived, wait_any
+from dtlab.ps import packing
+from dtlab.ps.packing import Size, as_bytes, fill
 
-BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
 SPARE = 4  # keep so many tensors of a size for reuse
-Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elements
 
 
 class Letter(NamedTuple):
@@ -36,6 +39,7 @@ class Letter(NamedTuple):
     marked: bool  # a last word will follow the wires, so you may read others' letters meanwhile
     body: tuple[Any, ...]
     inline: bytes | None = None  # the wires' bytes, if they travel in the letter
+    laid: tuple[Any, ...] = ()  # where the wires lie; None: they follow
 
 
 class Received(NamedTuple):
@@ -59,17 +63,19 @@ class Line:
 class Mail:
     """One node's letter box.
 
-    `room`: (sender, body, sizes) → where the wires shall go. `to_myself`: takes what a node that
-    serves and works at once writes to itself."""
+    `room`: (sender, body, sizes) → where each wire shall go; None: anywhere. `to_myself`: takes
+    what a node that serves and works at once writes to itself."""
 
     answers = True  # see `server.Outbox`
 
     def __init__(self, comm: Comm):
         self.comm = comm
         self._inline_bytes: int = getattr(comm, "inline_bytes", -1)
+        self._shared: Any = getattr(comm, "shared", None)
         self.seen: Counter[int] = Counter()
         self.received_bytes = self.sent_bytes = 0
-        self.room: Callable[[int, tuple[Any, ...], list[Size]], list[torch.Tensor]] = self.fresh
+        self.room: Callable[[int, tuple[Any, ...], list[Size]], list[torch.Tensor | None]]
+        self.room = anywhere
         self.to_myself: Callable[[tuple[Any, ...], list[torch.Tensor]], None]
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
@@ -89,26 +95,32 @@ class Mail:
             self.to_myself(body, [wire.clone() for wire in wires])
             return
         self._last_word(dst)
-        marked = marked and any(wire.nbytes >= BIG_BYTES for wire in wires)
-        sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         if dst in self.dead:
             return
         self.sent_bytes += sum([wire.nbytes for wire in wires])
-        letter: tuple[Any, ...] = (self.seen[dst], sizes, marked, body)
+        sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         inline = self._inlined(wires)
-        if inline is not None:
-            letter, wires = (*letter, inline), ()
+        laid = () if inline is not None else self._laid(wires)
+        follow = () if inline is not None else [
+            wire for wire, place in zip_longest(wires, laid) if place is None]
+        marked = marked and any(wire.nbytes >= packing.BIG_BYTES for wire in follow)
+        letter = (self.seen[dst], sizes, marked, body, inline, laid)
         try:
-            works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
+            works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in follow))
         except RuntimeError:  # its connection has broken, which we have not been told yet
+            for place in filter(None, laid):
+                self._shared.take_back(place)
             if not self._lines:
                 raise
             self.dead.add(dst)
             return
+        for place in filter(None, laid):
+            self._shared.passed(place, dst)
         if marked:
             self._leaving[dst] = works
-        self._kept.setdefault(dst, deque()).append((works, list(wires)))
-        for wire in wires:
+        lent = [wire for wire, place in zip_longest(wires, laid) if not (place and place.gift)]
+        self._kept.setdefault(dst, deque()).append((works, [] if inline is not None else lent))
+        for wire in self._kept[dst][-1][1]:
             self._lent[_memory(wire)] += 1
 
     def receive(self) -> Received:
@@ -148,7 +160,8 @@ class Mail:
 
     def recycle(self, wire: torch.Tensor) -> None:
         """Nobody needs `wire`, which came in a letter, any more: its memory serves for another."""
-        if wire.nbytes >= BIG_BYTES and wire._base is None:
+        own = wire._base is None and (wire.is_meta or wire.untyped_storage().resizable())
+        if wire.nbytes >= packing.BIG_BYTES and own:
             spare = self._spare.setdefault((wire.dtype, wire.numel()), [])
             if len(spare) < SPARE:
                 spare.append(wire)
@@ -219,16 +232,36 @@ class Mail:
 
     def _opened(self, src: int, letter: Any) -> tuple[bool, Received]:
         """Is the letter from `src` marked? And itself, its wires on their way."""
-        seen, wires, marked, body, inline = Letter(*letter)
+        seen, wires, marked, body, inline, laid = Letter(*letter)
         self._release(src, seen)
         sizes = [(getattr(torch, name), numel) for name, numel in wires]
-        places = self.room(src, body, sizes)
+        places, follow = [], []
+        for size, room, lies in zip_longest(sizes, self.room(src, body, sizes), laid):
+            if lies is not None and lies.gift and room is None:
+                places.append(self._shared.read(lies, src, None).view(size[0]))
+                continue
+            places.append(self.memory(size) if room is None else room)
+            if lies is not None:
+                self._shared.read(lies, src, places[-1])
+            else:
+                follow.append(places[-1])
         works: list[Work] = []
         if inline is not None:
-            _fill(places, inline)
-        elif places:
-            works = self.comm.post(*(Recv(place, src) for place in places))
+            fill(places, inline)
+        elif follow:
+            works = self.comm.post(*(Recv(place, src) for place in follow))
         return marked, Received(src, body, places, works)
+
+    def _laid(self, wires: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """Where these wires can be read; None for those that must travel."""
+        if self._shared is None:
+            return ()
+        return tuple([self._shared.lay(wire) for wire in wires])
+
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of `x`; where nodes can read each other's memory, they can read this."""
+        copy = None if self._shared is None else self._shared.empty(x.dtype, x.numel())
+        return x.clone() if copy is None else copy.view(x.shape).copy_(x)
 
     def _inlined(self, wires: Sequence[torch.Tensor]) -> bytes | None:
         """The bytes of `wires`, if they shall travel in the letter."""
@@ -236,7 +269,7 @@ class Mail:
             return None
         if not all(wire.is_cpu for wire in wires):
             return None
-        return b"".join([_bytes(wire) for wire in wires])
+        return b"".join([as_bytes(wire) for wire in wires])
 
     def _read(self, letter: Received) -> Received:
         self.seen[letter.src] += 1
@@ -279,10 +312,6 @@ class Mail:
                 if not self._lent[_memory(wire)]:
                     del self._lent[_memory(wire)]
 
-    def fresh(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
-        """Memory for what comes, its elements not set."""
-        return [self.memory(size) for size in sizes]
-
     def memory(self, size: Size) -> torch.Tensor:
         """A flat tensor, its elements not set."""
         if spare := self._spare.get(size):
@@ -290,55 +319,11 @@ class Mail:
         return torch.empty(size[1], dtype=size[0], device=self.comm.device)
 
 
-def _bytes(x: torch.Tensor) -> bytes:
-    """The elements of the flat tensor `x`, as they lie in memory."""
-    dense = torch.empty(len(x), dtype=x.dtype).copy_(x.detach())
-    return dense.view(torch.uint8).numpy().tobytes()
-
-
-def _fill(places: Sequence[torch.Tensor], data: bytes) -> None:
-    """Write `data` into these flat tensors, one after the other."""
-    if data:
-        pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for place, piece in zip(places, pieces.split([x.nbytes for x in places]), strict=True):
-            place.view(torch.uint8).copy_(piece)
+def anywhere(src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor | None]:
+    """See `Mail.room`."""
+    return [None] * len(sizes)
 
 
 def _memory(x: torch.Tensor) -> int:
     """The same number for all views of the same memory, as long as one is there."""
     return x.untyped_storage()._cdata  # type: ignore[no-any-return]
-
-
-def together(sizes: Sequence[Size]) -> list[list[int]]:
-    """Which flat tensors share a wire: big ones go alone, small ones of one dtype in one go.
-
-    >>> together([(torch.float32, 3), (torch.float32, 1 << 20), (torch.float32, 5)])
-    [[0, 2], [1]]
-    """
-    groups: list[list[int]] = []
-    small: dict[torch.dtype, list[int]] = {}
-    for place, (dtype, numel) in enumerate(sizes):
-        if numel * dtype.itemsize >= BIG_BYTES:
-            groups.append([place])
-        elif dtype in small:
-            small[dtype].append(place)
-        else:
-            small[dtype] = [place]
-            groups.append(small[dtype])
-    return groups
-
-
-def pack(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Flat tensors as wires; those that travel alone are not copied."""
-    sizes = [(x.dtype, x.numel()) for x in tensors]
-    return [tensors[group[0]] if len(group) == 1 else torch.cat([tensors[i] for i in group])
-            for group in together(sizes)]
-
-
-def unpack(wires: Sequence[torch.Tensor], sizes: Sequence[Size]) -> list[torch.Tensor]:
-    """The tensors that `pack` has packed, as views of the wires."""
-    found: dict[int, torch.Tensor] = {}
-    for wire, group in zip(wires, together(sizes), strict=True):
-        parts = wire.split([sizes[i][1] for i in group]) if len(group) > 1 else [wire]
-        found.update(zip(group, parts, strict=True))
-    return [found[place] for place in range(len(sizes))]

@@ -15,8 +15,9 @@ from dtlab.ps import care, checks, parts
 from dtlab.ps.copies import Requests, serve_copy
 from dtlab.ps.handle import Handle
 from dtlab.ps.layout import Layout, Plan, Room
-from dtlab.ps.mail import Mail, Size, pack
+from dtlab.ps.mail import Mail, anywhere
 from dtlab.ps.master import Chronicle, Master
+from dtlab.ps.packing import Size, pack
 from dtlab.ps.partition import Key
 from dtlab.ps.parts import Bundle, Part, Parts
 from dtlab.ps.policy import Policy
@@ -257,11 +258,12 @@ class Node:
     def _to_myself(self, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         self._take(self.comm.rank, body, wires, [])
 
-    def _room(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor]:
+    def _room(self, src: int, body: tuple[Any, ...],
+              sizes: list[Size]) -> list[torch.Tensor | None]:
         """Answers go straight to where they are wanted."""
         if body[0] != "reply" or body[1] not in self._open or not sizes:
-            return self._mail.fresh(src, body, sizes)
-        return parts.rooms(self._open[body[1]].open[body[1]][1], sizes, self._mail.memory)
+            return anywhere(src, body, sizes)
+        return parts.spots(self._open[body[1]].open[body[1]][1])
 
     def _ask(self, handle: Handle, server: int, what: str, more: tuple[Any, ...],
              wires: Sequence[torch.Tensor] = (), places: Sequence[Part | Bundle] = (),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dtlab.ps.mail import Size, together, unpack
+from dtlab.ps.packing import Size, together, unpack
 from dtlab.ps.partition import Key
 from dtlab.ps.places import Run
 
@@ -115,17 +115,11 @@ class Bundle:
 Parts = list[Part | Bundle]
 
 
-def rooms(parts: Parts, sizes: list[Size], memory: Memory) -> list[torch.Tensor]:
-    """Where the wires of an answer with these parts can be received into."""
-    return [memory(size) if spot is None else spot
-            for spot, size in zip(_spots(parts), sizes, strict=True)]
-
-
 def place(parts: Parts, wires: list[torch.Tensor]) -> list[torch.Tensor]:
     """Put the answer in its place. Returns the wires whose memory is not needed any more."""
     sizes = [part.size for part in parts]
     values, left = unpack(wires, sizes), []
-    for wire, group, spot in zip(wires, together(sizes), _spots(parts), strict=True):
+    for wire, group, spot in zip(wires, together(sizes), spots(parts), strict=True):
         if spot is not None and spot.data_ptr() == wire.data_ptr() and not wire.is_meta:
             continue  # it is there already
         left.append(wire)
@@ -156,7 +150,7 @@ def counts(parts: Iterable[Part | Bundle]) -> tuple[int | None, ...]:
                  for part in parts)
 
 
-def _spots(parts: Parts) -> list[torch.Tensor | None]:
-    """By wire, where it can be received into."""
+def spots(parts: Parts) -> list[torch.Tensor | None]:
+    """By wire of an answer with these parts, where it can be received into; None: anywhere."""
     groups = together([part.size for part in parts])
     return [parts[group[0]].spot if len(group) == 1 else None for group in groups]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dtlab.ps.mail import together
+from dtlab.ps.packing import together
 from dtlab.ps.partition import Key, Spec
 
 Run = tuple[int, int]

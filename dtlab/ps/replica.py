@@ -79,6 +79,10 @@ class Replica:
         """See `Mail.recycle`."""
         self.mail.recycle(wire)
 
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Mail.own`."""
+        return self.mail.own(x)
+
     @property
     def moved_bytes(self) -> tuple[int, int]:
         """See `Mail`."""

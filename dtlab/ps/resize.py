@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dtlab.ps.mail import pack, unpack
+from dtlab.ps.packing import pack, unpack
 from dtlab.ps.partition import Key, Placement, Units, common, positions
 from dtlab.ps.store import Entry
 

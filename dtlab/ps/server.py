@@ -16,7 +16,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps import care
 from dtlab.ps.consistency import Clocks
-from dtlab.ps.mail import pack, unpack
+from dtlab.ps.packing import pack, unpack
 from dtlab.ps.partition import Key, Placement, Spec
 from dtlab.ps.places import Piece
 from dtlab.ps.policy import Policy
@@ -44,6 +44,9 @@ class Outbox(Protocol):
 
     def recycle(self, wire: torch.Tensor) -> None:
         """What came is not needed any more."""
+
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of `x`, best where it can be sent from."""
 
 
 class Held(NamedTuple):
@@ -116,7 +119,8 @@ class Server:
         sizes = [(spec.dtype, self.store.places.numel((entry.first, entry.last)))
                  for spec, entry in zip(of, new, strict=True)]
         for entry, spec, value in zip(new, of, unpack(wires, sizes), strict=True):
-            entry.value = value.clone().view(-1, spec.width) if spec.table else value.clone()
+            own = self.mail.own(value)
+            entry.value = own.view(-1, spec.width) if spec.table else own
         self.made()
 
     def made(self) -> None:
@@ -266,7 +270,7 @@ class Server:
     def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
         """Make an update, on a copy of the weights if these are still on their way to someone."""
         if self.mail.lends(entry.value):
-            entry.value = entry.value.clone()
+            entry.value = self.mail.own(entry.value)
         used = entry.update(bucket, absent)
         if used is not None:
             self.mail.recycle(used)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dtlab import Comm, ps, run, simulate
-from dtlab.ps import mail
+from dtlab.ps import packing
 from dtlab.ps.partition import Spec
 from dtlab.ps.places import Piece, Places
 from dtlab.ps.store import Store
@@ -81,7 +81,7 @@ def test_each_key_fares_as_by_itself(
         return simulate(lambda comm: train(comm, how), network=network, trace=False).values
 
     found = values()
-    monkeypatch.setattr(mail, "BIG_BYTES", 0)  # now no key is small
+    monkeypatch.setattr(packing, "BIG_BYTES", 0)  # now no key is small
     wanted = values()
     for server in (0, 1):
         assert account(found[server]) == account(wanted[server])
