@@ -21,7 +21,7 @@ from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import NOTHING, Fan, Lane, Way, is_plain, room_of, wire_of
 from dtlab.processes.ledger import Announced, Anyone, announced
-from dtlab.processes.messages import FRAME_BYTES, Message, framed
+from dtlab.processes.messages import Message, framed
 from dtlab.processes.relay import relay
 from dtlab.processes.shelf import Passing
 from dtlab.processes.watch import Bell
@@ -135,7 +135,6 @@ class GlooComm(Comm):
             super().sendrecv(out, dst, into, src)
 
     relay, in_turn = relay, exchange  # see `dtlab.relay`
-    inline_bytes = FRAME_BYTES // 2  # see `dtlab.ps.mail`
 
     def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
         """See `dtlab.patience`."""

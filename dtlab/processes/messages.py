@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 import torch
@@ -24,11 +25,27 @@ FRAME_BYTES = 8192  # an object travels in a frame of up to this size, if it fit
 _SPARE_FRAMES = 64
 
 
+class _Plain(pickle.Pickler):
+    """Pickles what is made of Python's own types alone: that needs no look at where code lives."""
+
+    def reducer_override(self, x: Any) -> NoReturn:
+        raise pickle.PicklingError
+
+
+def _pickled(x: Any) -> bytes:
+    file = io.BytesIO()
+    try:
+        _Plain(file, -1).dump(x)
+        return file.getvalue()
+    except pickle.PicklingError:
+        return cloudpickle.dumps(x)  # type: ignore[no-any-return]
+
+
 def framed(
     x: Any, next_tag: Callable[[], int]
 ) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
     """An object as (frame, payload, bytes, tag); None and 0 if the frame holds it."""
-    pickled = cloudpickle.dumps(x)
+    pickled = _pickled(x)
     if len(pickled) <= FRAME_BYTES - FRAME.size:
         frame = bytearray(FRAME.pack(len(pickled), 0) + pickled)
         return torch.frombuffer(frame, dtype=torch.uint8), None, len(pickled), 0

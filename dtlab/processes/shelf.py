@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,14 +37,9 @@ _STRETCH = 1 << 40  # bytes of the file, for each rank
 LIMIT_BYTES = 2 << 30  # of memory that one rank's blocks may take
 
 
-class Place(NamedTuple):
-    """Where something lies. `block`: its offset in the file; `at`: bytes within it."""
-
-    block: int
-    length: int  # of the block
-    at: int
-    nbytes: int
-    gift: bool
+# Where something lies: its block's offset in the file and length, where in the block, how many
+# bytes. A plain tuple, which pickles fast.
+Place = tuple[int, int, int, int]
 
 
 class Shelf:
@@ -72,32 +67,32 @@ class Shelf:
         self._shown[x.data_ptr()] = block, len(self._maps[block])
         return x
 
-    def lay(self, x: torch.Tensor) -> Place | None:
-        """Where `x`, contiguous, can be read: where it is, or else a copy. None: no room."""
+    def lay(self, x: torch.Tensor) -> tuple[Place, bool] | None:
+        """Where the vector `x` can be read: where it is, or else a copy, a gift. Is it one? None:
+        no room."""
         base = x.untyped_storage().data_ptr()
         shown = self._shown.get(base)
         if shown is not None and shown[0] in self._maps and is_plain(x):
-            return Place(*shown, _HEAD + x.data_ptr() - base, x.nbytes, False)
+            return (*shown, _HEAD + x.data_ptr() - base, x.nbytes), False
         block = self._free(x.nbytes)
         if block is None:
             return None
         memory = self._maps[block]
         torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=_HEAD).copy_(x.detach())
-        return Place(block, len(memory), _HEAD, x.nbytes, True)
+        return (block, len(memory), _HEAD, x.nbytes), True
 
     def take_back(self, place: Place) -> None:
-        """Nobody will read what was laid there."""
-        if place.gift:
-            self._maps[place.block][0] = 0
+        """The gift that was laid there will not be read."""
+        self._maps[place[0]][0] = 0
 
-    def look(self, place: Place) -> torch.Tensor:
+    def look(self, place: Place, gift: bool) -> torch.Tensor:
         """What lies there, as bytes. A gift is the caller's for as long as it is kept."""
-        if place.block not in self._maps:
-            self._maps[place.block] = mmap.mmap(self._fd, place.length, offset=place.block)
-        if place.gift:
-            return self._tensor(place.block, place.at, place.nbytes)
-        return torch.frombuffer(self._maps[place.block], dtype=torch.uint8, count=place.nbytes,
-                                offset=place.at)
+        block, length, at, nbytes = place
+        if block not in self._maps:
+            self._maps[block] = mmap.mmap(self._fd, length, offset=block)
+        if gift:
+            return self._tensor(block, at, nbytes)
+        return torch.frombuffer(self._maps[block], dtype=torch.uint8, count=nbytes, offset=at)
 
     def _tensor(self, block: int, at: int, nbytes: int) -> torch.Tensor:
         """Bytes of a block, which is free again once no tensor lies in it."""
@@ -147,16 +142,18 @@ class Passing:
 
     def passed(self, place: Place, dst: int) -> None:
         """Rank `dst` has been told of `place`."""
-        self._note(True, dst, place.nbytes, time.perf_counter())
+        self._note(True, dst, place[-1], time.perf_counter())
 
-    def read(self, place: Place, src: int, into: torch.Tensor | None) -> torch.Tensor:
+    def read(
+        self, place: Place, gift: bool, src: int, into: torch.Tensor | None
+    ) -> torch.Tensor:
         """What rank `src` has laid there for me, as bytes: copied `into`, a flat tensor; a gift
         can also be had as it is."""
         begun_s = time.perf_counter()
-        found = self._look(place)
+        found = self._look(place, gift)
         if into is not None:
             found = into.view(torch.uint8).copy_(found)
-        self._note(False, src, place.nbytes, begun_s)
+        self._note(False, src, place[-1], begun_s)
         return found
 
     def _note(self, sends: bool, peer: int, nbytes: int, begun_s: float) -> None:

@@ -3,10 +3,9 @@
 A *letter* is a small object (who wants what), and its *wires*: the tensors themselves, never
 pickled. Both are posted at once, so a letter that has begun to arrive ends arriving whatever its
 sender does next; that is why nodes never wait for a send before they read what others wrote, and
-why two that write to each other at the same time don't block. Where a message costs much more than
-its bytes (the communicator says so: `inline_bytes`), small wires go within the letter. Where nodes
-can read each other's memory (`shared`, see `dtlab.processes.shelf`), the letter says where all
-others lie, and they don't travel at all.
+why two that write to each other at the same time don't block. Where nodes can read each other's
+memory (`shared`, see `dtlab.processes.shelf`), wires need not travel: the letter says where they
+lie.
 
 A server must take in what several workers send at the same time side by side, not one after the
 other, or the faster ports would idle. So a large push is *marked*: the server makes room for its
@@ -26,7 +25,7 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
 from dtlab.patience import arrived, wait_any
 from dtlab.ps import packing
-from dtlab.ps.packing import Size, as_bytes, fill
+from dtlab.ps.packing import Size
 
 SPARE = 4  # keep so many tensors of a size for reuse
 
@@ -38,8 +37,7 @@ class Letter(NamedTuple):
     wires: tuple[tuple[str, int], ...]  # dtype and elements of each tensor that follows
     marked: bool  # a last word will follow the wires, so you may read others' letters meanwhile
     body: tuple[Any, ...]
-    inline: bytes | None = None  # the wires' bytes, if they travel in the letter
-    laid: tuple[Any, ...] = ()  # where the wires lie; None: they follow
+    laid: tuple[Any, ...] = ()  # for each wire, where it lies, and is it a gift? None: it follows
 
 
 class Received(NamedTuple):
@@ -70,7 +68,6 @@ class Mail:
 
     def __init__(self, comm: Comm):
         self.comm = comm
-        self._inline_bytes: int = getattr(comm, "inline_bytes", -1)
         self._shared: Any = getattr(comm, "shared", None)
         self.seen: Counter[int] = Counter()
         self.received_bytes = self.sent_bytes = 0
@@ -99,28 +96,27 @@ class Mail:
             return
         self.sent_bytes += sum([wire.nbytes for wire in wires])
         sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
-        inline = self._inlined(wires)
-        laid = () if inline is not None else self._laid(wires)
-        follow = () if inline is not None else [
-            wire for wire, place in zip_longest(wires, laid) if place is None]
+        laid = self._laid(wires)
+        follow = [wire for wire, place in zip_longest(wires, laid) if place is None]
         marked = marked and any(wire.nbytes >= packing.BIG_BYTES for wire in follow)
-        letter = (self.seen[dst], sizes, marked, body, inline, laid)
+        letter = (self.seen[dst], sizes, marked, body, laid)
         try:
             works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in follow))
         except RuntimeError:  # its connection has broken, which we have not been told yet
-            for place in filter(None, laid):
-                self._shared.take_back(place)
+            for place, gift in filter(None, laid):
+                if gift:
+                    self._shared.take_back(place)
             if not self._lines:
                 raise
             self.dead.add(dst)
             return
-        for place in filter(None, laid):
+        for place, _ in filter(None, laid):
             self._shared.passed(place, dst)
         if marked:
             self._leaving[dst] = works
-        lent = [wire for wire, place in zip_longest(wires, laid) if not (place and place.gift)]
-        self._kept.setdefault(dst, deque()).append((works, [] if inline is not None else lent))
-        for wire in self._kept[dst][-1][1]:
+        lent = [wire for wire, place in zip_longest(wires, laid) if not (place and place[1])]
+        self._kept.setdefault(dst, deque()).append((works, lent))
+        for wire in lent:
             self._lent[_memory(wire)] += 1
 
     def receive(self) -> Received:
@@ -232,24 +228,20 @@ class Mail:
 
     def _opened(self, src: int, letter: Any) -> tuple[bool, Received]:
         """Is the letter from `src` marked? And itself, its wires on their way."""
-        seen, wires, marked, body, inline, laid = Letter(*letter)
+        seen, wires, marked, body, laid = Letter(*letter)
         self._release(src, seen)
         sizes = [(getattr(torch, name), numel) for name, numel in wires]
         places, follow = [], []
         for size, room, lies in zip_longest(sizes, self.room(src, body, sizes), laid):
-            if lies is not None and lies.gift and room is None:
-                places.append(self._shared.read(lies, src, None).view(size[0]))
+            if lies is not None and lies[1] and room is None:
+                places.append(self._shared.read(*lies, src, None).view(size[0]))
                 continue
             places.append(self.memory(size) if room is None else room)
-            if lies is not None:
-                self._shared.read(lies, src, places[-1])
-            else:
+            if lies is None:
                 follow.append(places[-1])
-        works: list[Work] = []
-        if inline is not None:
-            fill(places, inline)
-        elif follow:
-            works = self.comm.post(*(Recv(place, src) for place in follow))
+            else:
+                self._shared.read(*lies, src, places[-1])
+        works = self.comm.post(*(Recv(place, src) for place in follow)) if follow else []
         return marked, Received(src, body, places, works)
 
     def _laid(self, wires: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -262,14 +254,6 @@ class Mail:
         """A copy of `x`; where nodes can read each other's memory, they can read this."""
         copy = None if self._shared is None else self._shared.empty(x.dtype, x.numel())
         return x.clone() if copy is None else copy.view(x.shape).copy_(x)
-
-    def _inlined(self, wires: Sequence[torch.Tensor]) -> bytes | None:
-        """The bytes of `wires`, if they shall travel in the letter."""
-        if not wires or sum([wire.nbytes for wire in wires]) > self._inline_bytes:
-            return None
-        if not all(wire.is_cpu for wire in wires):
-            return None
-        return b"".join([as_bytes(wire) for wire in wires])
 
     def _read(self, letter: Received) -> Received:
         self.seen[letter.src] += 1

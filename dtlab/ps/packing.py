@@ -43,17 +43,3 @@ def unpack(wires: Sequence[torch.Tensor], sizes: Sequence[Size]) -> list[torch.T
         parts = wire.split([sizes[i][1] for i in group]) if len(group) > 1 else [wire]
         found.update(zip(group, parts, strict=True))
     return [found[place] for place in range(len(sizes))]
-
-
-def as_bytes(x: torch.Tensor) -> bytes:
-    """The elements of the flat tensor `x`, as they lie in memory."""
-    dense = torch.empty(len(x), dtype=x.dtype).copy_(x.detach())
-    return dense.view(torch.uint8).numpy().tobytes()
-
-
-def fill(places: Sequence[torch.Tensor], data: bytes) -> None:
-    """Write `data` into these flat tensors, one after the other."""
-    if data:
-        pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for place, piece in zip(places, pieces.split([x.nbytes for x in places]), strict=True):
-            place.view(torch.uint8).copy_(piece)

@@ -1,4 +1,4 @@
-"""Small tensors travel in the letter over Gloo, beside it in the simulator: the same arrives."""
+"""Wires lie in shared memory between processes, and travel in the simulator: the same arrives."""
 
 from __future__ import annotations
 
@@ -45,29 +45,6 @@ def test_a_letter_brings_its_wires(wires: list[torch.Tensor]) -> None:
     sent = [x.tolist() for x in wires]
     assert run(letter, wires, ranks=2).values[1] == sent
     assert simulate(letter, wires, network=NETWORK).values[1] == sent
-
-
-@pytest.mark.parametrize(("elements", "messages"), [(1, 1), (1024, 1), (1025, 2)])
-def test_over_gloo_up_to_4_kib_go_in_the_letter(elements: int, messages: int) -> None:
-    wires = [torch.zeros(elements)]
-    sent = run(letter, wires, ranks=2).trace.transfers
-    assert len(sent) == messages + 1  # and the letter that ends it
-    assert simulate(letter, wires, network=NETWORK).trace.messages() == 3  # always beside it
-
-
-def test_what_was_sent_in_a_letter_may_change_at_once() -> None:
-    """Nobody else's memory is on its way, so a server needs no copy of its weights."""
-    def work(comm: Comm) -> list[float]:
-        mail, x = Mail(comm), torch.ones(4)
-        if comm.rank == 0:
-            mail.send(1, ("w",), [x])
-            assert not mail.lends(x)
-            x.zero_()
-            mail.flush()
-            return []
-        return mail.receive().wires[0].tolist()
-
-    assert run(work, ranks=2).values[1] == [1.0] * 4
 
 
 def test_training_is_the_same_bit_for_bit() -> None:
