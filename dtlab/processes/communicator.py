@@ -58,6 +58,9 @@ class GlooComm(Comm):
         """Start all of `ops` together and return at once; wait for each with `Work.wait`."""
         for op in ops:
             self._check(op)
+        if len(ops) == 1:
+            op = ops[0]
+            return [self._recv(*op) if isinstance(op, Recv) else self._send(*op)]
         # Receives first: a message that finds its buffer ready moves at once.
         works: list[Any] = [
             self._recv(op.x, op.src) if isinstance(op, Recv) else None for op in ops
@@ -65,10 +68,9 @@ class GlooComm(Comm):
         for place, op in enumerate(ops):
             if isinstance(op, Send):
                 works[place] = self._send(op.x, op.dst)
-        if len(works) > 1:
-            peers = tuple(dict.fromkeys([message.world for message in works]))
-            for message in works:
-                message.peers = peers
+        peers = tuple(dict.fromkeys([message.world for message in works]))
+        for message in works:
+            message.peers = peers
         return works
 
     def exchange(self, *ops: Send | Recv) -> None:

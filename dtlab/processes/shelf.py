@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +34,8 @@ POSSIBLE = hasattr(os, "memfd_create") and hasattr(mmap, "MADV_REMOVE")  # Linux
 _HEAD = 4096  # of a block: its word; then, on a page's edge, what it holds
 _GRAIN = 1 << 14  # a block's length is a multiple of it
 _STRETCH = 1 << 40  # bytes of the file, for each rank
-LIMIT_BYTES = 2 << 30  # of memory that one rank's blocks may take
+LIMIT_BYTES = 1 << 30  # of memory that one rank's blocks may take
+_LOOKS = 8  # at blocks that may be free, before another one is cut
 
 
 # Where something lies: its block's offset in the file and length, where in the block, how many
@@ -53,7 +54,7 @@ class Shelf:
         if os.fstat(fd).st_size < end:
             os.ftruncate(fd, end)
         self._maps: dict[int, mmap.mmap] = {}  # block → its memory, mine or another's
-        self._mine: dict[int, list[int]] = defaultdict(list)  # length → my blocks
+        self._mine: dict[int, deque[int]] = defaultdict(deque)  # length → my blocks
         self._taken = 0  # bytes in my blocks
         self._shown: dict[int, tuple[int, int]] = {}  # address of a block of mine → block, length
 
@@ -98,7 +99,7 @@ class Shelf:
         """Bytes of a block, which is free again once no tensor lies in it."""
         memory = self._maps[block]
         array = np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=at)
-        weakref.finalize(array, _release, memory).atexit = False
+        weakref.finalize(array, _release, memory, os.getpid()).atexit = False
         return torch.from_numpy(array)
 
     def _free(self, nbytes: int) -> int | None:
@@ -107,18 +108,20 @@ class Shelf:
         if not nbytes:
             return None
         length = -(-(_HEAD + nbytes) // _GRAIN) * _GRAIN
-        for block in self._mine[length]:
-            memory = self._maps[block]
+        blocks = self._mine[length]
+        for _ in range(min(len(blocks), _LOOKS)):  # each of them has its turn
+            blocks.rotate(-1)
+            memory = self._maps[blocks[-1]]
             if not memory[0]:
                 memory[0] = 1
-                return block
+                return blocks[-1]
         if self._taken + length > LIMIT_BYTES:
             self._clear()
             if self._taken + length > LIMIT_BYTES:
                 return None
         block, self._next = self._next, self._next + length
         memory = self._maps[block] = mmap.mmap(self._fd, length, offset=block)
-        self._mine[length].append(block)
+        blocks.append(block)
         self._taken += length
         memory[0] = 1
         return block
@@ -126,10 +129,11 @@ class Shelf:
     def _clear(self) -> None:
         """Give back the memory of blocks that nobody has."""
         for length, blocks in self._mine.items():
-            for block in [block for block in blocks if not self._maps[block][0]]:
+            idle = [block for block in blocks if not self._maps[block][0]]
+            for block in idle:
                 self._maps.pop(block).madvise(mmap.MADV_REMOVE)
                 blocks.remove(block)
-                self._taken -= length
+            self._taken -= length * len(idle)
 
 
 class Passing:
@@ -163,8 +167,9 @@ class Passing:
                                   time.perf_counter(), comm.label))
 
 
-def _release(memory: mmap.mmap) -> None:
+def _release(memory: mmap.mmap, pid: int) -> None:
     """Whoever had this block is done with it. A lock is a memory fence: what they read of it, they
-    have read before."""
+    have read before. (A forked child has its parent's tensors, too, but not its say.)"""
     with threading.Lock():
-        memory[0] = 0
+        if os.getpid() == pid:
+            memory[0] = 0

@@ -205,6 +205,7 @@ class Server:
             w = entries[0].value
             numel = self.store.places.numel(run) if count is None else count * w.shape[1]
             sizes.append((w.dtype, numel))
+        self.reply(src, number)  # at once: whoever asks after this, asks after the update, too
         parts = unpack(wires, sizes)
         first = len(parts) - len(runs)
         rows = iter(parts[:first])
@@ -217,7 +218,6 @@ class Server:
             for entry, its in zip(entries, g.split(numels) if len(numels) > 1 else [g],
                                   strict=True):
                 self._take(src, entry, its, some, weight)
-        self.reply(src, number)
 
     def _take(self, src: int, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
               weight: float) -> None:
