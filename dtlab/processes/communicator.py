@@ -58,9 +58,6 @@ class GlooComm(Comm):
         """Start all of `ops` together and return at once; wait for each with `Work.wait`."""
         for op in ops:
             self._check(op)
-        if len(ops) == 1:
-            op = ops[0]
-            return [self._recv(*op) if isinstance(op, Recv) else self._send(*op)]
         # Receives first: a message that finds its buffer ready moves at once.
         works: list[Any] = [
             self._recv(op.x, op.src) if isinstance(op, Recv) else None for op in ops
@@ -72,6 +69,20 @@ class GlooComm(Comm):
         for message in works:
             message.peers = peers
         return works
+
+    def isend(self, x: Any, dst: int) -> Work:
+        """As in `Comm`."""
+        if not self._on_cpu:
+            return super().isend(x, dst)
+        self._check(Send(x, dst))
+        return self._send(x, dst)
+
+    def irecv(self, x: Any, src: int | None = None) -> Work:
+        """As in `Comm`."""
+        if not self._on_cpu:
+            return super().irecv(x, src)
+        self._check(Recv(x, src))
+        return self._recv(x, src)
 
     def exchange(self, *ops: Send | Recv) -> None:
         """Post all of `ops` together, then wait for all of them."""

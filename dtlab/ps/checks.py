@@ -125,8 +125,8 @@ def nan(rank: int, given: Mapping[int, Parts], wires: Iterable[torch.Tensor],
 def _has_nan(x: torch.Tensor) -> bool:
     if x.is_meta or not (x.is_floating_point() or x.is_complex()):
         return False
-    total = x.sum()
-    return bool(total.isnan()) and bool(x.isnan().any())
+    total = x.sum().item()
+    return total != total and bool(x.isnan().any())  # NaN alone is unlike itself
 
 
 def active(servers: Sequence[int] | int, all_servers: Sequence[int]) -> tuple[int, ...]:

@@ -44,8 +44,9 @@ class Plan(NamedTuple):
     def _part(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> Part | Bundle:
         if len(slot.keys) == 1:
             i = slot.which[0]
-            spec, x = self.specs[i], tensors[i].detach()
+            spec, x = self.specs[i], tensors[i]
             flat = x.view(spec.units, spec.width) if spec.table else x.view(-1)
+            flat = flat.detach() if flat.requires_grad else flat
             return Part(slot.run, slot.keys, flat, slot.where)
         all_of_them = slot.which == range(len(tensors))
         xs = tensors if all_of_them else [tensors[i] for i in slot.which]

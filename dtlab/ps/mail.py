@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +24,12 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
 from dtlab.patience import arrived, wait_any
 from dtlab.ps import packing
-from dtlab.ps.packing import Size
+from dtlab.ps.packing import Size, name
 
 SPARE = 4  # keep so many tensors of a size for reuse
+
+
+Laid = tuple[Any, bool]  # where something lies, and is it a gift?
 
 
 class Letter(NamedTuple):
@@ -37,7 +39,7 @@ class Letter(NamedTuple):
     wires: tuple[tuple[str, int], ...]  # dtype and elements of each tensor that follows
     marked: bool  # a last word will follow the wires, so you may read others' letters meanwhile
     body: tuple[Any, ...]
-    laid: tuple[Any, ...] = ()  # for each wire, where it lies, and is it a gift? None: it follows
+    laid: tuple[Laid | None, ...]  # for each wire, where it lies; None: it follows
 
 
 class Received(NamedTuple):
@@ -95,13 +97,29 @@ class Mail:
         if dst in self.dead:
             return
         self.sent_bytes += sum([wire.nbytes for wire in wires])
-        sizes = tuple((str(wire.dtype)[6:], wire.numel()) for wire in wires)
         laid = self._laid(wires)
-        follow = [wire for wire, place in zip_longest(wires, laid) if place is None]
+        follow = [wire for wire, place in zip(wires, laid, strict=True) if place is None]
         marked = marked and any(wire.nbytes >= packing.BIG_BYTES for wire in follow)
-        letter = (self.seen[dst], sizes, marked, body, laid)
+        sizes = tuple([(name(wire.dtype), wire.numel()) for wire in wires])
+        works = self._posted(dst, (self.seen[dst], sizes, marked, body, laid), follow)
+        if not works:
+            return
+        if marked:
+            self._leaving[dst] = works
+        lent = [wire for wire, place in zip(wires, laid, strict=True) if not (place and place[1])]
+        self._kept.setdefault(dst, deque()).append((works, lent))
+        for wire in lent:
+            self._lent[_memory(wire)] += 1
+
+    def _posted(self, dst: int, letter: tuple[Any, ...],
+                follow: Sequence[torch.Tensor]) -> list[Work]:
+        """The letter and the wires that follow it, on their way; nothing if `dst` is dead."""
+        laid: Sequence[Laid | None] = letter[-1]
         try:
-            works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in follow))
+            if follow:
+                works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in follow))
+            else:
+                works = [self.comm.isend(letter, dst)]
         except RuntimeError:  # its connection has broken, which we have not been told yet
             for place, gift in filter(None, laid):
                 if gift:
@@ -109,15 +127,10 @@ class Mail:
             if not self._lines:
                 raise
             self.dead.add(dst)
-            return
+            return []
         for place, _ in filter(None, laid):
             self._shared.passed(place, dst)
-        if marked:
-            self._leaving[dst] = works
-        lent = [wire for wire, place in zip_longest(wires, laid) if not (place and place[1])]
-        self._kept.setdefault(dst, deque()).append((works, lent))
-        for wire in lent:
-            self._lent[_memory(wire)] += 1
+        return works
 
     def receive(self) -> Received:
         """Wait for the next letter. A marked one comes once its wires are there; of others, wait
@@ -230,9 +243,9 @@ class Mail:
         """Is the letter from `src` marked? And itself, its wires on their way."""
         seen, wires, marked, body, laid = Letter(*letter)
         self._release(src, seen)
-        sizes = [(getattr(torch, name), numel) for name, numel in wires]
+        sizes = [(getattr(torch, dtype), numel) for dtype, numel in wires]
         places, follow = [], []
-        for size, room, lies in zip_longest(sizes, self.room(src, body, sizes), laid):
+        for size, room, lies in zip(sizes, self.room(src, body, sizes), laid, strict=True):
             if lies is not None and lies[1] and room is None:
                 places.append(self._shared.read(*lies, src, None).view(size[0]))
                 continue
@@ -244,10 +257,10 @@ class Mail:
         works = self.comm.post(*(Recv(place, src) for place in follow)) if follow else []
         return marked, Received(src, body, places, works)
 
-    def _laid(self, wires: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def _laid(self, wires: Sequence[torch.Tensor]) -> tuple[Laid | None, ...]:
         """Where these wires can be read; None for those that must travel."""
         if self._shared is None:
-            return ()
+            return (None,) * len(wires)
         return tuple([self._shared.lay(wire) for wire in wires])
 
     def own(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
 BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
 Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elements
+
+
+@cache
+def name(dtype: torch.dtype) -> str:
+    """What letters call it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def together(sizes: Sequence[Size]) -> list[list[int]]:

@@ -40,14 +40,20 @@ class Part:
 
     def read(self, memory: Memory) -> torch.Tensor:
         """The part, flat: a view where it can be one."""
-        return self.x[self.where].reshape(-1)
+        return (self.x if self._is_all else self.x[self.where]).reshape(-1)
+
+    @property
+    def _is_all(self) -> bool:
+        """Is it the whole tensor?"""
+        where = self.where
+        return where.__class__ is slice and where.start == 0 and where.stop == len(self.x)
 
     @cached_property
     def spot(self) -> torch.Tensor | None:
         """Where the part can be received into directly; None: nowhere."""
         if not isinstance(self.where, slice):
             return None
-        view = self.x[self.where]
+        view = self.x if self._is_all else self.x[self.where]
         return view.view(-1) if view.is_contiguous() else None
 
     def write(self, value: torch.Tensor) -> None:
@@ -120,7 +126,7 @@ def place(parts: Parts, wires: list[torch.Tensor]) -> list[torch.Tensor]:
     sizes = [part.size for part in parts]
     values, left = unpack(wires, sizes), []
     for wire, group, spot in zip(wires, together(sizes), spots(parts), strict=True):
-        if spot is not None and spot.data_ptr() == wire.data_ptr() and not wire.is_meta:
+        if spot is wire:
             continue  # it is there already
         left.append(wire)
         for i in group:
