@@ -36,7 +36,7 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
         letter = mail.receive_within(max(beat_s - comm.now(), 0.0))
         if letter is None:
             continue
-        src, body, wires, _ = letter
+        src, body, wires, *_ = letter
         if body[0] == "snapshot":
             if replica.install(*body[2:]):
                 mail.send(policy.master, ("ready", body[1]))

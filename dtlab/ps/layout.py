@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 
 from dtlab.ps import checks
 from dtlab.ps.partition import Key, Placement, Spec, Units, positions
-from dtlab.ps.parts import Bundle, Part, Parts
+from dtlab.ps.parts import Bundle, Memory, Part, Parts
 from dtlab.ps.places import Piece, Places, Run
 
 PLANS = 64  # keep so many
@@ -56,28 +57,28 @@ class Plan(NamedTuple):
 class Room(Mapping[Key, torch.Tensor]):
     """Tensors for some keys, see `Node.room`. `parts`: they are cut up once and for all."""
 
-    def __init__(self, plan: Plan, device: torch.device):
+    def __init__(self, plan: Plan, memory: Memory):
         self.plan = plan
         found: dict[int, torch.Tensor] = {}
         memories: dict[int, list[torch.Tensor | None]] = {}
         for server, slots in plan.slots.items():
             for slot in slots:
-                memory = None
+                lying = None
                 if len(slot.keys) > 1:
                     dtype = plan.dtypes[slot.which[0]]
-                    memory = torch.empty(sum(slot.numels), dtype=dtype, device=device)
-                    pieces = torch.unsafe_split_with_sizes(memory, slot.numels)
+                    lying = memory((dtype, sum(slot.numels)))
+                    pieces = torch.unsafe_split_with_sizes(lying, slot.numels)
                     found.update(zip(slot.which, pieces, strict=True))
-                memories.setdefault(server, []).append(memory)
+                memories.setdefault(server, []).append(lying)
         self.tensors = {
-            key: found[i].view(spec.shape) if i in found
-            else torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            key: (found[i] if i in found else memory((spec.dtype, math.prod(spec.shape)))
+                  ).view(spec.shape)
             for i, (key, spec) in enumerate(zip(plan.keys, plan.specs, strict=True))}
         self.parts = plan.cut(list(self.tensors.values()))
         for server, found_parts in self.parts.items():
-            for part, memory in zip(found_parts, memories[server], strict=True):
+            for part, lying in zip(found_parts, memories[server], strict=True):
                 if isinstance(part, Bundle):
-                    part.spot = memory
+                    part.spot = lying
 
     def __getitem__(self, key: Key) -> torch.Tensor:
         return self.tensors[key]

@@ -30,6 +30,7 @@ SPARE = 4  # keep so many tensors of a size for reuse
 
 
 Laid = tuple[Any, bool]  # where something lies, and is it a gift?
+Rooms = list[torch.Tensor | None]  # where wires shall go; None: anywhere
 
 
 class Letter(NamedTuple):
@@ -43,12 +44,14 @@ class Letter(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A letter as its reader gets it. `works`: what to wait for before the wires are read."""
+    """A letter as its reader gets it. `works`: what to wait for before the wires are read.
+    `borrowed`: the memory of those that stay their sender's, see `Mail.borrows`."""
 
     src: int
     body: tuple[Any, ...]
     wires: list[torch.Tensor]
     works: list[Work]
+    borrowed: frozenset[int] = frozenset()
 
 
 class Line:
@@ -64,17 +67,19 @@ class Mail:
     """One node's letter box.
 
     `room`: (sender, body, sizes) → where each wire shall go; None: anywhere. `to_myself`: takes
-    what a node that serves and works at once writes to itself."""
+    what a node that serves and works at once writes to itself. `borrowing`: kinds of letters whose
+    wires may stay where their senders show them, who leave them unchanged until I answer."""
 
     answers = True  # see `server.Outbox`
 
     def __init__(self, comm: Comm):
         self.comm = comm
         self._shared: Any = getattr(comm, "shared", None)
+        self.borrowing: tuple[str, ...] = ()
+        self.borrowed: frozenset[int] = frozenset()  # memory that the letter at hand has shown
         self.seen: Counter[int] = Counter()
         self.received_bytes = self.sent_bytes = 0
-        self.room: Callable[[int, tuple[Any, ...], list[Size]], list[torch.Tensor | None]]
-        self.room = anywhere
+        self.room: Callable[[int, tuple[Any, ...], list[Size]], Rooms] = anywhere
         self.to_myself: Callable[[tuple[Any, ...], list[torch.Tensor]], None]
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
@@ -244,10 +249,13 @@ class Mail:
         seen, wires, marked, body, laid = Letter(*letter)
         self._release(src, seen)
         sizes = [(getattr(torch, dtype), numel) for dtype, numel in wires]
-        places, follow = [], []
+        places: list[torch.Tensor] = []
+        follow, borrowed = [], set()
         for size, room, lies in zip(sizes, self.room(src, body, sizes), laid, strict=True):
-            if lies is not None and lies[1] and room is None:
+            if lies is not None and room is None and (lies[1] or body[0] in self.borrowing):
                 places.append(self._shared.read(*lies, src, None).view(size[0]))
+                if not lies[1]:
+                    borrowed.add(_memory(places[-1]))
                 continue
             places.append(self.memory(size) if room is None else room)
             if lies is None:
@@ -255,7 +263,7 @@ class Mail:
             else:
                 self._shared.read(*lies, src, places[-1])
         works = self.comm.post(*(Recv(place, src) for place in follow)) if follow else []
-        return marked, Received(src, body, places, works)
+        return marked, Received(src, body, places, works, frozenset(borrowed))
 
     def _laid(self, wires: Sequence[torch.Tensor]) -> tuple[Laid | None, ...]:
         """Where these wires can be read; None for those that must travel."""
@@ -265,8 +273,14 @@ class Mail:
 
     def own(self, x: torch.Tensor) -> torch.Tensor:
         """A copy of `x`; where nodes can read each other's memory, they can read this."""
-        copy = None if self._shared is None else self._shared.empty(x.dtype, x.numel())
-        return x.clone() if copy is None else copy.view(x.shape).copy_(x)
+        return self.empty((x.dtype, x.numel())).view(x.shape).copy_(x)
+
+    def empty(self, size: Size) -> torch.Tensor:
+        """A flat tensor, its elements not set; best where other nodes can read it."""
+        found = None if self._shared is None else self._shared.empty(*size)
+        if found is None:
+            found = torch.empty(size[1], dtype=size[0], device=self.comm.device)
+        return found
 
     def _read(self, letter: Received) -> Received:
         self.seen[letter.src] += 1
@@ -289,6 +303,11 @@ class Mail:
     def lends(self, x: torch.Tensor) -> bool:
         """May `x` still be on its way to someone? Then it must not change."""
         return self._lent[_memory(x)] > 0
+
+    def borrows(self, x: torch.Tensor) -> bool:
+        """Is this the memory of who sent the letter at hand? Then don't change it, and don't keep
+        it beyond the answer."""
+        return bool(self.borrowed) and _memory(x) in self.borrowed
 
     def flush(self) -> None:
         """Wait until every letter has arrived. For the end, when all are being read."""
@@ -316,7 +335,7 @@ class Mail:
         return torch.empty(size[1], dtype=size[0], device=self.comm.device)
 
 
-def anywhere(src: int, body: tuple[Any, ...], sizes: list[Size]) -> list[torch.Tensor | None]:
+def anywhere(src: int, body: tuple[Any, ...], sizes: list[Size]) -> Rooms:
     """See `Mail.room`."""
     return [None] * len(sizes)
 

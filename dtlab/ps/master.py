@@ -90,7 +90,7 @@ class Master:
         while self._at_work - self._long_gone():
             letter = self._mail.receive_within(self._policy.lease_s / BEATS)
             while letter is not None:  # if it is me who has been asleep, signs of life wait there
-                src, body, _, _ = letter
+                src, body, *_ = letter
                 if src in self._heard:
                     self._heard[src] = self._comm.now()
                 getattr(self, f"_{body[0]}")(src, body)

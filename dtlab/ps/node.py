@@ -15,7 +15,7 @@ from dtlab.ps import care, checks, parts
 from dtlab.ps.copies import Requests, serve_copy
 from dtlab.ps.handle import Handle
 from dtlab.ps.layout import Layout, Plan, Room
-from dtlab.ps.mail import Mail, anywhere
+from dtlab.ps.mail import Mail, Rooms, anywhere
 from dtlab.ps.master import Chronicle, Master
 from dtlab.ps.packing import Size, pack
 from dtlab.ps.partition import Key
@@ -46,6 +46,7 @@ class Node:
             self._mail.listen()
         if comm.rank in policy.servers and not policy.replication:
             self._server = Server(comm, self._mail, policy, comm.rank)
+            self._mail.borrowing = ("push",)
         self._layout = Layout()
         self._active = policy.active
         self._moves = 0  # of keys, by `use_servers`
@@ -146,10 +147,11 @@ class Node:
         or, once gradients are written into them, `push(room)`.
 
         Small keys that go to one server lie end to end there, as they travel. So nothing is copied
-        or looked at key by key, and thousands of keys are as fast as one."""
+        or looked at key by key, and thousands of keys are as fast as one. Where nodes can read each
+        other's memory, what is pushed isn't copied at all."""
         self._check("room")
         plan = self._layout.plan(self.comm.rank, tuple(checks.as_keys(self.comm.rank, keys)))
-        return Room(plan, self.comm.device)
+        return Room(plan, self._mail.empty)
 
     def pull_rows(self, key: Key, index: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """Rows `index` of a table, shape (len(index), *the rest). Moves these rows only."""
@@ -226,7 +228,7 @@ class Node:
             care.miss(self._server, mail)
 
     def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
-              works: list[Work]) -> None:
+              works: list[Work], borrowed: frozenset[int] = frozenset()) -> None:
         if body[0] == "reply":
             self._answered(src, body, wires, works)
         elif body[0] == "there?":
@@ -237,6 +239,7 @@ class Node:
             assert self._server is not None, f"a letter to a worker: {body}"
             for work in works:
                 work.wait()
+            self._mail.borrowed = borrowed
             self._server.handle(src, body, wires)
 
     def _answered(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
@@ -258,8 +261,7 @@ class Node:
     def _to_myself(self, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         self._take(self.comm.rank, body, wires, [])
 
-    def _room(self, src: int, body: tuple[Any, ...],
-              sizes: list[Size]) -> list[torch.Tensor | None]:
+    def _room(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> Rooms:
         """Answers go straight to where they are wanted."""
         if body[0] != "reply" or body[1] not in self._open or not sizes:
             return anywhere(src, body, sizes)

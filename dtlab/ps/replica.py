@@ -79,6 +79,10 @@ class Replica:
         """See `Mail.recycle`."""
         self.mail.recycle(wire)
 
+    def borrows(self, x: torch.Tensor) -> bool:
+        """What is in the log is ours."""
+        return False
+
     def own(self, x: torch.Tensor) -> torch.Tensor:
         """See `Mail.own`."""
         return self.mail.own(x)

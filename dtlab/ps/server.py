@@ -45,6 +45,9 @@ class Outbox(Protocol):
     def recycle(self, wire: torch.Tensor) -> None:
         """What came is not needed any more."""
 
+    def borrows(self, x: torch.Tensor) -> bool:
+        """Is `x` only lent to me, until I have answered?"""
+
     def own(self, x: torch.Tensor) -> torch.Tensor:
         """A copy of `x`, best where it can be sent from."""
 
@@ -205,7 +208,9 @@ class Server:
             w = entries[0].value
             numel = self.store.places.numel(run) if count is None else count * w.shape[1]
             sizes.append((w.dtype, numel))
-        self.reply(src, number)  # at once: whoever asks after this, asks after the update, too
+        borrowed = any(map(self.mail.borrows, wires))
+        if not borrowed:  # answer at once: whoever asks after this, asks after the update, too
+            self.reply(src, number)
         parts = unpack(wires, sizes)
         first = len(parts) - len(runs)
         rows = iter(parts[:first])
@@ -218,6 +223,8 @@ class Server:
             for entry, its in zip(entries, g.split(numels) if len(numels) > 1 else [g],
                                   strict=True):
                 self._take(src, entry, its, some, weight)
+        if borrowed:
+            self.reply(src, number)
 
     def _take(self, src: int, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
               weight: float) -> None:
@@ -233,6 +240,8 @@ class Server:
             self.mail.recycle(g)
         if self._group and gathered.count >= self._group:
             self.update(entry, bucket)
+        else:
+            gathered.keep(self.mail.borrows)
 
     def _clock(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
         """("clock", number): the worker has ended an iteration. Number 0 wants no answer."""

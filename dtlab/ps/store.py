@@ -47,6 +47,13 @@ class Sum:
         else:
             comm.accumulate_(self.total, g)
 
+    def keep(self, borrowed: Callable[[torch.Tensor], bool]) -> None:
+        """Make copies of what is `borrowed`: it is needed for longer."""
+        if self.total is not None and borrowed(self.total):
+            self.total = self.total.clone()
+        if self.rows and borrowed(self.rows[-1][1]):
+            self.rows[-1] = self.rows[-1][0], self.rows[-1][1].clone()
+
     def gathered(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that have a gradient, each once, and the sum of theirs."""
         rows, grads = joined([r for r, _ in self.rows]), joined([g for _, g in self.rows])

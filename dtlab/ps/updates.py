@@ -38,7 +38,8 @@ class Update:
         return g
 
     def step_(self, w: torch.Tensor, g: torch.Tensor, state: State, count: int) -> None:
-        """Change `w` in place; `g`: the mean of `count` pushes, as `prepare` gave them."""
+        """Change `w` in place; `g`: the mean of `count` pushes, as `prepare` gave them. It may be a
+        worker's own memory: neither change nor keep it."""
         raise NotImplementedError
 
 
