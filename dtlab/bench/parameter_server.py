@@ -23,7 +23,7 @@ from dtlab.processes import run
 
 OURS, ROWS = "dtlab.ps", "dtlab.ps, rows of 1 kB"
 KEYS, FLAT = "dtlab.ps, keys of 1 kB", "the same, in a room"
-BARE = "dtlab.ps, room, any NaN"  # no copy on the way there, no look for NaN: as little as RPC does
+ROOM = "dtlab.ps, in a room"
 RPC, RPC_TCP, GLOO = "torch.distributed.rpc", "the same, over TCP", "bare Gloo"
 KEY_BYTES = 1000
 SERVER, WORKER = 0, 1  # of all contestants, but for RPC over TCP: a process has one RPC only
@@ -49,10 +49,9 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
 
     Server and worker are two processes. RPC makes the same update at the server; on one host it,
     too, moves bytes through shared memory, so it also runs over TCP, as it does between hosts, and
-    as Gloo always does. Bare Gloo only sends and receives. Ours also runs with gradients in a
-    `Node.room`, where they need not be copied, and without a look for NaN, which RPC has not. From
-    1 to 16 MB also with the bytes in many keys of 1 kB, tensors anywhere or `Node.room`'s, and in
-    as many rows of one table, each time all in one push and one pull.
+    as Gloo always does. Bare Gloo only sends and receives. Ours runs with gradients anywhere, and
+    in a `Node.room`, where they need not be copied. From 1 to 16 MB also with the bytes in many
+    keys of 1 kB, and in as many rows of one table, each time all in one push and one pull.
     """
     if repeats < 1:
         raise ConfigError(f"repeats must be 1 or more, not {repeats}")
@@ -78,13 +77,13 @@ def _take_turns(comm: Comm, nbytes: int, repeats: int, meeting: str) -> dict[str
     assert pair is not None
     remote = _by_rpc(pair, count, f"{meeting}{comm.rank // 2}", tcp=comm.rank >= TCP_SERVER)
     if comm.rank >= TCP_SERVER:
-        contestants = dict.fromkeys([OURS, BARE, RPC, RPC_TCP, GLOO, KEYS, FLAT, ROWS], _nothing)
+        contestants = dict.fromkeys([OURS, ROOM, RPC, RPC_TCP, GLOO, KEYS, FLAT, ROWS], _nothing)
         contestants[RPC_TCP] = remote
     else:
         chunks = torch.zeros(count).split(KEY_BYTES // 4)
         contestants = {
             OURS: _ours(pair, {"w": torch.zeros(count)}),
-            BARE: _ours(pair, {"w": torch.zeros(count)}, flat=True, nan="pass"),
+            ROOM: _ours(pair, {"w": torch.zeros(count)}, flat=True),
             RPC: remote, RPC_TCP: _nothing,
             GLOO: _by_gloo(pair, count), KEYS: _ours(pair, dict(enumerate(chunks))),
             FLAT: _ours(pair, dict(enumerate(chunks)), flat=True),
@@ -113,10 +112,10 @@ def _nothing() -> None:
     """A turn of others."""
 
 
-def _join(comm: Comm, nan: str = "raise") -> ps.Node:
+def _join(comm: Comm) -> ps.Node:
     group = comm.split(0)  # so that several such servers don't read each other's letters
     assert group is not None
-    return ps.join(group, consistency=ps.ASP(), update=ps.SGD(lr=RATE), nan=nan)
+    return ps.join(group, consistency=ps.ASP(), update=ps.SGD(lr=RATE))
 
 
 def _serving(node: ps.Node) -> Callable[[], None]:
@@ -130,10 +129,9 @@ def _serving(node: ps.Node) -> Callable[[], None]:
     return trip
 
 
-def _ours(comm: Comm, weights: dict[Any, torch.Tensor], flat: bool = False,
-          nan: str = "raise") -> Callable[[], None]:
+def _ours(comm: Comm, weights: dict[Any, torch.Tensor], flat: bool = False) -> Callable[[], None]:
     """flat: gradients and weights in the node's own room, else each tensor wherever it is."""
-    node = _join(comm, nan)
+    node = _join(comm)
     if node.is_server:
         return _serving(node)
     node.init(weights)

@@ -29,7 +29,7 @@ def letter(comm: Comm, wires: list[torch.Tensor]) -> list[list[complex]]:
         mail.send(1, ("end",))
         mail.flush()
         return []
-    src, body, found, works = mail.receive()
+    src, body, found, works, _ = mail.receive()
     for work in works:
         work.wait()
     assert (src, body) == (0, ("hello",))
@@ -65,3 +65,82 @@ def test_training_is_the_same_bit_for_bit() -> None:
 
     here = run(train, ranks=3).values
     assert here == simulate(train, network=uniform(3, 1e-6, 1e9)).values
+
+
+RULES = [ps.SGD(lr=0.1), ps.SGD(lr=0.1, momentum=0.9), ps.Adam(), ps.StalenessAwareSGD(),
+         ps.DCASGD(), ps.DCASGD(adaptive=True), ps.EASGD(), ps.FedAvg()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(("consistency", "ranks"), [(ps.BSP(), 3), (ps.ASP(), 2)])
+def test_what_is_pushed_from_a_room_is_its_workers_again_once_answered(
+    rule: ps.Update, consistency: ps.Consistency, ranks: int,
+) -> None:
+    """The server reads it where it is; so neither may change it, nor read it later."""
+    def train(comm: Comm, spoil: bool, weight: float) -> list[float]:
+        node = ps.join(comm, consistency=consistency, update=rule)
+        if node.is_server:
+            node.serve()
+            return []
+        keys = {"w": torch.zeros(3000), "b": torch.zeros(5), "table": torch.zeros(40, 70)}
+        node.init(keys, tables=["table"])
+        room, weights = node.room(keys), node.room(keys)
+        for step in range(4):
+            node.pull(weights, out=weights)
+            for key, g in room.items():
+                g.copy_(weights[key] * 0.5 + step + comm.rank)
+            before = {key: g.clone() for key, g in room.items()}
+            node.push(room, weight)
+            assert all(torch.equal(g, before[key]) for key, g in room.items())
+            for g in room.values():
+                g.fill_(torch.inf if spoil else 0)
+            node.clock()
+        node.pull(weights, out=weights)
+        node.finish()
+        return [x.double().sum().item() for x in weights.values()]
+
+    for weight in (1.0, 3.0):
+        here = run(train, True, weight, ranks=ranks).values
+        assert here == simulate(train, False, weight, network=uniform(ranks, 1e-6, 1e9)).values
+
+
+def test_a_push_from_a_room_is_not_copied() -> None:
+    def work(comm: Comm) -> tuple[int, int]:
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.1))
+        if node.is_server:
+            node.serve()
+            return 0, 0
+        node.init({"w": torch.zeros(50_000)})
+        room = node.room(["w"])
+        room["w"].fill_(1)
+        taken = []
+        for grads in (room, {"w": torch.ones(50_000)}):
+            node.push(grads)
+            taken.append(comm.end.shelf._taken)  # type: ignore[attr-defined]
+        node.finish()
+        return taken[0], taken[1]
+
+    in_room, anywhere = run(work, ranks=2).values[1]
+    assert 200_000 < in_room < anywhere
+
+
+def test_keys_move_between_servers_whose_weights_are_shown() -> None:
+    """A server that gives up its weights may use their memory again; who has them keeps a copy."""
+    def work(comm: Comm) -> list[float]:
+        node = ps.join(comm, servers=2, active=1, consistency=ps.BSP(), update=ps.SGD(lr=1.0))
+        if node.is_server:
+            node.serve()
+            return []
+        keys = {f"w{i}": torch.full((6000,), float(i)) for i in range(6)}
+        node.init(keys)
+        for step in range(6):
+            node.use_servers(1 + step % 2)
+            w = node.pull(keys)
+            node.push({key: torch.full_like(x, -1) for key, x in w.items()})
+            node.clock()
+        w = node.pull(keys)
+        node.finish()
+        return [x.sum().item() / 6000 for x in w.values()]
+
+    found = run(work, ranks=4).values
+    assert found == [[], [], [6.0 + i for i in range(6)], [6.0 + i for i in range(6)]]
