@@ -55,6 +55,28 @@ def test_what_lies_there_already_is_shown_not_copied(two: tuple[Shelf, Shelf]) -
     assert theirs.lay(found)[1]  # type: ignore[index] # another's memory is not theirs to show
 
 
+def test_what_does_not_lie_as_it_reads_is_copied(two: tuple[Shelf, Shelf]) -> None:
+    mine, theirs = two
+    w = mine.empty(torch.complex64, 2)
+    assert w is not None
+    w.copy_(torch.tensor([1 + 2j, 3 - 1j]))
+    for x in (w.conj(), w[::2], w.conj().imag):
+        laid = mine.lay(x)
+        assert laid is not None
+        assert laid[1]
+        assert torch.equal(theirs.look(*laid).view(x.dtype), x)
+
+
+def test_an_address_tells_nothing_once_the_block_is_gone(two: tuple[Shelf, Shelf]) -> None:
+    """The system may give it to any tensor then."""
+    mine, theirs = two
+    x = torch.ones(9)
+    mine._shown[x.data_ptr()] = 1 << 30, 1 << 14
+    laid = mine.lay(x)
+    assert laid is not None
+    assert torch.equal(theirs.look(*laid).view(x.dtype), x)
+
+
 def test_memory_is_free_once_no_tensor_lies_in_it(two: tuple[Shelf, Shelf]) -> None:
     mine, theirs = two
     blocks = set()

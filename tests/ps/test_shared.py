@@ -82,7 +82,7 @@ def test_what_is_pushed_from_a_room_is_its_workers_again_once_answered(
         if node.is_server:
             node.serve()
             return []
-        keys = {"w": torch.zeros(3000), "b": torch.zeros(5), "table": torch.zeros(40, 70)}
+        keys = {"w": torch.zeros(30_000), "b": torch.zeros(5), "table": torch.zeros(400, 70)}
         node.init(keys, tables=["table"])
         room, weights = node.room(keys), node.room(keys)
         for step in range(4):
@@ -104,6 +104,26 @@ def test_what_is_pushed_from_a_room_is_its_workers_again_once_answered(
         assert here == simulate(train, False, weight, network=uniform(ranks, 1e-6, 1e9)).values
 
 
+def test_the_answer_to_a_push_from_a_room_comes_once_it_has_been_read() -> None:
+    """Adding 16 MB takes longer than telling the worker so."""
+    def train(comm: Comm) -> list[float]:
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
+        if node.is_server:
+            node.serve()
+            return []
+        node.init({"w": torch.zeros(4_000_000)})
+        room = node.room(["w"])
+        for _ in range(5):
+            room["w"].fill_(-1)
+            node.push(room)
+            room["w"].fill_(torch.inf)
+        w = node.pull(["w"])["w"]
+        node.finish()
+        return [w.min().item(), w.max().item()]
+
+    assert run(train, ranks=2).values[1] == [5.0, 5.0]
+
+
 def test_a_push_from_a_room_is_not_copied() -> None:
     def work(comm: Comm) -> tuple[int, int]:
         node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.1))
@@ -121,7 +141,7 @@ def test_a_push_from_a_room_is_not_copied() -> None:
         return taken[0], taken[1]
 
     in_room, anywhere = run(work, ranks=2).values[1]
-    assert 200_000 < in_room < anywhere
+    assert 200_000 < in_room < anywhere  # in a room only the room itself
 
 
 def test_keys_move_between_servers_whose_weights_are_shown() -> None:
@@ -131,7 +151,7 @@ def test_keys_move_between_servers_whose_weights_are_shown() -> None:
         if node.is_server:
             node.serve()
             return []
-        keys = {f"w{i}": torch.full((6000,), float(i)) for i in range(6)}
+        keys = {f"w{i}": torch.full((30_000,), float(i)) for i in range(6)}
         node.init(keys)
         for step in range(6):
             node.use_servers(1 + step % 2)
@@ -140,7 +160,7 @@ def test_keys_move_between_servers_whose_weights_are_shown() -> None:
             node.clock()
         w = node.pull(keys)
         node.finish()
-        return [x.sum().item() / 6000 for x in w.values()]
+        return [x.sum().item() / 30_000 for x in w.values()]
 
     found = run(work, ranks=4).values
     assert found == [[], [], [6.0 + i for i in range(6)], [6.0 + i for i in range(6)]]
