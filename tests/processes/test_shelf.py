@@ -57,9 +57,9 @@ def test_what_lies_there_already_is_shown_not_copied(two: tuple[Shelf, Shelf]) -
 
 def test_what_does_not_lie_as_it_reads_is_copied(two: tuple[Shelf, Shelf]) -> None:
     mine, theirs = two
-    w = mine.empty(torch.complex64, 2)
+    w = mine.empty(torch.complex64, 4)
     assert w is not None
-    w.copy_(torch.tensor([1 + 2j, 3 - 1j]))
+    w.copy_(torch.tensor([1 + 2j, 3 - 1j, 5, 1j]))
     for x in (w.conj(), w[::2], w.conj().imag):
         laid = mine.lay(x)
         assert laid is not None
