@@ -13,16 +13,16 @@ written here, once.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 
 from dtlab.errors import ConfigError
+from dtlab.labels import Label
 from dtlab.machine import Machine, load
 from dtlab.reduction import combine_
 
@@ -168,17 +168,12 @@ class Comm(ABC):
         members = [(k, rank) for rank, (c, k, _) in enumerate(votes) if c == color]
         return self._subgroup([rank for _, rank in sorted(members)], context)
 
-    @contextmanager
-    def labelled(self, label: str) -> Iterator[None]:
+    def labelled(self, label: str) -> AbstractContextManager[None]:
         """Messages posted inside carry `label`: in the trace, and to be compared by both ends.
 
         Collectives use it, so that a broadcast that meets a reduce is named, not mixed up.
         """
-        outer, self.label = self.label, sys.intern(label)  # equal ones compare faster
-        try:
-            yield
-        finally:
-            self.label = outer
+        return Label(self, label)
 
     def _check_peer(self, peer: int | None, verb: str) -> None:
         """Raise `ConfigError` unless `peer` is another rank of this communicator."""

@@ -10,6 +10,7 @@ wake a rank for each step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -73,6 +74,16 @@ def in_turn(comm: Comm, *ops: Send | Recv) -> None:
             comm.exchange(op)
     else:
         better(*ops)
+
+
+@lru_cache
+def others(rank: int, ranks: int) -> tuple[int, ...]:
+    """All other ranks, from the next one on.
+
+    >>> others(1, 4)
+    (2, 3, 0)
+    """
+    return tuple([(rank + distance) % ranks for distance in range(1, ranks)])
 
 
 def rows(

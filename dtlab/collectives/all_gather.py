@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, check_tensor, choose, room_for, signature
+from dtlab.collectives.registry import algorithm, room_for
 from dtlab.collectives.ring import all_gather_, one_back
 from dtlab.comm import Comm, Recv, Send
 
@@ -22,14 +22,11 @@ def all_gather(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `x` stays as it is. Chapter: 04.
     """
-    algorithm = named(comm, "all_gather", algorithm, x, pieces=comm.size)
-    run = choose("all_gather", algorithm, options)
-    check_tensor(comm, x, "all_gather")
+    call = call_for(comm, "all_gather", algorithm, options, x, comm.size)
     result = room_for(comm, out, (comm.size, *x.shape), x, "all_gather")
     rows = result.view(comm.size, x.numel())
     rows[comm.rank] = x.detach().reshape(-1)
-    with comm.labelled(signature("all_gather", x, algorithm=algorithm, **options)):
-        run(comm, rows)
+    call(comm, rows)
     return result
 
 

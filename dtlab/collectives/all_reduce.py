@@ -6,18 +6,15 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
 from dtlab.collectives.broadcast import binomial as binomial_broadcast
 from dtlab.collectives.broadcast import flat as flat_broadcast
+from dtlab.collectives.call import call_for
 from dtlab.collectives.reduce import binomial as binomial_reduce
 from dtlab.collectives.reduce import flat as flat_reduce
 from dtlab.collectives.registry import (
     algorithm,
-    check_tensor,
-    choose,
     cut,
     flattened,
-    signature,
     write_back,
 )
 from dtlab.collectives.ring import all_reduce_
@@ -33,13 +30,10 @@ def all_reduce(
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`; `op` as in
     `Comm.accumulate_`. All ranks end with the same bits. Chapter: 05.
     """
-    algorithm = named(comm, "all_reduce", algorithm, x)
-    run = choose("all_reduce", algorithm, options)
-    check_tensor(comm, x, "all_reduce")
+    call = call_for(comm, "all_reduce", algorithm, options, x, op=op)
     check_op(op, x.dtype)
     vector = flattened(x)
-    with comm.labelled(signature("all_reduce", x, algorithm=algorithm, **options, op=op)):
-        run(comm, vector, op)
+    call(comm, vector, op)
     finish_average_(vector, op, comm.size)
     return write_back(x, vector)
 

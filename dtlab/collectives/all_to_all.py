@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from dtlab import relay
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
     check_parts,
-    choose,
     room_for,
     rows_of,
-    signature,
 )
 from dtlab.comm import Comm
 
@@ -31,12 +29,10 @@ def all_to_all(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    algorithm = named(comm, "all_to_all", algorithm, parts)
-    run = choose("all_to_all", algorithm, options)
+    call = call_for(comm, "all_to_all", algorithm, options, parts)
     check_parts(comm, parts, "all_to_all")
     result = room_for(comm, out, tuple(parts.shape), parts, "all_to_all")
-    with comm.labelled(signature("all_to_all", parts, algorithm=algorithm, **options)):
-        run(comm, rows_of(parts), rows_of(result))
+    call(comm, rows_of(parts), rows_of(result))
     return result
 
 
@@ -46,7 +42,7 @@ def linear(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tens
 
     Cost on a network without contention inside: α + (p−1)/p·nβ; n bytes in a rank's rows together.
     """
-    others = tuple((comm.rank + distance) % comm.size for distance in range(1, comm.size))
+    others = relay.others(comm.rank, comm.size)
     relay.rows(comm, rows, others, received, others)
     return received
 

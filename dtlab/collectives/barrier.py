@@ -6,21 +6,18 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
 from dtlab.collectives.broadcast import binomial as binomial_broadcast
 from dtlab.collectives.broadcast import flat as flat_broadcast
+from dtlab.collectives.call import call_for
 from dtlab.collectives.reduce import binomial as binomial_reduce
 from dtlab.collectives.reduce import flat as flat_reduce
-from dtlab.collectives.registry import algorithm, choose
+from dtlab.collectives.registry import algorithm
 from dtlab.comm import Comm
 
 
 def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> None:
     """Wait until every rank has called it. Moves no bytes, only empty messages. Chapter: 04."""
-    algorithm = named(comm, "barrier", algorithm)
-    run = choose("barrier", algorithm, options)
-    with comm.labelled(f"barrier(algorithm={algorithm})"):
-        run(comm)
+    call_for(comm, "barrier", algorithm, options)(comm)
 
 
 @algorithm("barrier", "central")

@@ -6,16 +6,13 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
-    check_tensor,
-    choose,
     chunk_edges,
     cut,
     flattened,
-    signature,
     write_back,
 )
 from dtlab.collectives.ring import all_gather_, one_back
@@ -31,13 +28,10 @@ def broadcast(
 
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    algorithm = named(comm, "broadcast", algorithm, x)
-    run = choose("broadcast", algorithm, options)
-    check_tensor(comm, x, "broadcast")
+    call = call_for(comm, "broadcast", algorithm, options, x, root=root)
     check_root(comm, root, "broadcast")
     vector = flattened(x)
-    with comm.labelled(signature("broadcast", x, algorithm=algorithm, **options, root=root)):
-        run(comm, vector, root)
+    call(comm, vector, root)
     return write_back(x, vector)
 
 

@@ -6,15 +6,12 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
-    check_tensor,
-    choose,
     flattened,
     room_for,
-    signature,
 )
 from dtlab.collectives.tree import subtree
 from dtlab.comm import Comm, Recv
@@ -30,17 +27,14 @@ def gather(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    algorithm = named(comm, "gather", algorithm, x, pieces=comm.size)
-    run = choose("gather", algorithm, options)
+    call = call_for(comm, "gather", algorithm, options, x, comm.size, root=root)
     check_root(comm, root, "gather")
-    check_tensor(comm, x, "gather")
     result = rows = None
     if comm.rank == root:
         result = room_for(comm, out, (comm.size, *x.shape), x, "gather")
         rows = result.view(comm.size, x.numel())
         rows[root] = x.detach().reshape(-1)
-    with comm.labelled(signature("gather", x, algorithm=algorithm, **options, root=root)):
-        run(comm, flattened(x), rows, root)
+    call(comm, flattened(x), rows, root)
     return result
 
 

@@ -6,17 +6,14 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import (
     algorithm,
     check_root,
-    check_tensor,
-    choose,
     chunk_edges,
     cut,
     flattened,
-    signature,
     write_back,
 )
 from dtlab.collectives.view import View
@@ -33,16 +30,13 @@ def reduce(
     Other ranks keep their x. Returns `x`. Shapes and dtypes are equal everywhere, else
     `ShapeMismatch`; `op` as in `Comm.accumulate_`. Chapter: 04.
     """
-    algorithm = named(comm, "reduce", algorithm, x)
-    run = choose("reduce", algorithm, options)
-    check_tensor(comm, x, "reduce")
+    call = call_for(comm, "reduce", algorithm, options, x, op=op, root=root)
     check_root(comm, root, "reduce")
     check_op(op, x.dtype)
     vector = flattened(x)
     if comm.rank != root:  # its x stays as it is
         vector = comm.scratch(vector, "copy").copy_(vector)
-    with comm.labelled(signature("reduce", x, algorithm=algorithm, **options, op=op, root=root)):
-        run(comm, vector, root, op)
+    call(comm, vector, root, op)
     if comm.rank == root:
         write_back(x, finish_average_(vector, op, comm.size))
     return x

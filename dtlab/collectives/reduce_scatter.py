@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, check_parts, choose, signature
+from dtlab.collectives.registry import algorithm, check_parts
 from dtlab.collectives.ring import one_back, reduce_scatter_
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
@@ -23,14 +23,12 @@ def reduce_scatter(
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is; the
     algorithms work on a copy. Chapter: 04.
     """
-    algorithm = named(comm, "reduce_scatter", algorithm, parts)
-    run = choose("reduce_scatter", algorithm, options)
+    call = call_for(comm, "reduce_scatter", algorithm, options, parts, op=op)
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)
     rows = parts.detach().reshape(comm.size, -1)
     rows = comm.scratch(rows, "copy").copy_(rows)
-    with comm.labelled(signature("reduce_scatter", parts, algorithm=algorithm, **options, op=op)):
-        run(comm, rows, op)
+    call(comm, rows, op)
     mine = rows[comm.rank].clone().view(parts.shape[1:])
     return finish_average_(mine, op, comm.size)
 

@@ -133,7 +133,7 @@ def room_for(
     if out is None:
         return like.new_empty(shape)
     check_tensor(comm, out, collective)
-    if tuple(out.shape) != shape or out.dtype != like.dtype or out.device != like.device:
+    if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
         raise ShapeMismatch(
             f"rank {comm.rank}: {collective} needs an out of {like.dtype} {shape} on "
             f"{like.device}; got {out.dtype} {tuple(out.shape)} on {out.device}"
@@ -144,7 +144,7 @@ def room_for(
     if not out.is_meta and out.nbytes and _overlap(out, like, like.numel() * comm.rank):
         raise ShapeMismatch(f"rank {comm.rank}: {collective} can't write its result over its "
                             f"input; give it an out with memory of its own")
-    return out.detach()
+    return out.detach() if out.requires_grad else out
 
 
 def _overlap(out: torch.Tensor, x: torch.Tensor, own: int) -> bool:
@@ -161,26 +161,6 @@ def check_root(comm: Comm, root: int, collective: str) -> None:
             f"rank {comm.rank}: {collective} has no root {root!r}; "
             f"the ranks here are 0 to {comm.size - 1}"
         )
-
-
-def signature(collective: str, x: torch.Tensor, /, **how: Any) -> str:
-    """How this call is labelled: equal on all ranks, if they call the same thing.
-
-    >>> signature("reduce", torch.zeros(2, 3), op="sum", root=0)
-    'reduce(float32 [2, 3], op=sum, root=0)'
-    """
-    named = {key: value if value.__class__ in (str, int) else getattr(value, "__name__", str(value))
-             for key, value in how.items()}
-    return _signature(collective, x.dtype, x.is_meta, x.shape, **named)
-
-
-@lru_cache(maxsize=1024)  # a ring of small messages would notice the time it takes to write
-def _signature(
-    collective: str, dtype: torch.dtype, meta: bool, shape: torch.Size, /, **how: Any
-) -> str:
-    name = str(dtype).split(".")[-1] + " meta" * meta
-    details = "".join(f", {key}={value}" for key, value in how.items())
-    return f"{collective}({name} {list(shape)}{details})"
 
 
 def flattened(x: torch.Tensor) -> torch.Tensor:

@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
-    check_tensor,
-    choose,
     flattened,
-    signature,
     write_back,
 )
 from dtlab.comm import Comm, Recv, Send
@@ -29,13 +26,10 @@ def scan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     With op "avg", rank r has the mean of r + 1 values. Shapes and dtypes are equal everywhere,
     else `ShapeMismatch`. Chapter: 04.
     """
-    algorithm = named(comm, "scan", algorithm, x)
-    run = choose("scan", algorithm, options)
-    check_tensor(comm, x, "scan")
+    call = call_for(comm, "scan", algorithm, options, x, op=op)
     check_op(op, x.dtype)
     vector = flattened(x)
-    with comm.labelled(signature("scan", x, algorithm=algorithm, **options, op=op)):
-        run(comm, vector, op)
+    call(comm, vector, op)
     return write_back(x, finish_average_(vector, op, comm.rank + 1))
 
 
@@ -46,13 +40,10 @@ def exscan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     Rank 0 gets what changes nothing under `op` (0 for sum, 1 for prod, …); if `op` is a function,
     it keeps its x. Chapter: 04.
     """
-    algorithm = named(comm, "exscan", algorithm, x)
-    run = choose("exscan", algorithm, options)
-    check_tensor(comm, x, "exscan")
+    call = call_for(comm, "exscan", algorithm, options, x, op=op)
     check_op(op, x.dtype)
     vector = flattened(x)
-    with comm.labelled(signature("exscan", x, algorithm=algorithm, **options, op=op)):
-        run(comm, vector, op)
+    call(comm, vector, op)
     if comm.rank == 0:
         identity(vector, op)
     return write_back(x, finish_average_(vector, op, max(comm.rank, 1)))

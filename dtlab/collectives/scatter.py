@@ -7,15 +7,12 @@ from typing import Any
 
 import torch
 
-from dtlab.collectives.auto import named
+from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
     check_parts,
     check_root,
-    check_tensor,
-    choose,
     flattened,
-    signature,
     write_back,
 )
 from dtlab.collectives.tree import subtree
@@ -31,18 +28,15 @@ def scatter(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    algorithm = named(comm, "scatter", algorithm, x, pieces=comm.size)
-    run = choose("scatter", algorithm, options)
+    call = call_for(comm, "scatter", algorithm, options, x, comm.size, root=root)
     check_root(comm, root, "scatter")
-    check_tensor(comm, x, "scatter")
     rows = None
     if comm.rank == root:
         check_parts(comm, parts, "scatter", like=x)
         assert parts is not None
         rows = parts.detach().reshape(comm.size, -1)
     vector = flattened(x)
-    with comm.labelled(signature("scatter", x, algorithm=algorithm, **options, root=root)):
-        run(comm, rows, vector, root)
+    call(comm, rows, vector, root)
     return write_back(x, vector)
 
 

@@ -14,6 +14,7 @@ drops the last tensor that lies in it. So nobody asks, and nobody waits.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -52,7 +53,8 @@ class Shelf:
         self._fd, self._next = fd, begin + rank * _STRETCH
         end = begin + ranks * _STRETCH
         if os.fstat(fd).st_size < end:
-            os.ftruncate(fd, end)
+            with contextlib.suppress(OSError):  # files may not be so long here: see `_free`
+                os.ftruncate(fd, end)
         self._maps: dict[int, mmap.mmap] = {}  # block → its memory, mine or another's
         self._mine: dict[int, deque[int]] = defaultdict(deque)  # length → my blocks
         self._taken = 0  # bytes in my blocks
@@ -119,8 +121,12 @@ class Shelf:
             self._clear()
             if self._taken + length > LIMIT_BYTES:
                 return None
-        block, self._next = self._next, self._next + length
-        memory = self._maps[block] = mmap.mmap(self._fd, length, offset=block)
+        block = self._next
+        try:
+            memory = self._maps[block] = mmap.mmap(self._fd, length, offset=block)
+        except (OSError, ValueError):  # no memory, or the file ends before: then tensors travel
+            return None
+        self._next += length
         blocks.append(block)
         self._taken += length
         memory[0] = 1

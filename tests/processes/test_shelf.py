@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,6 +146,13 @@ def test_a_forked_child_frees_nothing(two: tuple[Shelf, Shelf]) -> None:
     assert again is not None
     assert again[0] != laid[0]
     assert found.view(torch.float32).tolist() == [1.0] * 9
+
+
+def test_where_files_may_not_be_long_nothing_is_laid(tmp_path: Path) -> None:
+    (tmp_path / "board").write_bytes(bytes(20_000))
+    there = Shelf(os.open(tmp_path / "board", os.O_RDONLY), 20_000, 2, 1)
+    assert there.lay(torch.ones(9)) is None
+    assert there.empty(torch.float32, 9) is None
 
 
 def test_of_nothing_nothing_is_laid(two: tuple[Shelf, Shelf]) -> None:

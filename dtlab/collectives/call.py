@@ -1,0 +1,70 @@
+"""From a collective's front door to an algorithm: which one, and what its messages are for."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from dtlab.collectives.auto import cheapest
+from dtlab.collectives.registry import check_tensor, choose
+from dtlab.comm import Comm
+from dtlab.machine import Machine
+
+
+class Call(NamedTuple):
+    """A bare algorithm, and the label of this call: equal on all ranks that call the same thing."""
+
+    run: Callable[..., Any]
+    label: str
+
+    def __call__(self, comm: Comm, *args: Any) -> None:
+        """Run it; its messages carry the label."""
+        with comm.labelled(self.label):
+            self.run(comm, *args)
+
+
+def call_for(
+    comm: Comm, collective: str, algorithm: str, options: dict[str, Any],
+    x: torch.Tensor | None = None, pieces: int = 1, **how: Any,
+) -> Call:
+    """What this call of a collective stands for. `how`: its other arguments, for the label.
+
+    algorithm: "auto" is what costs least here; the vector that the closed forms call n is `pieces`
+    times as large as `x`. Raises `ConfigError` for what there is not, and unless `x` is a dense
+    tensor on the communicator's device.
+    """
+    kind: tuple[Any, ...] = None, False, None
+    if x is not None:
+        check_tensor(comm, x, collective)
+        kind = x.dtype, x.is_meta, x.shape
+    told = {key: value if value.__class__ in (str, int) else getattr(value, "__name__", str(value))
+            for key, value in (options | how if options else how).items()}
+    machine = comm.machine if algorithm == "auto" else None
+    name, label = _settled(collective, algorithm, comm.size, pieces, machine, *kind, **told)
+    return Call(choose(collective, name, options), label)
+
+
+@lru_cache(maxsize=1024)  # a ring of small messages would notice the time that this takes
+def _settled(
+    collective: str, algorithm: str, ranks: int, pieces: int, machine: Machine | None,
+    dtype: torch.dtype | None, meta: bool, shape: torch.Size | None, /, **told: Any,
+) -> tuple[str, str]:
+    """The name of the algorithm, and the label.
+
+    >>> _settled("reduce", "flat", 4, 1, None, torch.float32, False, torch.Size([2, 3]), root=0)[1]
+    'reduce(float32 [2, 3], algorithm=flat, root=0)'
+    """
+    itemsize = dtype.itemsize if dtype is not None else 1
+    if machine is not None:
+        nbytes = pieces * math.prod(shape) * itemsize if shape is not None else 0
+        algorithm = cheapest(collective, ranks, nbytes, itemsize, machine)
+    details = [f"{key}={value}" for key, value in {"algorithm": algorithm, **told}.items()]
+    if shape is not None:
+        name = str(dtype).removeprefix("torch.") + " meta" * meta
+        details.insert(0, f"{name} {list(shape)}")
+    return algorithm, sys.intern(f"{collective}({', '.join(details)})")
