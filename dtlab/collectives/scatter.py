@@ -16,7 +16,8 @@ from dtlab.collectives.registry import (
     write_back,
 )
 from dtlab.collectives.tree import subtree
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Send
+from dtlab.relay import in_turn, others
 
 
 def scatter(
@@ -51,9 +52,7 @@ def linear(
     if rows is None:
         comm.recv(x, root)
         return x
-    for distance in range(1, comm.size):
-        rank = (root + distance) % comm.size
-        comm.send(rows[rank], rank)
+    in_turn(comm, *(Send(rows[rank], rank) for rank in others(root, comm.size)))
     return x.copy_(rows[root])
 
 

@@ -102,8 +102,10 @@ class GlooComm(Comm):
             self._lane(dsts[0], srcs[0]).exchange(out[0], into[0])
         elif ops:
             into += out
+            headers = [self.header(x) for x in into]
+            wires = [x if x.nbytes else NOTHING for x in into]
             self._fan(tuple(srcs), tuple(dsts)).move(
-                into, [self.header(x) for x in into], [x if x.nbytes else NOTHING for x in into]
+                into, headers, wires, sum([wire.nbytes for wire in wires])
             )
 
     def rows(
@@ -118,8 +120,9 @@ class GlooComm(Comm):
         xs = [into[src] for src in srcs] + [out[dst] for dst in dsts]
         headers = [self.header(into[me])] * len(srcs) + [self.header(out[me])] * len(dsts)
         wires = xs if into[me].nbytes else [NOTHING] * len(xs)
+        nbytes = arriving.nbytes + leaving.nbytes
         if xs:
-            self._fan(srcs, dsts).move(xs, headers, wires, lambda: into[me].copy_(out[me]))
+            self._fan(srcs, dsts).move(xs, headers, wires, nbytes, lambda: into[me].copy_(out[me]))
         else:
             into[me].copy_(out[me])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtlab.processes.board import ALL, EXCHANGE, RECV, SEND, bit
-from dtlab.processes.ledger import NO_HEADER, Announced, Pair, announce_all, compare
+from dtlab.processes.ledger import NO_HEADER, Announced, Pair, Pairs, compare
 
 if TYPE_CHECKING:
     from dtlab.processes.communicator import GlooComm
@@ -186,7 +186,7 @@ class Fan:
         self._comm, self._receives = comm, len(srcs)
         # Receives first: a message that finds its buffer ready moves at once.
         self._ways = [comm.way(src, False) for src in srcs] + [comm.way(dst, True) for dst in dsts]
-        self._pairs = [way.pair for way in self._ways if way.pair is not None]
+        self._pairs = Pairs([way.pair for way in self._ways if way.pair is not None])
         self._peers = tuple(dict.fromkeys([way.world for way in self._ways]))
         origins, goals = ({way.bit for way in self._ways if way.sends is sends}
                           for sends in (False, True))
@@ -195,12 +195,12 @@ class Fan:
 
     def move(
         self, xs: Sequence[torch.Tensor], headers: Sequence[Announced],
-        wires: Sequence[torch.Tensor], own: Callable[[], object] | None = None,
+        wires: Sequence[torch.Tensor], nbytes: int, own: Callable[[], object] | None = None,
     ) -> None:
         """Receive into the first of `xs`, send the others; all are `is_plain`.
 
-        headers, wires: what the ledger says of them, what Gloo moves for them. own: called while
-        they are under way.
+        headers, wires: what the ledger says of them, what Gloo moves for them. nbytes: of all. own:
+        called while they are under way.
         """
         comm, ways = self._comm, self._ways
         end, label, context, tag = comm.end, comm.label, comm.context, comm.tag
@@ -223,7 +223,7 @@ class Fan:
                     handle.wait()
         finally:
             end.runs()
-            end.bury(handles, sum([x.nbytes for x in xs]))
+            end.bury(handles, nbytes)
 
     def _announce(self, headers: Sequence[Announced]) -> None:
         """Number all messages and write them into the ledger. Raises `ShapeMismatch`."""
@@ -234,7 +234,7 @@ class Fan:
         if comm.anyone:
             headers = [NO_HEADER] * self._receives + [*headers[self._receives :]]
         try:
-            for place in announce_all(self._pairs, numbers, headers):
+            for place in self._pairs.announce(numbers, headers):
                 if place >= self._receives:
                     ways[place].meet_anyone(numbers[place], headers[place])
         except Exception:

@@ -73,7 +73,7 @@ class Pair:
         self._bytes, self._words = board.bytes, board.words
         self._mine = board.count_at(src, dst, receiving, context)
         self._theirs = board.count_at(src, dst, not receiving, context)
-        self._my_headers = [board.header_at(src, dst, receiving, n) for n in range(DEPTH)]
+        self._my_stamps = [board.header_at(src, dst, receiving, n) >> 3 for n in range(DEPTH)]
         self._their_digests = [
             (board.header_at(src, dst, not receiving, n) >> 3) + 1 for n in range(DEPTH)
         ]
@@ -111,12 +111,13 @@ class Pair:
 
     def _write(self, place: int, stamp: int, header: Announced) -> None:
         """Leave `header` for the other side. As a rule it stands there already, from before."""
-        at, words = self._my_headers[place], self._words
-        if words[(at >> 3) + 1] != header.digest:
-            words[at >> 3] = 0  # whoever reads meanwhile shall not believe it
-            self._bytes[at + 16 : at + 16 + len(header.text)] = header.text
-            words[(at >> 3) + 1] = header.digest
-        words[at >> 3] = stamp
+        at, words = self._my_stamps[place], self._words
+        if words[at + 1] != header.digest:
+            words[at] = 0  # whoever reads meanwhile shall not believe it
+            text = 8 * at + 16
+            self._bytes[text : text + len(header.text)] = header.text
+            words[at + 1] = header.digest
+        words[at] = stamp
 
     def anyone_waits(self) -> bool:
         """May the receiver wait for a message from anyone?"""
@@ -131,32 +132,37 @@ class Pair:
             compare(header.text, lambda: self._read(number), self._src, self._dst, self._receiving)
 
 
-def announce_all(
-    pairs: Sequence[Pair], numbers: Sequence[int], headers: Sequence[Announced]
-) -> list[int]:
-    """`Pair.announce` for a message of each of several pairs, or for several of one, with one fence
-    for all. If it raises, whoever calls withdraws them all.
+class Pairs:
+    """The next messages of several pairs of one context at once: as `Pair.announce` for each, with
+    one fence for all. It takes all from tables, as many ranks may share few cores."""
 
-    Returns the places of those that the other side had not announced before.
-    """
-    first = []
-    for place, (pair, number, header) in enumerate(zip(pairs, numbers, headers, strict=True)):
-        words, base = pair._words, pair._base
-        if number < words[pair._theirs] - base < _COUNTS:
-            if words[pair._their_digests[number % DEPTH]] != header.digest:
-                pair._compare(number, header)
-        else:
-            first.append(place)
-            if header.digest:
-                pair._write(number % DEPTH, base + number + 1, header)
-        words[pair._mine] = base + number + 1
-    if first:
-        _fence()
-    for place in first:
-        pair, number = pairs[place], numbers[place]
-        if number < pair._words[pair._theirs] - pair._base < _COUNTS:
-            pair._compare(number, headers[place])
-    return first
+    def __init__(self, pairs: Sequence[Pair]):
+        self._pairs = pairs
+        self._table = [(p._mine, p._theirs, p._my_stamps, p._their_digests) for p in pairs]
+
+    def announce(self, numbers: Sequence[int], headers: Sequence[Announced]) -> list[int]:
+        """Returns the places of those that the other side had not announced before. If it raises,
+        `ShapeMismatch`, whoever calls withdraws them all."""
+        first, words, base = [], self._pairs[0]._words, self._pairs[0]._base
+        for place, (mine, theirs, stamps, digests) in enumerate(self._table):
+            number, header = numbers[place], headers[place]
+            turn, stamp = number % DEPTH, base + number + 1
+            if number < words[theirs] - base < _COUNTS:
+                if words[digests[turn]] != header.digest:
+                    self._pairs[place]._compare(number, header)
+            else:
+                first.append(place)
+                if words[stamps[turn] + 1] == header.digest:  # it stands there, from before
+                    words[stamps[turn]] = stamp
+                elif header.digest:
+                    self._pairs[place]._write(turn, stamp, header)
+            words[mine] = stamp
+        if first:
+            _fence()
+        for place in first:
+            if numbers[place] < words[self._table[place][1]] - base < _COUNTS:
+                self._pairs[place]._compare(numbers[place], headers[place])
+        return first
 
 
 def compare(
