@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from dtlab.collectives.auto import cheapest
-from dtlab.collectives.registry import check_tensor, choose
+from dtlab.collectives.registry import BARE, check_tensor, choose
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 
 
@@ -38,6 +39,9 @@ def call_for(
     times as large as `x`. Raises `ConfigError` for what there is not, and unless `x` is a dense
     tensor on the communicator's device.
     """
+    if not isinstance(algorithm, str):
+        raise ConfigError(f"{collective} takes the name of an algorithm, not {algorithm!r}; "
+                          f"choose one of: {', '.join(BARE[collective])}, or auto")
     kind: tuple[Any, ...] = None, False, None
     if x is not None:
         check_tensor(comm, x, collective)

@@ -6,8 +6,9 @@
     server        forks ranks from one process that has torch loaded
     rank          what a rank's process does; group: how it joins the others
     communicator  the messages, over Gloo (nccl: over NCCL); messages: one side of one message;
-                  endpoint: what a rank's communicators share
+                  lane, relay: the short way; endpoint: what a rank's communicators share
     board         shared memory: who waits for what; ledger: what was posted, and does it fit?
+    shelf         shared memory for tensors that need not travel
     transfer      functions, arguments and results on their way; failures: exceptions on theirs
     wire, store   small frames between launcher and ranks; the ranks' address book
     torchrun      ranks that someone else started

@@ -134,3 +134,11 @@ def test_nothing_is_lost_after_a_mistake() -> None:
     values = simulate(lambda comm: all_reduce(comm, torch.ones(2)).tolist(),
                       network=topology.uniform(2, 1e-6, 1e9)).values
     assert values == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("algorithm", [["ring"], None, 3])
+def test_an_algorithm_has_a_name(algorithm: Any) -> None:
+    says = failing(dtlab.ConfigError, 2, lambda comm: all_reduce(
+        comm, torch.ones(3), algorithm=algorithm))
+    assert "all_reduce takes the name of an algorithm" in says
+    assert "ring" in says
