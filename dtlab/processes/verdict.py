@@ -20,6 +20,8 @@ from dtlab.tracebacks import PACKAGE, shown_name
 
 GRACE_S = 1.0  # how long a broken wire waits for the news of who broke it
 _READ_BYTES = 1 << 20
+_ANSWER_S = 1.0  # how long a rank may take to say at which line it is, if it can
+_STACK_ENDS = ("in <module>\n", "  ...\n", "<no Python frame>\n")  # as faulthandler writes it
 
 
 class RankView:
@@ -107,19 +109,26 @@ def _rank_died(number: int, status: int) -> RankDied:
     return RankDied(f"rank {number} died: {how}", number, code)
 
 
+def _read(pipe: int) -> str:
+    """What there is."""
+    try:
+        return os.read(pipe, 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
 def where(rank: RankView, diagnosis: int) -> str:
     """The line at which a rank is now, though it may hang in C: its faulthandler tells."""
     if not rank.pid or rank.died is not None:
         return ""
+    _read(diagnosis)  # what another rank was too slow to say
     with contextlib.suppress(ProcessLookupError):
         os.kill(rank.pid, signal.SIGUSR1)
-    text, deadline = "", time.monotonic() + 0.5
-    while time.monotonic() < deadline:
-        try:
-            text += os.read(diagnosis, 1 << 16).decode(errors="replace")
-        except BlockingIOError:
-            if text:
-                break
+    text, deadline = "", time.monotonic() + _ANSWER_S
+    while not text.endswith(_STACK_ENDS) and time.monotonic() < deadline:
+        more = _read(diagnosis)  # it comes in pieces: on a busy machine with pauses between them
+        text += more
+        if not more:
             time.sleep(0.01)
     for file, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', text):
         if not file.startswith((PACKAGE, sys.prefix)):
