@@ -51,7 +51,7 @@ def answering(pipe: tuple[int, int], *pieces: bytes) -> Any:
 def test_a_line_that_comes_in_pieces_is_waited_for(
     pipe: tuple[int, int], pieces: list[bytes],
 ) -> None:
-    os.write(pipe[1], b'  File "/x/another_rank.py", line 9 in g\n  File "<string>", line 1 in <mod')
+    os.write(pipe[1], b'  File "/x/other.py", line 9 in g\n  File "<string>", line 1 in <mod')
     rank = answering(pipe, *pieces)
     try:
         assert verdict.where(rank, pipe[0]) == "mine.py:3 in f"
