@@ -236,7 +236,7 @@ class Server:
         self.statistics.staleness[entry.version - entry.read.get(src, 0)] += entry.count
         bucket = NOW if self._group else clock
         gathered = entry.push(self.comm, src, g, rows, weight, bucket)
-        if rows is None and gathered.total is not g:
+        if not entry.is_table and gathered.total is not g:  # of a table, rows are kept as they came
             self.mail.recycle(g)
         if self._group and gathered.count >= self._group:
             self.update(entry, bucket)

@@ -10,9 +10,11 @@ import torch
 
 from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, run, simulate
 from dtlab.collectives import all_reduce, broadcast, reduce
+from dtlab.comm import Send
 from dtlab.matching import Header
+from dtlab.processes import ledger
 from dtlab.processes.board import EPOCH, Board
-from dtlab.processes.ledger import decode, encode
+from dtlab.processes.ledger import Pair, Pairs, announced, decode, encode
 from dtlab.processes.transfer import memory_file
 from dtlab.topology import uniform
 
@@ -135,3 +137,43 @@ def test_the_board_forgets_what_an_older_epoch_left() -> None:
     assert board.count(0, 1, False, 16) is None  # may have been overwritten: nobody knows
     assert board.count(0, 1, False, EPOCH) == 0
     assert board.count(1, 0, False, 0) == 0
+
+
+def test_of_many_messages_one_may_meet_a_receive_from_anyone() -> None:
+    def function(comm: Comm) -> None:
+        if comm.rank == 0:
+            work = comm.irecv(torch.zeros(3))  # from anyone
+            comm.send("posted", 1)
+            work.wait()
+        elif comm.rank == 1:
+            comm.recv_object(0)
+            comm.exchange(Send(torch.ones(4), 0), Send(torch.ones(2), 2))
+        else:
+            comm.recv(torch.zeros(2), 1)
+
+    with pytest.raises(ShapeMismatch, match=r"\(4,\).*\(3,\)|\(3,\).*\(4,\)"):
+        run(function, ranks=3, timeout=20)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_two_that_announce_at_the_same_time_both_look_again(
+    fits: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither has seen the other at first; once both have written, each looks once more."""
+    board = Board(memory_file("test"), 2)
+    mine, theirs = (Pair(board, 0, 1, receiving, 1) for receiving in (False, True))
+    sent, wanted = (announced(Header("tensor", "float32", (n,), 4 * n, ""))
+                    for n in (3, 3 if fits else 4))
+    fence = ledger._fence
+
+    def others_turn() -> None:
+        monkeypatch.setattr(ledger, "_fence", fence)
+        theirs._write(0, theirs._base + 1, wanted)
+        board.set_count(0, 1, True, 1, 1)
+
+    monkeypatch.setattr(ledger, "_fence", others_turn)
+    if fits:
+        assert Pairs([mine]).announce([0], [sent]) == [0]
+    else:
+        with pytest.raises(ShapeMismatch):
+            Pairs([mine]).announce([0], [sent])

@@ -14,6 +14,7 @@ from dtlab.processes import shelf
 from dtlab.processes.shelf import LIMIT_BYTES, Shelf
 from dtlab.processes.transfer import memory_file
 from dtlab.topology import uniform
+from tests.travelling import travelling
 
 pytestmark = pytest.mark.skipif(not shelf.POSSIBLE, reason="no shared memory of this kind here")
 KINDS = [torch.arange(5.0)[::2], torch.tensor([True, False]), torch.ones(1).expand(3),
@@ -181,13 +182,7 @@ def train(comm: Comm, elements: int, steps: int = 4) -> tuple[list[float], int]:
 @pytest.mark.parametrize("elements", [10, 5000, 400_000])
 def test_training_is_the_same_with_shared_memory_without_and_simulated(elements: int) -> None:
     def without(comm: Comm) -> tuple[list[float], int]:
-        def alone(group: Comm) -> Comm:
-            group.shared = None  # type: ignore[attr-defined]
-            return group
-
-        subgroup = comm._subgroup
-        comm._subgroup = lambda *how: alone(subgroup(*how))  # type: ignore[method-assign]
-        return train(alone(comm), elements)
+        return train(travelling(comm), elements)
 
     here = run(train, elements, ranks=3)
     there = run(without, ranks=3)

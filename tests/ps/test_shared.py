@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from dtlab import Comm, ps, run, simulate
+from dtlab.processes import shelf
 from dtlab.ps.mail import Mail
 from dtlab.topology import uniform
+from tests.travelling import travelling
 
 NETWORK = uniform(2, 1e-6, 1e9)
 
@@ -71,13 +73,15 @@ RULES = [ps.SGD(lr=0.1), ps.SGD(lr=0.1, momentum=0.9), ps.Adam(), ps.StalenessAw
          ps.DCASGD(), ps.DCASGD(adaptive=True), ps.EASGD(), ps.FedAvg()]
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize(("consistency", "ranks"), [(ps.BSP(), 3), (ps.ASP(), 2)])
 def test_what_is_pushed_from_a_room_is_its_workers_again_once_answered(
-    rule: ps.Update, consistency: ps.Consistency, ranks: int,
+    rule: ps.Update, consistency: ps.Consistency, ranks: int, shared: bool,
 ) -> None:
     """The server reads it where it is; so neither may change it, nor read it later."""
     def train(comm: Comm, spoil: bool, weight: float) -> list[float]:
+        comm = comm if shared else travelling(comm)
         node = ps.join(comm, consistency=consistency, update=rule)
         if node.is_server:
             node.serve()
@@ -124,6 +128,7 @@ def test_the_answer_to_a_push_from_a_room_comes_once_it_has_been_read() -> None:
     assert run(train, ranks=2).values[1] == [5.0, 5.0]
 
 
+@pytest.mark.skipif(not shelf.POSSIBLE, reason="no shared memory of this kind here")
 def test_a_push_from_a_room_is_not_copied() -> None:
     def work(comm: Comm) -> tuple[int, int]:
         node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.1))
