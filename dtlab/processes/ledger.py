@@ -38,8 +38,8 @@ _lock = threading.Lock()
 
 def _fence() -> None:
     """What I have written before, others see before I read what comes after: a lock does that."""
-    _lock.acquire()
-    _lock.release()
+    with _lock:
+        pass
 
 
 def announced(header: Header) -> Announced:
@@ -152,8 +152,8 @@ class Pairs:
                     self._pairs[place]._compare(number, header)
             else:
                 first.append(place)
-                if words[stamps[turn] + 1] == header.digest:  # it stands there, from before
-                    words[stamps[turn]] = stamp
+                if header.digest and words[stamps[turn] + 1] == header.digest:
+                    words[stamps[turn]] = stamp  # the header stands there, from before
                 elif header.digest:
                     self._pairs[place]._write(turn, stamp, header)
             words[mine] = stamp

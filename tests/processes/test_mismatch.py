@@ -14,7 +14,7 @@ from dtlab.comm import Send
 from dtlab.matching import Header
 from dtlab.processes import ledger
 from dtlab.processes.board import EPOCH, Board
-from dtlab.processes.ledger import Pair, Pairs, announced, decode, encode
+from dtlab.processes.ledger import NO_HEADER, Pair, Pairs, announced, decode, encode
 from dtlab.processes.transfer import memory_file
 from dtlab.topology import uniform
 
@@ -153,6 +153,15 @@ def test_of_many_messages_one_may_meet_a_receive_from_anyone() -> None:
 
     with pytest.raises(ShapeMismatch, match=r"\(4,\).*\(3,\)|\(3,\).*\(4,\)"):
         run(function, ranks=3, timeout=20)
+
+
+def test_of_many_messages_those_that_are_not_compared_leave_no_header() -> None:
+    """As receives do while others of the same rank take a message from anyone."""
+    board = Board(memory_file("test"), 2)
+    mine, theirs = (Pair(board, 0, 1, receiving, 1) for receiving in (True, False))
+    assert Pairs([mine]).announce([0], [NO_HEADER]) == [0]
+    assert board.header(0, 1, True, 1, 0) is None
+    assert theirs.announce(0, announced(Header("tensor", "float32", (3,), 12, "")))
 
 
 @pytest.mark.parametrize("fits", [True, False])
