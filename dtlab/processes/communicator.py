@@ -270,7 +270,7 @@ class GlooComm(Comm):
             message.number = self.received[src]
             self.received[src] += 1
             if self.end.board and self.anyone is not None:
-                self.anyone.met(message)  # before it is counted: see `announce_send`
+                self.anyone.met(message)  # before it is counted: see `Way.meet_anyone`
                 self.end.board.set_count(
                     message.world, self.end.rank, True, self.context, self.received[src]
                 )

@@ -24,11 +24,9 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
 from dtlab.patience import arrived, wait_any
 from dtlab.ps import packing
-from dtlab.ps.packing import Size, name
+from dtlab.ps.packing import Size, dtype_name
 
 SPARE = 4  # keep so many tensors of a size for reuse
-
-
 Laid = tuple[Any, bool]  # where something lies, and is it a gift?
 Rooms = list[torch.Tensor | None]  # where wires shall go; None: anywhere
 
@@ -105,7 +103,7 @@ class Mail:
         laid = self._laid(wires)
         follow = [wire for wire, place in zip(wires, laid, strict=True) if place is None]
         marked = marked and any(wire.nbytes >= packing.BIG_BYTES for wire in follow)
-        sizes = tuple([(name(wire.dtype), wire.numel()) for wire in wires])
+        sizes = tuple([(dtype_name(wire.dtype), wire.numel()) for wire in wires])
         works = self._posted(dst, (self.seen[dst], sizes, marked, body, laid), follow)
         if not works:
             return

@@ -12,7 +12,7 @@ Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elem
 
 
 @cache
-def name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """What letters call it."""
     return str(dtype).removeprefix("torch.")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dtlab.ps.packing import pack, unpack
+from dtlab.ps.packing import dtype_name, pack, unpack
 from dtlab.ps.partition import Key, Placement, Units, common, positions
 from dtlab.ps.store import Entry
 
@@ -79,7 +79,7 @@ class Resizing:
             numbers = {name: x for name, x in entry.state.items() if name not in names}
             parts = [entry.value, *(entry.state[name] for name in names)]
             parts = [part[where].reshape(-1).clone() for part in parts]
-            sizes = [(str(part.dtype)[6:], part.numel()) for part in parts]
+            sizes = [(dtype_name(part.dtype), part.numel()) for part in parts]
             moved.append((key, units, entry.version, entry.read, names, numbers, sizes))
             tensors += parts
         server.statistics.moved += sum(len(piece[1]) for piece in moved)
