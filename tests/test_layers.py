@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 # From the ground up. Rooms on one line stand side by side and don't import each other.
 FLOORS = (
     "errors",
-    "labels machine reduction units",
+    "cores labels machine reduction units",
     "comm trace tracebacks output calls",
     "result matching patience relay",
     "topology",

@@ -1,4 +1,4 @@
-"""Ranks of one host that share no memory: as on systems without it, or under torchrun."""
+"""Ranks of one host that share nothing: as on systems without such memory, or under torchrun."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dtlab import Comm
 
 
 def travelling(comm: Comm) -> Comm:
-    """`comm`, as if its ranks shared no memory; and all that is split off it."""
-    comm.shared, subgroup = None, comm._subgroup  # type: ignore[attr-defined]
+    """`comm`, as if its ranks shared nothing; and all that is split off it."""
+    comm.shared = comm.letters = None  # type: ignore[attr-defined]
+    subgroup = comm._subgroup
     comm._subgroup = lambda *how: travelling(subgroup(*how))  # type: ignore[method-assign]
     return comm

@@ -22,6 +22,7 @@ from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import NOTHING, Fan, Lane, Way, is_plain, room_of, wire_of
 from dtlab.processes.ledger import Announced, Anyone, announced
 from dtlab.processes.messages import Message, framed
+from dtlab.processes.post import Letters
 from dtlab.processes.relay import relay
 from dtlab.processes.shelf import Passing
 from dtlab.processes.watch import Bell
@@ -51,6 +52,7 @@ class GlooComm(Comm):
         self._bell = Bell()
         self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
         self.shared = Passing(self, end.shelf) if end.shelf is not None and self._on_cpu else None
+        self.letters = Letters(self, end.post) if end.post is not None and self._on_cpu else None
 
     # ---- messages -------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch
 
 from dtlab.processes.board import EXCHANGE, RECV, SEND, Board
 from dtlab.processes.messages import Frames, Message
+from dtlab.processes.post import Post
 from dtlab.processes.shelf import Shelf
 
 _GRAVES = 4
@@ -36,10 +37,11 @@ class Endpoint:
     def __init__(
         self, rank: int, size: int, group: Any, device: torch.device,
         board: Board | None = None, traced: bool = True, shelf: Shelf | None = None,
+        post: Post | None = None,
     ):
         self.rank, self.size, self.device, self.traced = rank, size, device, traced
         self.group = group  # torch's ProcessGroupGloo
-        self.board, self.shelf = board, shelf
+        self.board, self.shelf, self.post = board, shelf, post
         self._write = board.writer(rank) if board is not None else None
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
         self.next_context = 1

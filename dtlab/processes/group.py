@@ -15,6 +15,7 @@ from dtlab.processes.board import Board
 from dtlab.processes.communicator import GlooComm
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.nccl import NcclComm
+from dtlab.processes.post import Post
 from dtlab.processes.shelf import Shelf
 
 # With NCCL, what lies on the CPU (objects, agreements) still travels over Gloo.
@@ -50,7 +51,7 @@ def _calm_gloo() -> None:
 
 def open_communicator(
     backend: str, device: str, local_rank: int, board: Board | None, trace: bool, context: int = 0,
-    shelf: Shelf | None = None,
+    shelf: Shelf | None = None, post: Post | None = None,
 ) -> GlooComm:
     """The communicator of all ranks, over the default group."""
     place = torch.device(device)
@@ -64,7 +65,8 @@ def open_communicator(
             "the process group has no backend for the CPU; form it with "
             f"init_process_group({_GROUPS[backend]!r}), or leave that to dtlab.run"
         ) from error
-    end = Endpoint(dist.get_rank(), dist.get_world_size(), group, place, board, trace, shelf)
+    end = Endpoint(dist.get_rank(), dist.get_world_size(), group, place, board, trace, shelf,
+                   post)
     end.next_context = context // 2 + 1
     kind = NcclComm if backend == "nccl" else GlooComm
     return kind(end, list(range(end.size)), context)

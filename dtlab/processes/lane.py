@@ -104,6 +104,12 @@ class Way:
                 pair.withdraw(number)
                 raise
 
+    def announce_letter(self) -> None:
+        """The next message is a letter, see `Letters`: it is counted, and not compared."""
+        number = self.count()
+        if self.pair is not None:
+            self.pair.count(number)
+
     def follow(self, count: int) -> Callable[[int], None]:
         """The next `count` messages need no comparison. Returns what tells the ledger, when it is
         called with the number of one of them, that it is about to be handed to Gloo."""

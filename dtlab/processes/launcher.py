@@ -14,7 +14,7 @@ from typing import Any
 
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.output import RankOutput
-from dtlab.processes import transfer, verdict
+from dtlab.processes import post, transfer, verdict
 from dtlab.processes.board import EPOCH, Board
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.rank import Settings
@@ -64,10 +64,14 @@ class Crew:
         told = Settings(
             0, self.size, backend, device, threads, trace, dict(os.environ), _cwd(), list(sys.path)
         )
-        for rank in range(self.size):
-            self._start_rank(told._replace(rank=rank), [diagnosis, board])
+        with contextlib.ExitStack() as open_here:  # once the ranks have them, only they
+            boxes = [tuple(map(open_here.enter_context, ends)) for ends in post.boxes(self.size)]
+            others = [write.fileno() for _, write in boxes]
+            for rank in range(self.size):
+                box = [boxes[rank][0].fileno(), *others] if boxes else []
+                self._start_rank(told._replace(rank=rank), [diagnosis, board], box)
 
-    def _start_rank(self, told: Settings, shared: list[int]) -> None:
+    def _start_rank(self, told: Settings, shared: list[int], box: list[int]) -> None:
         assert self._channel is not None
         ours, theirs = socket.socketpair()
         store, their_store = socket.socketpair()
@@ -82,7 +86,7 @@ class Crew:
         try:
             ask_rank(self._channel, theirs)
             with contextlib.suppress(OSError):  # it died at once; the server will tell
-                rank.line.send(told, [their_output, *shared, their_store.fileno()])
+                rank.line.send(told, [their_output, *shared, their_store.fileno(), *box])
         finally:
             theirs.close()
             their_store.close()

@@ -32,7 +32,8 @@ class _Plain(pickle.Pickler):
         raise pickle.PicklingError
 
 
-def _pickled(x: Any) -> bytes:
+def pickled(x: Any) -> bytes:
+    """`x` as bytes, for `pickle.loads`."""
     file = io.BytesIO()
     try:
         _Plain(file, -1).dump(x)
@@ -45,14 +46,14 @@ def framed(
     x: Any, next_tag: Callable[[], int]
 ) -> tuple[torch.Tensor, torch.Tensor | None, int, int]:
     """An object as (frame, payload, bytes, tag); None and 0 if the frame holds it."""
-    pickled = _pickled(x)
-    if len(pickled) <= FRAME_BYTES - FRAME.size:
-        frame = bytearray(FRAME.pack(len(pickled), 0) + pickled)
-        return torch.frombuffer(frame, dtype=torch.uint8), None, len(pickled), 0
+    data = pickled(x)
+    if len(data) <= FRAME_BYTES - FRAME.size:
+        frame = bytearray(FRAME.pack(len(data), 0) + data)
+        return torch.frombuffer(frame, dtype=torch.uint8), None, len(data), 0
     tag = next_tag()
-    frame = bytearray(FRAME.pack(len(pickled), tag))
-    payload = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
-    return torch.frombuffer(frame, dtype=torch.uint8), payload, len(pickled), tag
+    frame = bytearray(FRAME.pack(len(data), tag))
+    payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return torch.frombuffer(frame, dtype=torch.uint8), payload, len(data), tag
 
 
 class Frames:

@@ -27,6 +27,7 @@ from dtlab.processes.board import RAISED, RETURNED, RUNNING, STARTING, Board
 from dtlab.processes.communicator import GlooComm
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.group import join_group, open_communicator
+from dtlab.processes.post import Post
 from dtlab.processes.server import ONE_THREAD
 from dtlab.processes.shelf import POSSIBLE, Shelf
 from dtlab.processes.store import RankStore
@@ -43,7 +44,8 @@ _libc = ctypes.CDLL(None)
 
 
 class Settings(NamedTuple):
-    """What a rank is told when it starts. Files beside it: output, diagnosis, board, store."""
+    """What a rank is told when it starts. Files beside it: output, diagnosis, board, store; and,
+    where there is a post, its own box and all to write to."""
 
     rank: int
     size: int
@@ -86,13 +88,16 @@ class Rank:
 
     def __init__(self, line: Line, settings: Settings, fds: list[int]):
         self._line, self._settings = line, settings
-        output, diagnosis, board, store = fds
+        output, diagnosis, board, store, *boxes = fds
         _adopt(settings, output, diagnosis)
-        self._board, self._shelf = Board(board, settings.size), None
+        self._board, self._shelf, self._post = Board(board, settings.size), None, None
         if POSSIBLE:
             self._shelf = Shelf(board, self._board.nbytes, settings.size, settings.rank)
         else:
             os.close(board)
+        if boxes:
+            box, *others = [socket.socket(fileno=fd) for fd in boxes]
+            self._post = Post(settings.rank, box, others)
         self._store = RankStore(Line(socket.socket(fileno=store)))
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._comm: GlooComm | None = None
@@ -188,7 +193,8 @@ class Rank:
         self._board.write(told.rank, 0, STARTING)
         join_group(told.backend, self._store, told.rank, told.size)
         return open_communicator(
-            told.backend, told.device, told.rank, self._board, told.trace, context, self._shelf
+            told.backend, told.device, told.rank, self._board, told.trace, context, self._shelf,
+            self._post,
         )
 
 

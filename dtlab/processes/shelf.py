@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dtlab.cores import several_cores
 from dtlab.processes.lane import is_plain
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Shelf:
         if block is None:
             return None
         memory = self._maps[block]
-        torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=_HEAD).copy_(x.detach())
+        with several_cores(x.nbytes):
+            torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=_HEAD).copy_(x.detach())
         return (block, len(memory), _HEAD, x.nbytes), True
 
     def take_back(self, place: Place) -> None:
@@ -162,7 +164,8 @@ class Passing:
         begun_s = time.perf_counter()
         found = self._look(place, gift)
         if into is not None:
-            found = into.view(torch.uint8).copy_(found)
+            with several_cores(into.nbytes):
+                found = into.view(torch.uint8).copy_(found)
         self._note(False, src, place[-1], begun_s)
         return found
 

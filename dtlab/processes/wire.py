@@ -12,6 +12,7 @@ from typing import Any
 
 _HEAD = struct.Struct("<IB")  # length of the body, number of file descriptors
 _CHUNK = 1 << 16
+_MOST_FILES = 253  # beside one frame: as many as Linux takes
 
 
 class Line:
@@ -56,7 +57,7 @@ class Line:
 
     def _read(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, _CHUNK, 16)
+            data, fds, _, _ = socket.recv_fds(self.sock, _CHUNK, _MOST_FILES)
         except ConnectionError:
             data, fds = b"", []
         self._fds.extend(fds)

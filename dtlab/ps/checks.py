@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dtlab.cores import several_cores
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, Spec
 from dtlab.ps.parts import Parts
@@ -125,7 +126,8 @@ def nan(rank: int, given: Mapping[int, Parts], wires: Iterable[torch.Tensor],
 def _has_nan(x: torch.Tensor) -> bool:
     if x.is_meta or not (x.is_floating_point() or x.is_complex()):
         return False
-    total = x.sum().item()
+    with several_cores(x.nbytes):
+        total = x.sum().item()
     return total != total and bool(x.isnan().any())  # NaN alone is unlike itself
 
 

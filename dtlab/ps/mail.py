@@ -24,6 +24,7 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
 from dtlab.patience import arrived, wait_any
 from dtlab.ps import packing
+from dtlab.ps.carrier import Carrier
 from dtlab.ps.packing import Size, dtype_name
 
 SPARE = 4  # keep so many tensors of a size for reuse
@@ -73,6 +74,7 @@ class Mail:
     def __init__(self, comm: Comm):
         self.comm = comm
         self._shared: Any = getattr(comm, "shared", None)
+        self._carrier: Carrier = getattr(comm, "letters", None) or Carrier(comm)
         self.borrowing: tuple[str, ...] = ()
         self.borrowed: frozenset[int] = frozenset()  # memory that the letter at hand has shown
         self.seen: Counter[int] = Counter()
@@ -82,7 +84,6 @@ class Mail:
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # memory that may still be on its way
-        self._expected: dict[int, tuple[list[Any], Work]] = {}
         self._spare: dict[Size, list[torch.Tensor]] = {}  # fresh memory costs as much as a copy
         self._lines: dict[int, Line] = {}  # for `receive_within`
         self.dead: set[int] = set()  # ranks whose connection has broken
@@ -105,7 +106,7 @@ class Mail:
         marked = marked and any(wire.nbytes >= packing.BIG_BYTES for wire in follow)
         sizes = tuple([(dtype_name(wire.dtype), wire.numel()) for wire in wires])
         works = self._posted(dst, (self.seen[dst], sizes, marked, body, laid), follow)
-        if not works:
+        if works is None:
             return
         if marked:
             self._leaving[dst] = works
@@ -115,14 +116,13 @@ class Mail:
             self._lent[_memory(wire)] += 1
 
     def _posted(self, dst: int, letter: tuple[Any, ...],
-                follow: Sequence[torch.Tensor]) -> list[Work]:
-        """The letter and the wires that follow it, on their way; nothing if `dst` is dead."""
+                follow: Sequence[torch.Tensor]) -> list[Work] | None:
+        """The letter and the wires that follow it, on their way; None if `dst` is dead."""
         laid: Sequence[Laid | None] = letter[-1]
         try:
+            works = self._carrier.send(letter, dst)
             if follow:
-                works = self.comm.post(Send(letter, dst), *(Send(wire, dst) for wire in follow))
-            else:
-                works = [self.comm.isend(letter, dst)]
+                works += self.comm.post(*(Send(wire, dst) for wire in follow))
         except RuntimeError:  # its connection has broken, which we have not been told yet
             for place, gift in filter(None, laid):
                 if gift:
@@ -130,7 +130,7 @@ class Mail:
             if not self._lines:
                 raise
             self.dead.add(dst)
-            return []
+            return None
         for place, _ in filter(None, laid):
             self._shared.passed(place, dst)
         return works
@@ -138,37 +138,29 @@ class Mail:
     def receive(self) -> Received:
         """Wait for the next letter. A marked one comes once its wires are there; of others, wait
         for `works` before you read the wires."""
-        if self.comm.size == 2:  # then who it is from need not be found out: that is sooner
-            return self.receive_from(1 - self.comm.rank)
         while True:
-            for dst in list(self._leaving):
-                self._last_word(dst)
-            inbox: list[Any] = []
-            src = self.comm.recv(inbox)
-            if inbox[0] is None:
+            src, letter = self._next()
+            if letter is None:
                 found = self._arriving.pop(src)
             else:
-                marked, found = self._opened(src, inbox[0])
+                marked, found = self._opened(src, letter)
                 if marked:
                     self._arriving[src] = found
                     continue
             return self._read(found)
 
-    def expect(self, src: int) -> None:
-        """Make room for the next letter from `src` before it is asked for: it comes sooner, for it
-        need not be announced. To be read with `receive_from`."""
-        if src not in self._expected:
-            inbox: list[Any] = []
-            self._expected[src] = inbox, self.comm.irecv(inbox, src)
-
     def receive_from(self, src: int) -> Received:
         """The next letter from `src`, as `receive` gives it; never a marked one."""
+        return self._read(self._opened(*self._next(src))[1])
+
+    def expect(self, src: int) -> None:
+        """The next letter that I ask for is one from `src`."""
+        self._carrier.expect(src)
+
+    def _next(self, src: int | None = None) -> tuple[int, Any]:
         for dst in list(self._leaving):
             self._last_word(dst)
-        self.expect(src)
-        inbox, work = self._expected.pop(src)
-        work.wait()
-        return self._read(self._opened(src, inbox[0])[1])
+        return self._carrier.receive(src)
 
     def recycle(self, wire: torch.Tensor) -> None:
         """Nobody needs `wire`, which came in a letter, any more: its memory serves for another."""
@@ -209,6 +201,7 @@ class Mail:
 
     def listen(self) -> None:
         """From here on letters are read with `receive_within`, and any other node may die."""
+        self._carrier = Carrier(self.comm)  # others may be waited for without an end
         for src in range(self.comm.size):
             if src != self.comm.rank:
                 self._new_line(src)
@@ -291,7 +284,7 @@ class Mail:
         if works is not None:
             for work in works:
                 work.wait()
-            works.append(self.comm.isend(None, dst))
+            works += self._carrier.send(None, dst)
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
@@ -309,6 +302,7 @@ class Mail:
 
     def flush(self) -> None:
         """Wait until every letter has arrived. For the end, when all are being read."""
+        self._carrier.flush()
         for dst, kept in self._kept.items():
             self._release(dst, self._released[dst] + len(kept))
 

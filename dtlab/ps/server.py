@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from dtlab.comm import Comm
+from dtlab.cores import several_cores
 from dtlab.errors import ConfigError
 from dtlab.ps import care
 from dtlab.ps.consistency import Clocks
@@ -280,7 +281,8 @@ class Server:
         """Make an update, on a copy of the weights if these are still on their way to someone."""
         if self.mail.lends(entry.value):
             entry.value = self.mail.own(entry.value)
-        used = entry.update(bucket, absent)
+        with several_cores(entry.value.nbytes):
+            used = entry.update(bucket, absent)
         if used is not None:
             self.mail.recycle(used)
         self.statistics.updates += entry.count
