@@ -23,11 +23,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from dtlab.comm import Send, Work
 from dtlab.processes.board import ANYONE, EPOCH, RECV, SEND
 from dtlab.processes.messages import pickled
 
 if TYPE_CHECKING:
-    from dtlab.comm import Work
     from dtlab.processes.communicator import GlooComm
 
 POSSIBLE = sys.platform == "linux"  # elsewhere such sockets are cut short, or are none at all
@@ -176,15 +178,16 @@ class Letters:
         self._comm, self._post = comm, post
         self._others = {world for world in comm.members if world != comm.end.rank}
 
-    def send(self, x: Any, dst: int) -> list[Work]:
-        """Send an object to `dst`, and return at once. There is nothing to wait for."""
+    def send(self, x: Any, dst: int, wires: Sequence[torch.Tensor] = ()) -> list[Work]:
+        """Send an object to `dst`, then these tensors over Gloo, and return at once: what to wait
+        for until they have left."""
         comm, way, letter = self._comm, self._comm.way(dst, True), pickled(x)
         with comm.end.lock:
             way.announce_letter()
             posted_s = time.perf_counter()
             self._post.send(letter, way.world, comm.context)
         self._note(True, way.world, len(letter), posted_s)
-        return []
+        return comm.post(*(Send(wire, dst) for wire in wires)) if wires else []
 
     def expect(self, src: int) -> None:
         """What comes from `src` has room already."""

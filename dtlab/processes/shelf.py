@@ -36,6 +36,8 @@ POSSIBLE = hasattr(os, "memfd_create") and hasattr(mmap, "MADV_REMOVE")  # Linux
 _HEAD = 4096  # of a block: its word; then, on a page's edge, what it holds
 _GRAIN = 1 << 14  # a block's length is a multiple of it
 _STRETCH = 1 << 40  # bytes of the file, for each rank
+# So much of it is mapped at once, or one block, if that is longer: Python opens a file a mapping.
+_WINDOW = 1 << 26
 LIMIT_BYTES = 1 << 30  # of memory that one rank's blocks may take
 _LOOKS = 8  # at blocks that may be free, before another one is cut
 
@@ -50,25 +52,26 @@ class Shelf:
 
     def __init__(self, fd: int, begin: int, ranks: int, rank: int):
         """`fd` stays open: it is the shelf's from here on. begin: where in the file it begins."""
-        begin = -(-begin // _GRAIN) * _GRAIN
+        begin = -(-begin // _WINDOW) * _WINDOW
         self._fd, self._next = fd, begin + rank * _STRETCH
         end = begin + ranks * _STRETCH
         if os.fstat(fd).st_size < end:
-            with contextlib.suppress(OSError):  # files may not be so long here: see `_free`
+            with contextlib.suppress(OSError):  # files may not be so long here: see `_cut`
                 os.ftruncate(fd, end)
-        self._maps: dict[int, mmap.mmap] = {}  # block → its memory, mine or another's
+        self._windows: dict[int, mmap.mmap] = {}  # where in the file → memory, mine or another's
         self._mine: dict[int, deque[int]] = defaultdict(deque)  # length → my blocks
-        self._taken = 0  # bytes in my blocks
+        self._taken = 0  # bytes of memory in my blocks
+        self._hollow: set[int] = set()  # my blocks that have none
         self._shown: dict[int, tuple[int, int]] = {}  # address of a block of mine → block, length
 
     def empty(self, dtype: torch.dtype, numel: int) -> torch.Tensor | None:
         """A vector on the shelf, its elements not set; None if there is no room."""
         nbytes = numel * dtype.itemsize
-        block = self._free(nbytes)
-        if block is None:
+        found = self._free(nbytes)
+        if found is None:
             return None
-        x = self._tensor(block, _HEAD, nbytes).view(dtype)
-        self._shown[x.data_ptr()] = block, len(self._maps[block])
+        x = self._tensor(*found, _HEAD, nbytes).view(dtype)
+        self._shown[x.data_ptr()] = found
         return x
 
     def lay(self, x: torch.Tensor) -> tuple[Place, bool] | None:
@@ -76,72 +79,101 @@ class Shelf:
         no room."""
         base = x.untyped_storage().data_ptr()
         shown = self._shown.get(base)
-        if shown is not None and shown[0] in self._maps and is_plain(x):
+        if shown is not None and is_plain(x):
             return (*shown, _HEAD + x.data_ptr() - base, x.nbytes), False
-        block = self._free(x.nbytes)
-        if block is None:
+        found = self._free(x.nbytes)
+        if found is None:
             return None
-        memory = self._maps[block]
+        memory, at = self._memory(*found)
         with several_cores(x.nbytes):
-            torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=_HEAD).copy_(x.detach())
-        return (block, len(memory), _HEAD, x.nbytes), True
+            torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=at + _HEAD).copy_(
+                x.detach())
+        return (*found, _HEAD, x.nbytes), True
 
     def take_back(self, place: Place) -> None:
         """The gift that was laid there will not be read."""
-        self._maps[place[0]][0] = 0
+        memory, at = self._memory(*place[:2])
+        memory[at] = 0
 
     def look(self, place: Place, gift: bool) -> torch.Tensor:
         """What lies there, as bytes. A gift is the caller's for as long as it is kept."""
-        block, length, at, nbytes = place
-        if block not in self._maps:
-            self._maps[block] = mmap.mmap(self._fd, length, offset=block)
+        block, length, begin, nbytes = place
         if gift:
-            return self._tensor(block, at, nbytes)
-        return torch.frombuffer(self._maps[block], dtype=torch.uint8, count=nbytes, offset=at)
+            return self._tensor(block, length, begin, nbytes)
+        memory, at = self._memory(block, length)
+        return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=at + begin)
 
-    def _tensor(self, block: int, at: int, nbytes: int) -> torch.Tensor:
+    def _memory(self, block: int, length: int) -> tuple[mmap.mmap, int]:
+        """The memory in which a block lies, and where in it."""
+        start = block - block % _WINDOW
+        memory = self._windows.get(start)
+        if memory is None:
+            nbytes = -(-(block + length - start) // _WINDOW) * _WINDOW
+            memory = self._windows[start] = mmap.mmap(self._fd, nbytes, offset=start)
+        return memory, block - start
+
+    def _tensor(self, block: int, length: int, begin: int, nbytes: int) -> torch.Tensor:
         """Bytes of a block, which is free again once no tensor lies in it."""
-        memory = self._maps[block]
-        array = np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=at)
-        weakref.finalize(array, _release, memory, os.getpid()).atexit = False
+        memory, at = self._memory(block, length)
+        array = np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=at + begin)
+        weakref.finalize(array, _release, memory, at, os.getpid()).atexit = False
         return torch.from_numpy(array)
 
-    def _free(self, nbytes: int) -> int | None:
-        """A block of mine that nobody has, with room for so many bytes; now it is in use. None if
-        memory is short, or there is nothing to be laid anywhere."""
+    def _free(self, nbytes: int) -> tuple[int, int] | None:
+        """A block of mine that nobody has, with room for so many bytes, and its length; now it is
+        in use. None if memory is short, or there is nothing to be laid anywhere."""
         if not nbytes:
             return None
         length = -(-(_HEAD + nbytes) // _GRAIN) * _GRAIN
         blocks = self._mine[length]
         for _ in range(min(len(blocks), _LOOKS)):  # each of them has its turn
             blocks.rotate(-1)
-            memory = self._maps[blocks[-1]]
-            if not memory[0]:
-                memory[0] = 1
-                return blocks[-1]
-        if self._taken + length > LIMIT_BYTES:
-            self._clear()
+            if blocks[-1] in self._hollow or self._is_idle(blocks[-1], length):
+                break
+        else:
+            if not self._cut(length):
+                return None
+        block = blocks[-1]
+        if block in self._hollow:
+            if self._taken + length > LIMIT_BYTES:
+                self._clear()
             if self._taken + length > LIMIT_BYTES:
                 return None
+            self._hollow.remove(block)
+            self._taken += length
+        memory, at = self._memory(block, length)
+        memory[at] = 1
+        return block, length
+
+    def _is_idle(self, block: int, length: int) -> bool:
+        memory, at = self._memory(block, length)
+        return not memory[at]
+
+    def _cut(self, length: int) -> bool:
+        """Another block, hollow, the last of its length. Was that possible?"""
         block = self._next
+        if block % _WINDOW + length > _WINDOW:  # it would not fit: let it begin a window
+            block = -(-block // _WINDOW) * _WINDOW
         try:
-            memory = self._maps[block] = mmap.mmap(self._fd, length, offset=block)
+            self._memory(block, length)
         except (OSError, ValueError):  # no memory, or the file ends before: then tensors travel
-            return None
-        self._next += length
-        blocks.append(block)
-        self._taken += length
-        memory[0] = 1
-        return block
+            return False
+        self._next = block + length
+        if length > _WINDOW:  # nothing else lies there
+            self._next = -(-self._next // _WINDOW) * _WINDOW
+        self._mine[length].append(block)
+        self._hollow.add(block)
+        return True
 
     def _clear(self) -> None:
         """Give back the memory of blocks that nobody has."""
         for length, blocks in self._mine.items():
-            idle = [block for block in blocks if not self._maps[block][0]]
-            for block in idle:
-                self._maps.pop(block).madvise(mmap.MADV_REMOVE)
-                blocks.remove(block)
-            self._taken -= length * len(idle)
+            for block in blocks:
+                if block not in self._hollow and self._is_idle(block, length):
+                    memory, at = self._memory(block, length)
+                    memory.madvise(mmap.MADV_REMOVE, at, length)
+                    self._hollow.add(block)
+                    self._taken -= length
 
 
 class Passing:
@@ -176,9 +208,9 @@ class Passing:
                                   time.perf_counter(), comm.label))
 
 
-def _release(memory: mmap.mmap, pid: int) -> None:
+def _release(memory: mmap.mmap, at: int, pid: int) -> None:
     """Whoever had this block is done with it. A lock is a memory fence: what they read of it, they
     have read before. (A forked child has its parent's tensors, too, but not its say.)"""
     with threading.Lock():
         if os.getpid() == pid:
-            memory[0] = 0
+            memory[at] = 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from dtlab.comm import Comm, Work
+import torch
+
+from dtlab.comm import Comm, Send, Work
 
 
 class Carrier:
@@ -18,9 +21,12 @@ class Carrier:
         self._comm = comm
         self._expected: dict[int, tuple[list[Any], Work]] = {}
 
-    def send(self, letter: Any, dst: int) -> list[Work]:
-        """Send `letter`, any object, and return at once: what to wait for until it has left."""
-        return [self._comm.isend(letter, dst)]
+    def send(self, letter: Any, dst: int, wires: Sequence[torch.Tensor] = ()) -> list[Work]:
+        """Send `letter`, any object, with its wires behind it, and return at once: what to wait for
+        until they have left."""
+        if not wires:
+            return [self._comm.isend(letter, dst)]
+        return self._comm.post(Send(letter, dst), *(Send(wire, dst) for wire in wires))
 
     def expect(self, src: int) -> None:
         """Make room for the next letter from `src` before it is asked for: it comes sooner, for it

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.comm import Comm, Recv, Work
 from dtlab.errors import RankDied
 from dtlab.patience import arrived, wait_any
 from dtlab.ps import packing
@@ -120,9 +120,7 @@ class Mail:
         """The letter and the wires that follow it, on their way; None if `dst` is dead."""
         laid: Sequence[Laid | None] = letter[-1]
         try:
-            works = self._carrier.send(letter, dst)
-            if follow:
-                works += self.comm.post(*(Send(wire, dst) for wire in follow))
+            works = self._carrier.send(letter, dst, follow)
         except RuntimeError:  # its connection has broken, which we have not been told yet
             for place, gift in filter(None, laid):
                 if gift:

@@ -113,7 +113,13 @@ def test_a_letter_on_its_way_is_no_deadlock() -> None:
             comm.letters.send("late", 1)  # type: ignore[attr-defined]
             return comm.recv_object(1)
         box: Any = comm.end.post  # type: ignore[attr-defined]
-        read, box._next = box._next, lambda: time.sleep(1.0) or read()
+        read = box._next
+
+        def slowly() -> Any:
+            time.sleep(1.0)
+            return read()
+
+        box._next = slowly
         comm.send(comm.letters.receive(0)[1], 0)  # type: ignore[attr-defined]
         return None
 

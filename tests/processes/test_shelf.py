@@ -69,14 +69,54 @@ def test_what_does_not_lie_as_it_reads_is_copied(two: tuple[Shelf, Shelf]) -> No
         assert torch.equal(theirs.look(*laid).view(x.dtype), x)
 
 
-def test_an_address_tells_nothing_once_the_block_is_gone(two: tuple[Shelf, Shelf]) -> None:
-    """The system may give it to any tensor then."""
+def test_many_blocks_need_few_open_files(two: tuple[Shelf, Shelf]) -> None:
     mine, theirs = two
-    x = torch.ones(9)
-    mine._shown[x.data_ptr()] = 1 << 30, 1 << 14
-    laid = mine.lay(x)
-    assert laid is not None
-    assert torch.equal(theirs.look(*laid).view(x.dtype), x)
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [mine.empty(torch.int64, 1 + 512 * (number % 30)) for number in range(2000)]
+    found = []
+    for number, x in enumerate(kept):
+        assert x is not None
+        x.fill_(number)
+        laid = mine.lay(x)
+        assert laid is not None
+        found.append(theirs.look(*laid).view(x.dtype))
+    assert [int(x[-1]) for x in found] == list(range(2000))
+    assert len({x.data_ptr() for x in found}) == 2000
+    assert len(os.listdir("/proc/self/fd")) - before < 20
+
+
+@pytest.mark.parametrize("mebibytes", [30, 40, 63, 64, 65, 130])
+def test_blocks_about_as_long_as_a_window_lie_apart(
+    two: tuple[Shelf, Shelf], mebibytes: int
+) -> None:
+    mine, theirs = two
+    kept = [mine.empty(torch.uint8, mebibytes << 20), mine.empty(torch.uint8, 100),
+            mine.empty(torch.uint8, mebibytes << 20), mine.empty(torch.uint8, 100)]
+    found = []
+    for number, x in enumerate(kept):
+        assert x is not None
+        x[::4096] = number
+        x[-1] = number
+        laid = mine.lay(x)
+        assert laid is not None
+        found.append(theirs.look(*laid))
+    for number, x in enumerate(found):
+        assert x[::4096].unique().tolist() == [number] == x[-1:].tolist()
+
+
+def test_what_was_given_back_serves_again_where_it_was(two: tuple[Shelf, Shelf]) -> None:
+    mine, _ = two
+    first = mine.empty(torch.uint8, 50_000)
+    assert first is not None
+    address, taken = first.data_ptr(), mine._taken
+    first.fill_(7)
+    del first
+    mine._clear()
+    assert mine._taken == 0
+    again = mine.empty(torch.uint8, 50_000)
+    assert again is not None
+    assert (again.data_ptr(), mine._taken) == (address, taken)
+    assert not again.any()  # its memory had gone
 
 
 def test_memory_is_free_once_no_tensor_lies_in_it(two: tuple[Shelf, Shelf]) -> None:
