@@ -42,7 +42,7 @@ _LOOK_S = 0.5  # who waits for long looks so often whether the sender lives
 
 def boxes(ranks: int) -> list[tuple[socket.socket, socket.socket]]:
     """For each rank of a new crew: the end from which it reads, and that to which all others write.
-    None, if there is no post."""
+    Empty where there is no post."""
     if not POSSIBLE or not 1 < ranks <= MOST_RANKS:
         return []
     return [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(ranks)]

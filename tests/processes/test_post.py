@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtlab import Comm, Deadlock, RankFailed, Session, collectives, run
+from dtlab import Comm, Deadlock, RankFailed, RunTimeout, Session, collectives, run
 from dtlab.processes import post
 from dtlab.processes.board import EPOCH
 from dtlab.processes.post import Post
@@ -105,6 +105,21 @@ def test_who_waits_for_a_letter_that_nobody_sends_is_named() -> None:
     with pytest.raises(Deadlock) as caught:
         run(body, None, ranks=3, timeout=30)
     assert [(row.rank, row.peer) for row in caught.value.waiting if row.peer] == [(1, "anyone")]
+
+
+def test_who_waits_until_letters_have_left_is_named() -> None:
+    def body(comm: Comm) -> None:
+        if comm.rank == 0:
+            for number in range(3000):
+                comm.letters.send(number, 1)  # type: ignore[attr-defined]
+            comm.letters.flush()  # type: ignore[attr-defined]
+        else:
+            time.sleep(60)
+
+    with pytest.raises(RunTimeout) as caught:
+        run(body, ranks=2, timeout=2)
+    first = caught.value.waiting[0]
+    assert (first.rank, first.doing, first.peer) == (0, "send", "1")
 
 
 def test_a_letter_on_its_way_is_no_deadlock() -> None:
