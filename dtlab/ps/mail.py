@@ -80,7 +80,7 @@ class Mail:
         self.seen: Counter[int] = Counter()
         self.received_bytes = self.sent_bytes = 0
         self.room: Callable[[int, tuple[Any, ...], list[Size]], Rooms] = anywhere
-        self.to_myself: Callable[[tuple[Any, ...], list[torch.Tensor]], None]
+        self.to_myself: Callable[[tuple[Any, ...], list[torch.Tensor]], None] = _nobody
         self._kept: dict[int, deque[tuple[list[Work], list[torch.Tensor]]]] = {}
         self._released: Counter[int] = Counter()
         self._lent: Counter[int] = Counter()  # memory that may still be on its way
@@ -303,6 +303,7 @@ class Mail:
         self._carrier.flush()
         for dst, kept in self._kept.items():
             self._release(dst, self._released[dst] + len(kept))
+        self.room, self.to_myself = anywhere, _nobody  # else node and mail would hold each other
 
     def _release(self, dst: int, seen: int) -> None:
         """`dst` has had my first `seen` letters: they are over."""
@@ -328,6 +329,10 @@ class Mail:
 def anywhere(src: int, body: tuple[Any, ...], sizes: list[Size]) -> Rooms:
     """See `Mail.room`."""
     return [None] * len(sizes)
+
+
+def _nobody(body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    """See `Mail.to_myself`."""
 
 
 def _memory(x: torch.Tensor) -> int:

@@ -66,7 +66,7 @@ def test_threads_of_one_rank_wait_side_by_side() -> None:
     def wait(context: int) -> None:
         found[context] = b.receive([0], context)[1]
 
-    threads = [threading.Thread(target=wait, args=(context,)) for context in range(5)]
+    threads = [threading.Thread(target=wait, args=(at,), daemon=True) for at in range(5)]
     for thread in threads:
         thread.start()
     for context in (3, 0, 4, 2, 1):  # whoever reads gets the others' letters, too

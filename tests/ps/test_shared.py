@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -178,3 +180,25 @@ def test_keys_move_between_servers_whose_weights_are_shown() -> None:
 
     found = run(work, ranks=4).values
     assert found == [[], [], [6.0 + i for i in range(6)], [6.0 + i for i in range(6)]]
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_a_server_that_has_ended_keeps_no_memory(colocated: bool) -> None:
+    """Not even until the garbage collector comes: in a Session that may be late."""
+    def train(comm: Comm) -> bool:
+        gc.disable()
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.1), colocated=colocated)
+        if node.is_server:
+            node.serve()
+        else:
+            node.init({"w": torch.zeros(100_000)})
+            node.push({"w": torch.ones(100_000)})
+            node.pull(["w"])
+            node.finish()
+        if node._server is None:
+            return True
+        left = weakref.ref(node), weakref.ref(node._server.store)
+        del node
+        return left[0]() is None and left[1]() is None
+
+    assert all(run(train, ranks=3).values)
