@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +63,7 @@ class Shelf:
         self._mine: dict[int, deque[int]] = defaultdict(deque)  # length → my blocks
         self._taken = 0  # bytes of memory in my blocks
         self._hollow: set[int] = set()  # my blocks that have none
+        self._left: list[torch.Tensor] = []
         self._shown: dict[int, tuple[int, int]] = {}  # address of a block of mine → block, length
 
     def empty(self, dtype: torch.dtype, numel: int) -> torch.Tensor | None:
@@ -94,6 +96,10 @@ class Shelf:
         """The gift that was laid there will not be read."""
         memory, at = self._memory(*place[:2])
         memory[at] = 0
+
+    def keep(self, shown: Iterable[torch.Tensor]) -> None:
+        """Their owner ends, and does not wait until all have read them: they stay."""
+        self._left += shown
 
     def look(self, place: Place, gift: bool) -> torch.Tensor:
         """What lies there, as bytes. A gift is the caller's for as long as it is kept."""
@@ -182,7 +188,7 @@ class Passing:
     def __init__(self, comm: GlooComm, shelf: Shelf):
         self._comm = comm
         self.empty, self.lay, self.take_back = shelf.empty, shelf.lay, shelf.take_back
-        self._look = shelf.look
+        self.keep, self._look = shelf.keep, shelf.look
 
     def passed(self, place: Place, dst: int) -> None:
         """Rank `dst` has been told of `place`."""

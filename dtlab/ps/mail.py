@@ -1,11 +1,11 @@
-"""How the nodes of a parameter server write to each other, on `Comm` alone.
+"""How the nodes of a parameter server write to each other.
 
 A *letter* is a small object (who wants what), and its *wires*: the tensors themselves, never
 pickled. Both are posted at once, so a letter that has begun to arrive ends arriving whatever its
 sender does next; that is why nodes never wait for a send before they read what others wrote, and
 why two that write to each other at the same time don't block. Where nodes can read each other's
 memory (`shared`, see `dtlab.processes.shelf`), wires need not travel: the letter says where they
-lie.
+lie. How letters themselves get there, their `Carrier` knows.
 
 A server must take in what several workers send at the same time side by side, not one after the
 other, or the faster ports would idle. So a large push is *marked*: the server makes room for its
@@ -302,6 +302,8 @@ class Mail:
         """Wait until every letter has arrived. For the end, when all are being read."""
         self._carrier.flush()
         for dst, kept in self._kept.items():
+            if self._shared is not None:
+                self._shared.keep([wire for _, wires in kept for wire in wires])
             self._release(dst, self._released[dst] + len(kept))
         self.room, self.to_myself = anywhere, _nobody  # else node and mail would hold each other
 

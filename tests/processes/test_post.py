@@ -117,7 +117,7 @@ def test_who_waits_until_letters_have_left_is_named() -> None:
             time.sleep(60)
 
     with pytest.raises(RunTimeout) as caught:
-        run(body, ranks=2, timeout=2)
+        run(body, ranks=2, timeout=5)
     first = caught.value.waiting[0]
     assert (first.rank, first.doing, first.peer) == (0, "send", "1")
 

@@ -202,3 +202,31 @@ def test_a_server_that_has_ended_keeps_no_memory(colocated: bool) -> None:
         return left[0]() is None and left[1]() is None
 
     assert all(run(train, ranks=3).values)
+
+
+def test_weights_stay_until_they_are_read_though_their_server_has_ended() -> None:
+    """A worker that finishes before it has read what it pulled, while the server goes on."""
+    def train(comm: Comm) -> list[float]:
+        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.1))
+        if node.is_server:
+            node.serve()
+            del node
+            for _ in range(20):  # whatever is free now, is used
+                comm.end.shelf.empty(torch.float32, 50_000).fill_(-1)  # type: ignore[attr-defined]
+            comm.send(torch.ones(1), 1)
+            return []
+        node.init({"w": torch.full((50_000,), 3.0)})
+        handle = node.pull_async(["w"])
+        box: Any = comm.end.post  # type: ignore[attr-defined]
+        read = box._next
+
+        def only_when_it_is_over() -> int:
+            box._next = read
+            comm.recv(torch.ones(1), 0)
+            return int(read())
+
+        box._next = only_when_it_is_over
+        node.finish()
+        return handle.wait()["w"].unique().tolist()  # type: ignore[no-any-return]
+
+    assert run(train, ranks=2).values[1] == [3.0]
