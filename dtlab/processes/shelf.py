@@ -63,7 +63,7 @@ class Shelf:
         self._mine: dict[int, deque[int]] = defaultdict(deque)  # length → my blocks
         self._taken = 0  # bytes of memory in my blocks
         self._hollow: set[int] = set()  # my blocks that have none
-        self._left: list[torch.Tensor] = []
+        self._left: list[torch.Tensor] = []  # see `keep`
         self._shown: dict[int, tuple[int, int]] = {}  # address of a block of mine → block, length
 
     def empty(self, dtype: torch.dtype, numel: int) -> torch.Tensor | None:
@@ -165,8 +165,6 @@ class Shelf:
         except (OSError, ValueError):  # no memory, or the file ends before: then tensors travel
             return False
         self._next = block + length
-        if length > _WINDOW:  # nothing else lies there
-            self._next = -(-self._next // _WINDOW) * _WINDOW
         self._mine[length].append(block)
         self._hollow.add(block)
         return True
