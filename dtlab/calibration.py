@@ -114,7 +114,7 @@ def burst(comm: Comm, messages: int, repeats: int) -> list[float]:
     return times[1:]
 
 
-def overhead_s(comm: Comm, repeats: int, messages: int = 8) -> float:
+def overhead_s(comm: Comm, repeats: int, messages: int = 32) -> float:
     """Seconds that each message after the first adds to a burst of them."""
     one, many = (float(np.median(burst(comm, count, repeats))) for count in (1, messages))
     return max(many - one, 0.0) / (messages - 1)

@@ -77,36 +77,39 @@ def in_turn(comm: Comm, *ops: Send | Recv) -> None:
 
 
 @lru_cache
-def others(rank: int, ranks: int) -> tuple[int, ...]:
-    """All other ranks, from the next one on.
+def others(rank: int, members: range) -> tuple[int, ...]:
+    """All of `members` but `rank`, from the one after it on, so that not all begin with the same.
 
-    >>> others(1, 4)
+    >>> others(1, range(4))
     (2, 3, 0)
     """
-    return tuple([(rank + distance) % ranks for distance in range(1, ranks)])
+    place = members.index(rank)
+    return *members[place + 1 :], *members[:place]
 
 
 def rows(
-    comm: Comm, leaving: torch.Tensor, dsts: tuple[int, ...], arriving: torch.Tensor,
-    srcs: tuple[int, ...],
+    comm: Comm, leaving: torch.Tensor, arriving: torch.Tensor, members: range
 ) -> None:
-    """Row r of `leaving` goes to rank r, for each other rank r in `dsts`, while row r of `arriving`
-    comes from rank r, for each in `srcs`; one's own row is copied. All together.
+    """Row i of `leaving` goes to rank members[i], row i of `arriving` comes from there; one's own
+    row is copied. All together.
 
-    Shapes: (p, n) both, on all ranks, else `ShapeMismatch`. Cost: as `Comm.exchange`.
+    Shapes: (len(members), n) both, on all members, of which this rank is one, else `ShapeMismatch`.
+    Cost: as `Comm.exchange`.
     """
     better = getattr(comm, "rows", None)
     if better is None:
-        one_call(comm, leaving, dsts, arriving, srcs)
+        one_call(comm, leaving, arriving, members)
     else:
-        better(leaving, dsts, arriving, srcs)
+        better(leaving, arriving, members)
 
 
 def one_call(
-    comm: Comm, leaving: torch.Tensor, dsts: tuple[int, ...], arriving: torch.Tensor,
-    srcs: tuple[int, ...],
+    comm: Comm, leaving: torch.Tensor, arriving: torch.Tensor, members: range
 ) -> None:
     """`rows` on any communicator."""
-    into, out = arriving.unbind(), leaving.unbind()
+    into = dict(zip(members, arriving.unbind(), strict=True))
+    out = dict(zip(members, leaving.unbind(), strict=True))
     into[comm.rank].copy_(out[comm.rank])
-    comm.exchange(*(Recv(into[src], src) for src in srcs), *(Send(out[dst], dst) for dst in dsts))
+    peers = others(comm.rank, members)
+    comm.exchange(*(Recv(into[peer], peer) for peer in peers),
+                  *(Send(out[peer], peer) for peer in peers))

@@ -5,7 +5,6 @@ In the registry of `all_reduce`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +12,9 @@ import torch
 from dtlab.collectives.all_reduce import ring
 from dtlab.collectives.registry import algorithm, cut
 from dtlab.collectives.ring import Lap, all_gather_, reduce_scatter_
-from dtlab.collectives.view import View
+from dtlab.collectives.view import View, lines
 from dtlab.comm import Comm
+from dtlab.cost.model import best_divisor
 from dtlab.errors import ConfigError
 from dtlab.reduction import Op
 
@@ -30,7 +30,7 @@ def hierarchical(
     Cost: 4(k−1) + 2(p/k−1) rounds; leaders carry all n bytes.
     Source: Jia et al. 2018, "Highly scalable deep learning training system", §3.3.
     """
-    k = _divisor(comm.size) if group is None else group
+    k = best_divisor(comm.size) if group is None else group
     if k < 1 or comm.size % k:
         raise ConfigError(f"hierarchical: {comm.size} ranks don't form groups of {k}; "
                           f"choose a divisor of {comm.size}")
@@ -63,15 +63,13 @@ def torus(
     Cost: 2(X−1) + 2(Y−1) rounds, 2(p−1)/p·nβ + (p−1)/p·nγ: the ring's bytes, far fewer rounds.
     Source: Mikami et al. 2018, "Massively distributed SGD", §3.2.
     """
-    columns, rows = shape or (comm.size // _divisor(comm.size), _divisor(comm.size))
+    columns, rows = shape or (comm.size // best_divisor(comm.size), best_divisor(comm.size))
     if columns < 1 or rows < 1 or columns * rows != comm.size:
         raise ConfigError(f"torus: a grid of {columns} × {rows} doesn't fit {comm.size} ranks")
-    column, start = comm.rank % columns, comm.rank - comm.rank % columns
-    row = View(comm, range(start, start + columns))
-    pillar = View(comm, range(column, comm.size, columns))
+    row, pillar = (View(comm, line) for line in lines(comm.rank, columns, comm.size))
     chunks = cut(x, columns)
     reduce_scatter_(row, chunks, op)
-    ring(pillar, chunks[(column + 1) % columns], op)
+    ring(pillar, chunks[(row.rank + 1) % columns], op)
     all_gather_(row, chunks)
     return x
 
@@ -103,8 +101,3 @@ def two_ring(
         for lap in laps:
             lap.after(step)
     return x
-
-
-def _divisor(p: int) -> int:
-    """The largest divisor of p that is at most √p."""
-    return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)

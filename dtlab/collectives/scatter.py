@@ -52,7 +52,7 @@ def linear(
     if rows is None:
         comm.recv(x, root)
         return x
-    in_turn(comm, *(Send(rows[rank], rank) for rank in others(root, comm.size)))
+    in_turn(comm, *(Send(rows[rank], rank) for rank in others(root, range(comm.size))))
     return x.copy_(rows[root])
 
 

@@ -1,4 +1,4 @@
-"""Some ranks of a communicator, renumbered, without asking anyone."""
+"""Some ranks of a communicator, renumbered, without asking anyone; those of a row, of a column."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ class View(Comm):
 
     def _next_context(self) -> int:
         raise NotImplementedError("split the whole communicator instead")
+
+
+def lines(rank: int, columns: int, ranks: int) -> tuple[range, range]:
+    """The row and the column of `rank` in a grid of all ranks, where rank = columns·row + column.
+
+    >>> lines(5, 4, 8)
+    (range(4, 8), range(1, 8, 4))
+    """
+    first = rank - rank % columns
+    return range(first, first + columns), range(rank % columns, ranks, columns)

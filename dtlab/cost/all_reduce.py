@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from itertools import accumulate
 
 from dtlab.cost import broadcast_reduce as tree
-from dtlab.cost.model import Form, chunk_bytes, core_of, costs, lg_ceil
+from dtlab.cost.model import Form, best_divisor, chunk_bytes, core_of, costs, lg_ceil
 
 
 def one_after_the_other(first: Form, second: Form) -> Form:
@@ -111,11 +110,6 @@ def two_ring(p: int, n: int, itemsize: int) -> Form:
     reduced = forms[0].reduced_bytes + forms[1].reduced_bytes
     steps = 2 * (p - 1)
     return Form(steps, path, reduced, sent, [2 * steps] * p, exact=False)
-
-
-def best_divisor(p: int) -> int:
-    """The largest divisor of p that is at most √p: how grids and groups are formed unasked."""
-    return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
 
 
 @costs("all_reduce", "hierarchical")

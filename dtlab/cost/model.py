@@ -199,6 +199,11 @@ def core_of(p: int) -> tuple[int, int]:
     return core, p - core
 
 
+def best_divisor(p: int) -> int:
+    """The largest divisor of p that is at most √p: how grids and groups are formed unasked."""
+    return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
+
+
 def chunk_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:
     """Sizes of the pieces when a vector is cut as torch.tensor_split cuts it: big ones first."""
     if nbytes % itemsize:

@@ -6,7 +6,7 @@ n is the size of all p parts together, b = n/p that of one.
 from __future__ import annotations
 
 from dtlab.cost.broadcast_reduce import binomial_children
-from dtlab.cost.model import Form, core_of, costs, lg_ceil
+from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil
 
 
 def subtree_parts(p: int) -> list[int]:
@@ -129,6 +129,15 @@ def all_to_all_pairwise(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ)."""
     total = (p - 1) * (n // p)
     return Form(p - 1, total, 0, [total] * p, [p - 1] * p)
+
+
+@costs("all_to_all", "mesh")
+def all_to_all_mesh(p: int, n: int, itemsize: int) -> Form:
+    """2α + (2p − X − Y)bβ on a grid of X × Y: X − 1 messages of Y parts, then Y − 1 of X."""
+    y = best_divisor(p)
+    x = p // y
+    rounds, total = (x > 1) + (y > 1), (2 * p - x - y) * (n // p)
+    return Form(rounds, total, 0, [total] * p, [x + y - 2] * p)
 
 
 @costs("all_to_all", "bruck")

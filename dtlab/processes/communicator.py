@@ -27,7 +27,7 @@ from dtlab.processes.relay import relay
 from dtlab.processes.shelf import Passing
 from dtlab.processes.watch import Bell
 from dtlab.reduction import combine_
-from dtlab.relay import one_call
+from dtlab.relay import one_call, others
 
 _SCRATCH_BYTES = 64 << 20  # keep no more than this
 _TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
@@ -110,23 +110,22 @@ class GlooComm(Comm):
                 into, headers, wires, sum([wire.nbytes for wire in wires])
             )
 
-    def rows(
-        self, leaving: torch.Tensor, dsts: tuple[int, ...], arriving: torch.Tensor,
-        srcs: tuple[int, ...],
-    ) -> None:
+    def rows(self, leaving: torch.Tensor, arriving: torch.Tensor, members: range) -> None:
         """See `dtlab.relay.rows`."""
         if not (self._on_cpu and is_plain(leaving) and is_plain(arriving)):
-            one_call(self, leaving, dsts, arriving, srcs)
+            one_call(self, leaving, arriving, members)
             return
-        into, out, me = arriving.unbind(), leaving.unbind(), self.rank
-        xs = [into[src] for src in srcs] + [out[dst] for dst in dsts]
-        headers = [self.header(into[me])] * len(srcs) + [self.header(out[me])] * len(dsts)
-        wires = xs if into[me].nbytes else [NOTHING] * len(xs)
+        into, out = list(arriving.unbind()), list(leaving.unbind())
+        me, peers = members.index(self.rank), others(self.rank, members)
+        room, own = into.pop(me), out.pop(me)
+        if not peers:
+            room.copy_(own)
+            return
+        xs = into[me:] + into[:me] + out[me:] + out[:me]  # in the order of `peers`
+        headers = [self.header(room)] * len(peers) + [self.header(own)] * len(peers)
+        wires = xs if own.nbytes else [NOTHING] * len(xs)
         nbytes = arriving.nbytes + leaving.nbytes
-        if xs:
-            self._fan(srcs, dsts).move(xs, headers, wires, nbytes, lambda: into[me].copy_(out[me]))
-        else:
-            into[me].copy_(out[me])
+        self._fan(peers, peers).move(xs, headers, wires, nbytes, lambda: room.copy_(own))
 
     def send(self, x: Any, dst: int) -> None:
         """As in `Comm`; tensors that Gloo can take as they are go the short way, here and below."""

@@ -14,8 +14,10 @@ import torch
 
 from dtlab import Comm, collectives, cost, plots, simulate
 from dtlab.collectives import ALGORITHMS
+from dtlab.collectives.auto import cheapest
 from dtlab.cost.broadcast_reduce import chain_form
 from dtlab.grading.exercise import catalogue
+from dtlab.machine import Machine
 from dtlab.topology import uniform
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -238,6 +240,37 @@ def test_bruck_sends_about_half_a_round_and_never_more(prose: str, ranks: int) -
     assert all(trace.sent_bytes(rank) <= n * lg / 2 for rank in range(ranks))
     if ranks & (ranks - 1) == 0:
         assert trace.sent_bytes(0) == n * lg / 2
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_mesh_sends_a_row_and_a_column_of_messages(prose: str, ranks: int) -> None:
+    assert "X + Y − 2 messages a rank instead of p − 1, in two rounds" in prose
+    assert "There the mesh is linear" in prose
+    x, y = min(((p, ranks // p) for p in range(1, ranks + 1) if ranks % p == 0),
+               key=lambda grid: (abs(grid[0] - grid[1]), grid[1]))
+    trace = run(ranks, "all_to_all", "mesh", 400 * ranks).trace
+    straight = run(ranks, "all_to_all", "linear", 400 * ranks).trace
+    for rank in range(ranks):
+        assert trace.messages(rank) == x + y - 2
+        direct = 400 * (x - 1 + y - 1)  # to its own row and column
+        assert trace.sent_bytes(rank) == direct + 2 * 400 * (ranks - x - y + 1) == (
+            2 * straight.sent_bytes(rank) - direct)  # "nearly all parts travel twice"
+
+
+def test_after_one_round_of_the_mesh_a_column_knows_what_its_row_has_to_say(prose: str) -> None:
+    assert "for each rank in its own column, all that its row has to say" in prose
+    frame = plots.stepper_frames("all_to_all", "mesh", 6)[1]
+    for me, to in itertools.product(range(6), repeat=2):
+        row = [rank for rank in range(6) if rank // 3 == me // 3]
+        has = [source for source in range(6) if frame.holds[me, to, source]]
+        assert has == (row if to % 3 == me % 3 else [me])
+
+
+def test_the_mesh_is_first_where_parts_are_small_and_cores_few(prose: str) -> None:
+    assert "Neither the fewest messages nor the fewest bytes: in between" in prose
+    laptop = Machine(alpha=60e-6, beta=0.25e-9, gamma=0, lanes=2, overhead=20e-6)
+    assert cheapest("all_to_all", 8, 8 * 64, 4, laptop) == "mesh"
+    assert cheapest("all_to_all", 8, 8 * 131_072, 4, laptop) == "linear"
 
 
 # ---- scan, order, barrier ----------------------------------------------------------------------
