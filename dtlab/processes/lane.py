@@ -198,6 +198,7 @@ class Fan:
                           for sends in (False, True))
         self._doing = RECV if not goals else EXCHANGE if origins else SEND
         self._record = (False, sum(origins), ALL, True, sum(goals), ALL)
+        self._posts = [(way.gloo, way.world) for way in self._ways]
 
     def move(
         self, xs: Sequence[torch.Tensor], headers: Sequence[Announced],
@@ -213,8 +214,8 @@ class Fan:
         with end.lock:
             self._announce(headers)
             posted_s = time.perf_counter()
-            handles = [way.gloo([wire], way.world, tag)
-                       for way, wire in zip(ways, wires, strict=True)]
+            handles = [post([wire], world, tag)
+                       for (post, world), wire in zip(self._posts, wires, strict=True)]
         if own is not None:
             own()
         end.waits(self._peers, label, self._doing, context, xs[0].nbytes, *self._record)
@@ -227,6 +228,7 @@ class Fan:
             else:
                 for handle in handles:
                     handle.wait()
+            del handles[:-1]  # Gloo has let go of these while we waited for the last
         finally:
             end.runs()
             end.bury(handles, nbytes)
