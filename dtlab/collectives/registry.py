@@ -106,9 +106,10 @@ def check_tensor(comm: Comm, x: Any, collective: str) -> None:
                             f"elements share memory; give it a copy (x.contiguous())")
 
 
-def check_parts(comm: Comm, parts: Any, collective: str, like: torch.Tensor | None = None) -> None:
-    """Raise unless `parts` is a tensor of shape (p, …): one part a rank; each like `like`."""
-    check_tensor(comm, parts, collective)
+def check_parts(
+    comm: Comm, parts: torch.Tensor, collective: str, like: torch.Tensor | None = None
+) -> None:
+    """Raise unless the shape of `parts` is (p, …): one part a rank; each like `like`."""
     shape = tuple(parts.shape)
     if not shape or shape[0] != comm.size:
         raise ShapeMismatch(
@@ -149,9 +150,19 @@ def room_for(
 
 def _overlap(out: torch.Tensor, x: torch.Tensor, own: int) -> bool:
     """Does `x` lie in the memory of `out`, elsewhere than where its elements will be: at `own`?"""
-    in_place = x.numel() < out.numel() and x.data_ptr() == out.data_ptr() + own * out.itemsize
-    same = x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
-    return same and not (in_place and x.is_contiguous())
+    first, start = out.data_ptr(), x.data_ptr()
+    if start >= first + out.nbytes or first >= start + _span(x):
+        return False
+    in_place = x.numel() < out.numel() and start == first + own * out.itemsize
+    return not (in_place and x.is_contiguous())
+
+
+def _span(x: torch.Tensor) -> int:
+    """Bytes from the first element of `x` to behind its last, gaps included."""
+    if x.is_contiguous():
+        return x.nbytes
+    steps = ((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (1 + sum(steps)) * x.itemsize if x.numel() else 0
 
 
 def check_root(comm: Comm, root: int, collective: str) -> None:

@@ -12,6 +12,7 @@ from dtlab.collectives.registry import (
     algorithm,
     check_parts,
     check_root,
+    check_tensor,
     flattened,
     write_back,
 )
@@ -33,8 +34,9 @@ def scatter(
     check_root(comm, root, "scatter")
     rows = None
     if comm.rank == root:
-        check_parts(comm, parts, "scatter", like=x)
+        check_tensor(comm, parts, "scatter")
         assert parts is not None
+        check_parts(comm, parts, "scatter", like=x)
         rows = parts.detach().reshape(comm.size, -1)
     vector = flattened(x)
     call(comm, rows, vector, root)

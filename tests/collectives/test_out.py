@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -90,3 +92,32 @@ def test_a_row_of_another_rank_is_no_place() -> None:
 
     with pytest.raises(RankFailed, match="memory of its own"):
         simulate(work, network=uniform(3, 1e-6, 1e9))
+
+
+@pytest.mark.parametrize("halves", [
+    lambda both: (both[0], both[1]), lambda both: (both[1], both[0]),
+    lambda both: (both.view(6, 4)[0:3].mT.contiguous().mT, both[0]),  # strided, elsewhere
+])
+def test_two_halves_of_one_tensor_are_two_memories(halves: Any) -> None:
+    def work(comm: Comm) -> list[float]:
+        parts, out = halves(torch.zeros(2, 3, 4))
+        parts.copy_(torch.arange(3.0)[:, None] + 10 * comm.rank)
+        return collectives.all_to_all(comm, parts, out=out)[:, 3].tolist()
+
+    values = simulate(work, network=uniform(3, 1e-6, 1e9)).values
+    assert values == [[rank, rank + 10.0, rank + 20.0] for rank in range(3)]
+
+
+@pytest.mark.parametrize("shift", [-8, -1, 1, 8])
+def test_a_result_that_begins_or_ends_in_its_input_is_refused(shift: int) -> None:
+    def work(comm: Comm) -> None:
+        memory = torch.zeros(32)
+        strided = memory[8 : 8 + 9].view(3, 3)[:, :2]  # ends one element before its memory does
+        collectives.all_to_all(comm, strided, out=memory[8 + shift :][: 3 * 2].view(3, 2))
+
+    wanted = {-8: None, -1: "memory of its own", 1: "memory of its own", 8: None}[shift]
+    if wanted is None:
+        simulate(work, network=uniform(3, 1e-6, 1e9))
+    else:
+        with pytest.raises(RankFailed, match=wanted):
+            simulate(work, network=uniform(3, 1e-6, 1e9))
