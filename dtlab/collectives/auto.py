@@ -12,11 +12,12 @@ from dtlab.machine import Machine
 @lru_cache(maxsize=4096)
 def cheapest(collective: str, ranks: int, nbytes: int, itemsize: int, machine: Machine) -> str:
     """The algorithm with the least predicted time; of equals, that with the shorter path, and of
-    those the first in the registry."""
+    those the first in the registry. What has no closed form is never chosen."""
     def seconds(name: str) -> tuple[float, float]:
         path_s, work_s = cost.bounds_s(collective, name, ranks, nbytes, machine, itemsize)
         return max(path_s, work_s), path_s
 
-    return min(BARE[collective], key=seconds)
+    told = [name for name in BARE[collective] if cost.has_form(collective, name)]
+    return min(told, key=seconds)
 
 

@@ -43,6 +43,11 @@ def costs(collective: str, algorithm: str) -> Callable[[FormOf], FormOf]:
     return register
 
 
+def has_form(collective: str, algorithm: str) -> bool:
+    """Is there a closed form? For an algorithm that was registered without one, there isn't."""
+    return (collective, algorithm) in FORMS
+
+
 def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int = 4) -> Form:
     """The closed form of one call, for root 0.
 
@@ -52,7 +57,7 @@ def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int
     elements, not within.
     """
     _check_sizes(ranks, nbytes, itemsize)
-    if (collective, algorithm) not in FORMS:
+    if not has_form(collective, algorithm):
         known = ", ".join(f"{c} {a}" for c, a in sorted(FORMS))
         raise ConfigError(f"no closed form for {collective!r} {algorithm!r}; there are: {known}")
     return FORMS[collective, algorithm](ranks, int(nbytes), itemsize)

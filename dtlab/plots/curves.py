@@ -50,13 +50,15 @@ def cost_curves(
 ) -> Picture:
     """Predicted time of each algorithm against the vector's size, both axes logarithmic.
 
-    algorithms: names from the registry (None: all). alpha, beta, gamma: seconds per message, per
-    byte sent, per byte reduced. measured: dots with their spread, e.g. {"ring": {4096: [2e-5,
-    3e-5]}}. sizes, times: the ends of the axes, in bytes and seconds (None: as needed).
+    algorithms: names from the registry (None: all that have a closed form). alpha, beta, gamma:
+    seconds per message, per byte sent, per byte reduced. measured: dots with their spread, e.g.
+    {"ring": {4096: [2e-5, 3e-5]}}. sizes, times: the ends of the axes, in bytes and seconds (None:
+    as needed).
     The band on top names the fastest algorithm; a dashed line marks each crossover; the dotted
     curve is what no algorithm can beat. Raises `ConfigError` for unknown names.
     """
-    names = list(ALGORITHMS.get(collective, {})) if algorithms is None else list(algorithms)
+    told = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
+    names = told if algorithms is None else list(algorithms)
     if not names:
         raise ConfigError(f"no algorithm of {collective!r}; there are: {', '.join(ALGORITHMS)}")
     grid = _grid(*sizes)

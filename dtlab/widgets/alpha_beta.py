@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from dtlab.collectives import ALGORITHMS
-from dtlab.cost.model import FORMS, form
+from dtlab.cost import form
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture, cost_curves
 from dtlab.plots.curves import Measured
@@ -28,15 +28,15 @@ class AlphaBetaExplorer(Explorer):
         beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None,
         algorithms: Sequence[str] | None = None,
     ):
-        known = [name for name in ALGORITHMS if any(c == name for c, _ in FORMS)]
-        if collective not in known:
-            raise ConfigError(f"no closed form for {collective!r}; there are: {', '.join(known)}")
+        if collective not in ALGORITHMS:
+            raise ConfigError(f"no closed form for {collective!r}; "
+                              f"there are: {', '.join(ALGORITHMS)}")
         for name in algorithms or ():
             form(collective, name, 1, 0)  # raises if there is none
         self.measured, self._measured_at = measured, (collective, ranks)
         self._told = {collective: list(algorithms)} if algorithms else {}
         counts = sorted({1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, ranks})
-        self.collective = dropdown("collective", known, collective)
+        self.collective = dropdown("collective", list(ALGORITHMS), collective)
         self.ranks = choice("ranks p", [(f"{p:,}", p) for p in counts], ranks)
         self.alpha = choice("latency α", _stops(alpha, -7, -3, seconds_text), alpha)
         self.beta = choice("bandwidth 1/β", _stops(beta, -12, -6, _speed)[::-1], beta)
@@ -60,9 +60,7 @@ class AlphaBetaExplorer(Explorer):
 
     def _draw(self, collective: str, ranks: int, alpha: float, beta: float, gamma: float,
               dpi: float) -> Picture:
-        names = self._told.get(collective) or [
-            name for name in ALGORITHMS[collective] if (collective, name) in FORMS
-        ]
+        names = self._told.get(collective)
         measured = self.measured if (collective, ranks) == self._measured_at else None
         return cost_curves(collective, names, ranks, alpha, beta, gamma, measured, times=TIMES,
                            dpi=dpi)
