@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
-from dtlab.machine import Machine, save
+from dtlab.machine import TYPICAL, Machine, save
 from dtlab.processes import run
 
 SIZES = tuple(4**k for k in range(2, 12))  # bytes: 16 B to 4 MB, evenly spaced on a log axis
@@ -120,6 +121,16 @@ def overhead_s(comm: Comm, repeats: int, messages: int = 32) -> float:
     return max(many - one, 0.0) / (messages - 1)
 
 
+def cache_bytes() -> float:
+    """The size of a core's own cache, that of the second level; a typical one's where the system
+    doesn't tell."""
+    try:
+        size = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text()  # such as 1024K
+        return float(int(size.strip().removesuffix("K")) << 10)
+    except (OSError, ValueError):
+        return TYPICAL.cache
+
+
 def calibrate(repeats: int = 25) -> Machine:
     """Measure α, β, γ and the overhead o of this machine, and keep them in the user's cache with
     date and host.
@@ -134,7 +145,7 @@ def calibrate(repeats: int = 25) -> Machine:
     machine = Machine(
         max(line.alpha, 0.0), max(line.beta, 0.0), gamma, lanes=max((usable or 1), 1),
         date=datetime.now(UTC).isoformat(timespec="seconds"), host=platform.node(),
-        overhead=overhead,
+        overhead=overhead, cache=cache_bytes(),
     )
     save(machine)
     return machine

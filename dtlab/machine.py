@@ -29,10 +29,13 @@ class Machine(NamedTuple):
     # Seconds that each message after the first adds, where a rank posts several at once and waits
     # for none between them; never more than alpha. LogP calls it o.
     overhead: float = math.inf
+    # Bytes: a longer message has left the caches of its core by the time that it is read.
+    cache: float = math.inf
 
 
 # Measured on two cores of a server; a laptop's differ, but hardly in their proportions.
-TYPICAL = Machine(alpha=6e-5, beta=2.5e-10, gamma=5e-11, lanes=2, overhead=2e-5)
+TYPICAL = Machine(alpha=6e-5, beta=2.5e-10, gamma=5e-11, lanes=2, overhead=2e-5,
+                  cache=1 << 20)
 
 
 def cache_file() -> Path:
@@ -58,8 +61,8 @@ def load() -> Machine:
     """This host's figures; `TYPICAL` if they were never measured, or the file is no good."""
     try:
         machine = Machine(**json.loads(cache_file().read_text()))
-        costs = machine[:3]
-        if min(*costs, machine.overhead) >= 0 < machine.lanes and all(map(math.isfinite, costs)):
+        costs, others = machine[:3], (machine.overhead, machine.cache)
+        if min(*costs, *others) >= 0 < machine.lanes and all(map(math.isfinite, costs)):
             return machine
     except (OSError, ValueError, TypeError):
         pass

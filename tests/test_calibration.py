@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from dtlab import ConfigError, calibration, simulate
+from dtlab.machine import TYPICAL
 from dtlab.topology import uniform
 
 SIZES = [0, 1, 100, 4096, 1_000_003]
@@ -73,3 +76,13 @@ def test_in_a_burst_all_start_together(ranks: int) -> None:
     assert result.values[0] == pytest.approx([2 * 7e-6 + 6 * 16 / 2e9] * 3, rel=1e-9)
     found = simulate(calibration.overhead_s, 3, network=network).values[0]
     assert found == pytest.approx(16 / 2e9, rel=1e-6)
+
+
+def test_the_size_of_a_cache_is_read_where_the_system_tells(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text, size in (("512K\n", 512 << 10), ("2048K", 2 << 20), ("nonsense", TYPICAL.cache)):
+        monkeypatch.setattr(Path, "read_text", lambda self, text=text: text)
+        assert calibration.cache_bytes() == size
+    monkeypatch.undo()
+    assert calibration.cache_bytes() > 0

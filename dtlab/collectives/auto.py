@@ -14,8 +14,8 @@ def cheapest(collective: str, ranks: int, nbytes: int, itemsize: int, machine: M
     """The algorithm with the least predicted time; of equals, that with the shorter path, and of
     those the first in the registry. What has no closed form is never chosen."""
     def seconds(name: str) -> tuple[float, float]:
-        path_s, work_s = cost.bounds_s(collective, name, ranks, nbytes, machine, itemsize)
-        return max(path_s, work_s), path_s
+        asked = collective, name, ranks, nbytes, machine, itemsize
+        return cost.predicted_s(*asked), cost.bounds_s(*asked)[0]
 
     told = [name for name in BARE[collective] if cost.has_form(collective, name)]
     return min(told, key=seconds)

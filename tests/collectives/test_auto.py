@@ -9,7 +9,7 @@ from dtlab import Comm, ConfigError, RankFailed, collectives, cost, plots, run, 
 from dtlab.collectives import ALGORITHMS
 from dtlab.collectives.auto import cheapest
 from dtlab.collectives.registry import BARE, algorithm
-from dtlab.machine import Machine
+from dtlab.machine import TYPICAL, Machine
 from dtlab.topology import uniform
 
 ALPHA, BANDWIDTH = 1e-5, 1e9
@@ -81,6 +81,32 @@ def test_where_cores_are_few_a_burst_is_cheaper_than_rounds() -> None:
     assert cheapest("all_to_all", 8, 8 * 64, 4, laptop._replace(overhead=1e-4)) == "bruck"
     assert cheapest("gather", 4, 4 * 64, 4, laptop._replace(lanes=8)) == "linear"
     assert cheapest("gather", 64, 64 * 64, 4, laptop._replace(lanes=64)) == "binomial"
+
+
+def test_long_messages_leave_the_caches_where_cores_are_shared() -> None:
+    """1 MiB in halves, then quarters; 4 MiB in quarters only, round a ring: no more than 1 MiB."""
+    assert cheapest("all_reduce", 4, 1 << 20, 4, TYPICAL) == "halving_doubling"
+    assert cheapest("all_reduce", 4, 4 << 20, 4, TYPICAL) == "ring"
+    roomy = TYPICAL._replace(cache=float("inf"))
+    assert cheapest("all_reduce", 4, 4 << 20, 4, roomy) == "halving_doubling"
+    asked = "broadcast", "binomial", 4, 4 << 20
+    more_s = cost.bounds_s(*asked, TYPICAL)[1] - cost.bounds_s(*asked, roomy)[1]
+    assert more_s == pytest.approx(0.25 * 3 * (4 << 20) * TYPICAL.beta / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 7, 1e9])
+def test_a_prediction_is_no_less_than_either_bound_and_no_more_than_brents(lanes: float) -> None:
+    machine = TYPICAL._replace(lanes=lanes)
+    for collective, algorithms in ALGORITHMS.items():
+        for name in algorithms:
+            for p in (1, 2, 5, 8):
+                asked = collective, name, p, 4096 * p, machine
+                path_s, work_s = cost.bounds_s(*asked)
+                told = cost.predicted_s(*asked)
+                assert told == pytest.approx(work_s + path_s - path_s / lanes, rel=1e-9)
+                assert told >= work_s * (1 - 1e-9)
+                if lanes * work_s >= path_s:
+                    assert told >= path_s * (1 - 1e-9)
 
 
 def test_of_equals_the_one_with_fewer_messages_in_a_row_is_taken() -> None:
