@@ -45,7 +45,7 @@ def ring(p: int, n: int, itemsize: int) -> Form:
     chunks = chunk_bytes(n, p, itemsize)
     sent = [2 * n - chunks[(r + 1) % p] - chunks[(r + 2) % p] for r in range(p)] if p > 1 else [0]
     steps = 2 * (p - 1)
-    return Form(steps, steps * chunks[0], (p - 1) * chunks[0], sent, [steps] * p)
+    return Form(steps, steps * chunks[0], (p - 1) * chunks[0], sent, [steps] * p, relayed=True)
 
 
 @costs("all_reduce", "segmented_ring")

@@ -23,6 +23,8 @@ class Form(NamedTuple):
     # Of the rounds, those that wait for no other rank, only for their turn at this one: real ranks
     # post them together, and pay less than α for each.
     together: int = 0
+    # Are long messages cut in pieces, each handed on as it comes, so that little is under way?
+    relayed: bool = False
 
     def seconds(self, alpha: float, beta: float, gamma: float) -> float:
         """The time of the longest path: rounds·α + path_bytes·β + reduced_bytes·γ."""
@@ -126,7 +128,7 @@ def bounds_s(
 ) -> tuple[float, float]:
     """Seconds of the longest path, which is the closed form, and of all messages of all ranks on
     the machine's lanes. On a network without end only the first counts; where p processes share a
-    few cores, the second, in which messages longer than its cache cost more a byte. In both,
+    few cores, the second, in which messages cost more a byte if they leave its cache. In both,
     messages that a rank posts together cost α once, and from then on the machine's overhead."""
     call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
@@ -135,7 +137,7 @@ def bounds_s(
     messages = sum(call.messages)
     unawaited = max(messages - ranks * (call.rounds - call.together), 0)
     sent_bytes: float = sum(call.sent_bytes)
-    if sent_bytes > messages * machine.cache:
+    if sent_bytes > messages * machine.cache and not call.relayed:
         sent_bytes *= COLD
     work_s = messages * alpha - unawaited * saved_s + sent_bytes * beta
     return path_s, work_s / lanes

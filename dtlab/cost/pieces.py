@@ -50,7 +50,7 @@ def gather_binomial(p: int, n: int, itemsize: int) -> Form:
 def all_gather_ring(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ)."""
     steps, b = p - 1, n // p
-    return Form(steps, steps * b, 0, [steps * b] * p, [steps] * p)
+    return Form(steps, steps * b, 0, [steps * b] * p, [steps] * p, relayed=True)
 
 
 @costs("all_gather", "recursive_doubling")
@@ -88,8 +88,13 @@ def all_gather_bruck(p: int, n: int, itemsize: int) -> Form:
 
 
 @costs("reduce_scatter", "ring")
-@costs("reduce_scatter", "pairwise")
 def reduce_scatter_ring(p: int, n: int, itemsize: int) -> Form:
+    """(p−1)(α + bβ + bγ)."""
+    return reduce_scatter_pairwise(p, n, itemsize)._replace(relayed=True)
+
+
+@costs("reduce_scatter", "pairwise")
+def reduce_scatter_pairwise(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ + bγ)."""
     total = (p - 1) * (n // p)
     return Form(p - 1, total, total, [total] * p, [p - 1] * p)

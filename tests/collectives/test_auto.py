@@ -84,9 +84,13 @@ def test_where_cores_are_few_a_burst_is_cheaper_than_rounds() -> None:
 
 
 def test_long_messages_leave_the_caches_where_cores_are_shared() -> None:
-    """1 MiB in halves, then quarters; 4 MiB in quarters only, round a ring: no more than 1 MiB."""
-    assert cheapest("all_reduce", 4, 1 << 20, 4, TYPICAL) == "halving_doubling"
-    assert cheapest("all_reduce", 4, 4 << 20, 4, TYPICAL) == "ring"
+    """Halves do, from some megabytes on; a ring hands its chunks on in pieces."""
+    for collective, lg, ring in (("all_reduce", "halving_doubling", "ring"),
+                                 ("reduce_scatter", "recursive_halving", "ring"),
+                                 ("all_gather", "recursive_doubling", "ring")):
+        assert cheapest(collective, 4, 1 << 20, 4, TYPICAL) == lg
+        for nbytes in (4 << 20, 16 << 20, 64 << 20):
+            assert cheapest(collective, 4, nbytes, 4, TYPICAL) == ring
     roomy = TYPICAL._replace(cache=float("inf"))
     assert cheapest("all_reduce", 4, 4 << 20, 4, roomy) == "halving_doubling"
     asked = "broadcast", "binomial", 4, 4 << 20
