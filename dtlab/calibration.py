@@ -132,8 +132,8 @@ def cache_bytes() -> float:
 
 
 def calibrate(repeats: int = 25) -> Machine:
-    """Measure α, β, γ and the overhead o of this machine, and keep them in the user's cache with
-    date and host.
+    """Measure α, β, γ and the overhead o of this machine, look up how large its cores' own caches
+    are, and keep all that in the user's cache, with date and host.
 
     From then on `algorithm="auto"` chooses by them, here and in later runs; `dtlab doctor` shows
     them. Takes some seconds, best when nothing else runs. See `dtlab.machine`.

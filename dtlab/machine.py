@@ -33,7 +33,7 @@ class Machine(NamedTuple):
     cache: float = math.inf
 
 
-# Measured on two cores of a server; a laptop's differ, but hardly in their proportions.
+# Measured on two cores of a server.
 TYPICAL = Machine(alpha=6e-5, beta=2.5e-10, gamma=5e-11, lanes=2, overhead=2e-5,
                   cache=1 << 20)
 

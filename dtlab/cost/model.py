@@ -115,7 +115,7 @@ def predicted_s(
 ) -> float:
     """Seconds of one call on `machine`: all work, shared by its lanes, and for the others than one
     lane the longest path, on which they may have to wait. No schedule takes longer that leaves a
-    lane idle only if there is nothing to do; and none is shorter than one of the `bounds_s`.
+    lane idle only if there is nothing to do; none takes less than the longer of the `bounds_s`.
 
     Source: Brent 1974, "The parallel evaluation of general arithmetic expressions", lemma 2.
     """
