@@ -108,16 +108,15 @@ def test_two_halves_of_one_tensor_are_two_memories(halves: Any) -> None:
     assert values == [[rank, rank + 10.0, rank + 20.0] for rank in range(3)]
 
 
-@pytest.mark.parametrize("shift", [-8, -1, 1, 8])
+@pytest.mark.parametrize("shift", [-8, -1, 1, 7, 8])
 def test_a_result_that_begins_or_ends_in_its_input_is_refused(shift: int) -> None:
     def work(comm: Comm) -> None:
         memory = torch.zeros(32)
         strided = memory[8 : 8 + 9].view(3, 3)[:, :2]  # ends one element before its memory does
         collectives.all_to_all(comm, strided, out=memory[8 + shift :][: 3 * 2].view(3, 2))
 
-    wanted = {-8: None, -1: "memory of its own", 1: "memory of its own", 8: None}[shift]
-    if wanted is None:
+    if abs(shift) == 8:
         simulate(work, network=uniform(3, 1e-6, 1e9))
     else:
-        with pytest.raises(RankFailed, match=wanted):
+        with pytest.raises(RankFailed, match="memory of its own"):
             simulate(work, network=uniform(3, 1e-6, 1e9))
