@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from fractions import Fraction
@@ -12,7 +13,11 @@ import pytest
 import torch
 
 from dtlab import Comm, cost, plots, simulate
+from dtlab.calibration import overhead_s
 from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.collectives.auto import cheapest
+from dtlab.cost.model import COLD
+from dtlab.machine import TYPICAL
 from dtlab.topology import uniform
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -205,3 +210,18 @@ def test_the_orders_of_summing_that_the_chapter_explains(prose: str) -> None:
     parts = [big, one, one, -big]
     chunks = [((parts[c] + parts[c - 3]) + parts[c - 2]) + parts[c - 1] for c in range(4)]
     assert chunks == [0, 2, 2, 2]  # chunk c starts at rank c and goes round
+
+
+def test_what_the_chapter_says_of_lanes_caches_and_bursts(prose: str) -> None:
+    assert "all work divided by L, and (1 − 1/L) times the longest path" in prose
+    asked = "all_reduce", "tree", 4, 4000
+    path_s, work_s = cost.bounds_s(*asked, TYPICAL)
+    assert TYPICAL.lanes == 2
+    assert cost.predicted_s(*asked, TYPICAL) == pytest.approx(work_s + path_s / 2, rel=1e-9)
+    assert "long messages cost a quarter more a byte" in prose
+    assert COLD == 1.25
+    assert "the ring, which cuts finely, comes first again at some megabytes" in prose
+    assert [cheapest("all_reduce", 4, n << 20, 4, TYPICAL) == "ring" for n in (1, 4, 16)] == [
+        False, True, True]
+    assert "sends bursts of 32 messages for o" in prose
+    assert inspect.signature(overhead_s).parameters["messages"].default == 32
