@@ -9,7 +9,7 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.ps.mail import Mail
-from dtlab.ps.master import BEATS, GIVE_UP
+from dtlab.ps.master import BEATS
 from dtlab.ps.policy import Policy
 from dtlab.ps.replica import Replica
 from dtlab.ps.replication import Unavailable, View
@@ -25,8 +25,8 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
     assert policy.replication is not None
     replica = Replica(comm, mail, policy, shard, policy.replication)
     beat_s, unheard = comm.now(), 0  # beats since the master was heard of, however long they took
-    over = False
-    while not over and unheard < GIVE_UP * BEATS:
+    over, give_up = False, BEATS * policy.give_up_s / policy.lease_s
+    while not over and unheard < give_up:
         if comm.now() >= beat_s:
             mail.send(policy.master, ("beat", comm.now(), replica.had, *replica.left))
             beat_s = comm.now() + policy.lease_s / BEATS
@@ -45,8 +45,9 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
             over = _obey(replica, body, mail, policy)
         else:
             replica.dispatch(src, body, wires)
-    for worker in () if over else policy.workers:
-        mail.send(worker, ("lost", shard, CUT_OFF))
+    if not over and (replica.is_head or replica.view.head in mail.dead):
+        for worker in policy.workers:
+            mail.send(worker, ("lost", shard, replica.view.epoch, CUT_OFF))
     found = replica.server.account()
     found.cut_off = not over
     return found
@@ -80,12 +81,11 @@ class Requests:
         self._open: dict[int, dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]]] = {
             server: {} for server in policy.copies}
         self.retries = 0
-        self._gone: dict[int, str] = {}  # server → why nobody answers for it
+        self._gone: dict[int, tuple[int, str]] = {}  # server → since which epoch nobody answers for
+        # it, and why; a copy that was given up long ago may say so, too, and not know of the others
 
     def send(self, server: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor]) -> None:
         """Ask `server`: the copy that leads; with ("peek", …) any, to share the load."""
-        if server in self._gone:
-            self.lost(server, self._gone[server])
         self._open[server][body[1]] = body, wires
         self._mail.send(self._whom(server, body), body, wires)
 
@@ -97,18 +97,28 @@ class Requests:
         del self._open[server][body[1]]
         return True
 
-    def change(self, server: int, epoch: int, members: tuple[int, ...]) -> None:
+    def hear(self, src: int, body: tuple[Any, ...]) -> None:
+        """("view", server, epoch, members) or ("lost", server, epoch, why)."""
+        what, server, epoch, more = body
+        if what == "view":
+            self._change(server, View(epoch, more))
+        elif epoch >= self.views[server].epoch or src == self.views[server].head:
+            self._gone[server] = epoch, more
+
+    def _change(self, server: int, view: View) -> None:
         """The master has announced the live copies of `server`."""
-        self.views[server] = View(epoch, members)
-        self._gone.pop(server, None)
+        self.views[server] = view
+        if server in self._gone and self._gone[server][0] < view.epoch:
+            del self._gone[server]
         for body, wires in list(self._open[server].values()):
             self.retries += 1
             self._mail.send(self._whom(server, body), body, wires)
 
-    def lost(self, server: int, why: str) -> None:
-        """Nobody is there any more who may answer."""
-        self._gone[server] = why
-        raise Unavailable(f"rank {self._mail.comm.rank}: {why.format(server)}")
+    def check(self) -> None:
+        """There is no letter left to read. Raises `Unavailable` if nobody is there to answer."""
+        for server, (_, why) in self._gone.items():
+            if self._open[server]:
+                raise Unavailable(f"rank {self._mail.comm.rank}: {why.format(server)}")
 
     def _whom(self, server: int, body: tuple[Any, ...]) -> int:
         view = self.views[server]

@@ -51,7 +51,8 @@ def join(
     replication: how copies keep up with each other: Chain(), Leader(sync=True).
     lease_s: a copy that is silent for longer is declared dead; seconds, virtual in the simulator.
     grace_s: so long a leader that has lost touch with the master keeps what it is asked for; then
-        it refuses, and the worker's call raises `Unavailable`. None: 10 leases.
+        it refuses, and the worker's call raises `Unavailable`. None: 10 leases. Who is still not
+        heard of 20 leases later has gone for good.
     checkpoints: where to keep them; None: nowhere.
     patience_s: a worker that is silent for longer, without waiting for an answer, is lost; None:
         servers wait for ever. lost_worker: "stop" (`RankDied`) or "go on" without it. With replicas

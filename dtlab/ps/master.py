@@ -23,7 +23,6 @@ from dtlab.ps.replication import View
 
 PATIENCE = 1.25  # leases that a copy may be silent for
 BEATS = 3  # signs of life a lease
-GIVE_UP = 20  # leases of silence after which there is nobody: no last copy, or for it no master
 ALL_GONE = "all copies of server {} have died, or had not caught up; its keys are gone with them"
 
 
@@ -110,23 +109,23 @@ class Master:
 
     def _look_for_the_silent(self) -> None:
         for rank in list(self._heard):
-            if rank in self._heard and self._is_long_ago(self._heard[rank], self._patience(rank)):
+            if rank in self._heard and self._is_long_ago(self._heard[rank], self._patience_s(rank)):
                 self._bury(rank)
         for server, coming in list(self._returning.items()):
-            if self._is_long_ago(coming.heard_s, PATIENCE):
+            if self._is_long_ago(coming.heard_s, PATIENCE * self._policy.lease_s):
                 self._give_up(server, coming)
 
-    def _is_long_ago(self, heard_s: float, leases: float) -> bool:
-        return self._comm.now() - heard_s > leases * self._policy.lease_s
+    def _is_long_ago(self, heard_s: float, patience_s: float) -> bool:
+        return self._comm.now() - heard_s > patience_s
 
-    def _patience(self, rank: int) -> float:
-        """For how many leases `rank` may be silent: for longer if nobody else has everything."""
+    def _patience_s(self, rank: int) -> float:
+        """For how long `rank` may be silent: for longer if nobody else has everything."""
         server = self._server_of[rank]
         old = self._views[server]
         now, _ = self._elections.get(server, (old, {}))
         others = set(now.members) & set(old.members) - {rank, self._behind.get(server)}
-        gone = self._mail.dead
-        return PATIENCE if others - gone or rank in gone else GIVE_UP
+        gone, policy = self._mail.dead, self._policy
+        return PATIENCE * policy.lease_s if others - gone or rank in gone else policy.give_up_s
 
     def _beat(self, src: int, body: tuple[Any, ...]) -> None:
         """("beat", when it was sent, how much of the log the copy has, workers that have left…)."""
@@ -221,8 +220,9 @@ class Master:
             self._lose(server)
 
     def _lose(self, server: int) -> None:
+        epoch = self._elections[server][0].epoch
         for worker in self._policy.workers:
-            self._mail.send(worker, ("lost", server, ALL_GONE))
+            self._mail.send(worker, ("lost", server, epoch, ALL_GONE))
 
     def _elect(self, server: int, view: View) -> None:
         """Ask who is to be of `view` how much of the log each has."""

@@ -102,13 +102,9 @@ class Node:
         """`pull`, without waiting: `wait()` on the handle returns the weights."""
         self._check("pull")
         if isinstance(out, Room) and keys is out and self._is_sound(out):
-            handle = Handle(self, self._mail, dict(out.tensors))
-            self._pull(handle, out.parts)
-        else:
-            plan, xs = self._targets("pull", keys, out or {})
-            handle = Handle(self, self._mail, dict(zip(plan.keys, xs, strict=True)))
-            self._pull(handle, plan.cut(xs))
-        return handle
+            return self._pull(dict(out.tensors), out.parts)
+        plan, xs = self._targets("pull", keys, out or {})
+        return self._pull(dict(zip(plan.keys, xs, strict=True)), plan.cut(xs))
 
     def push(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> None:
         """Hand in gradients (or weights, where the update rule takes those); returns once the
@@ -159,9 +155,8 @@ class Node:
         spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
         result = torch.empty(len(index), *spec.shape[1:], dtype=spec.dtype,
                              device=self.comm.device)
-        handle = Handle(self, self._mail)
-        self._pull(handle, self._layout.some_rows(key, index, result.view(-1, spec.width)))
-        handle.wait()
+        rows = self._layout.some_rows(key, index, result.view(-1, spec.width))
+        self._pull({key: result}, rows).wait()
         return result
 
     def push_rows(self, key: Key, index: torch.Tensor | Sequence[int], grad: torch.Tensor,
@@ -224,6 +219,8 @@ class Node:
         letter = mail.receive_within((policy.patience_s or policy.lease_s) / care.LOOKS)
         if letter is not None:
             self._take(*letter)
+        elif self._requests:
+            self._requests.check()
         if self._server is not None:
             care.miss(self._server, mail)
 
@@ -234,7 +231,7 @@ class Node:
         elif body[0] == "there?":
             self._mail.send(src, ("here", 0))
         elif self._requests:
-            getattr(self._requests, {"view": "change", "lost": "lost"}[body[0]])(*body[1:])
+            self._requests.hear(src, body)
         else:
             assert self._server is not None, f"a letter to a worker: {body}"
             for work in works:
@@ -286,9 +283,8 @@ class Node:
         so that all share the load. They may be older than what this worker has pushed."""
         self._check("peek")
         plan, xs = self._targets("peek", keys, {})
-        handle = Handle(self, self._mail, dict(zip(plan.keys, xs, strict=True)))
-        self._pull(handle, plan.cut(xs), "peek")
-        return handle.wait()  # type: ignore[no-any-return]
+        found = dict(zip(plan.keys, xs, strict=True))
+        return self._pull(found, plan.cut(xs), "peek").wait()  # type: ignore[no-any-return]
 
     def _to_all_servers(self, what: str, *more: Any) -> Handle:
         handle = Handle(self, self._mail)
@@ -307,12 +303,15 @@ class Node:
         checks.contiguous(rank, plan, xs)
         return plan, xs
 
-    def _pull(self, handle: Handle, by_server: Mapping[int, Parts], what: str = "pull") -> None:
+    def _pull(self, xs: dict[Key, torch.Tensor], by_server: Mapping[int, Parts],
+              what: str = "pull") -> Handle:
+        handle = Handle(self, self._mail, xs)
         for server, wanted in by_server.items():
             more: tuple[Any, ...] = (parts.runs(wanted), parts.counts(wanted))
             if what == "peek":
                 more = (*more, self._moves)
             self._ask(handle, server, what, more, pack(list(parts.row_numbers(wanted))), wanted)
+        return handle
 
     def _push(self, by_server: Mapping[int, Parts], weight: float) -> Handle:
         checks.weight(self.comm.rank, weight)

@@ -11,6 +11,8 @@ from dtlab.ps.partition import Partition
 from dtlab.ps.replication import Replication
 from dtlab.ps.updates import Update
 
+GIVE_UP = 20  # leases: see `give_up_s`
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -31,6 +33,12 @@ class Policy:
     checkpoints: Checkpoints | None = None
     patience_s: float | None = None
     lost_worker: str = "stop"  # "stop" | "go on"
+
+    @property
+    def give_up_s(self) -> float:
+        """Who has been silent for so long is not there: for a copy the master, and for the master
+        a copy without which nobody has everything."""
+        return GIVE_UP * self.lease_s + self.grace_s
 
     @property
     def serving(self) -> frozenset[int]:

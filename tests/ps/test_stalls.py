@@ -90,6 +90,7 @@ def wanted(consistency: ps.Consistency, workers: int) -> float:
        kind=st.sampled_from(["dense", "rows"]), seed=st.integers(0, 1 << 20),
        often=st.sampled_from([0.003, 0.01, 0.03]), leases=st.sampled_from([1, 2.5, 5, 15]))
 @example(rule=ps.Chain(), consistency=ps.ASP(), kind="dense", seed=249, often=0.01, leases=2.5)
+@example(rule=ps.Chain(), consistency=ps.SSP(2), kind="dense", seed=224596, often=0.03, leases=15)
 def test_whoever_sleeps_however_long_all_is_counted_once(
     rule: ps.Replication, consistency: ps.Consistency, kind: str, seed: int, often: float,
     leases: float
