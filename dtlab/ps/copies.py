@@ -45,9 +45,8 @@ def serve_copy(comm: Comm, mail: Mail, policy: Policy) -> Statistics:
             over = _obey(replica, body, mail, policy)
         else:
             replica.dispatch(src, body, wires)
-    if not over and (replica.is_head or replica.view.head in mail.dead):
-        for worker in policy.workers:
-            mail.send(worker, ("lost", shard, replica.view.epoch, CUT_OFF))
+    for worker in () if over else policy.workers:
+        mail.send(worker, ("lost", shard, replica.view.epoch, CUT_OFF))
     found = replica.server.account()
     found.cut_off = not over
     return found
