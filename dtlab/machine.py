@@ -26,8 +26,8 @@ class Machine(NamedTuple):
     lanes: float = math.inf  # so many messages can move at once: on one host, one a core
     date: str = ""  # when it was measured, ISO 8601; "" if never
     host: str = ""
-    # Seconds that each message after the first adds, where a rank posts several at once and waits
-    # for none between them; never more than alpha. LogP calls it o.
+    # Seconds that a rank is busy with each message after the first, where it posts several at once
+    # and waits for none between them; never more than alpha. LogP calls it o.
     overhead: float = math.inf
     # Bytes: a longer message has left the caches of its core by the time that it is read.
     cache: float = math.inf

@@ -9,12 +9,14 @@ import torch
 
 from dtlab import relay
 from dtlab.collectives.call import call_for
+from dtlab.collectives.gather import linear as gather_linear
 from dtlab.collectives.registry import (
     algorithm,
     check_parts,
     room_for,
     rows_of,
 )
+from dtlab.collectives.scatter import linear as scatter_linear
 from dtlab.collectives.view import lines
 from dtlab.comm import Comm
 from dtlab.cost.model import best_divisor
@@ -80,6 +82,26 @@ def mesh(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor
     # Now `received` has, for each rank of my row, what it has for my column, from top to bottom.
     leaving.view(y, x, n).copy_(received.view(x, y, n).transpose(0, 1))
     relay.rows(comm, leaving.view(y, x * n), received.view(y, x * n), column)
+    return received
+
+
+@algorithm("all_to_all", "central")
+def central(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """Fill `received`: rank 0 gathers the rows of all, turns the matrix, and scatters it.
+
+    Rank 0 has p times the work of the others; but there are 2(p−1) messages in all, no more, and
+    ranks that share a few cores pay for all. Cost: 2(p−1)(α + nβ). Memory at rank 0: 2pn.
+    """
+    p, n = rows.shape
+    mine = rows.view(p * n)
+    everyone = turned = None
+    if comm.rank == 0:
+        everyone, turned = comm.scratch(mine, "everyone", p), comm.scratch(mine, "turned", p)
+        everyone[0] = mine
+    gather_linear(comm, mine, everyone)
+    if everyone is not None and turned is not None:
+        turned.view(p, p, n).copy_(everyone.view(p, p, n).transpose(0, 1))
+    scatter_linear(comm, turned, received.view(p * n))
     return received
 
 

@@ -18,7 +18,7 @@ from dtlab.collectives.registry import (
 )
 from dtlab.collectives.view import View
 from dtlab.comm import Comm, Recv, Send
-from dtlab.reduction import Op, check_op, finish_average_
+from dtlab.reduction import Op, check_op, finish_average_, swapped
 
 
 def reduce(
@@ -34,12 +34,19 @@ def reduce(
     check_root(comm, root, "reduce")
     check_op(op, x.dtype)
     vector = flattened(x)
-    if comm.rank != root:  # its x stays as it is
-        vector = comm.scratch(vector, "copy").copy_(vector)
     call(comm, vector, root, op)
     if comm.rank == root:
         write_back(x, finish_average_(vector, op, comm.size))
     return x
+
+
+def add_(
+    comm: Comm, x: torch.Tensor, inbox: torch.Tensor, op: Op, keep: bool
+) -> torch.Tensor:
+    """x op inbox, written where x was; or, to `keep` x, where `inbox` was. Returns it."""
+    if keep:
+        return comm.accumulate_(inbox, x, swapped(op))
+    return comm.accumulate_(x, inbox, op)
 
 
 @algorithm("reduce", "flat")
@@ -60,53 +67,60 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Te
 
 @algorithm("reduce", "binomial")
 def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Tensor:
-    """In place at the root (and, with partial sums, on the way): the broadcast's tree, upwards.
+    """In place at the root: the broadcast's tree, upwards.
 
     In round k, ranks whose k-th bit is the lowest that is set hand their sum to their parent.
+    Memory on the way: two vectors, for x stays as it is.
 
     Cost: ⌈lg p⌉(α + nβ + nγ). Source: Thakur, Rabenseifner, Gropp 2005, §4.5.
     """
     p = comm.size
     me = (comm.rank - root) % p
-    inbox = comm.scratch(x) if not me & 1 else x  # odd ranks are leaves: they only send
+    held = x  # the sum so far
     bit = 1
     while bit < p and not me & bit:
         if me + bit < p:
+            keep = held is x and me > 0
+            inbox = comm.scratch(x, "sum" if keep else "inbox")
             comm.recv(inbox, (me + bit + root) % p)
-            comm.accumulate_(x, inbox, op)
+            held = add_(comm, held, inbox, op, keep)
         bit *= 2
     if me:
-        comm.send(x, (me - bit + root) % p)
+        comm.send(held, (me - bit + root) % p)
     return x
 
 
 @algorithm("reduce", "chain")
 def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
           segments: int = 8) -> torch.Tensor:
-    """In place at the root (and, with partial sums, on the way): the broadcast's chain, backwards.
+    """In place at the root: the broadcast's chain, backwards.
 
-    While a rank hands the sum of segment i on, segment i+1 arrives from behind.
-    Cost: (p−2+k)(α + nβ/k + nγ/k), k segments.
+    While a rank hands the sum of segment i on, segment i+1 arrives from ahead.
+    Cost: (p−2+k)(α + nβ/k + nγ/k), k segments. Memory: two segments.
     """
     p, me = comm.size, (comm.rank - root) % comm.size
     ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
     parts = cut(x, segments)
-    inbox = comm.scratch(parts[0])
+    inboxes = comm.scratch(parts[0], rows=2)  # one fills while what stands in the other leaves
+    held = parts[0]
     for i in range(segments + 1):
         ops: list[Send | Recv] = []
         if i < segments and me < p - 1:
-            ops.append(Recv(inbox[: parts[i].numel()], ahead))
+            inbox = inboxes[i % 2][: parts[i].numel()]
+            ops.append(Recv(inbox, ahead))
         if i and me:
-            ops.append(Send(parts[i - 1], behind))
+            ops.append(Send(held, behind))
         comm.exchange(*ops)
-        if i < segments and me < p - 1:
-            comm.accumulate_(parts[i], inbox[: parts[i].numel()], op)
+        if i < segments:
+            held = parts[i]
+            if me < p - 1:
+                held = add_(comm, held, inbox, op, me > 0)
     return x
 
 
 @algorithm("reduce", "rabenseifner")
 def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Tensor:
-    """In place at the root (others: partial sums): reduce-scatter by halving, then gather.
+    """In place at the root: reduce-scatter by halving, then gather. The others work on a copy.
 
     For long vectors: nobody adds more than (p−1)/p of x. Cost, p a power of two:
     2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ; else, by folding, α + n(β + γ) more.
@@ -114,6 +128,8 @@ def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> 
     """
     p = comm.size
     view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
+    if view.rank:
+        x = comm.scratch(x, "copy").copy_(x)
     folding = fold(p)
     place = folding.place_of(view.rank)
     if place is None:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from itertools import accumulate
 
 from dtlab.cost import broadcast_reduce as tree
-from dtlab.cost.model import Form, best_divisor, chunk_bytes, core_of, costs, lg_ceil
-
-
-def one_after_the_other(first: Form, second: Form) -> Form:
-    """The form of two calls in a row: every term adds."""
-    return Form(
-        first.rounds + second.rounds,
-        first.path_bytes + second.path_bytes,
-        first.reduced_bytes + second.reduced_bytes,
-        [a + b for a, b in zip(first.sent_bytes, second.sent_bytes, strict=True)],
-        [a + b for a, b in zip(first.messages, second.messages, strict=True)],
-        together=first.together + second.together,
-    )
+from dtlab.cost.model import (
+    Form,
+    best_divisor,
+    chunk_bytes,
+    core_of,
+    costs,
+    lg_ceil,
+    one_after_the_other,
+)
 
 
 @costs("all_reduce", "flat")

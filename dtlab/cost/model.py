@@ -25,6 +25,9 @@ class Form(NamedTuple):
     together: int = 0
     # Are long messages cut in pieces, each handed on as it comes, so that little is under way?
     relayed: bool = False
+    # How often ranks rearrange parts in their memory, all ranks together: no message says so, and
+    # in the simulator it takes no time.
+    moves: int = 0
 
     def seconds(self, alpha: float, beta: float, gamma: float) -> float:
         """The time of the longest path: rounds·α + path_bytes·β + reduced_bytes·γ."""
@@ -128,18 +131,24 @@ def bounds_s(
 ) -> tuple[float, float]:
     """Seconds of the longest path, which is the closed form, and of all messages of all ranks on
     the machine's lanes. On a network without end only the first counts; where p processes share a
-    few cores, the second, in which messages cost more a byte if they leave its cache. In both,
-    messages that a rank posts together cost α once, and from then on the machine's overhead."""
+    few cores, the second.
+
+    Of messages that a rank posts together, only the first costs α. Each further one adds the
+    overhead o to the path, and to the work twice that: both who sends and who receives are busy
+    with it. Rearranging parts in memory is about as much work as posting a message; and messages
+    that leave the caches are more work a byte.
+    Source: Culler et al. 1993, "LogP: towards a realistic model of parallel computation"."""
     call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
-    saved_s = alpha - min(alpha, machine.overhead)
-    path_s = call.seconds(alpha, beta, gamma) - call.together * saved_s
+    overhead = min(machine.overhead, alpha)
+    path_s = call.seconds(alpha, beta, gamma) - call.together * (alpha - overhead)
     messages = sum(call.messages)
     unawaited = max(messages - ranks * (call.rounds - call.together), 0)
     sent_bytes: float = sum(call.sent_bytes)
     if sent_bytes > messages * machine.cache and not call.relayed:
         sent_bytes *= COLD
-    work_s = messages * alpha - unawaited * saved_s + sent_bytes * beta
+    work_s = (messages - unawaited) * alpha + unawaited * min(2 * overhead, alpha)
+    work_s += call.moves * overhead + sent_bytes * beta
     return path_s, work_s / lanes
 
 
@@ -222,6 +231,18 @@ def core_of(p: int) -> tuple[int, int]:
 def best_divisor(p: int) -> int:
     """The largest divisor of p that is at most √p: how grids and groups are formed unasked."""
     return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
+
+
+def one_after_the_other(first: Form, second: Form) -> Form:
+    """The form of two calls in a row: every term adds."""
+    return Form(
+        first.rounds + second.rounds,
+        first.path_bytes + second.path_bytes,
+        first.reduced_bytes + second.reduced_bytes,
+        [a + b for a, b in zip(first.sent_bytes, second.sent_bytes, strict=True)],
+        [a + b for a, b in zip(first.messages, second.messages, strict=True)],
+        together=first.together + second.together,
+    )
 
 
 def chunk_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:

@@ -6,7 +6,7 @@ n is the size of all p parts together, b = n/p that of one.
 from __future__ import annotations
 
 from dtlab.cost.broadcast_reduce import binomial_children
-from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil
+from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil, one_after_the_other
 
 
 def subtree_parts(p: int) -> list[int]:
@@ -84,7 +84,7 @@ def _weight(place: int, count: int, extra: int) -> int:
 def all_gather_bruck(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉α + (p−1)bβ, for any p."""
     lg, b = lg_ceil(p), n // p
-    return Form(lg, (p - 1) * b, 0, [(p - 1) * b] * p, [lg] * p)
+    return Form(lg, (p - 1) * b, 0, [(p - 1) * b] * p, [lg] * p, moves=2 * p)
 
 
 @costs("reduce_scatter", "ring")
@@ -142,11 +142,18 @@ def all_to_all_mesh(p: int, n: int, itemsize: int) -> Form:
     y = best_divisor(p)
     x = p // y
     rounds, total = (x > 1) + (y > 1), (2 * p - x - y) * (n // p)
-    return Form(rounds, total, 0, [total] * p, [x + y - 2] * p)
+    return Form(rounds, total, 0, [total] * p, [x + y - 2] * p, moves=2 * p)
+
+
+@costs("all_to_all", "central")
+def all_to_all_central(p: int, n: int, itemsize: int) -> Form:
+    """2(p−1)(α + nβ): gather and scatter, both linear, of all that all have."""
+    whole = p, p * n, itemsize
+    return one_after_the_other(gather_linear(*whole), scatter_linear(*whole))._replace(moves=2)
 
 
 @costs("all_to_all", "bruck")
 def all_to_all_bruck(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉α, and bβ for every one-bit in the numbers 0 … p−1: about (n/2)⌈lg p⌉β."""
-    total = sum(d.bit_count() for d in range(p)) * (n // p)
-    return Form(lg_ceil(p), total, 0, [total] * p, [lg_ceil(p)] * p)
+    lg, total = lg_ceil(p), sum(d.bit_count() for d in range(p)) * (n // p)
+    return Form(lg, total, 0, [total] * p, [lg] * p, moves=(4 + 2 * lg) * p)

@@ -266,11 +266,36 @@ def test_after_one_round_of_the_mesh_a_column_knows_what_its_row_has_to_say(pros
         assert has == (row if to % 3 == me % 3 else [me])
 
 
-def test_the_mesh_is_first_where_parts_are_small_and_cores_few(prose: str) -> None:
-    assert "Neither the fewest messages nor the fewest bytes: in between" in prose
+def test_where_cores_are_few_the_fewest_messages_then_the_fewest_bytes_win(prose: str) -> None:
+    assert "Small parts: the fewest messages. Large ones: the fewest bytes. In between" in prose
     laptop = Machine(alpha=60e-6, beta=0.25e-9, gamma=0, lanes=2, overhead=20e-6)
-    assert cheapest("all_to_all", 8, 8 * 64, 4, laptop) == "mesh"
-    assert cheapest("all_to_all", 8, 8 * 131_072, 4, laptop) == "linear"
+    parts = (64, 8192, 32_768, 131_072)
+    assert [cheapest("all_to_all", 8, 8 * part, 4, laptop) for part in parts] == [
+        "central", "central", "mesh", "linear"]
+    assert "Linear: 56 messages in all" in prose
+    assert "Mesh, 4 × 2: 32, in two rounds. Bruck: 24, in three. Central: 14" in prose
+    names = ("linear", "mesh", "bruck", "central")
+    assert [len(run(8, "all_to_all", name, 8 * 400).trace.transfers) for name in names] == [
+        56, 32, 24, 14]
+    idle = laptop._replace(overhead=0)
+    assert cost.predicted_s("all_to_all", "bruck", 8, 512, laptop) - cost.predicted_s(
+        "all_to_all", "bruck", 8, 512, idle) == pytest.approx(8 * 10 * 20e-6 / 2)  # sorting
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_central_has_every_part_pass_through_rank_0(prose: str, ranks: int) -> None:
+    assert "2(p − 1) messages in all, no more; but every part passes through rank 0" in prose
+    trace = run(ranks, "all_to_all", "central", 400 * ranks).trace
+    assert len(trace.transfers) == 2 * (ranks - 1)
+    assert all(0 in (m.src, m.dst) for m in trace.transfers)
+
+
+def test_where_each_rank_has_a_port_central_is_the_last_by_far(prose: str) -> None:
+    assert "as in section 11, central is the last by far" in prose
+    for p, n in itertools.product((8, 12, 64), (4096 * 3, 1 << 20)):
+        took = {name: cost.time_s("all_to_all", name, p, p * n, 1e-5, 1e-9)
+                for name in ALGORITHMS["all_to_all"]}
+        assert took.pop("central") > 1.9 * max(took.values())
 
 
 # ---- scan, order, barrier ----------------------------------------------------------------------

@@ -218,6 +218,16 @@ def test_what_the_chapter_says_of_lanes_caches_and_bursts(prose: str) -> None:
     path_s, work_s = cost.bounds_s(*asked, TYPICAL)
     assert TYPICAL.lanes == 2
     assert cost.predicted_s(*asked, TYPICAL) == pytest.approx(work_s + path_s / 2, rel=1e-9)
+    assert "On the path, o counts once a message; on the lanes twice" in prose
+    lone = TYPICAL._replace(beta=0.0)
+    all_at_once = cost.bounds_s("all_to_all", "linear", 4, 4000, lone)
+    assert all_at_once == pytest.approx((lone.alpha, (4 * lone.alpha + 8 * 2 * lone.overhead) / 2))
+    at_the_root = cost.bounds_s("gather", "linear", 4, 4000, lone)[0]
+    assert at_the_root == pytest.approx(lone.alpha + 2 * lone.overhead)
+    assert "rearrange parts in memory before they can go on, as Bruck's algorithms must" in prose
+    bruck, doubling = (cost.bounds_s("all_gather", name, 4, 4000, lone)[1]
+                       for name in ("bruck", "recursive_doubling"))
+    assert bruck - doubling == pytest.approx(4 * 2 * lone.overhead / 2)
     assert "long messages cost a quarter more a byte" in prose
     assert COLD == 1.25
     assert "the ring, which cuts finely, comes first again at some megabytes" in prose
