@@ -54,7 +54,7 @@ def tree(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
 
     Cost: 2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ. Few rounds, but every message carries all of x.
     """
-    binomial_reduce(comm, x, 0, op)
+    binomial_reduce(comm, x, 0, op, keep=False)
     return binomial_broadcast(comm, x, 0)
 
 

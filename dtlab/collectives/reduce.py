@@ -40,13 +40,22 @@ def reduce(
     return x
 
 
-def add_(
-    comm: Comm, x: torch.Tensor, inbox: torch.Tensor, op: Op, keep: bool
-) -> torch.Tensor:
-    """x op inbox, written where x was; or, to `keep` x, where `inbox` was. Returns it."""
-    if keep:
-        return comm.accumulate_(inbox, x, swapped(op))
-    return comm.accumulate_(x, inbox, op)
+class Total:
+    """What a rank has added up so far, `held`: in x itself; or, to `keep` x as it is, where the
+    first summand came in."""
+
+    def __init__(self, comm: Comm, x: torch.Tensor, op: Op, keep: bool):
+        self.comm, self.held, self.op, self.keep = comm, x, op, keep
+
+    def add_from(self, src: int) -> None:
+        """Receive a summand from rank `src`, and add it, on the right."""
+        inbox = self.comm.scratch(self.held, "sum" if self.keep else "inbox")
+        self.comm.recv(inbox, src)
+        if self.keep:
+            self.held = self.comm.accumulate_(inbox, self.held, swapped(self.op))
+            self.keep = False
+        else:
+            self.comm.accumulate_(self.held, inbox, self.op)
 
 
 @algorithm("reduce", "flat")
@@ -66,27 +75,25 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Te
 
 
 @algorithm("reduce", "binomial")
-def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Tensor:
+def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
+             keep: bool = True) -> torch.Tensor:
     """In place at the root: the broadcast's tree, upwards.
 
-    In round k, ranks whose k-th bit is the lowest that is set hand their sum to their parent.
-    Memory on the way: two vectors, for x stays as it is.
+    In round k, ranks whose k-th bit is the lowest that is set hand their sum to their parent. Those
+    on the way `keep` their x, which takes memory for a second vector, or add to it, too.
 
     Cost: ⌈lg p⌉(α + nβ + nγ). Source: Thakur, Rabenseifner, Gropp 2005, §4.5.
     """
     p = comm.size
     me = (comm.rank - root) % p
-    held = x  # the sum so far
+    total = Total(comm, x, op, keep and me > 0)
     bit = 1
     while bit < p and not me & bit:
         if me + bit < p:
-            keep = held is x and me > 0
-            inbox = comm.scratch(x, "sum" if keep else "inbox")
-            comm.recv(inbox, (me + bit + root) % p)
-            held = add_(comm, held, inbox, op, keep)
+            total.add_from((me + bit + root) % p)
         bit *= 2
     if me:
-        comm.send(held, (me - bit + root) % p)
+        comm.send(total.held, (me - bit + root) % p)
     return x
 
 
@@ -95,26 +102,24 @@ def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
           segments: int = 8) -> torch.Tensor:
     """In place at the root: the broadcast's chain, backwards.
 
-    While a rank hands the sum of segment i on, segment i+1 arrives from ahead.
-    Cost: (p−2+k)(α + nβ/k + nγ/k), k segments. Memory: two segments.
+    While a rank hands the sum of segment i on, segment i+1 arrives from ahead. Ranks on the way
+    work on a copy. Cost: (p−2+k)(α + nβ/k + nγ/k), k segments.
     """
     p, me = comm.size, (comm.rank - root) % comm.size
     ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
+    if 0 < me < p - 1:
+        x = comm.scratch(x, "copy").copy_(x)
     parts = cut(x, segments)
-    inboxes = comm.scratch(parts[0], rows=2)  # one fills while what stands in the other leaves
-    held = parts[0]
+    inbox = comm.scratch(parts[0])
     for i in range(segments + 1):
         ops: list[Send | Recv] = []
         if i < segments and me < p - 1:
-            inbox = inboxes[i % 2][: parts[i].numel()]
-            ops.append(Recv(inbox, ahead))
+            ops.append(Recv(inbox[: parts[i].numel()], ahead))
         if i and me:
-            ops.append(Send(held, behind))
+            ops.append(Send(parts[i - 1], behind))
         comm.exchange(*ops)
-        if i < segments:
-            held = parts[i]
-            if me < p - 1:
-                held = add_(comm, held, inbox, op, me > 0)
+        if i < segments and me < p - 1:
+            comm.accumulate_(parts[i], inbox[: parts[i].numel()], op)
     return x
 
 

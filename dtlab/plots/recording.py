@@ -35,10 +35,12 @@ FILMED_WITH = {("all_reduce", "double_tree"): {"segments": 1}}  # 16 a tree coul
 
 
 class _Seen(NamedTuple):
-    """Of one rank: its notes, the buffer that shows its pieces, and what its function returned."""
+    """Of one rank: its notes, the buffer that shows its pieces, the one that did so at the start,
+    and what its function returned."""
 
     notes: Notes
     canvas: int
+    start: int
     result: Any
 
 
@@ -102,10 +104,11 @@ def _record(fn: Callable[..., Any], title: str, goal: goals.Goal, root: int) -> 
         notes.watch(result, comm.now())
         notes.look(comm.now())
         tensors = list(given.values())
-        canvas = _canvas(notes, result, tensors, comm.rank, (pieces, p))
+        start = _canvas(notes, result, tensors, comm.rank, (pieces, p))
+        canvas = _elsewhere(notes, start, tensors) or start
         returned = isinstance(result, torch.Tensor)
         last = next((t for t in reversed(tensors) if isinstance(t, torch.Tensor)), None)
-        return _Seen(notes, canvas, result if returned else last)
+        return _Seen(notes, canvas, start, result if returned else last)
 
     with unwritten_is_nan():
         run = simulate(watched, network=uniform(p, 1.0, float("inf")), echo=False)
@@ -116,8 +119,7 @@ def _canvas(
     notes: Notes, result: Any, given: Sequence[Any], rank: int, shape: tuple[int, int]
 ) -> int:
     """Which buffer shows the pieces: the result's if that lies in a whole vector; else the one in
-    which the result, being one piece, stands in the rank's place; else the input's. But if that
-    one is left as it is (as a reduce does), then a copy of it from which messages were sent.
+    which the result, being one piece, stands in the rank's place; else the input's.
 
     0 if none does (a barrier moves no data at all).
     """
@@ -127,13 +129,19 @@ def _canvas(
              and rank < len(pieces) and torch.equal(pieces[rank], result.flatten())]
     where = [region_of(tensor) for tensor in (result, *given)]
     candidates = [region.memory if region else 0 for region in where]
-    found = next((m for m in (candidates[0], *alike, *candidates[1:]) if m in whole), 0)
+    return next((m for m in (candidates[0], *alike, *candidates[1:]) if m in whole), 0)
+
+
+def _elsewhere(notes: Notes, start: int, given: Sequence[Any]) -> int:
+    """If what was given is left as it is (as by a reduce), then the buffer as large from which
+    messages were sent instead; 0 if there is none."""
     sent = [side.region.memory for side in notes.sent if side.region]
-    if found and len(notes.history[found]) == 1 and found not in sent:
-        start = notes.history[found][0][1]
-        copies = [m for m in sent if m in whole and torch.equal(notes.history[m][0][1], start)]
-        return (copies or [found])[0]
-    return found
+    regions = [region_of(tensor) for tensor in given]
+    if len(notes.history.get(start, ())) != 1 or start in sent or start not in [
+            region.memory for region in regions if region]:
+        return 0
+    numel = notes.history[start][0][1].numel()
+    return next((m for m in sent if notes.history[m][-1][1].numel() == numel), 0)
 
 
 class _Film:
@@ -194,8 +202,10 @@ class _Film:
             # What a rank does after its last message (divide, copy) belongs to the last step.
             limit = float("inf") if step == len(self.times) else now
             rows = []
-            for notes, memory, _ in self.seen:
-                known = [held for when, held in notes.history[memory] if when <= limit]
+            for each in self.seen:
+                known = [held for memory in (each.start, each.canvas)
+                         for when, held in each.notes.history[memory]
+                         if when <= limit and (memory == each.start or held.any())]
                 last = (known or [torch.zeros(self.pieces * p)])[-1]
                 rows.append(last.reshape(self.pieces, p).double().numpy())
             states.append(_counted(np.stack(rows)))
@@ -233,8 +243,8 @@ class _Film:
     def _both_sides(self) -> list[tuple[Message, tuple[Posted | None, Posted | None]]]:
         """Each message with what its sender and its receiver posted."""
         posted: dict[tuple[str, int, int | None, float], list[Posted]] = defaultdict(list)
-        for rank, (notes, _, _) in enumerate(self.seen):
-            for kind, ends in (("sent", notes.sent), ("received", notes.received)):
+        for rank, each in enumerate(self.seen):
+            for kind, ends in (("sent", each.notes.sent), ("received", each.notes.received)):
                 for end in ends:
                     posted[kind, rank, end.peer, end.when_s].append(end)
 

@@ -347,3 +347,15 @@ def test_a_double_tree_can_be_followed(p: int) -> None:
     for frame in film:
         pairs = [(arrow.src, arrow.dst) for arrow in frame.arrows]
         assert len(pairs) == len(set(pairs)), "one arrow between two ranks"
+
+
+@pytest.mark.parametrize("p", SIZES[1:])
+@pytest.mark.parametrize("algorithm", ["binomial", "chain"])
+def test_partial_sums_of_a_reduce_are_shown_where_they_stand(algorithm: str, p: int) -> None:
+    """Not in x, which stays as it is on all ranks but the root."""
+    last = stepper_frames("reduce", algorithm, p)[-1]
+    counts = last.holds.sum(axis=2)  # (rank, piece)
+    wanted = [min(rank & -rank, p - rank) if rank else p for rank in range(p)]  # its subtree
+    if algorithm == "chain":
+        wanted = [p - rank for rank in range(p)]
+    assert (counts == np.array(wanted)[:, None]).all()
