@@ -241,7 +241,7 @@ def one_after_the_other(first: Form, second: Form) -> Form:
         first.reduced_bytes + second.reduced_bytes,
         [a + b for a, b in zip(first.sent_bytes, second.sent_bytes, strict=True)],
         [a + b for a, b in zip(first.messages, second.messages, strict=True)],
-        together=first.together + second.together,
+        together=first.together + second.together, moves=first.moves + second.moves,
     )
 
 

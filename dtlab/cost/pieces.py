@@ -149,7 +149,8 @@ def all_to_all_mesh(p: int, n: int, itemsize: int) -> Form:
 def all_to_all_central(p: int, n: int, itemsize: int) -> Form:
     """2(p−1)(α + nβ): gather and scatter, both linear, of all that all have."""
     whole = p, p * n, itemsize
-    return one_after_the_other(gather_linear(*whole), scatter_linear(*whole))._replace(moves=2)
+    both = one_after_the_other(gather_linear(*whole), scatter_linear(*whole))
+    return both._replace(moves=2)  # rank 0's
 
 
 @costs("all_to_all", "bruck")

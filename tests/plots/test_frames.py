@@ -350,11 +350,13 @@ def test_a_double_tree_can_be_followed(p: int) -> None:
 
 
 @pytest.mark.parametrize("p", SIZES[1:])
-@pytest.mark.parametrize("algorithm", ["binomial", "chain"])
-def test_partial_sums_of_a_reduce_are_shown_where_they_stand(algorithm: str, p: int) -> None:
-    """Not in x, which stays as it is on all ranks but the root."""
-    last = stepper_frames("reduce", algorithm, p)[-1]
-    counts = last.holds.sum(axis=2)  # (rank, piece)
+@pytest.mark.parametrize(("collective", "algorithm"), [
+    ("reduce", "binomial"), ("reduce", "chain"), ("all_reduce", "tree")])
+def test_partial_sums_are_shown_where_they_stand(collective: str, algorithm: str, p: int) -> None:
+    """Of a reduce not in x, which stays as it is on all ranks but the root."""
+    film = stepper_frames(collective, algorithm, p)
+    summed = film[-1] if collective == "reduce" else film[(p - 1).bit_length()]
+    counts = summed.holds.sum(axis=2)  # (rank, piece)
     wanted = [min(rank & -rank, p - rank) if rank else p for rank in range(p)]  # its subtree
     if algorithm == "chain":
         wanted = [p - rank for rank in range(p)]
