@@ -34,7 +34,7 @@ def reduce(
     check_root(comm, root, "reduce")
     check_op(op, x.dtype)
     vector = flattened(x)
-    call(comm, vector, root, op)
+    call(comm, vector, root, op)  # which leaves the vectors of other ranks as they are
     if comm.rank == root:
         write_back(x, finish_average_(vector, op, comm.size))
     return x
