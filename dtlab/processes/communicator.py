@@ -21,7 +21,7 @@ from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import NOTHING, Fan, Lane, Way, is_plain, room_of, wire_of
 from dtlab.processes.ledger import Announced, Anyone, announced
-from dtlab.processes.messages import Message, framed
+from dtlab.processes.messages import Message, framed, receiving
 from dtlab.processes.post import Letters
 from dtlab.processes.relay import relay
 from dtlab.processes.shelf import Passing
@@ -232,11 +232,11 @@ class GlooComm(Comm):
             if src is None:
                 self._announce_recv_anyone(message, self.header(x))
                 message.posted_s = time.perf_counter()
-                message.handles = (group.recv_anysource([wire], self.tag),)
+                message.handles = (receiving(group.recv_anysource, [wire], self.tag),)
             else:
                 message.number = self.way(src, False).announce(self.header(x))
                 message.posted_s = time.perf_counter()
-                message.handles = (group.recv([wire], message.world, self.tag),)
+                message.handles = (receiving(group.recv, [wire], message.world, self.tag),)
             end.posted(message)
         return message
 

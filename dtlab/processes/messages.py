@@ -76,6 +76,26 @@ class Frames:
             self._spare.append((wire, view))
 
 
+class Broken:
+    """Stands for Gloo's handle of a receive that it would not take: the connection has broken."""
+
+    def __init__(self, error: RuntimeError):
+        self._error = error
+
+    def wait(self) -> NoReturn:
+        """Raise what Gloo raised."""
+        raise self._error
+
+
+def receiving(post: Callable[..., Any], *args: Any) -> Any:
+    """The handle of a receive. Whether its connection breaks before or after it is posted is
+    chance; so whoever waits for it is told, in both cases."""
+    try:
+        return post(*args)
+    except RuntimeError as error:
+        return Broken(error)
+
+
 class Message(Work):
     """One side of one message, from `post` until `wait`. Afterwards a line of the trace.
 

@@ -208,10 +208,7 @@ class Mail:
         """A line for the next letter of `src`, behind the others' lines; none if it has died."""
         self._lines.pop(src, None)
         if src not in self.dead:
-            try:
-                self._lines[src] = Line(self.comm, src)
-            except RuntimeError:  # its connection has broken, which we have not been told yet
-                self.dead.add(src)
+            self._lines[src] = Line(self.comm, src)
 
     def _open_line(self, src: int, line: Line) -> None:
         """Make room for the wires of the letter that has come; no line if its sender has died."""
