@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from dtlab import cost
 from dtlab.collectives.registry import BARE
 from dtlab.machine import Machine
 
 
-@lru_cache(maxsize=4096)
+@cost.remembered
 def cheapest(collective: str, ranks: int, nbytes: int, itemsize: int, machine: Machine) -> str:
     """The algorithm with the least predicted time; of equals, that with the shorter path, and of
     those the first in the registry. What has no closed form is never chosen."""

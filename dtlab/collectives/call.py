@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
+from dtlab import cost
 from dtlab.collectives.auto import cheapest
 from dtlab.collectives.registry import BARE, check_tensor, choose
 from dtlab.comm import Comm
@@ -53,7 +53,7 @@ def call_for(
     return Call(choose(collective, name, options), label)
 
 
-@lru_cache(maxsize=1024)  # a ring of small messages would notice the time that this takes
+@cost.remembered  # a ring of small messages would notice the time that this takes
 def _settled(
     collective: str, algorithm: str, ranks: int, pieces: int, machine: Machine | None,
     dtype: torch.dtype | None, meta: bool, shape: torch.Size | None, /, **told: Any,

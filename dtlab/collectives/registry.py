@@ -7,7 +7,6 @@ function under `@algorithm(...)`, and its closed form in `dtlab.cost`.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dtlab import cost
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import overlaps_itself
@@ -25,18 +25,28 @@ from dtlab.reduction import overlaps_itself
 ALGORITHMS: dict[str, dict[str, Callable[..., Any]]] = {}
 # The algorithms themselves, which take vectors, and rows of them.
 BARE: dict[str, dict[str, Callable[..., Any]]] = {}
+# The collectives themselves, once all are defined.
+_doors: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
-    """Register the decorated function: `ALGORITHMS[collective][name]` calls it with checks."""
+    """Register the decorated function: `ALGORITHMS[collective][name]` calls it with checks.
+
+    It takes what the other algorithms of its collective take, see `BARE`; what it has beyond that
+    are options, by name. Raises `ConfigError` for a collective that there is not, and for a
+    function that can't be called so.
+    """
 
     def register(function: Function) -> Function:
         @functools.wraps(function)
         def checked(comm: Comm, *args: Any, **options: Any) -> Any:
-            whole = getattr(importlib.import_module("dtlab.collectives"), collective)
-            return whole(comm, *args, algorithm=name, **options)
+            return _doors[collective](comm, *args, algorithm=name, **options)
 
+        if _doors:  # not one of the package's own
+            _check_fits(collective, name, function)
+            _sign(checked, collective)
+        cost.forget()
         BARE.setdefault(collective, {})[name] = function
         ALGORITHMS.setdefault(collective, {})[name] = checked
         return function
@@ -45,12 +55,38 @@ def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
 
 
 def publish(collectives: dict[str, Any]) -> None:
-    """Give the functions in `ALGORITHMS` the signatures of their collectives, less `algorithm`."""
+    """All collectives are there: the functions in `ALGORITHMS` call them, and look like them."""
     for collective, algorithms in ALGORITHMS.items():
-        whole = inspect.signature(collectives[collective])
-        kept = [p for name, p in whole.parameters.items() if name != "algorithm"]
+        _doors[collective] = collectives[collective]
         for function in algorithms.values():
-            function.__signature__ = whole.replace(parameters=kept)  # type: ignore[attr-defined]
+            _sign(function, collective)
+
+
+def _sign(function: Any, collective: str) -> None:
+    """Give it the signature of its collective, less `algorithm`."""
+    whole = inspect.signature(_doors[collective])
+    kept = [p for name, p in whole.parameters.items() if name != "algorithm"]
+    function.__signature__ = whole.replace(parameters=kept)
+
+
+def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> None:
+    """Raise `ConfigError` unless its collective can call `function`."""
+    if collective not in BARE:
+        raise ConfigError(f"there is no collective {collective!r} for an algorithm {name!r}; "
+                          f"choose one of: {', '.join(BARE)}")
+    if not isinstance(name, str) or name == "auto":
+        raise ConfigError(f"an algorithm of {collective} can't be called {name!r}; "
+                          f"give it a name of its own")
+    other = inspect.signature(next(iter(BARE[collective].values()))).parameters
+    given = [parameter for parameter in other if parameter in _COMMON]
+    own = inspect.signature(function)
+    try:
+        own.bind(*given)
+    except TypeError as misfit:
+        raise ConfigError(
+            f"{collective} calls its algorithms as {name}({', '.join(given)}), but {name!r} is "
+            f"defined as {function.__name__}{own}: {misfit}"
+        ) from None
 
 
 def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[..., Any]:
@@ -80,8 +116,7 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
 
 def default_of(collective: str) -> str:
     """The algorithm that a collective takes if none is named."""
-    function = getattr(importlib.import_module("dtlab.collectives"), collective)
-    return str(inspect.signature(function).parameters["algorithm"].default)
+    return str(inspect.signature(_doors[collective]).parameters["algorithm"].default)
 
 
 _COMMON = ("comm", "x", "rows", "received", "root", "op")

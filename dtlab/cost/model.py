@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
@@ -40,6 +41,8 @@ FormOf = Callable[[int, int, int], Form]  # (ranks, nbytes, itemsize) → Form
 COLD = 1.25
 
 FORMS: dict[tuple[str, str], FormOf] = {}
+Function = TypeVar("Function", bound=Callable[..., Any])
+_remembered: list[Any] = []
 
 
 def costs(collective: str, algorithm: str) -> Callable[[FormOf], FormOf]:
@@ -47,9 +50,23 @@ def costs(collective: str, algorithm: str) -> Callable[[FormOf], FormOf]:
 
     def register(function: FormOf) -> FormOf:
         FORMS[collective, algorithm] = function
+        forget()
         return function
 
     return register
+
+
+def remembered(function: Function) -> Function:
+    """Keep what `function` returns, for equal arguments; until anything new is registered, for it
+    follows from the algorithms and closed forms that there are."""
+    _remembered.append(lru_cache(maxsize=65536)(function))
+    return _remembered[-1]  # type: ignore[no-any-return]
+
+
+def forget() -> None:
+    """Something has been registered: ask all that is `remembered` anew."""
+    for function in _remembered:
+        function.cache_clear()
 
 
 def has_form(collective: str, algorithm: str) -> bool:
@@ -69,7 +86,11 @@ def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int
     if not has_form(collective, algorithm):
         known = ", ".join(f"{c} {a}" for c, a in sorted(FORMS))
         raise ConfigError(f"no closed form for {collective!r} {algorithm!r}; there are: {known}")
-    return FORMS[collective, algorithm](ranks, int(nbytes), itemsize)
+    call = FORMS[collective, algorithm](ranks, int(nbytes), itemsize)
+    if not isinstance(call, Form):
+        raise ConfigError(f"the closed form of {collective} {algorithm!r} must return a "
+                          f"dtlab.cost.Form, not {call!r}")
+    return call
 
 
 def time_s(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -132,7 +131,7 @@ def _stretches(times: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
             for (start, leader), end in zip(starts, ends, strict=True)]
 
 
-@lru_cache(maxsize=65536)
+@cost.remembered
 def _form(collective: str, name: str, ranks: int, nbytes: int) -> tuple[float, float, float]:
     return cost.form(collective, name, ranks, nbytes)[:3]
 

@@ -9,7 +9,8 @@
                   lane, relay: the short way; endpoint: what a rank's communicators share
     board         shared memory: who waits for what; ledger: what was posted, and does it fit?
     shelf         shared memory for tensors that need not travel; post: letters of one host
-    transfer      functions, arguments and results on their way; failures: exceptions on theirs
+    transfer      functions, arguments and results on their way; failures: exceptions on theirs;
+                  luggage: algorithms that a learner has registered
     wire, store   small frames between launcher and ranks; the ranks' address book
     torchrun      ranks that someone else started
 """

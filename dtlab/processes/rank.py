@@ -138,12 +138,12 @@ class Rank:
     # ---- what is asked --------------------------------------------------------------------------
 
     def _call(self, fd: int, comm: GlooComm) -> Callable[[], Any]:
-        function, args = transfer.unpack(fd)
+        function, args = transfer.unpack_order(fd)
         return lambda: function(comm, *args)
 
     def _execute(self, fd: int, comm: GlooComm) -> Callable[[], Any]:
         """A cell: its last expression, if it ends in one, is shown like a notebook's."""
-        source, name = transfer.unpack(fd)
+        source, (name,) = transfer.unpack_order(fd)
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

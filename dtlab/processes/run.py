@@ -16,7 +16,7 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import torchrun
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.launcher import Crew
-from dtlab.processes.transfer import pack_call
+from dtlab.processes.transfer import pack_order
 from dtlab.result import Result
 from dtlab.trace import Trace
 
@@ -58,7 +58,7 @@ def run(
     if torchrun.launched():
         replies = torchrun.run_here(fn, args, backend, device, trace)
         return gather(replies, [""] * len(replies))
-    parcel = pack_call(fn, args)
+    parcel = pack_order(fn, args)
     try:
         with Crew(ranks, backend=backend, device=device, threads=threads, trace=trace) as crew:
             return gather(*crew.call("call", parcel, timeout=timeout, echo=echo,

@@ -52,7 +52,7 @@ class Session:
     def run(self, fn: Callable[..., Any], *args: Any) -> Result:
         """Call `fn(comm, *args)` on every rank, as `dtlab.run` does."""
         check_call(fn, args, "run")
-        return self._ask("call", transfer.pack_call(fn, args))
+        return self._ask("call", transfer.pack_order(fn, args))
 
     def execute(self, source: str, name: str | None = None) -> Result:
         """Run `source` on every rank, like a notebook cell: a last expression is shown, as text.
@@ -62,7 +62,7 @@ class Session:
         ast.parse(source, name or "<ranks>")  # a syntax error is shown here, not four times
         name = name or f"<ranks {next(_cells)}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        result = self._ask("execute", transfer.pack((source, name)))
+        result = self._ask("execute", transfer.pack_order(source, (name,)))
         for rank, text in enumerate(result.values):
             if text is not None and self._echo:
                 print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="")

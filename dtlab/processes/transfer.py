@@ -27,6 +27,7 @@ import cloudpickle
 import torch
 
 from dtlab.errors import ConfigError
+from dtlab.processes.luggage import Luggage, luggage
 from dtlab.tracebacks import PACKAGE
 
 _LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
@@ -148,32 +149,43 @@ def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) ->
 # ---- functions: by value where the ranks could not import them ----------------------------------
 
 
-def pack_call(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
-    """A function and its arguments, in a memory file. `ConfigError` names what can't be pickled.
+def pack_order(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> int:
+    """A function (or the source of a cell) and its arguments, in a memory file, with the `luggage`,
+    for `unpack_order`. `ConfigError` names what can't be pickled.
 
     The function's own module travels with it unless it is installed: a module that you are
     editing, a test or a script may be something else on disk, or not importable at all.
     """
-    module = own_module(function)
-    if module is not None:
+    own = luggage()
+    functions = [function, *(part for _, part in own.parts())]
+    if modules := set(map(own_module, functions)) - {None}:
         with _registry, contextlib.suppress(Exception):
-            # If some global of it does not pickle, by reference it may still work.
-            cloudpickle.register_pickle_by_value(module)
+            # If some global of one does not pickle, by reference it may still work.
+            for module in modules:
+                cloudpickle.register_pickle_by_value(module)
             try:
-                return pack((function, args))
+                return pack((own, function, args))
             finally:
-                cloudpickle.unregister_pickle_by_value(module)
+                for module in modules:
+                    cloudpickle.unregister_pickle_by_value(module)
     try:
-        return pack((function, args))
+        return pack((own, function, args))
     except Exception as error:
-        where, culprit = _culprit(function, args)
+        where, culprit = _culprit(function, args, own)
         raise ConfigError(
             f"{where} can't be sent to the ranks: {type(culprit).__name__} {_short(culprit)} "
             f"can't be pickled ({error}); create it inside the function instead"
         ) from error
 
 
-def own_module(function: Callable[..., Any]) -> ModuleType | None:
+def unpack_order(fd: int) -> tuple[Any, tuple[Any, ...]]:
+    """The function, or source, and its arguments; what came along is registered."""
+    own, function, args = unpack(fd)
+    own.unpack()
+    return function, args
+
+
+def own_module(function: Callable[..., Any] | str) -> ModuleType | None:
     """The module `function` was written in, if it isn't an installed one or `__main__`."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -189,10 +201,11 @@ def own_module(function: Callable[..., Any]) -> ModuleType | None:
     return module
 
 
-def _culprit(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any]:
+def _culprit(function: Any, args: tuple[Any, ...], own: Luggage) -> tuple[str, Any]:
     """Where the first thing that does not pickle is, and the thing."""
-    parts = [(f"argument {number}", value) for number, value in enumerate(args, start=1)]
-    parts.insert(0, (f"the function {getattr(function, '__name__', function)!s}", function))
+    parts = [(f"the function {getattr(function, '__name__', function)!s}", function)]
+    parts += [(f"argument {number}", value) for number, value in enumerate(args, start=1)]
+    parts += own.parts()
     for where, value in parts:
         if not _pickles(value):
             return _innermost(where, value, depth=6)
