@@ -1,13 +1,19 @@
-"""What tests share: the browser, and a folder for artifacts."""
+"""What tests share: the browser, a folder for artifacts, a registry that may be written to."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from dtlab import cost
+from dtlab.collectives import ALGORITHMS
+from dtlab.collectives.registry import BARE
+from dtlab.cost.model import FORMS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,3 +41,15 @@ def artifacts() -> Path:
     folder = ROOT / "artifacts"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def registering() -> Iterator[None]:
+    """Algorithms and closed forms that the test registers are gone with it."""
+    books = [FORMS, *BARE.values(), *ALGORITHMS.values()]
+    kept = [dict(book) for book in books]
+    yield
+    for book, entries in zip(books, kept, strict=True):
+        book.clear()
+        book.update(entries)
+    cost.forget()

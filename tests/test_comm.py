@@ -217,6 +217,25 @@ def test_labels_nest_and_end_with_their_block_also_when_it_fails(where: str) -> 
     assert on(where, fn, 1)[0] == ["", "inner", "outer", ""]
 
 
+@BOTH
+def test_a_collective_within_a_collective_goes_by_both_names(where: str) -> None:
+    def fn(comm: Comm) -> list[str]:
+        seen = []
+        with comm.labelled("all_reduce(mine)"):
+            for _ in range(2):
+                with comm.labelled("push"):
+                    seen.append(comm.label)
+            with comm.labelled("gather(x)"), comm.labelled("scatter(x)"):
+                seen.append(comm.label)
+            seen.append(comm.label)
+        return [*seen, comm.label]
+
+    twice = ["all_reduce(mine) > push"] * 2
+    assert on(where, fn, 1)[0] == [
+        *twice, "all_reduce(mine) > gather(x) > scatter(x)", "all_reduce(mine)", ""
+    ]
+
+
 def test_accumulate_changes_its_first_argument_and_returns_it() -> None:
     def fn(comm: Comm) -> bool:
         into, x = torch.tensor([1.0, 5.0]), torch.tensor([3.0, 2.0])

@@ -15,12 +15,14 @@ import hashlib
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dtlab.matching import Header, check_match
 from dtlab.processes.board import COUNT_BITS, DEPTH, Board
 
+_LABEL = 80  # letters of a label that are written down
 _ROOM = 240  # bytes of text that fit beside a header's stamp and digest
 _COUNTS = 1 << COUNT_BITS
 
@@ -50,8 +52,12 @@ def announced(header: Header) -> Announced:
 
 
 def encode(header: Header) -> bytes:
-    """`header` as text, zero-terminated; empty if it does not fit (then nothing is compared)."""
-    text = json.dumps(header._replace(label=header.label[:90])).encode() + b"\0"
+    """`header` as text, zero-terminated; empty if it does not fit (then nothing is compared). Long
+    labels are cut; what tells them apart stays."""
+    label = header.label
+    if len(label) > _LABEL:
+        label = f"{label[:_LABEL]}... ({zlib.crc32(label.encode()):x})"
+    text = json.dumps(header._replace(label=label), ensure_ascii=False).encode() + b"\0"
     return text if len(text) <= _ROOM else b""
 
 

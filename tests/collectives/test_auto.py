@@ -8,7 +8,7 @@ import torch
 from dtlab import Comm, ConfigError, RankFailed, collectives, cost, plots, run, simulate, widgets
 from dtlab.collectives import ALGORITHMS
 from dtlab.collectives.auto import cheapest
-from dtlab.collectives.registry import BARE, algorithm
+from dtlab.collectives.registry import algorithm
 from dtlab.machine import TYPICAL, Machine
 from dtlab.topology import uniform
 
@@ -143,22 +143,19 @@ def test_auto_still_says_what_is_wrong() -> None:
                  network=uniform(2, ALPHA, BANDWIDTH))
 
 
+@pytest.mark.usefixtures("registering")
 def test_an_algorithm_without_a_closed_form_is_never_chosen_and_harms_nobody() -> None:
     """One new function is a new algorithm; who wants it predicted adds a form."""
-    try:
-        @algorithm("barrier", "by_heart")
-        def by_heart(comm: Comm) -> None:
-            """Everyone believes that all have come."""
+    @algorithm("barrier", "by_heart")
+    def by_heart(comm: Comm) -> None:
+        """Everyone believes that all have come."""
 
-        def work(comm: Comm) -> None:
-            collectives.barrier(comm, algorithm="by_heart")
-            collectives.barrier(comm, algorithm="auto")
+    def work(comm: Comm) -> None:
+        collectives.barrier(comm, algorithm="by_heart")
+        collectives.barrier(comm, algorithm="auto")
 
-        assert simulate(work, network=uniform(5, 1e-6, 1e9)).trace.messages() > 0
-        plots.cost_curves("barrier", None, 5, 1e-6, 1e-9)
-        widgets.AlphaBetaExplorer("barrier").static()
-        with pytest.raises(ConfigError, match="no closed form for 'barrier' 'by_heart'"):
-            cost.time_s("barrier", "by_heart", 5, 0, 1e-6, 1e-9)
-    finally:
-        BARE["barrier"].pop("by_heart")
-        ALGORITHMS["barrier"].pop("by_heart")
+    assert simulate(work, network=uniform(5, 1e-6, 1e9)).trace.messages() > 0
+    plots.cost_curves("barrier", None, 5, 1e-6, 1e-9)
+    widgets.AlphaBetaExplorer("barrier").static()
+    with pytest.raises(ConfigError, match="no closed form for 'barrier' 'by_heart'"):
+        cost.time_s("barrier", "by_heart", 5, 0, 1e-6, 1e-9)

@@ -12,9 +12,10 @@ import nbformat
 import pytest
 import torch
 
+import dtlab
 from dtlab import Comm, cost, plots, simulate
 from dtlab.calibration import overhead_s
-from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.collectives import ALGORITHMS, all_gather, all_reduce
 from dtlab.collectives.auto import cheapest
 from dtlab.cost.model import COLD
 from dtlab.machine import TYPICAL
@@ -235,3 +236,31 @@ def test_what_the_chapter_says_of_lanes_caches_and_bursts(prose: str) -> None:
         False, True, True]
     assert "sends bursts of 32 messages for o" in prose
     assert inspect.signature(overhead_s).parameters["messages"].default == 32
+
+
+@pytest.mark.usefixtures("registering")
+def test_the_twelfth_algorithm_fills_the_gap_that_it_is_said_to_fill(prose: str) -> None:
+    def rounds(name: str, ranks: int) -> float:
+        return simulate(reduced, name, 1003, network=uniform(ranks, 1.0, math.inf)).elapsed_s
+
+    assert "where p is no power of two nobody gets by with so few" in prose
+    assert "on 7 ranks recursive doubling takes 4, and the bound is 3" in prose
+    assert rounds("recursive_doubling", 7) == pytest.approx(4)
+    eleven = list(ALGORITHMS["all_reduce"])
+    assert len(eleven) == 11
+    for ranks in (3, 5, 6, 7, 9, 11, 12, 13):
+        assert min(rounds(name, ranks) for name in eleven) > (ranks - 1).bit_length() + 0.9
+
+    notebook = nbformat.read(ROOT / "notebooks" / "05_all_reduce.ipynb", as_version=4)
+    cell = next(cell.source for cell in notebook.cells if "def gather_and_add" in cell.source)
+    exec(cell.split("\n\n\nratios")[0], {"dtlab": dtlab, "cost": cost, "all_gather": all_gather})
+    for ranks in (*RANKS, 16):
+        assert rounds("gather_and_add", ranks) == pytest.approx((ranks - 1).bit_length())
+        assert sent("gather_and_add", ranks, 1003) == [(ranks - 1) * 4012] * ranks
+    assert "Each rank receives (p−1)·n bytes" in prose
+    assert "Small vectors only, and then it beats all eleven" in prose
+    first = plots.crossovers("all_reduce", [*eleven, "gather_and_add"], 7, ALPHA, BETA)[0]
+    assert (first.before, first.after) == ("gather_and_add", "recursive_doubling")
+    assert first.nbytes == pytest.approx(12_500, rel=0.01)  # 3α + 6nβ = 4α + 4nβ
+    assert "On 8 ranks recursive doubling takes 3 rounds, too, and sends less" in prose
+    assert max(sent("recursive_doubling", 8, 1003)) == 3 * 4012

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,21 +10,11 @@ import pytest
 import torch
 
 from dtlab import Comm, ConfigError, Session, collectives, cost, plots, run, simulate
-from dtlab.collectives import ALGORITHMS, algorithm
+from dtlab.collectives import algorithm
 from dtlab.collectives.registry import BARE
-from dtlab.cost.model import FORMS
 from dtlab.topology import uniform
 
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """What a test registers is gone with it."""
-    kept = [(book, dict(book)) for book in (FORMS, *BARE.values(), *ALGORITHMS.values())]
-    yield
-    for book, entries in kept:
-        book.clear()
-        book.update(entries)
-    cost.forget()
+pytestmark = pytest.mark.usefixtures("registering")
 
 
 def by_hand(comm: Comm, x: torch.Tensor, op: Any = "sum", times: int = 1) -> torch.Tensor:

@@ -100,6 +100,18 @@ def test_roots_that_differ_are_named_though_no_message_ever_meets(how: Callable[
         how(each_its_own_root)
 
 
+def test_calls_differ_also_where_only_the_end_of_a_long_name_tells() -> None:
+    def work(comm: Comm) -> None:
+        with comm.labelled("a name that is long, " * 10 + str(comm.rank)):
+            if comm.rank:
+                comm.send(torch.zeros(1), 0)
+            else:
+                comm.recv(torch.zeros(1), 1)
+
+    with pytest.raises(ShapeMismatch, match="rank 1 is in a name that is long"):
+        run(work, ranks=2)
+
+
 def test_sizes_that_differ_are_named() -> None:
     def uneven(comm: Comm) -> None:
         all_reduce(comm, torch.zeros(4 + comm.rank // 2))
