@@ -77,16 +77,23 @@ def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> Non
     if not isinstance(name, str) or name == "auto":
         raise ConfigError(f"an algorithm of {collective} can't be called {name!r}; "
                           f"give it a name of its own")
-    other = inspect.signature(next(iter(BARE[collective].values()))).parameters
-    given = [parameter for parameter in other if parameter in _COMMON]
-    own = inspect.signature(function)
+    given = _given(collective)
     try:
-        own.bind(*given)
+        inspect.signature(function).bind(*given)
     except TypeError as misfit:
+        defined = repr(function)
+        if callable(function):
+            defined = f"{getattr(function, '__name__', '')}{inspect.signature(function)}"
         raise ConfigError(
             f"{collective} calls its algorithms as {name}({', '.join(given)}), but {name!r} is "
-            f"defined as {function.__name__}{own}: {misfit}"
+            f"defined as {defined}: {misfit}"
         ) from None
+
+
+def _given(collective: str) -> list[str]:
+    """What each algorithm of the collective is given, in that order."""
+    first = inspect.signature(next(iter(BARE[collective].values()))).parameters
+    return [name for name in first if name in _COMMON]
 
 
 def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[..., Any]:
@@ -103,12 +110,13 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
     if not options:
         return function
     parameters = inspect.signature(function).parameters
-    own = [key for key in parameters if key not in _COMMON]
+    own = list(parameters)[len(_given(collective)) :]
     for key, value in options.items():
         if key not in own:
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
-        if parameters[key].annotation == "int" and not (isinstance(value, int) and value >= 1):
+        whole = parameters[key].annotation in ("int", int)
+        if whole and not (isinstance(value, int) and value >= 1):
             raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
                               f"not {value!r}")
     return functools.partial(function, **options)

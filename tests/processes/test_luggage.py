@@ -54,6 +54,17 @@ def test_ranks_know_an_algorithm_that_was_registered_here(p: int) -> None:
     assert simulate(call, "by_hand", network=uniform(p, 1e-6, 1e9)).values == [[total] * 3] * p
 
 
+def test_an_option_of_it_is_what_it_takes_beyond_the_others() -> None:
+    @algorithm("all_reduce", "by_hand")
+    def with_names_of_its_own(comm: Comm, vector: torch.Tensor, how: Any, times: int = 1) -> Any:
+        return by_hand(comm, vector, how, times)
+
+    network = uniform(2, 1e-6, 1e9)
+    assert simulate(partial(call, times=3), "by_hand", network=network).values == [[9.0] * 3] * 2
+    with pytest.raises(ConfigError, match="no option 'vector'; it has: times"):
+        simulate(partial(call, vector=3), "by_hand", network=network)
+
+
 def test_ranks_that_stay_get_to_know_it_and_its_new_version() -> None:
     with Session(ranks=2, echo=False) as session:
         with pytest.raises(ConfigError, match="no algorithm 'by_hand'"):
@@ -127,6 +138,8 @@ def test_a_mistake_is_told_when_it_is_registered() -> None:
     with pytest.raises(ConfigError, match=r"all_reduce calls its algorithms as mine\(comm, x, op\),"
                                           r" but 'mine' is defined as forgets_op"):
         algorithm("all_reduce", "mine")(forgets_op)
+    with pytest.raises(ConfigError, match="'mine' is defined as 3"):
+        algorithm("all_reduce", "mine")(3)  # type: ignore[type-var]
     with pytest.raises(ConfigError, match=r"no collective 'allreduce'.*all_reduce"):
         algorithm("allreduce", "mine")(by_hand)
     with pytest.raises(ConfigError, match="can't be called 'auto'"):
