@@ -124,6 +124,9 @@ def contest(clusters: Mapping[str, Topology], sizes: Sequence[int] = SIZES,
     clusters: name → topology. sizes: bytes of float32, so multiples of 4. Returns the entries,
     cluster by cluster, size by size. Raises `ConfigError` for unknown algorithms and such sizes.
     """
+    if not isinstance(clusters, Mapping):
+        raise ConfigError(f"contest takes clusters by name, not {clusters!r}: "
+                          f"{{'two racks': topology.racks(2, 4)}}, say")
     entries = []
     for name, cluster in clusters.items():
         options = options_for(cluster)

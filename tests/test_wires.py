@@ -133,5 +133,10 @@ def test_nonsense_is_refused(sizes: list[Any], algorithms: list[str]) -> None:
         contest({"one": topology.nvswitch(2)}, sizes, algorithms)
 
 
+def test_a_cluster_without_a_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="by name, not .*: {'two racks': topology"):
+        contest(topology.nvswitch(2), [400])  # type: ignore[arg-type]
+
+
 def test_examples_hold() -> None:
     assert doctest.testmod(dtlab.wires) == (0, 2)
