@@ -134,7 +134,7 @@ def test_nonsense_is_refused(sizes: list[Any], algorithms: list[str]) -> None:
 
 
 def test_a_cluster_without_a_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="by name, not .*: {'two racks': topology"):
+    with pytest.raises(ConfigError, match=r"by name, not .*: {'two racks': topology"):
         contest(topology.nvswitch(2), [400])  # type: ignore[arg-type]
 
 

@@ -88,7 +88,7 @@ def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
 
 
 def _label(collective: str, x: torch.Tensor, root: int | None = None) -> str:
-    """As `registry.signature`, but for the shapes, which differ."""
+    """As `call.call_for` labels the others, but without the shapes, which differ."""
     dtype = str(x.dtype).split(".")[-1]
     return f"{collective}({dtype}{'' if root is None else f', root={root}'})"
 
