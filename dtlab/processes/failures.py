@@ -6,11 +6,12 @@ shown: a notebook's cells exist in the notebook's process alone.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cloudpickle
 
@@ -81,17 +82,27 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     return frames
 
 
-def rank_failed(rank: int, failure: Failure) -> RankFailed:
-    """The error that the launcher raises for it."""
-    cause: Any = failure.headline
-    if failure.pickled is not None:
-        try:
-            cause = cloudpickle.loads(failure.pickled)
-        except Exception:
-            cause = failure.headline
-    if not isinstance(cause, BaseException):
-        cause = failure.headline
+def rank_failed(rank: int, failure: Failure, dead: Sequence[int] = ()) -> RankFailed:
+    """The error that the launcher raises for it. dead: ranks that have died, and may."""
+    cause = _headline_with(failure, dead) if failure.secondary and dead else _cause(failure)
     return RankFailed.from_rank(rank, cause, render(failure))
+
+
+def _cause(failure: Failure) -> BaseException | str:
+    """The exception itself, or its text if it can't be had."""
+    if failure.pickled is not None:
+        with contextlib.suppress(Exception):
+            cause = cloudpickle.loads(failure.pickled)
+            if isinstance(cause, BaseException):
+                return cause
+    return failure.headline
+
+
+def _headline_with(failure: Failure, dead: Sequence[int]) -> str:
+    kind, _, words = failure.headline.partition(": ")
+    who = " and ".join(f"rank {number}" for number in dead)
+    return (f"{kind}, for {who} had died; whoever talks to a rank that may die must be ready for "
+            f"that, see dtlab.patience\n{words}")
 
 
 def render(failure: Failure) -> str:

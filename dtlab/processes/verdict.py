@@ -93,7 +93,8 @@ def raise_failure(ranks: Sequence[RankView], orphaned: bool,
     if raised:
         secondary, when, number, failure = min(raised, key=lambda r: r[:3])
         if not secondary or time.perf_counter() - when > GRACE_S:
-            raise failures.rank_failed(number, failure)
+            dead = [n for n, rank in enumerate(ranks) if rank.died is not None]
+            raise failures.rank_failed(number, failure, dead)
 
 
 def _rank_died(number: int, status: int) -> RankDied:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, RankDied, ps, run
+from dtlab import Comm, ConfigError, RankDied, RankFailed, ps, run
 
 SERVERS, STEPS = 3, 40
 
@@ -129,6 +129,16 @@ def test_the_value_of_a_rank_that_died_is_none() -> None:
         return comm.rank
 
     assert run(dies, ranks=3, may_die=[1]).values == [0, None, 2]
+
+
+def test_who_was_not_ready_for_a_death_is_told_whose_it_was() -> None:
+    def unready(comm: Comm) -> None:
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.recv(torch.zeros(4), 1)
+
+    with pytest.raises(RankFailed, match=r"^rank [02] raised RuntimeError, for rank 1 had died; "):
+        run(unready, ranks=3, may_die=[1])
 
 
 def test_a_wait_with_a_limit_tells_slow_from_dead() -> None:
