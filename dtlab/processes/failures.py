@@ -101,7 +101,7 @@ def _cause(failure: Failure) -> BaseException | str:
 def _headline_with(failure: Failure, dead: Sequence[int]) -> str:
     kind, _, words = failure.headline.partition(": ")
     who = " and ".join(f"rank {number}" for number in dead)
-    return (f"{kind}, for {who} had died; whoever talks to a rank that may die must be ready for "
+    return (f"{kind}, after {who} had died; whoever talks to a rank that may die must be ready for "
             f"that, see dtlab.patience\n{words}")
 
 
