@@ -12,7 +12,7 @@ import torch
 from dtlab.collectives.all_reduce import ring
 from dtlab.collectives.registry import algorithm, cut
 from dtlab.collectives.ring import Lap, all_gather_, reduce_scatter_
-from dtlab.collectives.view import View, lines
+from dtlab.collectives.view import lines
 from dtlab.comm import Comm
 from dtlab.cost.model import best_divisor
 from dtlab.errors import ConfigError
@@ -35,7 +35,7 @@ def hierarchical(
         raise ConfigError(f"hierarchical: {comm.size} ranks don't form groups of {k}; "
                           f"choose a divisor of {comm.size}")
     first = comm.rank - comm.rank % k
-    team = View(comm, range(first, first + k))
+    team = comm.subgroup(range(first, first + k))
     chunks = cut(x, k)
     reduce_scatter_(team, chunks, op)  # rank r of the team now has chunk r + 1
     if team.rank:
@@ -45,7 +45,7 @@ def hierarchical(
     else:
         for other in range(1, k):
             team.recv(chunks[(other + 1) % k], other)
-        ring(View(comm, range(0, comm.size, k)), x, op)
+        ring(comm.subgroup(range(0, comm.size, k)), x, op)
         for other in range(1, k):
             team.send(chunks[(other + 1) % k], other)
     all_gather_(team, chunks)
@@ -66,7 +66,7 @@ def torus(
     columns, rows = shape or (comm.size // best_divisor(comm.size), best_divisor(comm.size))
     if columns < 1 or rows < 1 or columns * rows != comm.size:
         raise ConfigError(f"torus: a grid of {columns} × {rows} doesn't fit {comm.size} ranks")
-    row, pillar = (View(comm, line) for line in lines(comm.rank, columns, comm.size))
+    row, pillar = (comm.subgroup(line) for line in lines(comm.rank, columns, comm.size))
     chunks = cut(x, columns)
     reduce_scatter_(row, chunks, op)
     ring(pillar, chunks[(row.rank + 1) % columns], op)

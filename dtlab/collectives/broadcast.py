@@ -17,7 +17,6 @@ from dtlab.collectives.registry import (
 )
 from dtlab.collectives.ring import all_gather_, one_back
 from dtlab.collectives.tree import subtree
-from dtlab.collectives.view import View
 from dtlab.comm import Comm, Recv, Send
 
 
@@ -102,7 +101,7 @@ def scatter_allgather(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tenso
     """
     p = comm.size
     edges, chunks = chunk_edges(x.numel(), p), cut(x, p)
-    view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
+    view = comm.subgroup([(root + i) % p for i in range(p)])  # the root is its rank 0
     parent, children, size = subtree(view.rank, p)
     if view.rank:
         view.recv(x[edges[view.rank] : edges[view.rank + size]], parent)

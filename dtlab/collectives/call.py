@@ -25,8 +25,7 @@ class Call(NamedTuple):
 
     def __call__(self, comm: Comm, *args: Any) -> None:
         """Run it; its messages carry the label."""
-        with comm.labelled(self.label):
-            self.run(comm, *args)
+        self.run(comm.collective(self.label), *args)
 
 
 def call_for(

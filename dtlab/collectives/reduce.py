@@ -16,7 +16,6 @@ from dtlab.collectives.registry import (
     flattened,
     write_back,
 )
-from dtlab.collectives.view import View
 from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op, check_op, finish_average_, swapped
 
@@ -132,7 +131,7 @@ def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> 
     Source: Rabenseifner 2004; Thakur et al. 2005, §4.4.
     """
     p = comm.size
-    view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
+    view = comm.subgroup([(root + i) % p for i in range(p)])  # the root is its rank 0
     if view.rank:
         x = comm.scratch(x, "copy").copy_(x)
     folding = fold(p)

@@ -33,8 +33,7 @@ def scatterv(comm: Comm, parts: Parts | None, x: torch.Tensor, root: int = 0) ->
         rows = _vectors(comm, parts, "scatterv")
         _check_like(comm, rows[root], x, "scatterv")
     vector = flattened(x)
-    with comm.labelled(_label("scatterv", x, root)):
-        linear(comm, rows, vector, root)
+    linear(comm.collective(_label("scatterv", x, root)), rows, vector, root)
     return write_back(x, vector)
 
 
@@ -45,15 +44,15 @@ def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> P
     check_root(comm, root, "gatherv")
     check_tensor(comm, x, "gatherv")
     vector = flattened(x)
-    with comm.labelled(_label("gatherv", x, root)):
-        if comm.rank != root:
-            comm.send(vector, root)
-            return None
-        rows = _vectors(comm, into, "gatherv")
-        _check_like(comm, rows[root], x, "gatherv")
-        rows[root].copy_(vector)
-        ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
-        in_turn(comm, *(Recv(rows[rank], rank) for rank in ranks))
+    comm = comm.collective(_label("gatherv", x, root))
+    if comm.rank != root:
+        comm.send(vector, root)
+        return None
+    rows = _vectors(comm, into, "gatherv")
+    _check_like(comm, rows[root], x, "gatherv")
+    rows[root].copy_(vector)
+    ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
+    in_turn(comm, *(Recv(rows[rank], rank) for rank in ranks))
     assert into is not None
     return _written(into, rows)
 
@@ -67,8 +66,7 @@ def all_gatherv(comm: Comm, x: torch.Tensor, into: Parts) -> Parts:
     rows = _vectors(comm, into, "all_gatherv")
     _check_like(comm, rows[comm.rank], x, "all_gatherv")
     rows[comm.rank].copy_(flattened(x))
-    with comm.labelled(_label("all_gatherv", x)):
-        all_gather_(comm, one_back(rows))
+    all_gather_(comm.collective(_label("all_gatherv", x)), one_back(rows))
     return _written(into, rows)
 
 
@@ -82,8 +80,7 @@ def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
     rows = _vectors(comm, parts, "all_to_allv")
     received = _vectors(comm, into, "all_to_allv")
     _check_like(comm, received[comm.rank], rows[comm.rank], "all_to_allv")
-    with comm.labelled(_label("all_to_allv", rows[0])):
-        pairwise(comm, rows, received)
+    pairwise(comm.collective(_label("all_to_allv", rows[0])), rows, received)
     return _written(into, received)
 
 

@@ -118,25 +118,31 @@ class WatchedComm(Comm):
     def now(self) -> float:
         return self.inner.now()
 
-    @contextmanager
-    def labelled(self, label: str) -> Iterator[None]:
-        with self.inner.labelled(label):
-            yield
+    def labelled(self, label: str) -> WatchedComm:
+        named = super().labelled(label)
+        named.inner = self.inner.labelled(label)
+        return named
+
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        raise NotImplementedError
+
+    def begin(self, fn: Any, *args: Any, **options: Any) -> Work:
+        raise NotImplementedError
 
     def _agree(self, value: Any) -> list[Any]:
         return self.inner._agree(value)
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> Comm:
-        group = self.inner._subgroup(ranks, context)
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+        group = self.inner._form(ranks, context)
         return WatchedComm(group, self.notes, [self.members[rank] for rank in ranks])
-
-    def _next_context(self) -> int:
-        return self.inner._next_context()
 
 
 class _WatchedWork(Work):
     def __init__(self, inner: Work, comm: WatchedComm):
         self.inner, self.comm = inner, comm
+
+    def cancel(self) -> None:
+        self.inner.cancel()
 
     def wait(self) -> int:
         peer = self.inner.wait()

@@ -34,7 +34,7 @@ _BITS = 63
 _NUMBERS = struct.Struct("=QB?x?qqqq?7xqq")
 _TEXTS = struct.Struct("=64s124s")
 _RECORD_SIZE = 256
-EPOCH = 1 << 12  # contexts from here on are a new beginning: what older ones left is void
+EPOCH = 1 << 22  # contexts from here on are a new beginning: what older ones left is void
 COUNT_BITS = 40  # a count and its context share a word, so that they change together
 _COUNT = (1 << COUNT_BITS) - 1
 _SLOTS = 16  # contexts that can be told apart at one time

@@ -7,6 +7,7 @@ has a name; and the trace.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import torch
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.matching import Header, describe, describe_all
-from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
+from dtlab.processes.board import ANYONE, COMPUTE, EPOCH, RUNNING
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.lane import NOTHING, Fan, Lane, Way, is_plain, room_of, wire_of
 from dtlab.processes.ledger import Announced, Anyone, announced
@@ -38,7 +39,7 @@ class GlooComm(Comm):
 
     def __init__(self, end: Endpoint, members: list[int], context: int = 0, visible: bool = True):
         self.end, self.members, self.context, self.visible = end, members, context, visible
-        self.rank, self.size, self.device = members.index(end.rank), len(members), end.device
+        super().__init__(members.index(end.rank), len(members), end.device)
         self._on_cpu = end.device.type == "cpu"
         self.tag = _TAG + context
         self.sent = [0] * self.size  # messages posted so far, by peer
@@ -50,7 +51,7 @@ class GlooComm(Comm):
         self._headers: dict[Any, Announced] = {}
         self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
         self._bell = Bell()
-        self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
+        self._hidden: list[GlooComm] = []  # for `_agree`
         self.shared = Passing(self, end.shelf) if end.shelf is not None and self._on_cpu else None
         self.letters = Letters(self, end.post) if end.post is not None and self._on_cpu else None
 
@@ -153,9 +154,11 @@ class GlooComm(Comm):
 
     relay, in_turn = relay, exchange  # see `dtlab.relay`
 
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        """See `dtlab.patience`."""
-        return self._bell.wait_any(works, seconds)
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        """As in `Comm`."""
+        if not self._bell.wait_any(works, 1e9 if timeout_s is None else timeout_s):
+            return None
+        return next(work for work in works if work.arrived())
 
     def _lane(self, dst: int, src: int) -> Lane:
         lane = self._lanes.get((dst, src))
@@ -322,10 +325,11 @@ class GlooComm(Comm):
 
     def _agree(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank, through rank 0. On messages that no trace shows."""
-        if self._hidden is None:
-            self._hidden = GlooComm(self.end, self.members, self.context + 1, visible=False)
-            self._hidden.label = "split"
-        hidden = self._hidden
+        if not self._hidden:
+            hidden = self._form(range(self.size), ("agree",))
+            hidden.visible, hidden.label = False, "split"
+            self._hidden.append(hidden)
+        hidden = self._hidden[0]
         if self.rank:
             hidden.send(value, 0)
             values: list[Any] = hidden.recv_object(0)
@@ -335,9 +339,18 @@ class GlooComm(Comm):
             hidden.send(values, peer)
         return values
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> GlooComm:
-        self.end.next_context = max(self.end.next_context, context + 1)
-        return GlooComm(self.end, [self.members[rank] for rank in ranks], 2 * context)
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> GlooComm:
+        return GlooComm(self.end, [self.members[rank] for rank in ranks], self._derived(context))
 
-    def _next_context(self) -> int:
-        return self.end.next_context
+    def _derived(self, context: tuple[Any, ...]) -> int:
+        key = repr((self.context, context)).encode()
+        number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) % EPOCH
+        return self.context - self.context % EPOCH + number
+
+    def labelled(self, label: str) -> GlooComm:
+        named = super().labelled(label)
+        named._ways, named._lanes, named._fans = {}, {}, {}
+        return named
+
+    def begin(self, fn: Any, *args: Any, **options: Any) -> Work:
+        raise NotImplementedError

@@ -44,7 +44,6 @@ class Endpoint:
         self.board, self.shelf, self.post = board, shelf, post
         self._write = board.writer(rank) if board is not None else None
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
-        self.next_context = 1
         self.start_s = time.perf_counter()
         self._open: set[Message] = set()  # Gloo forgets a message that nobody holds
         self._payloads = itertools.count()

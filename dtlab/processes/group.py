@@ -67,6 +67,5 @@ def open_communicator(
         ) from error
     end = Endpoint(dist.get_rank(), dist.get_world_size(), group, place, board, trace, shelf,
                    post)
-    end.next_context = context // 2 + 1
     kind = NcclComm if backend == "nccl" else GlooComm
     return kind(end, list(range(end.size)), context)

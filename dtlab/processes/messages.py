@@ -122,6 +122,9 @@ class Message(Work):
         self.frame: memoryview | None = None  # of an object that comes, the memory of `wire`
         self.watch: Watch | None = None  # who waits for the handles, if it is not the caller
 
+    def cancel(self) -> None:
+        pass
+
     def arrived(self) -> bool:
         """Has it come, or will it never? See `dtlab.patience`."""
         return bool(self.done_s) or (self.watch is not None and self.watch.over.is_set())

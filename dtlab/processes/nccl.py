@@ -88,9 +88,8 @@ class NcclComm(GlooComm):
             self.end.posted(message)
         return message
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> NcclComm:
-        self.end.next_context = max(self.end.next_context, context + 1)
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> NcclComm:
         members = [self.members[rank] for rank in ranks]
-        comm = NcclComm(self.end, members, 2 * context)
+        comm = NcclComm(self.end, members, self._derived(context))
         comm._group = dist.new_group(members, backend="nccl", use_local_synchronization=True)
         return comm

@@ -184,7 +184,6 @@ class Rank:
             self._comm = self._connect(context)
         elif context != self._comm.context:
             end = self._comm.end
-            end.next_context = context // 2 + 1
             self._comm = type(self._comm)(end, self._comm.members, context)
         return self._comm
 

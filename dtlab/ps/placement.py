@@ -65,13 +65,11 @@ def spread(comm: Comm, x: torch.Tensor) -> int:
     me, parts = comm.rank, cut(x, comm.size)
     others = [r for r in range(comm.size) if r != me]
     inboxes = {r: torch.empty_like(parts[me]) for r in others}
-    with comm.labelled("push"):
-        comm.exchange(*(Send(parts[r], r) for r in others),
-                      *(Recv(inboxes[r], r) for r in others))
+    comm.labelled("push").exchange(*(Send(parts[r], r) for r in others),
+                  *(Recv(inboxes[r], r) for r in others))
     for r in others:
         comm.accumulate_(parts[me], inboxes[r])
-    with comm.labelled("pull"):
-        comm.exchange(*(Send(parts[me], r) for r in others), *(Recv(parts[r], r) for r in others))
+    comm.labelled("pull").exchange(*(Send(parts[me], r) for r in others), *(Recv(parts[r], r) for r in others))
     return comm.size
 
 
@@ -87,12 +85,9 @@ def tree(comm: Comm, x: torch.Tensor, fanout: int = 2) -> int:
     _gather(comm, x, children, "push")
     if comm.rank:
         parent = (comm.rank - 1) // fanout
-        with comm.labelled("push"):
-            comm.send(x, parent)
-        with comm.labelled("pull"):
-            comm.recv(x, parent)
-    with comm.labelled("pull"):
-        comm.exchange(*(Send(x, child) for child in children))
+        comm.labelled("push").send(x, parent)
+        comm.labelled("pull").recv(x, parent)
+    comm.labelled("pull").exchange(*(Send(x, child) for child in children))
     return comm.size
 
 
@@ -142,23 +137,20 @@ def _push(comm: Comm, x: torch.Tensor, server: int, workers: list[int], label: s
     if comm.rank == server:
         _gather(comm, x, workers, label)
     else:
-        with comm.labelled(label):
-            comm.send(x, server)
+        comm.labelled(label).send(x, server)
 
 
 def _pull(comm: Comm, x: torch.Tensor, server: int, workers: list[int], label: str) -> None:
-    with comm.labelled(label):
-        if comm.rank == server:
-            comm.exchange(*(Send(x, worker) for worker in workers))
-        else:
-            comm.recv(x, server)
+    if comm.rank == server:
+        comm.labelled(label).exchange(*(Send(x, worker) for worker in workers))
+    else:
+        comm.labelled(label).recv(x, server)
 
 
 def _gather(comm: Comm, x: torch.Tensor, workers: list[int], label: str) -> None:
     """x ← x + what each of `workers` sends, all at the same time; added in order of rank."""
     inboxes = [torch.empty_like(x) for _ in workers]
-    with comm.labelled(label):
-        comm.exchange(*(Recv(box, worker) for box, worker in zip(inboxes, workers, strict=True)))
+    comm.labelled(label).exchange(*(Recv(box, worker) for box, worker in zip(inboxes, workers, strict=True)))
     for box in inboxes:
         comm.accumulate_(x, box)
 

@@ -7,7 +7,6 @@ import math
 import torch
 
 from dtlab.collectives import all_reduce
-from dtlab.collectives.view import View
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps.placement import aggregate
@@ -53,7 +52,7 @@ def sum_on_gpus(comm: Comm, x: torch.Tensor, place: str) -> torch.Tensor:
         return aggregate(comm, x, "on_cpu", server=comm.size - 1)
     if comm.rank == comm.size - 1:
         return x
-    gpus = View(comm, range(comm.size - 1))
+    gpus = comm.subgroup(range(comm.size - 1))
     if place == "in a ring, no server":
         return all_reduce(gpus, x, algorithm="ring")
     return aggregate(gpus, x, "on_one" if place == "on GPU 0" else "spread")

@@ -24,13 +24,11 @@ from dtlab.simulator.strands import Errand, Stopped, Strand
 class SimComm(Comm):
     """`ranks[i]` is, in the numbering of the whole run, the i-th member of this communicator."""
 
-    def __init__(self, engine: Engine, strand: Strand, ranks: Sequence[int], context: int = 0,
-                 contexts: list[int] | None = None):
+    def __init__(self, engine: Engine, strand: Strand, ranks: Sequence[int],
+                 context: tuple[Any, ...] = ()):
+        super().__init__(ranks.index(strand.rank), len(ranks), torch.device("cpu"))
         self._engine, self._strand = engine, strand
         self._ranks, self._context = ranks, context
-        self._contexts = contexts if contexts is not None else [1]  # the next free one, shared
-        self.rank, self.size = ranks.index(strand.rank), len(ranks)
-        self.device = torch.device("cpu")
         self._to = _Made(self._channel_to)
         self._from = _Made(self._channel_from)
         self._meetings = 0
@@ -93,7 +91,8 @@ class SimComm(Comm):
                 yield
                 self._note("reduce", start_s, self.label)
 
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        seconds = 1e9 if timeout_s is None else timeout_s
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"rank {self.rank}: wait_any takes seconds that are 0 or more and "
                               f"finite, not {seconds!r}")
@@ -101,7 +100,7 @@ class SimComm(Comm):
         if not any(message.arrived for message in messages):
             self._strand.waits_for = messages
             self._engine.wait_any(self._strand, messages, seconds)
-        return any(message.arrived for message in messages)
+        return next((work for work in works if isinstance(work, Receiving) and work.message.arrived), None)
 
     def _send(self, x: Any, channel: Channel) -> Message:
         """Post the sender's side of a message."""
@@ -262,13 +261,12 @@ class SimComm(Comm):
         self._strand.pause()
         return [meeting[rank][0] for rank in range(self.size)]
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> SimComm:
-        self._contexts[0] = context + 1
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
         members = [self._ranks[rank] for rank in ranks]
-        return SimComm(self._engine, self._strand, members, context, self._contexts)
+        return SimComm(self._engine, self._strand, members, (*self._context, context))
 
-    def _next_context(self) -> int:
-        return self._contexts[0]
+    def begin(self, fn: Any, *args: Any, **options: Any) -> Work:
+        raise NotImplementedError
 
 
 Peer = TypeVar("Peer", int, int | None)
@@ -300,9 +298,9 @@ class MortalComm(SimComm):
         super().__init__(*where)
         self._limit, self._events = limit, events or itertools.count()  # shared by all its parts
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> SimComm:
-        part = super()._subgroup(ranks, context)
-        return MortalComm(part._engine, part._strand, part._ranks, context, part._contexts,
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
+        part = super()._form(ranks, context)
+        return MortalComm(part._engine, part._strand, part._ranks, part._context,
                           limit=self._limit, events=self._events)
 
     def _count(self) -> None:
@@ -313,9 +311,9 @@ class MortalComm(SimComm):
         self._count()
         return super().post(*ops)
 
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
         self._count()
-        return super().wait_any(works, seconds)
+        return super().wait_any(works, timeout_s)
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:

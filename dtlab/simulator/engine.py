@@ -53,7 +53,7 @@ class Engine:
         self.order = 0  # of the last message that found no partner at once
         self.stopping = False
         self.tracing = trace
-        self.messages = Rows(8)  # the fields of trace.Message
+        self.messages = Rows(10)  # the fields of trace.Message
         self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
         self.meetings: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
         self._channels: dict[tuple[int, int, int], Channel] = {}
@@ -264,7 +264,7 @@ class Engine:
             if self.tracing:
                 channel = m.channel
                 record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
-                        m.label))
+                        m.label, 0, 0))
             m.left = m.arrived = True
             if m.sender is not None:
                 ready.append(m.sender)

@@ -65,6 +65,9 @@ class Sending(Work):
         self._strand.waits_for = (self.message,)
         return self.finish()
 
+    def cancel(self) -> None:
+        pass
+
     def finish(self) -> int:
         """Wait, as one of several in `Strand.waits_for`."""
         if not self.message.left:
@@ -84,6 +87,9 @@ class Receiving(Work):
     def wait(self) -> int:
         self._strand.waits_for = (self.message,)
         return self.finish()
+
+    def cancel(self) -> None:
+        pass
 
     def arrived(self) -> bool:
         return self.message.arrived
