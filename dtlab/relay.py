@@ -59,7 +59,7 @@ def inboxes(
     if not adding:
         return {}
     largest = max(chunks[1 : adding + 1], key=torch.Tensor.numel)
-    inbox = comm.scratch(largest)
+    inbox = torch.empty_like(largest)
     return {n: inbox[:n] for n in {chunk.numel() for chunk in chunks[1 : adding + 1]}}
 
 

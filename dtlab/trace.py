@@ -100,13 +100,13 @@ class Trace:
     @cached_property
     def spans(self) -> list[Span]:
         """Every stretch of work, in order of its start."""
-        return sorted(map(Span._make, self._spans), key=lambda s: (s.start_s, s.rank))
+        return sorted((Span(*span) for span in self._spans), key=lambda s: (s.start_s, s.rank))
 
     @cached_property
     def waits(self) -> list[Span]:
         """Every stretch in which a rank, or a stream, did nothing but wait: for messages, or for
         what it had begun. In order of its start."""
-        return sorted(map(Span._make, self._waits), key=lambda s: (s.start_s, s.rank))
+        return sorted((Span(*wait) for wait in self._waits), key=lambda s: (s.start_s, s.rank))
 
     @cached_property
     def events(self) -> list[Event]:

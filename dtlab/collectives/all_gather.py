@@ -78,7 +78,7 @@ def bruck(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
     sends only what is still missing. Cost: ⌈lg p⌉α + (p−1)/p·nβ. Source: Bruck et al. 1997.
     """
     p, me = comm.size, comm.rank
-    held = comm.scratch(rows)  # held[i] will be the row of rank me + i
+    held = torch.empty_like(rows)  # held[i] will be the row of rank me + i
     held[0] = rows[me]
     have = 1
     while have < p:

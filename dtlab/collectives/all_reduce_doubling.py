@@ -28,7 +28,7 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
     place = _fold_in(comm, folding, x, op)
     if place is None:
         return x
-    theirs = comm.scratch(x)
+    theirs = torch.empty_like(x)
     distance = 1
     while distance < folding.core:
         partner = folding.rank_of(place ^ distance)
@@ -49,7 +49,7 @@ def _fold_in(comm: Comm, folding: Folding, x: torch.Tensor, op: Op) -> int | Non
         comm.send(x, me - 1)
         comm.recv(x, me - 1)
     elif place < folding.extra:
-        theirs = comm.scratch(x)
+        theirs = torch.empty_like(x)
         comm.recv(theirs, me + 1)
         comm.accumulate_(x, theirs, op)
     return place
@@ -68,7 +68,7 @@ def halving_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
     place = _fold_in(comm, folding, x, op)
     if place is None:
         return x
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
     edges = chunk_edges(x.numel(), folding.core)  # core member i ends its first half with chunk i
     distances = [1 << bit for bit in reversed(range(folding.core.bit_length() - 1))]
     for distance in distances:
@@ -109,7 +109,7 @@ def binary_blocks(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     mine = next(b for b, (first, levels) in enumerate(blocks) if comm.rank < first + (1 << levels))
     first, levels = blocks[mine]
     place = comm.rank - first
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
 
     def piece(place: int, level: int) -> torch.Tensor:
         low, high = halved(n, place, level)

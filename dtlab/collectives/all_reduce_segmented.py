@@ -30,7 +30,7 @@ def segmented_ring(
     if k < 2 or p == 1:
         return ring(comm, x, op)
     segments = [cut(chunk, k) for chunk in chunks]
-    inboxes = comm.scratch(x[: 2 * segments[0][0].numel()]).chunk(2)
+    inboxes = torch.empty_like(x[: 2 * segments[0][0].numel()]).chunk(2)
     tour = [(step, i) for step in range(p - 1) for i in range(k)]
 
     def summand(turn: int) -> torch.Tensor:

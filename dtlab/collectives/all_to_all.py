@@ -76,7 +76,7 @@ def mesh(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor
     y, n = best_divisor(comm.size), rows.shape[1]
     x = comm.size // y
     row, column = lines(comm.rank, x, comm.size)
-    leaving = comm.scratch(received, "leaving")
+    leaving = torch.empty_like(received)
     leaving.view(x, y, n).copy_(rows.view(y, x, n).transpose(0, 1))
     relay.rows(comm, leaving.view(x, y * n), received.view(x, y * n), row)
     # Now `received` has, for each rank of my row, what it has for my column, from top to bottom.
@@ -96,7 +96,7 @@ def central(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Ten
     mine = rows.view(p * n)
     everyone = turned = None
     if comm.rank == 0:
-        everyone, turned = comm.scratch(mine, "everyone", p), comm.scratch(mine, "turned", p)
+        everyone, turned = mine.new_empty((p, *mine.shape)), mine.new_empty((p, *mine.shape))
         everyone[0] = mine
     gather_linear(comm, mine, everyone)
     if everyone is not None and turned is not None:
@@ -118,7 +118,7 @@ def bruck(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tenso
     while hop < p:
         moving = torch.tensor([d for d in range(p) if d & hop], device=rows.device)
         leaving = travelling.index_select(0, moving)
-        arriving = comm.scratch(leaving)
+        arriving = torch.empty_like(leaving)
         comm.sendrecv(leaving, (me + hop) % p, arriving, (me - hop) % p)
         travelling.index_copy_(0, moving, arriving)
         hop *= 2

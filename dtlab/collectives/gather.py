@@ -61,7 +61,7 @@ def binomial(comm: Comm, x: torch.Tensor, rows: torch.Tensor | None, root: int =
     me = (comm.rank - root) % p
     parent, children, size = subtree(me, p)
     # held[i]: of the rank me + i
-    held = comm.scratch(x, "rows", size) if rows is None or root else rows
+    held = x.new_empty((size, *x.shape)) if rows is None or root else rows
     held[0] = x
     in_turn(comm, *(Recv(held[first:after], (child + root) % p)
                     for child, first, after in reversed(children)))

@@ -48,7 +48,7 @@ class Total:
 
     def add_from(self, src: int) -> None:
         """Receive a summand from rank `src`, and add it, on the right."""
-        inbox = self.comm.scratch(self.held, "sum" if self.keep else "inbox")
+        inbox = torch.empty_like(self.held)
         self.comm.recv(inbox, src)
         if self.keep:
             self.held = self.comm.accumulate_(inbox, self.held, swapped(self.op))
@@ -66,7 +66,7 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Te
     if comm.rank != root:
         comm.send(x, root)
         return x
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
     for distance in range(1, comm.size):
         comm.recv(inbox, (root + distance) % comm.size)
         comm.accumulate_(x, inbox, op)
@@ -107,9 +107,9 @@ def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
     p, me = comm.size, (comm.rank - root) % comm.size
     ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
     if 0 < me < p - 1:
-        x = comm.scratch(x, "copy").copy_(x)
+        x = x.clone()
     parts = cut(x, segments)
-    inbox = comm.scratch(parts[0])
+    inbox = torch.empty_like(parts[0])
     for i in range(segments + 1):
         ops: list[Send | Recv] = []
         if i < segments and me < p - 1:
@@ -133,13 +133,13 @@ def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> 
     p = comm.size
     view = comm.subgroup([(root + i) % p for i in range(p)])  # the root is its rank 0
     if view.rank:
-        x = comm.scratch(x, "copy").copy_(x)
+        x = x.clone()
     folding = fold(p)
     place = folding.place_of(view.rank)
     if place is None:
         view.send(x, view.rank - 1)
         return x
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
     if place < folding.extra:
         view.recv(inbox, view.rank + 1)
         view.accumulate_(x, inbox, op)

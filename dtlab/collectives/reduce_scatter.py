@@ -27,7 +27,7 @@ def reduce_scatter(
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)
     rows = parts.detach().reshape(comm.size, -1)
-    rows = comm.scratch(rows, "copy").copy_(rows)
+    rows = rows.clone()
     call(comm, rows, op)
     mine = rows[comm.rank].clone().view(parts.shape[1:])
     return finish_average_(mine, op, comm.size)
@@ -51,7 +51,7 @@ def pairwise(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Every row goes straight to its owner. Cost: (p−1)α + (p−1)/p·n(β + γ).
     """
     p, me = comm.size, comm.rank
-    summand = comm.scratch(rows[0])
+    summand = torch.empty_like(rows[0])
     for distance in range(1, p):
         to, source = (me + distance) % p, (me - distance) % p
         comm.sendrecv(rows[to], to, summand, source)
@@ -72,7 +72,7 @@ def recursive_halving(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.T
         comm.send(rows, me - 1)
         comm.recv(rows[me], me - 1)
         return rows
-    inbox = comm.scratch(rows)
+    inbox = torch.empty_like(rows)
     if place < folding.extra:
         comm.recv(inbox, me + 1)
         comm.accumulate_(rows, inbox, op)

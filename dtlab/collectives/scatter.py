@@ -69,7 +69,7 @@ def binomial(
     p = comm.size
     parent, children, size = subtree((comm.rank - root) % p, p)
     if rows is None:
-        held = comm.scratch(x, "rows", size)
+        held = x.new_empty((size, *x.shape))
         comm.recv(held, (parent + root) % p)
     else:
         held = rows.roll(-root, dims=0) if root else rows  # held[i] is for the rank root + i
