@@ -27,7 +27,7 @@ from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
 from dtlab.trace import Message, Trace
 
 MOST_ARROWS = 300  # more would hide what they show
-_LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.6, 0.35, 1.3, 1.0
+_LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.6, 0.35, 1.4, 1.0
 Lanes = dict[tuple[int, int], int]  # (rank, stream): its place, counted from the top
 
 
@@ -105,7 +105,7 @@ def _frame(axes: Axes, lanes: Lanes, begin: float, end: float, lanes_in: float) 
     scale, unit = time_unit(max(abs(begin), abs(end)))
     axes.set_xlim(begin / scale, end / scale)
     axes.set_ylim(len(lanes) - 0.5, -0.5)
-    axes.set_xlabel(f"time ({unit})", loc="right")
+    axes.set_xlabel(f"time ({unit})")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=FAINT)
@@ -262,7 +262,7 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
         for kind, (white, hatch, name) in _LOOKS.items() if kind in kinds
     ]
     if handles:
-        columns = len(handles) if len(handles) <= 5 else 3
+        columns = len(handles) if len(handles) <= 4 else 3
         picture.legend(handles=handles, loc="lower left", ncols=columns, borderaxespad=0,
                        bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), handleheight=1.1,
                        handlelength=1.8, columnspacing=1.4, handletextpad=0.5)
