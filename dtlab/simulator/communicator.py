@@ -100,7 +100,8 @@ class SimComm(Comm):
         if not any(message.arrived for message in messages):
             self._strand.waits_for = messages
             self._engine.wait_any(self._strand, messages, seconds)
-        return next((work for work in works if isinstance(work, Receiving) and work.message.arrived), None)
+        return next((work for work in works
+                     if isinstance(work, Receiving) and work.message.arrived), None)
 
     def _send(self, x: Any, channel: Channel) -> Message:
         """Post the sender's side of a message."""
@@ -125,8 +126,8 @@ class SimComm(Comm):
             message = Message()
             message.into = message.receiver = None
             message.arrived = False
-            engine.order = message.order = engine.order + 1
             channel.put_send(message)
+        engine.order = message.order = engine.order + 1
         message.channel = channel
         message.x = x
         message.nbytes = x.nbytes
@@ -147,7 +148,7 @@ class SimComm(Comm):
             message.x = message.x.detach().clone()
         message.left = True
         message.end_s = 0.0
-        self._engine.start(message)
+        self._engine.leave(message)
 
     def _recv(self, x: Any, source: Channel | Mailbox) -> Message:
         """Post the receiver's side of a message."""

@@ -1,9 +1,13 @@
 """The engine: one clock, one agenda of what happens next, and the rule that time moves only when
 every rank waits.
 
-A message lives through: *posted* by one side, *matched* when the other side posts too, *moving*
-once its latency has passed, *arrived*. Ties are broken by order of posting, so that equal inputs
-give equal traces, bit for bit.
+A message lives through: *posted* by one side; *matched* when the other side posts too; *started*
+as soon as its sender's port is free; *moving* once its latency has passed; *arrived*. Ties are
+broken by order of posting, so that equal inputs give equal traces, bit for bit.
+
+A rank has one port for all its communicators. A message that starts occupies its sender's port for
+the network's `overhead_s`, or for all of the message's latency if that is less. Messages start in
+the order in which they were matched; those matched at one instant, in the order of their sends.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,11 +37,12 @@ from dtlab.trace import Rows
 class Instant:
     """What is due at one instant, in order of planning."""
 
-    __slots__ = ("alarms", "arriving", "starting", "waking")
+    __slots__ = ("alarms", "arriving", "entering", "starting", "waking")
 
     def __init__(self) -> None:
         self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
-        self.starting: list[Message] = []  # the latency has passed
+        self.starting: list[Message] = []  # the sender's port is free
+        self.entering: list[Message] = []  # the latency has passed
         self.waking: list[Strand | Errand] = []  # the strand has slept enough
         # The strand has waited enough for one of those.
         self.alarms: list[tuple[Strand, Sequence[Message]]] | None = None
@@ -56,14 +62,17 @@ class Engine:
         self.messages = Rows(10)  # the fields of trace.Message
         self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
         self.meetings: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
-        self._channels: dict[tuple[int, int, int], Channel] = {}
-        self._mailboxes: dict[tuple[int, int], Mailbox] = {}
+        self._channels: dict[tuple[Any, int, int], Channel] = {}
+        self._mailboxes: dict[tuple[Any, int], Mailbox] = {}
         self._network = Network(topology)
+        self._overhead_s = topology.overhead_s
+        self._port_free_s = [0.0] * topology.ranks  # when each rank can start another message
+        self._matched: list[Message] = []  # at this instant
         self._ready: deque[Strand | Errand] = deque()
         self._agenda: dict[float, Instant] = {}
         self._times: list[float] = []  # the keys of the agenda, as a heap
         self._due_s = -1.0  # the agenda's entry for this time was asked for last:
-        self._due: list[Message] = []  # what is to start then
+        self._due: list[Message] = []  # what is to enter its links then
         self._changes = Changes(topology)
         self._change_s = self._changes.next_s
         for change in topology.changes:
@@ -140,6 +149,8 @@ class Engine:
         while not ready:
             if self._limit_s is not None and time.monotonic() > self._limit_s:
                 raise RunTimeout("the simulation did not end within its limit of real time")
+            if self._matched:
+                self._start_matched()
             arriving_s = -1.0
             for flow in network.settle(self.now):
                 if flow.end_s != arriving_s:  # as a rule many end at once
@@ -154,7 +165,9 @@ class Engine:
             if now >= self._change_s:
                 self._change_links()
             self._deliver(network.end(instant.arriving, now))
-            network.start(instant.starting, now)
+            for message in instant.starting:
+                self._start(message)
+            network.start(instant.entering, now)
             ready.extend(instant.waking)
             if instant.alarms is not None:
                 self._ring(instant.alarms)
@@ -209,7 +222,7 @@ class Engine:
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def channel(self, context: int, src: int, dst: int, peer: int) -> Channel:
+    def channel(self, context: tuple[Any, ...], src: int, dst: int, peer: int) -> Channel:
         """The channel from `src` to `dst` (ranks of the run) in one communicator's context."""
         key = (context, src, dst)
         if key not in self._channels:
@@ -220,7 +233,7 @@ class Engine:
                     channel.latency_s += slower_s
         return self._channels[key]
 
-    def mailbox(self, context: int, dst: int) -> Mailbox:
+    def mailbox(self, context: tuple[Any, ...], dst: int) -> Mailbox:
         """Where `dst` receives the messages of one communicator's context."""
         return self._mailboxes.setdefault((context, dst), Mailbox())
 
@@ -237,20 +250,36 @@ class Engine:
             check_match(describe(x, message.label), channel.src,
                         describe(into, message.wanted_label), channel.dst)
         if not message.left:
-            self.start(message)
+            self._matched.append(message)
         elif message.end_s == ARRIVED:  # it was sent eagerly
             with torch.no_grad():
                 self._deliver([message])
 
-    def start(self, message: Message) -> None:
-        """Send `message` on its way: its bytes flow once its latency has passed."""
-        channel = message.channel
-        message.start_s = self.now
+    def leave(self, message: Message) -> None:
+        """Send `message` on its way although nobody has asked for it yet."""
+        self._matched.append(message)
+
+    def _start_matched(self) -> None:
+        """Every rank waits: let the messages matched at this instant occupy their ports."""
+        now, overhead_s, free_s = self.now, self._overhead_s, self._port_free_s
+        self._matched.sort(key=_order)
+        for message in self._matched:
+            channel = message.channel
+            start_s = message.start_s = max(now, free_s[channel.src])
+            free_s[channel.src] = start_s + min(overhead_s, channel.latency_s)
+            if start_s == now:
+                self._start(message)
+            else:
+                self._at(start_s).starting.append(message)
+        self._matched.clear()
+
+    def _start(self, message: Message) -> None:
+        """`message` starts now: its bytes enter their links once its latency has passed."""
         message.remaining = message.nbytes
-        message.links = channel.links
-        due_s = self.now + channel.latency_s
+        message.links = message.channel.links
+        due_s = self.now + message.channel.latency_s
         if due_s != self._due_s:  # as a rule many start at once
-            self._due_s, self._due = due_s, self._at(due_s).starting
+            self._due_s, self._due = due_s, self._at(due_s).entering
         self._due.append(message)
 
     def _deliver(self, messages: Sequence[Message]) -> None:
@@ -273,6 +302,9 @@ class Engine:
                 ready.append(receiver)
                 if receiver.any_of and isinstance(receiver, Strand):
                     _forget_others(receiver)
+
+
+_order = attrgetter("order")
 
 
 def _forget_others(strand: Strand) -> None:

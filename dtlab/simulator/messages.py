@@ -45,8 +45,8 @@ class Message(Flow):
 
     # Both.
     next: Message | None  # in a queue of messages that have one side only
-    order: int  # of posting, among those
-    start_s: float  # when it began to move, its latency included
+    order: int  # of sending it; of asking for it, until somebody sends it
+    start_s: float  # when it occupied its sender's port, before its latency
 
     def is_sent_by(self, rank: int) -> bool:
         """Is `rank`, which has a side of this message, the one that sends it?"""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from dataclasses import replace
 from numbers import Real
 from typing import Any, TextIO
 
@@ -34,6 +35,7 @@ def simulate(
     network: Topology,
     trace: bool = True,
     gamma: float = 0.0,
+    overhead_s: float | None = None,
     strands: str = "greenlet",
     eager_bytes: float = 0,
     timeout: float | None = None,
@@ -50,6 +52,8 @@ def simulate(
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
+    overhead_s: seconds for which starting a message occupies its sender's port, never more than the
+        message's latency; None: as `network` says.
     strands: "greenlet" (fast) or "thread" (when ranks communicate inside autograd's backward).
     eager_bytes: messages up to this size leave without waiting for their receiver, as MPI sends
         small ones; 0: none does, so that no buffer hides a deadlock.
@@ -63,6 +67,8 @@ def simulate(
     """
     check_call(fn, args, "simulate")
     _check(network, gamma, strands, eager_bytes, timeout)
+    if overhead_s is not None:
+        network = replace(network, overhead_s=overhead_s)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
     simulation.crash = _checked_crashes(crash or {}, network.ranks)
     return simulation.run(timeout)
