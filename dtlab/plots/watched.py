@@ -45,6 +45,7 @@ class Notes:
 
     def watch(self, tensor: Any, now: float) -> None:
         """From now on note what the buffer of `tensor` holds."""
+        tensor = as_floats(tensor)
         where = region_of(tensor)
         if where is not None and where.memory not in self._buffers:
             whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
@@ -76,8 +77,18 @@ def unwritten_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
+def as_floats(x: Any) -> Any:
+    """`x`; if it is a row of bytes, the float32 numbers that they stand for: some algorithms move
+    elements as bytes."""
+    if (isinstance(x, torch.Tensor) and x.dtype == torch.uint8 and x.is_contiguous()
+            and x.numel() % 4 == x.storage_offset() % 4 == 0):
+        return x.detach().view(-1).view(torch.float32)
+    return x
+
+
 def region_of(tensor: Any) -> Region | None:
     """Where the data of a tensor lies; None for other objects, empty and scattered tensors."""
+    tensor = as_floats(tensor)
     if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.is_contiguous():
         return None
     return Region(tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tensor.numel())
@@ -101,7 +112,7 @@ class WatchedComm(Comm):
         for op in ops:
             self.notes.watch(op.x, now)
             if isinstance(op, Send):
-                data = op.x.detach().clone() if isinstance(op.x, torch.Tensor) else None
+                data = as_floats(op.x).clone() if isinstance(op.x, torch.Tensor) else None
                 self.notes.sent.append(Posted(self.members[op.dst], now, region_of(op.x), data))
             else:
                 src = None if op.src is None else self.members[op.src]
