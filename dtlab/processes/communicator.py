@@ -25,7 +25,14 @@ from dtlab.processes.match_check import Channel, EncodedHeader, encoded
 from dtlab.processes.message import Message
 from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
 from dtlab.processes.streams import BegunWork, CudaStream, Stream
-from dtlab.processes.transport import ANY_SOURCE, NcclTransport, Transport, WatchedHandle
+from dtlab.processes.transport import (
+    ANY_SOURCE,
+    Handle,
+    NcclTransport,
+    Operation,
+    Transport,
+    WatchedHandle,
+)
 from dtlab.reduction import combine_
 from dtlab.tracebacks import calling_place
 
@@ -98,7 +105,7 @@ class ProcessComm(Comm):
                 f"a list that takes an object, or call recv_object"
             )
         header = self._header(x)
-        if peer is None:
+        if peer is None and not sends:
             return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None)
         channel = self._channel(peer, sends)
         world = channel.dst if sends else channel.src
@@ -109,17 +116,18 @@ class ProcessComm(Comm):
         receives first, for a message that finds its buffer ready moves at once."""
         ordered = [m for m in messages if not m.sends] + [m for m in messages if m.sends]
         with self.end.lock:
-            operations = [message.operations() for message in ordered]
             self._announce(ordered)
             posted_s = time.perf_counter()
-            for message, handles in zip(ordered, self._move(operations), strict=True):
-                message.handles, message.posted_s = handles, posted_s
+            handles = self._move([message.operation for message in ordered])
+            for message, handle in zip(ordered, handles, strict=True):
+                message.handle, message.posted_s = handle, posted_s
+                if message.rest is not None:
+                    message.rest_handle = self.end.transport.start([message.rest])[0]
         return ordered
 
-    def _move(self, operations: list[Any]) -> list[list[Any]]:
-        """Hand the operations of each message to the transport. Returns the handles of each."""
-        handles = iter(self.transport.start([one for each in operations for one in each]))
-        return [[next(handles) for _ in each] for each in operations]
+    def _move(self, operations: list[Operation]) -> Sequence[Handle]:
+        """Hand operations to the transport. Returns their handles."""
+        return self.transport.start(operations)
 
     def _announce(self, messages: list[Message]) -> None:
         """Number the messages and check that they fit. Raises `ShapeMismatch`."""
@@ -145,15 +153,17 @@ class ProcessComm(Comm):
         """Wait until all are done, and put what was received in its place."""
         writer, recorder = self.end.writer, self.end.recorder
         peers = tuple(dict.fromkeys([message.world for message in messages]))
+        directions = {message.sends for message in messages}
+        doing = EXCHANGE if len(directions) > 1 else SEND if True in directions else RECV
         begun_s, label, nbytes = time.perf_counter(), self.label, 0
         try:
             for message in messages:
                 sends = message.sends
-                doing = EXCHANGE if len(messages) > 1 else SEND if sends else RECV
                 writer.waits(doing, peers, label, self._index, message.nbytes, sends,
                              message.world, message.number)
-                for handle in message.handles:
-                    handle.wait()
+                message.handle.wait()
+                if message.rest is not None:
+                    message.rest_handle.wait()
                 if not sends:
                     if message.peer == ANY_SOURCE:
                         self._met(message)
@@ -166,7 +176,7 @@ class ProcessComm(Comm):
                            message.peer) from error
         finally:
             writer.runs()
-            self.transport.release([message.handles for message in messages], nbytes)
+            self.transport.release([message.handle for message in messages], nbytes)
         if recorder.enabled and self.visible:
             recorder.messages += [(m.sends, m.world, self.tag, m.nbytes, m.posted_s, m.done_s,
                                    label, writer.number) for m in messages]
@@ -174,7 +184,7 @@ class ProcessComm(Comm):
 
     def _met(self, message: Message) -> None:
         """A receive from any source has met its sender."""
-        message.world = message.handles[0]._source_rank()  # type: ignore[attr-defined]
+        message.world = message.handle._source_rank()  # type: ignore[attr-defined]
         message.peer = self.members.index(message.world)
         with self.end.lock:
             if self._check is not None:
@@ -298,9 +308,9 @@ class PostedMessage(Work):
     @property
     def is_over(self) -> bool:
         """Does `wait` return, or raise, at once?"""
-        handles = self.message.handles
-        return bool(self.message.done_s) or all(
-            isinstance(handle, WatchedHandle) and handle.over.is_set() for handle in handles)
+        handle = self.message.handle
+        return bool(self.message.done_s) or (
+            isinstance(handle, WatchedHandle) and handle.over.is_set())
 
     def notify(self, listener: threading.Event) -> None:
         """Set `listener` once it is over."""
@@ -308,12 +318,9 @@ class PostedMessage(Work):
         if message.done_s:
             listener.set()
             return
-        watched = [
-            handle if isinstance(handle, WatchedHandle)
-            else WatchedHandle(handle, self._comm.end.threads.start) for handle in message.handles
-        ]
-        message.handles = watched
-        watched[-1].notify(listener)
+        if not isinstance(message.handle, WatchedHandle):
+            message.handle = WatchedHandle(message.handle, self._comm.end.threads.start)
+        message.handle.notify(listener)
 
     def __str__(self) -> str:
         return str(self.message)
@@ -332,14 +339,14 @@ class NcclComm(ProcessComm):
                               f"or use backend='gloo'")
         return super()._message(op)
 
-    def _move(self, operations: list[Any]) -> list[list[Any]]:
+    def _move(self, operations: list[Operation]) -> Sequence[Handle]:
         """Objects, and messages without bytes, go over Gloo: NCCL would not move them."""
-        by_nccl = [one for each in operations for one in each if not _is_host_data(one[1])]
-        by_gloo = [one for each in operations for one in each if _is_host_data(one[1])]
-        nccl = iter(self.transport.start(by_nccl) if by_nccl else ())
+        on_host = [_is_host_data(x) for _, x, _, _ in operations]
+        by_gloo = [one for one, host in zip(operations, on_host, strict=True) if host]
+        by_nccl = [one for one, host in zip(operations, on_host, strict=True) if not host]
         gloo = iter(self.end.transport.start(by_gloo))
-        return [[next(gloo if _is_host_data(one[1]) else nccl) for one in each]
-                for each in operations]
+        nccl = iter(self.transport.start(by_nccl) if by_nccl else ())
+        return [next(gloo if host else nccl) for host in on_host]
 
     def _new_stream(self) -> Stream:
         return CudaStream(self.end)

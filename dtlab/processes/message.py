@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,34 +19,35 @@ class Message:
     """`x` is what is sent, or where to receive it; `peer` a rank of the communicator, `world` the
     same rank of the whole run; ANY_SOURCE: not known yet."""
 
-    __slots__ = ("channel", "done_s", "handles", "header", "nbytes", "number", "on_cpu", "payload",
-                 "peer", "posted_s", "sends", "tag", "world", "x")
+    __slots__ = ("channel", "done_s", "handle", "header", "nbytes", "number", "payload", "peer",
+                 "posted_s", "rest", "rest_handle", "sends", "tag", "world", "x")
+
+    handle: Handle
+    rest_handle: Handle
 
     def __init__(self, sends: bool, x: Any, peer: int, world: int, tag: int, header: EncodedHeader,
                  channel: Channel | None):
         self.sends, self.x, self.peer, self.world, self.tag = sends, x, peer, world, tag
         self.header, self.channel = header, channel
         self.number = -1  # of this channel
-        self.handles: Sequence[Handle] = ()
-        self.posted_s = self.done_s = 0.0
-        self.on_cpu = True  # does its payload lie there?
-        self.payload: torch.Tensor
-
-    def operations(self) -> list[Operation]:
-        """What the transport is to do. Sets the payload."""
-        x, sends = self.x, self.sends
+        self.done_s = 0.0
+        self.rest: Operation | None = None  # a long object's pickle, which follows its frame
         if isinstance(x, torch.Tensor):
             self.nbytes = x.nbytes
             self.payload = payload_of(x, sends)
-            return [(sends, self.payload, self.world, self.tag)]
-        self.nbytes = 0
-        if not sends:
+        elif not sends:
+            self.nbytes = 0  # not known yet
             self.payload = object_frames.empty_frame()
-            return [(False, self.payload, self.world, self.tag)]
-        self.payload, long, tag = object_frames.framed(x)
-        self.nbytes, _ = object_frames.head(self.payload)
-        first = (True, self.payload, self.world, self.tag)
-        return [first] if long is None else [first, (True, long, self.world, tag)]
+        else:
+            self.payload, rest, rest_tag = object_frames.framed(x)
+            self.nbytes, _ = object_frames.head(self.payload)
+            if rest is not None:
+                self.rest = True, rest, world, rest_tag
+
+    @property
+    def operation(self) -> Operation:
+        """What the transport is to do first."""
+        return self.sends, self.payload, self.world, self.tag
 
     def deliver(self, transport: Transport) -> None:
         """The payload has arrived: put what it holds where it was wanted."""
@@ -60,11 +60,9 @@ class Message:
         self.nbytes, tag = object_frames.head(self.payload)
         if not tag:
             return object_frames.content(self.payload, self.nbytes)
-        long = torch.empty(self.nbytes, dtype=torch.uint8)
-        rest = transport.start([(False, long, self.world, tag)])
-        rest[0].wait()
-        self.handles = (*self.handles, *rest)
-        return pickle.loads(long.numpy().data)
+        rest = torch.empty(self.nbytes, dtype=torch.uint8)
+        transport.start([(False, rest, self.world, tag)])[0].wait()
+        return pickle.loads(rest.numpy().data)
 
     def __str__(self) -> str:
         name = "send to" if self.sends else "receive from"
