@@ -9,8 +9,8 @@ anywhere: the parent holds one end of a socket pair, and when that end closes, a
                                            back come (rank, wait status) as ranks end
     parent ── control ────── rank          see rank_main.py
 
-A rank group lives as long as the parent's end of its channel: when that closes, for whatever reason,
-the server kills its ranks.
+A rank group lives as long as the parent's end of its channel: when that closes, for whatever
+reason, the server kills its ranks.
 """
 
 from __future__ import annotations

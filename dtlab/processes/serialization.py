@@ -150,8 +150,8 @@ def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) ->
 
 
 def pack_call(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> int:
-    """A function (or the source of a cell) and its arguments, in a memory file for `unpack_call`; with
-    what is `registered`. `ConfigError` names what can't be pickled.
+    """A function (or the source of a cell) and its arguments, in a memory file for `unpack_call`;
+    with what is `registered`. `ConfigError` names what can't be pickled.
 
     The function's own module travels with it unless it is installed: a module that you are
     editing, a test or a script may be something else on disk, or not importable at all.

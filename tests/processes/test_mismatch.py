@@ -102,11 +102,11 @@ def test_roots_that_differ_are_named_though_no_message_ever_meets(how: Callable[
 
 def test_calls_differ_also_where_only_the_end_of_a_long_name_tells() -> None:
     def work(comm: Comm) -> None:
-        with comm.labelled("a name that is long, " * 10 + str(comm.rank)):
-            if comm.rank:
-                comm.send(torch.zeros(1), 0)
-            else:
-                comm.recv(torch.zeros(1), 1)
+        comm = comm.labelled("a name that is long, " * 10 + str(comm.rank))
+        if comm.rank:
+            comm.send(torch.zeros(1), 0)
+        else:
+            comm.recv(torch.zeros(1), 1)
 
     with pytest.raises(ShapeMismatch, match="rank 1 is in a name that is long"):
         run(work, ranks=2)
