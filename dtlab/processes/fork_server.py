@@ -4,13 +4,13 @@ Why not `multiprocessing.forkserver`: it imports the caller's `__main__` again, 
 file behind when the caller is killed, and does not pass open files along. Ours has no name
 anywhere: the parent holds one end of a socket pair, and when that end closes, all is over.
 
-    parent ── socket pair ── server        one byte and a channel: "here is a new crew"
+    parent ── socket pair ── server        one byte and a channel: "a new rank group"
     parent ── channel ────── server        one byte and a control socket: "fork a rank on it";
                                            back come (rank, wait status) as ranks end
-    parent ── control ────── rank          see rank.py
+    parent ── control ────── rank          see rank_main.py
 
-A crew lives as long as the parent's end of its channel: when that closes or is shut, for whatever
-reason, the server kills the crew.
+A rank group lives as long as the parent's end of its channel: when that closes, for whatever
+reason, the server kills its ranks.
 """
 
 from __future__ import annotations
@@ -38,8 +38,13 @@ ONE_THREAD = dict.fromkeys(
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
 # A rank's second thread sleeps while it has nothing to do: another rank wants that core.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
+# Ranks keep the memory that they free. Otherwise every tensor of some megabytes would come fresh
+# from the system, page by page, at several times the cost of filling it.
+# Source: PyTorch performance tuning guide, "Switch Memory allocator".
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+               "MALLOC_ARENA_MAX": "1"}
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
-        "from dtlab.processes.server import main; main(int(sys.argv[1]))"
+        "from dtlab.processes.fork_server import main; main(int(sys.argv[1]))"
 
 
 # ---- in the parent ------------------------------------------------------------------------------
@@ -57,7 +62,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=os.environ | ONE_THREAD | HUGE_PAGES | PASSIVE,
+                env=os.environ | ONE_THREAD | HUGE_PAGES | PASSIVE | KEEP_MEMORY,
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
             )
         self.owner = os.getpid()
@@ -73,7 +78,7 @@ class ForkServer:
         """Usable by this process? A fork of its parent has to start its own."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def new_crew(self) -> socket.socket:
+    def new_rank_group(self) -> socket.socket:
         """A channel on which ranks can be asked for, see `ask_rank`. `OSError` if it is gone."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -105,24 +110,24 @@ def fork_server() -> ForkServer:
         return _server
 
 
-def new_crew() -> socket.socket:
+def new_rank_group() -> socket.socket:
     """A channel on which this process's server forks ranks."""
     try:
-        return fork_server().new_crew()
+        return fork_server().new_rank_group()
     except OSError:  # it has just been killed
         fork_server().close()
-        return fork_server().new_crew()
+        return fork_server().new_rank_group()
 
 
 def ask_rank(channel: socket.socket, control: socket.socket) -> None:
-    """Have the next rank of this crew forked; it will listen on the other end of `control`."""
+    """Have the next rank of this group forked; it will listen on the other end of `control`."""
     socket.send_fds(channel, [b"r"], [control.fileno()])
 
 
 # ---- in the server ------------------------------------------------------------------------------
 
 
-class _Crew:
+class _RankGroup:
     def __init__(self, channel: socket.socket):
         self.channel = channel
         self.asked = 0  # how many ranks so far
@@ -132,7 +137,7 @@ class _Crew:
 class _Server:
     def __init__(self, parent: socket.socket):
         self._parent = parent
-        self._crews: list[_Crew] = []
+        self._groups: list[_RankGroup] = []
         self._select = selectors.DefaultSelector()
         self._select.register(parent, selectors.EVENT_READ, self._on_parent)
         self._wake, self._waker = socket.socketpair()  # SIGCHLD writes a byte here
@@ -160,36 +165,36 @@ class _Server:
         data, fds, _, _ = socket.recv_fds(self._parent, 1, 1)
         if not data:
             self._end()
-        crew = _Crew(socket.socket(fileno=fds[0]))
-        self._crews.append(crew)
-        self._select.register(crew.channel, selectors.EVENT_READ, lambda: self._on_crew(crew))
+        group = _RankGroup(socket.socket(fileno=fds[0]))
+        self._groups.append(group)
+        self._select.register(group.channel, selectors.EVENT_READ, lambda: self._on_group(group))
 
-    def _on_crew(self, crew: _Crew) -> None:
+    def _on_group(self, group: _RankGroup) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(crew.channel, 1, 1)
+            data, fds, _, _ = socket.recv_fds(group.channel, 1, 1)
         except ConnectionError:
             data = b""
         if data:
-            self._fork(crew, fds[0])
+            self._fork(group, fds[0])
             return
-        self._select.unregister(crew.channel)
-        for pid in crew.alive:
+        self._select.unregister(group.channel)
+        for pid in group.alive:
             _kill_group(pid)
-        self._crews.remove(crew)
-        for pid, rank in list(crew.alive.items()):
-            self._tell(crew, rank, os.waitpid(pid, 0)[1])
-        crew.channel.close()  # the parent reads the end: all gone
+        self._groups.remove(group)
+        for pid, rank in list(group.alive.items()):
+            self._tell(group, rank, os.waitpid(pid, 0)[1])
+        group.channel.close()  # the parent reads the end: all gone
 
-    def _fork(self, crew: _Crew, control: int) -> None:
-        rank, crew.asked = crew.asked, crew.asked + 1
+    def _fork(self, group: _RankGroup, control: int) -> None:
+        rank, group.asked = group.asked, group.asked + 1
         pid = os.fork()
         if pid:
             os.close(control)
-            crew.alive[pid] = rank
+            group.alive[pid] = rank
             return
         try:
             self._forget()
-            from dtlab.processes.rank import rank_main
+            from dtlab.processes.rank_main import rank_main
 
             rank_main(socket.socket(fileno=control))
         finally:
@@ -210,19 +215,19 @@ class _Server:
     def _on_child(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake.recv(4096)
-        for crew in self._crews:
-            for pid, rank in list(crew.alive.items()):
+        for group in self._groups:
+            for pid, rank in list(group.alive.items()):
                 if (status := _ended(pid)) is not None:
-                    del crew.alive[pid]
-                    self._tell(crew, rank, status)
+                    del group.alive[pid]
+                    self._tell(group, rank, status)
 
-    def _tell(self, crew: _Crew, rank: int, status: int) -> None:
+    def _tell(self, group: _RankGroup, rank: int, status: int) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
-            crew.channel.send(STATUS.pack(rank, status))
+            group.channel.send(STATUS.pack(rank, status))
 
     def _end(self) -> None:
-        for crew in self._crews:
-            for pid in crew.alive:
+        for group in self._groups:
+            for pid in group.alive:
                 _kill_group(pid)
         os._exit(0)
 
@@ -253,7 +258,7 @@ def main(fd: int) -> None:
     import numpy.random  # noqa: F401
     import torch
 
-    import dtlab.processes.rank  # noqa: F401
+    import dtlab.processes.rank_main  # noqa: F401
 
     torch.set_num_threads(1)
     gc.collect()
