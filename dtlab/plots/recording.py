@@ -1,9 +1,10 @@
 """A collective as a film: after each step, which pieces hold whose contributions.
 
 The film is a recording, not a drawing: the algorithm runs in the simulator, on a network where
-every message takes one second, those posted together the same one, and each rank contributes a vector of pieces with p elements each,
-all zero but for element r. Whatever the algorithm does, element c of a piece then says how often
-rank c's contribution is in it. There are p pieces, unless the algorithm cuts the vector otherwise.
+every message takes one second, and those posted together the same one. Each rank contributes a
+vector of pieces with p elements each, all zero but for element r. Whatever the algorithm does,
+element c of a piece then says how often rank c's contribution is in it. There are p pieces, unless
+the algorithm cuts the vector otherwise.
 
 Where pieces only change hands, they are told by their contents instead: see `dtlab.plots.custody`.
 """
