@@ -74,12 +74,12 @@ def placement(where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
     shown = {name: placed(name, gpus, nbytes, bandwidth_Bps, switches) for name in PLACES}
     chosen = shown[where]
     heading = f"Gradients summed {where}: {seconds_text(chosen.elapsed_s)} (simulated)"
-    told = (f"{count_text(gpus, 'GPU')} · {bytes_text(nbytes)} of gradients on each · "
+    note = (f"{count_text(gpus, 'GPU')} · {bytes_text(nbytes)} of gradients on each · "
             f"{count_text(switches, 'PCIe switch', 'PCIe switches')}, "
             f"{bytes_text(bandwidth_Bps)}/s · busiest link: {bytes_text(chosen.busiest)} each way")
     with styled():
         picture = new_picture(_WIDTH_IN, _HEIGHT_IN, dpi)
-        write_title(picture, heading, told)
+        write_title(picture, heading, note)
         tree = place_axes(picture, left=MARGIN_IN, right=_WIDTH_IN - _TREE_IN, bottom=0.55, top=1.0)
         graph = gpus_and_cpu(gpus, switches, bandwidth_Bps).graph()
         graph.remove_node(gpus)
@@ -90,7 +90,7 @@ def placement(where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
     links = ", ".join(f"{_called(a)} – {_called(b)} {bytes_text(count)}"
                       for (a, b), count in sorted(chosen.links.items(), key=lambda i: str(i[0])))
     times = "; ".join(f"{name} {seconds_text(one.elapsed_s)}" for name, one in shown.items())
-    picture.alt = f"{heading}. {told}. Each way: {links or 'nothing'}. Times: {times}."
+    picture.alt = f"{heading}. {note}. Each way: {links or 'nothing'}. Times: {times}."
     return picture
 
 
@@ -175,11 +175,11 @@ def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_0
     floor_s = cost.parameter_server_s(1, 1, nbytes, bandwidth_Bps)
     kind = "predicted and simulated" if simulated else "predicted"
     title = f"Push and pull, m workers and n servers: {kind} time"
-    told = (f"{bytes_text(nbytes)} each way and worker · every port {bytes_text(bandwidth_Bps)}/s "
+    note = (f"{bytes_text(nbytes)} each way and worker · every port {bytes_text(bandwidth_Bps)}/s "
             f"· floor: {seconds_text(floor_s)}")
     with styled():
         picture = new_picture(_WIDTH_IN, 5.6, dpi)
-        write_title(picture, title, told)
+        write_title(picture, title, note)
         axes = place_axes(picture, left=1.25, right=2.0, bottom=0.85, top=1.1)
         counts = np.unique(np.geomspace(1, 2 * most, 40).round().astype(int))
         axes.axhline(floor_s, color=QUIET, linewidth=2, linestyle=":", zorder=1)
@@ -197,7 +197,7 @@ def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_0
                     handlelength=3)
     ends = "; ".join(f"m = {m}: {seconds_text(m * floor_s)} with one server, "
                      f"{seconds_text(floor_s)} from n = {m} on" for m in workers)
-    picture.alt = f"{title}. {told}. {ends}."
+    picture.alt = f"{title}. {note}. {ends}."
     return picture
 
 

@@ -27,7 +27,7 @@ from dtlab.topology import (
     v100_nvlink,
 )
 from dtlab.wires import contest, winners
-from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
+from tests.plots.layout import off_page, overlaps, pixels, texts_of, title_of
 from tests.plots.samples import overlapped_trace, ring_trace
 
 SIZES = [2**k for k in range(6, 24, 2)]
