@@ -23,14 +23,16 @@ from dtlab.grading.meter import Meter
 
 
 class RankConnection:
-    """The rank's end of the socket to the referee. A thread reads it and hands each frame to its
-    stream."""
+    """The rank's end of the socket to the referee.
+
+    A thread reads it and hands each answer to its stream.
+    """
 
     def __init__(self, sock: FrameSocket):
         self.sock = sock
         self.meter: Meter | None = None
-        self.numbers = itertools.count(1)  # of works and streams
-        self.streams: dict[int, StreamRequests] = {}
+        self.numbers = itertools.count(1)  # of works
+        self._streams: list[StreamRequests] = []  # the first: the rank itself
         self._calls: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -42,69 +44,75 @@ class RankConnection:
             os._exit(0)  # the referee is done
 
     def _hand_over(self, frame: Frame) -> None:
+        """A function of its own, so that this thread does not keep the frame."""
         if frame.kind == "call":
             self._calls.put(frame)
         else:
-            self.streams[frame.stream].answers.put(frame)
+            self._streams[frame.stream].answers.put(frame)
 
     def next_call(self) -> Frame:
-        """Wait for the next call that the referee wants."""
-        return self._calls.get()
+        """Wait for the next call that the referee wants. The last one's streams end."""
+        call = self._calls.get()
+        for stream in self._streams:
+            stream.answers.put(None)
+        self._streams = []
+        return call
 
-    def begin_call(self, meter: Meter | None) -> StreamRequests:
-        """Before the learner's function is called. Returns the requests of the rank itself."""
-        self.meter, self.streams = meter, {}
-        requests = StreamRequests(self, 0)
-        requests.thread = threading.main_thread()
-        return requests
+    def add_stream(self, begun_at: str = "") -> StreamRequests:
+        """One more stream; `StreamRequests.attach` gives it a thread."""
+        stream = StreamRequests(self, len(self._streams), begun_at)
+        self._streams.append(stream)
+        return stream
 
-    def end_call(self, kind: str, *blobs: bytes, **report: Any) -> None:
-        """Send how the call ended."""
-        self.sock.send(kind, *blobs, **report)
+    def current(self) -> StreamRequests:
+        """The stream that runs on this thread."""
+        thread = threading.get_ident()
+        for stream in self._streams:
+            if stream.thread == thread:
+                return stream
+        raise errors.ConfigError("a communicator works on the rank's own thread and in functions "
+                                 "that `comm.begin` begins; begin this function rather than start "
+                                 "a thread")
 
     def send_places(self) -> None:
-        """Tell the referee in which line each stream is. It has waited too long for one."""
+        """Send in which line each stream is. The referee has waited too long for one."""
         frames = sys._current_frames()
-        places = {number: learner_place(frames.get(stream.thread.ident or 0)) or stream.begun_at
-                  for number, stream in self.streams.items()}
+        places = {stream.number: learner_place(frames.get(stream.thread)) or stream.begun_at
+                  for stream in self._streams}
         self.sock.send("hang", places=places)
 
 
 class StreamRequests:
     """The requests of one stream of the rank, under its number. 0: the rank itself.
 
-    begun_at: the learner's line that began it.
+    begun_at: the learner's line that began what it runs.
     """
 
-    def __init__(self, connection: RankConnection, number: int, begun_at: str = ""):
+    def __init__(self, connection: RankConnection, number: int, begun_at: str):
         self.connection, self.number, self.begun_at = connection, number, begun_at
-        self.answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self.thread: threading.Thread
-        connection.streams[number] = self
+        self.answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()  # None: no more
+        self.thread = 0
+
+    def attach(self) -> None:
+        """The stream runs on this thread."""
+        self.thread = threading.get_ident()
 
     def tell(self, kind: str, *blobs: bytes, **fields: Any) -> None:
         """Make a request that gets no answer."""
-        if threading.current_thread() is not self.thread:
-            raise errors.ConfigError(
-                "a function that `begin` has begun must use the communicator that it is given, and "
-                "wait for its own work; this communicator or work belongs to another stream")
         at = learner_place(sys._getframe(1)) or self.begun_at
-        self.connection.sock.send(kind, *blobs, stream=self.number, at=at, **fields)
+        self.connection.sock.send(kind, *blobs, stream=self.number, **{"at": at, **fields})
 
     def ask(self, kind: str, *blobs: bytes, **fields: Any) -> Frame:
         """Make a request and wait for the answer; raises the error that the answer names."""
         self.tell(kind, *blobs, **fields)
-        return self.answer()
-
-    def answer(self) -> Frame:
-        """Wait for an answer; raises the error that it names."""
         answer = self.answers.get()
+        assert answer is not None
         if "error" in answer.fields:
             family = getattr(errors, answer.fields["error"], errors.DtlabError)
             raise family(answer.fields["message"])
         return answer
 
     def paused_meter(self) -> AbstractContextManager[None]:
-        """Inside, what is allocated is not the learner's."""
+        """Inside, what this thread allocates is not the learner's."""
         meter = self.connection.meter
         return meter.paused() if meter else nullcontext()

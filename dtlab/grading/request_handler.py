@@ -24,8 +24,7 @@ class Referee(Protocol):
     """What the handlers of a case's ranks share."""
 
     outcome: Outcome
-    places: dict[tuple[int, int], str]
-    raised: dict[tuple[int, int], CaseFailure]
+    ranks: list[RankState]
 
     def next_request(self, rank: int, stream: int) -> Frame:
         """The next request of one of the rank's streams."""
@@ -66,16 +65,29 @@ class Pending(NamedTuple):
     begun_at: str  # the learner's line
 
 
+class RankState:
+    """What the streams of one rank share."""
+
+    def __init__(self) -> None:
+        self.groups: list[Comm] = []  # 0: the whole run
+        self.pending: dict[int, Pending] = {}  # by the numbers that the process gives
+        # What begun functions have raised, by the same numbers, until the rank waits for them.
+        self.raised: dict[int, CaseFailure] = {}
+        self.places: dict[int, str] = {}  # stream → its line when it last made a request
+        self.requests = 0
+
+
 class RequestHandler:
     """Does in the simulator what one stream of a rank's process requests.
 
-    `rank` and `stream` say whose requests; `comm` is the stream's communicator in the simulation.
+    `comm` is the stream's communicator in the simulation; `rank` is its number in the whole run.
     """
 
     def __init__(self, comm: Comm, rank: int, referee: Referee, stream: int = 0):
         self.comm, self.rank, self.stream, self.referee = comm, rank, stream, referee
-        self.groups = [comm]
-        self.pending: dict[int, Pending] = {}
+        self.state = referee.ranks[rank]
+        self.state.groups.append(comm)
+        self.group = len(self.state.groups) - 1
         self.spans: list[AbstractContextManager[None]] = []
 
     def run(self) -> None:
@@ -105,26 +117,18 @@ class RequestHandler:
                                   str(said["at"]), str(said["traceback"]))
             if not self.stream:
                 self.referee.fail(failure)
-            self.referee.raised[rank, self.stream] = failure
-        self._check_nothing_pending()
-        if not self.stream:
+            self.state.raised[int(said["work"])] = failure
+        elif not self.stream:
             outcome.values[rank] = decode(said["value"], request.blobs)
             outcome.after[rank] = decode(said["after"], request.blobs)
             outcome.peak_bytes[rank] = int(said["peak"])
-
-    def _check_nothing_pending(self) -> None:
-        """Fail the case if the function has left work that it neither waited for nor cancelled."""
-        for number, pending in self.pending.items():
-            self.referee.fail(self.referee.raised.get((self.rank, number)) or CaseFailure(
-                "pending", self.rank, message=f"nobody waited for {pending.what}",
-                at=pending.begun_at))
 
     # ---- requests; None: no answer is due -------------------------------------------------------
 
     def _do_post(self, request: Frame) -> None:
         """Start messages. No answer is due: a rank learns of an error when it waits."""
         said = request.fields
-        group = self.groups[said["group"]].labelled(str(said["label"]))
+        group = self.state.groups[said["group"]].labelled(str(said["label"]))
         data = iter(request.blobs)
         for number, (verb, peer, tensor) in zip(said["works"], said["ops"], strict=True):
             op, into = _operation(verb, peer, tensor, data)
@@ -135,15 +139,15 @@ class RequestHandler:
                 work = Refused(error)
             what = (f"the send to rank {peer}" if verb == "send" else
                     f"the receive from {'anyone' if peer is None else f'rank {peer}'}")
-            self.pending[int(number)] = Pending(work, into, what, str(said.get("at", "")))
+            self.state.pending[int(number)] = Pending(work, into, what, str(said["at"]))
 
     def _do_wait(self, request: Frame) -> Answer:
         """Wait for works; the answer brings what has arrived."""
         peers, blobs = [], []
         for number in request.fields["works"]:
-            work, into, *_ = self.pending.pop(int(number))
+            work, into, *_ = self.state.pending.pop(int(number))
             peers.append(work.wait())
-            self.referee.raised.pop((self.rank, int(number)), None)  # the process has its own copy
+            self.state.raised.pop(int(number), None)  # the process raises it itself
             if isinstance(into, torch.Tensor):
                 blobs.append(tensor_bytes(into))
             elif into is not None:
@@ -156,37 +160,38 @@ class RequestHandler:
 
     def _do_wait_any(self, request: Frame) -> Answer:
         """Wait for the first of some works; the answer says which, None if none was in time."""
-        works = {number: self.pending[number].work for number in request.fields["works"]}
+        works = {number: self.state.pending[number].work for number in request.fields["works"]}
         for number, work in works.items():
             if isinstance(work, Refused):
                 return {"done": number}, ()
-        group, timeout_s = self.groups[request.fields["group"]], request.fields["timeout_s"]
+        group, timeout_s = self.state.groups[request.fields["group"]], request.fields["timeout_s"]
         done = group.wait_any(list(works.values()), timeout_s)
         return {"done": next((number for number, work in works.items() if work is done), None)}, ()
 
     def _do_cancel(self, request: Frame) -> None:
         for number in request.fields["works"]:
-            self.pending.pop(int(number)).work.cancel()
-            self.referee.raised.pop((self.rank, int(number)), None)
+            self.state.pending.pop(int(number)).work.cancel()
 
     def _do_begin(self, request: Frame) -> Answer:
         """Begin a function: a strand of the simulation serves its requests."""
-        stream = int(request.fields["work"])
+        said = request.fields
+        stream = int(said["on"])
 
         def serve(comm: Comm) -> None:
-            self.referee.answer(self.rank, stream, {})  # now it may start
-            RequestHandler(comm, self.rank, self.referee, stream).run()
+            handler = RequestHandler(comm, self.rank, self.referee, stream)
+            self.referee.answer(self.rank, stream, {"group": handler.group})  # it may start
+            handler.run()
 
-        work = self.groups[request.fields["group"]].begin(serve)
-        self.pending[stream] = Pending(work, None, "the function that `begin` has begun",
-                                       str(request.fields.get("at", "")))
+        work = self.state.groups[said["group"]].begin(serve)
+        self.state.pending[int(said["work"])] = Pending(
+            work, None, "the function that begin has begun", str(said["at"]))
         return {}, ()
 
     def _do_now(self, request: Frame) -> Answer:
         return {"now": self.comm.now()}, ()
 
     def _do_machine(self, request: Frame) -> Answer:
-        machine = self.groups[request.fields["group"]].machine
+        machine = self.state.groups[request.fields["group"]].machine
         return {"machine": [machine.alpha, machine.beta, machine.gamma]}, ()
 
     def _do_compute(self, request: Frame) -> Answer:
@@ -200,13 +205,14 @@ class RequestHandler:
         return {}, ()
 
     def _do_agree(self, request: Frame) -> Answer:
-        return {"votes": self.groups[request.fields["group"]]._agree(request.fields["value"])}, ()
+        group = self.state.groups[request.fields["group"]]
+        return {"votes": group._agree(request.fields["value"])}, ()
 
     def _do_form(self, request: Frame) -> Answer:
         said = request.fields
-        new = self.groups[said["group"]]._form(said["ranks"], tuple(said["context"]))
-        self.groups.append(new)
-        return {"group": len(self.groups) - 1, "rank": new.rank}, ()
+        new = self.state.groups[said["group"]]._form(said["ranks"], tuple(said["context"]))
+        self.state.groups.append(new)
+        return {"group": len(self.state.groups) - 1, "rank": new.rank}, ()
 
 
 def _operation(verb: str, peer: Any, tensor: Any, data: Iterator[bytes]) -> tuple[Any, Any]:

@@ -8,17 +8,18 @@ and (for the memory check) its own meter.
 from __future__ import annotations
 
 import pickle
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from dtlab import topology
-from dtlab.errors import Deadlock, DtlabError, waiting_table
+from dtlab.errors import Deadlock, DtlabError, Waiting, waiting_table
 from dtlab.grading import sandboxed_rank
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
 from dtlab.grading.frames import ConnectionClosed, Frame, FrameTimeout
-from dtlab.grading.request_handler import Aborted, RequestHandler
+from dtlab.grading.request_handler import Aborted, RankState, RequestHandler
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.simulator import simulate
 
@@ -59,10 +60,7 @@ class CaseRun:
 
     def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
         self.case, self.outcome, self.processes = case, outcome, processes
-        self.places: dict[tuple[int, int], str] = {}  # (rank, stream) → its line when it last asked
-        # (rank, stream) → what a begun function has raised, until the rank waits for it
-        self.raised: dict[tuple[int, int], CaseFailure] = {}
-        self._requests = [0] * case.ranks
+        self.ranks = [RankState() for _ in range(case.ranks)]
 
     def send_calls(self, submission: Submission) -> None:
         """Let every rank's process begin."""
@@ -86,19 +84,32 @@ class CaseRun:
             result = simulate(lambda comm: RequestHandler(comm, comm.rank, self).run(),
                               network=network, echo=False)
         except DtlabError as error:
-            outcome.failure = outcome.failure or self._failure(error)
+            outcome.failure = outcome.failure or self._unwaited(error) or self._failure(error)
         else:
+            outcome.failure = self._unwaited()
             outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
 
+    def _unwaited(self, error: DtlabError | None = None) -> CaseFailure | None:
+        """The first error of a begun function that no rank waited for; or, unless ranks can't go on
+        (`error`), the first work that no rank waited for."""
+        for state in self.ranks:
+            for failure in state.raised.values():
+                return failure
+        for rank, state in enumerate(self.ranks):
+            for pending in state.pending.values():
+                if not isinstance(error, Deadlock):
+                    return CaseFailure("pending", rank, message=pending.what, at=pending.begun_at)
+        return None
+
     def _failure(self, error: DtlabError) -> CaseFailure:
-        """Why the simulation ended, though no rank's process reported an error of its own."""
-        if self.raised:  # by a function that nobody has waited for: the others wait for it
-            return next(iter(self.raised.values()))
-        if isinstance(error, Deadlock):
-            rows = [row._replace(line=self.places.get((row.rank, 0), "")) for row in error.waiting]
-            return CaseFailure("deadlock", error="Deadlock", details=waiting_table(rows),
-                               message="every rank that is left waits for another")
-        return CaseFailure("raised", error=type(error).__name__, message=str(error))
+        """Why the simulation ended, though no rank's process has reported an error."""
+        if not isinstance(error, Deadlock):
+            return CaseFailure("raised", error=type(error).__name__, message=str(error))
+        rows = [row._replace(line=self.ranks[row.rank].places.get(_stream(row), ""))
+                for row in error.waiting]
+        headline = str(error).split("\n")[0].removeprefix("deadlock: ")
+        return CaseFailure("deadlock", error="Deadlock", message=headline,
+                           details=waiting_table(rows))
 
     def fail(self, failure: CaseFailure) -> NoReturn:
         """End the case: the first failure is the one that counts."""
@@ -111,9 +122,10 @@ class CaseRun:
         rank makes too many."""
         if self.outcome.failure is not None:
             raise Aborted
-        self._requests[rank] += 1
-        if self._requests[rank] > REQUESTS_PER_RANK:
-            self.fail(CaseFailure("chatter", rank, at=self.places.get((rank, stream), ""),
+        state = self.ranks[rank]
+        state.requests += 1
+        if state.requests > REQUESTS_PER_RANK:
+            self.fail(CaseFailure("chatter", rank, at=state.places.get(stream, ""),
                                   message=f"more than {REQUESTS_PER_RANK:,} operations"))
         process = self.processes[rank]
         try:
@@ -123,8 +135,8 @@ class CaseRun:
                                   at=process.place(stream)))
         except ConnectionClosed as error:
             self.fail(CaseFailure("died", rank, message=process.how_it_ended() or str(error),
-                                  at=self.places.get((rank, stream), "")))
-        self.places[rank, stream] = str(request.fields.get("at", ""))
+                                  at=state.places.get(stream, "")))
+        state.places[stream] = str(request.fields.get("at", ""))
         return request
 
     def answer(self, rank: int, stream: int, fields: dict[str, Any],
@@ -133,3 +145,9 @@ class CaseRun:
         with suppress(FrameTimeout, ConnectionClosed):  # shows when the next frame is awaited
             self.processes[rank].socket.send("answer", *blobs, stream=stream,
                                              until_s=time.monotonic() + CASE_LIMIT_S, **fields)
+
+
+def _stream(row: Waiting) -> int:
+    """Of which stream of its rank this row of a deadlock's table is."""
+    found = re.search(r"\(stream (\d+)\)", row.doing)
+    return int(found[1]) if found else 0

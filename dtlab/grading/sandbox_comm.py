@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,31 +17,33 @@ from dtlab import errors
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.grading.frames import Frame, dtype_name, tensor_bytes, tensor_from
 from dtlab.grading.learner_errors import describe_error, learner_place
-from dtlab.grading.rank_connection import StreamRequests
+from dtlab.grading.rank_connection import RankConnection, StreamRequests
 from dtlab.machine import Machine
 
 
 class SandboxWork(Work):
     """A message under way; waiting for it is a request to the referee."""
 
-    def __init__(self, requests: StreamRequests, number: int, into: Any = None):
-        self.requests, self.number, self._into = requests, number, into
+    def __init__(self, connection: RankConnection, number: int, into: Any = None):
+        self.number = number
         self.ended = False  # it has been waited for, or cancelled
+        self._connection, self._into = connection, into
         self._value: Any = None
         self._error: BaseException | None = None
 
     def wait(self) -> Any:
         if not self.ended:
-            with self.requests.paused_meter():
-                self._wait()
+            requests = self._connection.current()
+            with requests.paused_meter():
+                self._wait(requests)
         if self._error is not None:
             raise self._error
         return self._value
 
-    def _wait(self) -> None:
+    def _wait(self, requests: StreamRequests) -> None:
         self.ended = True
         try:
-            self._take(self.requests.ask("wait", works=[self.number]))
+            self._take(requests.ask("wait", works=[self.number]))
         except errors.DtlabError as error:
             self._error = error
 
@@ -53,38 +56,51 @@ class SandboxWork(Work):
     def cancel(self) -> None:
         if not self.ended:
             self.ended, self._into = True, None
-            self.requests.tell("cancel", works=[self.number])
+            self._connection.current().tell("cancel", works=[self.number])
 
 
 class BegunFunction(SandboxWork):
-    """A function that `begin` has begun: it runs on a thread, once the referee says so.
+    """A function that `begin` has begun. Its value and its error stay in this process."""
 
-    Its value and its error stay in this process.
-    """
+    def __init__(self, connection: RankConnection, call: Callable[[Comm], Any], at: str):
+        super().__init__(connection, next(connection.numbers))
+        self._call, self.at = call, at
 
-    def __init__(self, outer: StreamRequests, call: Callable[[StreamRequests], Any]):
-        super().__init__(outer, next(outer.connection.numbers))
-        place = learner_place(sys._getframe(1)) or outer.begun_at
-        self._stream = StreamRequests(outer.connection, self.number, place)
-        self._call = call
-        self._stream.thread = threading.Thread(target=self._run, daemon=True)
-        self._stream.thread.start()
-
-    def _run(self) -> None:
-        """On the thread."""
-        stream = self._stream
-        stream.answer()  # what was begun before has ended
-        meter = stream.connection.meter
+    def run(self, requests: StreamRequests, comm: Comm) -> None:
+        """On the thread of its stream."""
+        meter = self._connection.meter
         try:
             with meter.on_this_thread() if meter else nullcontext():
-                self._value = self._call(stream)
-            stream.tell("return")
+                self._value = self._call(comm)
+            requests.tell("return", work=self.number)
         except BaseException as error:
             self._error = error
-            stream.tell("raise", **describe_error(error))
+            requests.tell("raise", work=self.number, **describe_error(error))
 
     def _take(self, answer: Frame) -> None:
-        """The thread has set value or error."""
+        """`run` has set value or error."""
+
+
+class Stream:
+    """Runs what is begun on one communicator, in that order, on a thread of its own.
+
+    comm: that communicator, with contexts for the stream.
+    """
+
+    def __init__(self, connection: RankConnection, comm: SandboxComm):
+        self.comm = comm
+        self.begun: deque[BegunFunction] = deque()
+        self._requests = connection.add_stream()
+        self.number = self._requests.number
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        self._requests.attach()
+        while go := self._requests.answers.get():  # for the next function: the referee says when
+            self.comm.group = go.fields["group"]
+            function = self.begun.popleft()
+            self._requests.begun_at = function.at
+            function.run(self._requests, self.comm)
 
 
 def deliver(into: Any, blobs: list[bytes]) -> None:
@@ -97,36 +113,40 @@ def deliver(into: Any, blobs: list[bytes]) -> None:
 
 
 class SandboxComm(Comm):
-    """`group` numbers this communicator among those of its stream; 0 is the stream's first."""
+    """`group` numbers this communicator among those of its rank; 0 is the whole run."""
 
-    def __init__(self, requests: StreamRequests, rank: int, size: int, group: int = 0):
+    def __init__(self, connection: RankConnection, rank: int, size: int, group: int = 0):
         super().__init__(rank, size, torch.device("cpu"))
-        self._requests, self._group = requests, group
+        self.group = group
+        self._connection = connection
+        self._streams: list[Stream] = []  # the one of `begin`, once needed
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        with self._requests.paused_meter():
-            numbers = self._post(ops)
+        requests = self._connection.current()
+        with requests.paused_meter():
+            numbers = self._post(requests, ops)
         return [
-            SandboxWork(self._requests, number, op.x if isinstance(op, Recv) else None)
+            SandboxWork(self._connection, number, op.x if isinstance(op, Recv) else None)
             for number, op in zip(numbers, ops, strict=True)
         ]
 
     def exchange(self, *ops: Send | Recv) -> None:
         """As in `Comm`, but in one request."""
-        with self._requests.paused_meter():
-            self._exchange(ops)
+        requests = self._connection.current()
+        with requests.paused_meter():
+            self._exchange(requests, ops)
 
     # Functions of their own, so that their data is freed before the meter goes on.
 
-    def _post(self, ops: Sequence[Send | Recv]) -> list[int]:
+    def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv]) -> list[int]:
         fields, blobs = self._described(ops)
-        self._requests.tell("post", *blobs, **fields)
+        requests.tell("post", *blobs, **fields)
         numbers: list[int] = fields["works"]
         return numbers
 
-    def _exchange(self, ops: Sequence[Send | Recv]) -> None:
+    def _exchange(self, requests: StreamRequests, ops: Sequence[Send | Recv]) -> None:
         fields, blobs = self._described(ops)
-        answer = self._requests.ask("exchange", *blobs, **fields)
+        answer = requests.ask("exchange", *blobs, **fields)
         for op in ops:
             deliver(op.x if isinstance(op, Recv) else None, answer.blobs)
 
@@ -135,8 +155,8 @@ class SandboxComm(Comm):
         check_overlap(self.rank, ops)
         blobs: list[bytes] = []
         described = [self._operation(op, blobs) for op in ops]
-        works = [next(self._requests.connection.numbers) for _ in ops]
-        fields = {"group": self._group, "label": self.label, "ops": described, "works": works}
+        works = [next(self._connection.numbers) for _ in ops]
+        fields = {"group": self.group, "label": self.label, "ops": described, "works": works}
         return fields, blobs
 
     def _operation(self, op: Send | Recv, blobs: list[bytes]) -> list[Any]:
@@ -159,31 +179,31 @@ class SandboxComm(Comm):
         mine = [work for work in works if isinstance(work, SandboxWork)]
         if ended := [work for work in mine if work.ended]:
             return ended[0]
-        with self._requests.paused_meter():
-            answer = self._ask("wait_any", works=[w.number for w in mine], timeout_s=timeout_s)
+        answer = self._ask("wait_any", works=[w.number for w in mine], timeout_s=timeout_s)
         done = answer.fields["done"]
         return next((work for work in mine if work.number == done), None)
 
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
-        def call(stream: StreamRequests) -> Any:
-            return fn(SandboxComm(stream, self.rank, self.size), *args, **options)
-
-        with self._requests.paused_meter():
-            begun = BegunFunction(self._requests, call)
-            self._ask("begin", work=begun.number)
+        if not self._streams:
+            comm = SandboxComm(self._connection, self.rank, self.size)
+            comm.in_collective = self.in_collective
+            self._streams.append(Stream(self._connection, comm))
+        stream, label = self._streams[0], self.label
+        at = learner_place(sys._getframe(1)) or self._connection.current().begun_at
+        begun = BegunFunction(self._connection, lambda comm: fn(
+            comm.labelled(label) if label else comm, *args, **options), at)
+        stream.begun.append(begun)
+        self._ask("begin", work=begun.number, on=stream.number)
         return begun
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
-        with self._requests.paused_meter():
-            self._ask("compute", label=label, seconds=float(seconds))
+        self._ask("compute", label=label, seconds=float(seconds))
         yield
-        with self._requests.paused_meter():
-            self._ask("computed")
+        self._ask("computed")
 
     def now(self) -> float:
-        with self._requests.paused_meter():
-            return float(self._ask("now").fields["now"])
+        return float(self._ask("now").fields["now"])
 
     @property
     def machine(self) -> Machine:
@@ -196,11 +216,13 @@ class SandboxComm(Comm):
 
     def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
         answer = self._ask("form", ranks=list(ranks), context=list(context))
-        return SandboxComm(self._requests, answer.fields["rank"], len(ranks),
+        return SandboxComm(self._connection, answer.fields["rank"], len(ranks),
                            answer.fields["group"])
 
     def _ask(self, kind: str, **fields: Any) -> Frame:
-        return self._requests.ask(kind, group=self._group, **fields)
+        requests = self._connection.current()
+        with requests.paused_meter():
+            return requests.ask(kind, group=self.group, **fields)
 
 
 def check_overlap(rank: int, ops: Sequence[Send | Recv]) -> None:

@@ -53,22 +53,23 @@ def discard_output() -> None:
 def _make_call(connection: RankConnection, call: Frame) -> None:
     """Call the learner's function once and report the result."""
     printed = sys.stdout = sys.stderr = Printed()
+    requests = connection.add_stream()
+    requests.attach()
     try:
         function: Callable[..., Any] = pickle.loads(call.blobs[0])
         given: tuple[Any, ...] = pickle.loads(call.blobs[1])
         harness = pickle.loads(call.blobs[2])
-        meter = Meter(given) if call.fields["meter"] else None
-        requests = connection.begin_call(meter)
-        comm = SandboxComm(requests, call.fields["rank"], call.fields["size"])
+        connection.meter = meter = Meter(given) if call.fields["meter"] else None
+        comm = SandboxComm(connection, call.fields["rank"], call.fields["size"])
         inputs = (comm, *given) if call.fields["comm"] else given
         with meter or nullcontext():
             value = harness(function, *inputs) if harness else function(*inputs)
         blobs: list[bytes] = []
         report = {"value": encode(value, blobs), "after": encode(given, blobs),
                   "peak": meter.peak_bytes if meter else 0, "printed": printed.text()}
-        connection.end_call("return", *blobs, **report)
+        requests.tell("return", *blobs, at="", **report)
     except BaseException as error:  # SystemExit too: no exception of a learner ends the process
-        connection.end_call("raise", **describe_error(error), printed=printed.text())
+        requests.tell("raise", **describe_error(error), printed=printed.text())
 
 
 class Printed(io.TextIOBase):
