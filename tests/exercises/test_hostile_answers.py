@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from dtlab import Recv, Send
 from dtlab.processes.server import fork_server
 from tests.exercises.answers import first_hint, judged, solutions
 from tests.exercises.test_chapter_03 import right_shift
@@ -88,6 +89,17 @@ def patches_the_grader(comm, x):
     sandboxed_rank.encode = lambda value, blobs: None
 
 
+def forgets_to_wait(comm, x):
+    works = comm.post(Send(x.clone(), (comm.rank + 1) % comm.size), Recv(x))
+    works[1].wait()
+    return x
+
+
+def answers_beside(comm, x):
+    comm.begin(right_shift, x).cancel()
+    return x
+
+
 ENDLESS = "does not end"
 
 
@@ -105,6 +117,8 @@ ENDLESS = "does not end"
     (shares_globals, ENDLESS),
     (patches_torch, "Return the tensor"),
     (patches_the_grader, ""),
+    (forgets_to_wait, "This line began it: test_hostile_answers.py:"),
+    (answers_beside, ""),
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_a_hostile_answer_gets_nothing_and_stops_nothing(answer, hint):
     began = time.monotonic()
