@@ -233,8 +233,16 @@ class Engine:
         self.running.pause()
 
     def pause(self, label: str) -> None:
-        """Called on a strand: pause it until what it waits for wakes it."""
-        self.running.pause()
+        """Called on a strand: pause it until what it waits for wakes it. `label` of the wait."""
+        strand, since_s = self.running, self.now
+        strand.pause()
+        if self.tracing and self.now > since_s:
+            last = strand.wait
+            if last and last[3] == since_s and last[4] == label:  # it only waits on
+                last[3] = self.now
+            else:
+                strand.wait = [strand.rank, "wait", since_s, self.now, label, strand.stream]
+                self.waits.append(strand.wait)
 
     def pause_for_any(self, works: Sequence[Notifier], label: str, seconds: float | None) -> None:
         """Called on a strand: pause it until one of `works`, a list that nobody else has, is done,
