@@ -109,7 +109,7 @@ class ProcessComm(Comm):
             return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None)
         channel = self._channel(peer, sends)
         world = channel.dst if sends else channel.src
-        return Message(sends, x, peer, world, self.tag, header, channel)
+        return Message(sends, x, int(peer), world, self.tag, header, channel)  # type: ignore[arg-type]
 
     def _start(self, messages: list[Message]) -> list[Message]:
         """Post all `messages` together. Returns them in the order in which to wait for them:

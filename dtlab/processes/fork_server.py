@@ -33,16 +33,18 @@ STATUS = struct.Struct("<ii")  # rank, wait status
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
-# Forking copies the tables of the server's memory, page by page. With its heap in huge pages there
-# are so few that a fork takes 0.6 ms instead of 3.5. Ranks get the caller's environment instead.
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+# Settings of the C library's allocator. Huge pages: forking copies the tables of the server's
+# memory page by page, and with so few pages a fork takes 0.6 ms instead of 3.5. The others let ranks keep
+# the memory that they free: else every tensor of some megabytes would come from the system anew,
+# page by page, which costs more than to fill it. See PyTorch's performance tuning guide on
+# allocators. Ranks get the caller's environment instead.
+ALLOCATOR = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+                      f"glibc.malloc.trim_threshold={1 << 40}:glibc.malloc.arena_max=1",
+    "PYTHONMALLOC": "malloc",
+}
 # A rank's second thread sleeps while it has nothing to do: another rank wants that core.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
-# Ranks keep the memory that they free. Otherwise every tensor of some megabytes would come fresh
-# from the system, page by page, at several times the cost of filling it.
-# Source: PyTorch performance tuning guide, "Switch Memory allocator".
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-               "MALLOC_ARENA_MAX": "1"}
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
         "from dtlab.processes.fork_server import main; main(int(sys.argv[1]))"
 
@@ -62,7 +64,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=os.environ | ONE_THREAD | HUGE_PAGES | PASSIVE | KEEP_MEMORY,
+                env=os.environ | ONE_THREAD | ALLOCATOR | PASSIVE,
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
             )
         self.owner = os.getpid()
