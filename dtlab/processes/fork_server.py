@@ -34,10 +34,10 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
 # Settings of the C library's allocator. Huge pages: forking copies the tables of the server's
-# memory page by page, and with so few pages a fork takes 0.6 ms instead of 3.5. The others let ranks keep
-# the memory that they free: else every tensor of some megabytes would come from the system anew,
-# page by page, which costs more than to fill it. See PyTorch's performance tuning guide on
-# allocators. Ranks get the caller's environment instead.
+# memory page by page, and with so few pages a fork takes 0.6 ms instead of 3.5. The others let
+# ranks keep the memory that they free: else every tensor of some megabytes would come from the
+# system anew, page by page, which costs more than to fill it. See PyTorch's performance tuning
+# guide on allocators. Ranks get the caller's environment instead.
 ALLOCATOR = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
                       f"glibc.malloc.trim_threshold={1 << 40}:glibc.malloc.arena_max=1",
