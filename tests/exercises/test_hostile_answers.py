@@ -82,10 +82,10 @@ def patches_torch(comm, x):
 
 def patches_the_grader(comm, x):
     import dtlab.grading.exercise as exercise
-    import dtlab.grading.inmate as inmate
+    import dtlab.grading.sandboxed_rank as sandboxed_rank
 
     exercise.verdict_of = None
-    inmate.encode = lambda value, blobs: None
+    sandboxed_rank.encode = lambda value, blobs: None
 
 
 ENDLESS = "does not end"
@@ -112,7 +112,7 @@ def test_a_hostile_answer_gets_nothing_and_stops_nothing(answer, hint):
     took_s = time.monotonic() - began
     assert report.points == 0
     assert hint in first_hint(report)
-    assert took_s < 30  # a generous limit for a busy machine; 2.5 s of patience, then the end
+    assert took_s < 30  # a generous limit for a busy machine; 2.5 s, then the end
     assert left_behind() == []
 
 
