@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from dtlab.errors import ConfigError
 from dtlab.processes import same_host_transport
-from dtlab.processes.communicator import NcclComm, ProcessComm
+from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.nccl_communicator import NcclComm
 from dtlab.processes.same_host_transport import SameHostTransport
 from dtlab.processes.shared_status import SharedStatus
 from dtlab.processes.status_writer import Threads
