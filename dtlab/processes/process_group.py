@@ -1,4 +1,4 @@
-"""Joining the process group of torch.distributed, and the communicator that stands on it."""
+"""Joining the process group of torch.distributed; the communicator of all its ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 
 from dtlab.errors import ConfigError
-from dtlab.processes.board import Board
-from dtlab.processes.communicator import GlooComm
+from dtlab.processes import same_host_transport
+from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.nccl import NcclComm
-from dtlab.processes.post import Post
-from dtlab.processes.shelf import Shelf
+from dtlab.processes.nccl_communicator import NcclComm
+from dtlab.processes.same_host_transport import SameHostTransport
+from dtlab.processes.shared_status import SharedStatus
+from dtlab.processes.status_writer import Threads
+from dtlab.processes.transport import GlooTransport
 
 # With NCCL, what lies on the CPU (objects, agreements) still travels over Gloo.
 _GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
@@ -49,11 +51,10 @@ def _calm_gloo() -> None:
                 os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
-def open_communicator(
-    backend: str, device: str, local_rank: int, board: Board | None, trace: bool, context: int = 0,
-    shelf: Shelf | None = None, post: Post | None = None,
-) -> GlooComm:
-    """The communicator of all ranks, over the default group."""
+def open_endpoint(
+    backend: str, device: str, local_rank: int, status: SharedStatus | None, trace: bool
+) -> Endpoint:
+    """This process's end of the default group."""
     place = torch.device(device)
     if place.type == "cuda":
         place = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -65,7 +66,15 @@ def open_communicator(
             "the process group has no backend for the CPU; form it with "
             f"init_process_group({_GROUPS[backend]!r}), or leave that to dtlab.run"
         ) from error
-    end = Endpoint(dist.get_rank(), dist.get_world_size(), group, place, board, trace, shelf,
-                   post)
-    kind = NcclComm if backend == "nccl" else GlooComm
-    return kind(end, list(range(end.size)), context)
+    threads = Threads()
+    transport = GlooTransport(group)
+    if status is not None and same_host_transport.is_possible():  # our launcher has one host
+        transport = SameHostTransport(group, threads.start)
+    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads, place, status,
+                    trace)
+
+
+def open_communicator(backend: str, end: Endpoint, run_number: int) -> ProcessComm:
+    """The communicator of all ranks. run_number: it shares no context with those of other runs."""
+    kind = NcclComm if backend == "nccl" else ProcessComm
+    return kind(end, range(end.size), (run_number,))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dtlab.processes import verdict
+from dtlab.processes import rank_monitor
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_line_that_comes_in_pieces_is_waited_for(
     os.write(pipe[1], b'  File "/x/other.py", line 9 in g\n  File "<string>", line 1 in <mod')
     rank = answering(pipe, *pieces)
     try:
-        assert verdict.where(rank, pipe[0]) == "mine.py:3 in f"
+        assert rank_monitor.current_line(rank, pipe[0]) == "mine.py:3 in f"
     finally:
         os.kill(rank.pid, signal.SIGKILL)
         os.waitpid(rank.pid, 0)
@@ -63,11 +63,11 @@ def test_a_line_that_comes_in_pieces_is_waited_for(
 def test_who_does_not_answer_is_not_waited_for_long(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verdict, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(rank_monitor, "_ANSWER_S", 0.05)
     rank = answering(pipe)
     os.kill(rank.pid, signal.SIGSTOP)
     try:
-        assert verdict.where(rank, pipe[0]) == ""
+        assert rank_monitor.current_line(rank, pipe[0]) == ""
     finally:
         os.kill(rank.pid, signal.SIGKILL)
         os.waitpid(rank.pid, 0)

@@ -1,4 +1,4 @@
-"""One rank: what a freshly forked process does until the launcher says goodbye."""
+"""One rank: what a freshly forked process does until the launcher closes its channel."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ import numpy as np
 import torch
 
 from dtlab.errors import ConfigError
-from dtlab.processes import failures, transfer
-from dtlab.processes.board import RAISED, RETURNED, RUNNING, STARTING, Board
-from dtlab.processes.communicator import GlooComm
-from dtlab.processes.endpoint import Reply
-from dtlab.processes.group import join_group, open_communicator
-from dtlab.processes.post import Post
-from dtlab.processes.server import ONE_THREAD
-from dtlab.processes.shelf import POSSIBLE, Shelf
+from dtlab.processes import failures, serialization
+from dtlab.processes.communicator import ProcessComm
+from dtlab.processes.control_channel import ControlChannel
+from dtlab.processes.endpoint import Endpoint, Reply
+from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
+from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
 from dtlab.processes.store import RankStore
-from dtlab.processes.wire import Line
 
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"
+)
 _GLOO = {
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # loopback, nothing else
     "GLOO_ENABLE_STORE_V2_API": "1",  # ask the store for all addresses at once
@@ -44,8 +44,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Settings(NamedTuple):
-    """What a rank is told when it starts. Files beside it: output, diagnosis, board, store; and,
-    where there is a post, its own box and all to write to."""
+    """What a rank needs to start. Beside it come the files: output, diagnosis, status, store."""
 
     rank: int
     size: int
@@ -62,9 +61,9 @@ def rank_main(sock: socket.socket) -> NoReturn:
     """The life of a rank. Ends the process."""
     _die_with_parent()
     os.setpgid(0, 0)  # so that what the rank starts can be stopped with it
-    line = Line(sock)
+    control = ControlChannel(sock)
     with contextlib.suppress(EOFError, OSError):  # the launcher said goodbye, or is gone
-        Rank(line, *line.recv()).serve()
+        Rank(control, *control.recv()).serve()
     _flush()
     os._exit(0)
 
@@ -84,39 +83,36 @@ def _die_with_parent() -> None:
 
 
 class Rank:
-    """The child's side of `dtlab.processes.launcher.Crew`."""
+    """The child's side of `dtlab.processes.launcher.RankGroup`."""
 
-    def __init__(self, line: Line, settings: Settings, fds: list[int]):
-        self._line, self._settings = line, settings
-        output, diagnosis, board, store, *boxes = fds
+    def __init__(self, control: ControlChannel, settings: Settings, fds: list[int]):
+        self._control, self._settings = control, settings
+        output, diagnosis, status, store = fds
         _adopt(settings, output, diagnosis)
-        self._board, self._shelf, self._post = Board(board, settings.size), None, None
-        if POSSIBLE:
-            self._shelf = Shelf(board, self._board.nbytes, settings.size, settings.rank)
-        else:
-            os.close(board)
-        if boxes:
-            box, *others = [socket.socket(fileno=fd) for fd in boxes]
-            self._post = Post(settings.rank, box, others)
-        self._store = RankStore(Line(socket.socket(fileno=store)))
+        self._status = SharedStatus(status, settings.size)
+        os.close(status)
+        self._store = RankStore(ControlChannel(socket.socket(fileno=store)))
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
-        self._comm: GlooComm | None = None
+        self._end: Endpoint | None = None
+        self._comm: ProcessComm | None = None
+        self._run_number = -1
 
     def serve(self) -> None:
-        """Do what the launcher asks, until it hangs up (`EOFError`)."""
+        """Do what the launcher asks, until it closes its end (`EOFError`)."""
         while True:
-            (what, context), fds = self._line.recv()
+            (what, run_number), fds = self._control.recv()
             try:
-                comm = self._communicator(context)
+                comm = self._communicator(run_number)
                 work = self._call(fds[0], comm) if what == "call" else self._execute(fds[0], comm)
-                comm.end.say(RUNNING)
-                self._line.send(("ready", os.getpid()))
-                (word, start_s), _ = self._line.recv()
+                comm.end.writer.does(RUNNING)
+                self._control.send(("ready", os.getpid()))
+                (word, start_s), _ = self._control.recv()
                 if word == "stop":  # another rank could not get ready
-                    self._line.send(("stopped",))
+                    self._control.send(("stopped",))
                     continue
-                comm.end.begin(start_s)
+                comm.end.begin_run(start_s)
                 value = work()
+                comm.end.end_run()
                 file = self._pack(value, comm)
             except SystemExit as goodbye:
                 _exit(goodbye)
@@ -125,25 +121,25 @@ class Rank:
             except BaseException as error:
                 self._say(RAISED)
                 _flush()
-                self._line.send(("raised", time.perf_counter(), failures.capture(error)))
+                self._control.send(("raised", time.perf_counter(), failures.capture(error)))
                 continue
             self._say(RETURNED)
-            self._line.send(("returned",), [file])
+            self._control.send(("returned",), [file])
             os.close(file)
 
     def _say(self, doing: int) -> None:
-        if self._comm is not None:
-            self._comm.end.say(doing)
+        if self._end is not None:
+            self._end.writer.does(doing)
 
     # ---- what is asked --------------------------------------------------------------------------
 
-    def _call(self, fd: int, comm: GlooComm) -> Callable[[], Any]:
-        function, args = transfer.unpack_order(fd)
+    def _call(self, fd: int, comm: ProcessComm) -> Callable[[], Any]:
+        function, args = serialization.unpack_call(fd)
         return lambda: function(comm, *args)
 
-    def _execute(self, fd: int, comm: GlooComm) -> Callable[[], Any]:
+    def _execute(self, fd: int, comm: ProcessComm) -> Callable[[], Any]:
         """A cell: its last expression, if it ends in one, is shown like a notebook's."""
-        source, (name,) = transfer.unpack_order(fd)
+        source, (name,) = serialization.unpack_call(fd)
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -151,7 +147,7 @@ class Rank:
         shown = compile(ast.Expression(last.value), name, "eval") if last else None
         self._namespace |= {
             "rank": comm.rank, "size": comm.size, "comm": comm, "torch": torch,
-            "dtlab": import_module("dtlab"),  # the front door: above this room, so imported late
+            "dtlab": import_module("dtlab"),  # imports this module, so it comes late
         }
 
         def work() -> str | None:
@@ -164,12 +160,13 @@ class Rank:
 
         return work
 
-    def _pack(self, value: Any, comm: GlooComm) -> int:
+    def _pack(self, value: Any, comm: ProcessComm) -> int:
         """A file with the value and this rank's side of the trace."""
         done_s = comm.now()
         _flush()
         try:
-            return transfer.pack(Reply(done_s, value, *comm.end.diary()))
+            rows = comm.end.recorder.rows(comm.end.start_s)
+            return serialization.pack(Reply(done_s, value, *rows))
         except Exception as error:
             raise ConfigError(
                 f"rank {comm.rank} returned a {type(value).__name__} that can't be sent back "
@@ -178,23 +175,21 @@ class Rank:
 
     # ---- the group ------------------------------------------------------------------------------
 
-    def _communicator(self, context: int) -> GlooComm:
+    def _communicator(self, run_number: int) -> ProcessComm:
         """The communicator of all ranks; another one once messages of the last may be astray."""
-        if self._comm is None:
-            self._comm = self._connect(context)
-        elif context != self._comm.context:
-            end = self._comm.end
-            self._comm = type(self._comm)(end, self._comm.members, context)
+        if self._end is None:
+            self._end = self._connect()
+        if self._comm is None or run_number != self._run_number:
+            self._end.forget_contexts()
+            self._comm = open_communicator(self._settings.backend, self._end, run_number)
+            self._run_number = run_number
         return self._comm
 
-    def _connect(self, context: int) -> GlooComm:
+    def _connect(self) -> Endpoint:
         told = self._settings
-        self._board.write(told.rank, 0, STARTING)
+        self._status.write(told.rank, 0, 0, STARTING)
         join_group(told.backend, self._store, told.rank, told.size)
-        return open_communicator(
-            told.backend, told.device, told.rank, self._board, told.trace, context, self._shelf,
-            self._post,
-        )
+        return open_endpoint(told.backend, told.device, told.rank, self._status, told.trace)
 
 
 def _adopt(told: Settings, output: int, diagnosis: int) -> None:
@@ -206,7 +201,8 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
     faulthandler.enable(file=2)  # a crash in C says where
     faulthandler.register(signal.SIGUSR1, file=diagnosis, all_threads=False)
-    env = _NO_FLIGHT_RECORDER | told.env | dict.fromkeys(ONE_THREAD, str(told.threads)) | _GLOO
+    threads = dict.fromkeys(THREAD_VARIABLES, str(told.threads))
+    env = _NO_FLIGHT_RECORDER | told.env | threads | _GLOO
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env.items() - os.environ.items())

@@ -1,4 +1,4 @@
-"""One rank as the launcher sees it, and the verdict over all of them: who is to blame?"""
+"""One rank as the launcher sees it; and which rank's failure ends a run."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from pathlib import Path
 from dtlab.errors import RankDied
 from dtlab.output import RankOutput
 from dtlab.processes import failures
-from dtlab.processes.wire import Line
+from dtlab.processes.control_channel import ControlChannel
 from dtlab.tracebacks import PACKAGE, shown_name
 
-GRACE_S = 1.0  # how long a broken wire waits for the news of who broke it
+GRACE_S = 1.0  # how long the launcher waits to hear why a connection has broken
 _READ_BYTES = 1 << 20
 _ANSWER_S = 1.0  # how long a rank may take to say at which line it is, if it can
 _STACK_ENDS = ("in <module>\n", "  ...\n", "<no Python frame>\n")  # as faulthandler writes it
 
 
-class RankView:
-    """The launcher's view of one rank."""
+class RankHandle:
+    """The launcher's end of one rank."""
 
-    def __init__(self, line: Line, store: Line, output: int):
-        self.line, self.store, self.pipe = line, store, output
+    def __init__(self, control: ControlChannel, store: ControlChannel, output: int):
+        self.control, self.store, self.pipe = control, store, output
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.output: RankOutput | None = None
         self.pid = 0  # known once it is ready
         self.ready = False
         self.returned: int | None = None  # the file with what it returned
-        self.raised: tuple[float, failures.Failure] | None = None
+        self.raised: tuple[float, failures.CapturedError] | None = None
         self.stopped = False  # did not begin, as another one could not
         self.died: int | None = None  # wait status
 
@@ -45,13 +45,13 @@ class RankView:
 
     @property
     def answered(self) -> bool:
-        """Has it said how the call ended?"""
+        """Has the rank said how the call ended?"""
         return self.returned is not None or self.raised is not None or self.stopped
 
     def read_frames(self) -> bool:
-        """Take what it says. False: it has hung up."""
+        """Take the frames that have come. False: the rank has closed its end."""
         try:
-            frames = self.line.ready_frames()
+            frames = self.control.ready_frames()
         except EOFError:
             return False
         for frame, fds in frames:
@@ -76,7 +76,7 @@ class RankView:
         return data
 
 
-def raise_failure(ranks: Sequence[RankView], orphaned: bool,
+def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
                   may_die: Collection[int] = ()) -> None:
     """Raise for the rank that is to blame, if any: the dead first, then who raised first. The death
     of those that `may_die` is nobody's failure."""
@@ -118,7 +118,7 @@ def _read(pipe: int) -> str:
         return ""
 
 
-def where(rank: RankView, diagnosis: int) -> str:
+def current_line(rank: RankHandle, diagnosis: int) -> str:
     """The line at which a rank is now, though it may hang in C: its faulthandler tells."""
     if not rank.pid or rank.died is not None:
         return ""
@@ -132,7 +132,7 @@ def where(rank: RankView, diagnosis: int) -> str:
         if not more:
             time.sleep(0.01)
     for file, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', text):
-        if not file.startswith((PACKAGE, sys.prefix)):
+        if not file.startswith((PACKAGE, sys.prefix, sys.base_prefix)):
             name = shown_name(file)
             return f"{Path(file).name if name == file else name}:{line} in {function}"
     return ""

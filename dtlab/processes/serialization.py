@@ -27,7 +27,7 @@ import cloudpickle
 import torch
 
 from dtlab.errors import ConfigError
-from dtlab.processes.luggage import Luggage, luggage
+from dtlab.processes.registered import Registered, registered
 from dtlab.tracebacks import PACKAGE
 
 _LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
@@ -149,14 +149,14 @@ def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) ->
 # ---- functions: by value where the ranks could not import them ----------------------------------
 
 
-def pack_order(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> int:
-    """A function (or the source of a cell) and its arguments, in a memory file, with the `luggage`,
-    for `unpack_order`. `ConfigError` names what can't be pickled.
+def pack_call(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> int:
+    """A function (or the source of a cell) and its arguments, in a memory file for `unpack_call`;
+    with what is `registered`. `ConfigError` names what can't be pickled.
 
     The function's own module travels with it unless it is installed: a module that you are
     editing, a test or a script may be something else on disk, or not importable at all.
     """
-    own = luggage()
+    own = registered()
     functions = [function, *(part for _, part in own.parts())]
     if modules := set(map(own_module, functions)) - {None}:
         with _registry, contextlib.suppress(Exception):
@@ -178,10 +178,10 @@ def pack_order(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> int
         ) from error
 
 
-def unpack_order(fd: int) -> tuple[Any, tuple[Any, ...]]:
+def unpack_call(fd: int) -> tuple[Any, tuple[Any, ...]]:
     """The function, or source, and its arguments; what came along is registered."""
     own, function, args = unpack(fd)
-    own.unpack()
+    own.register()
     return function, args
 
 
@@ -201,7 +201,7 @@ def own_module(function: Callable[..., Any] | str) -> ModuleType | None:
     return module
 
 
-def _culprit(function: Any, args: tuple[Any, ...], own: Luggage) -> tuple[str, Any]:
+def _culprit(function: Any, args: tuple[Any, ...], own: Registered) -> tuple[str, Any]:
     """Where the first thing that does not pickle is, and the thing."""
     parts = [(f"the function {getattr(function, '__name__', function)!s}", function)]
     parts += [(f"argument {number}", value) for number, value in enumerate(args, start=1)]

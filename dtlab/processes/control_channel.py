@@ -15,7 +15,7 @@ _CHUNK = 1 << 16
 _MOST_FILES = 253  # beside one frame: as many as Linux takes
 
 
-class Line:
+class ControlChannel:
     """One end of a socket pair between the launcher and a rank. Frames are small: what is large
     travels as an open memory file (`dtlab.processes.transfer`)."""
 
@@ -50,7 +50,7 @@ class Line:
         return frames
 
     def close(self) -> None:
-        """Hang up, and close what came and was never asked for."""
+        """Close it, and the files that came and that nobody took."""
         self.sock.close()
         while self._fds:
             os.close(self._fds.popleft())

@@ -1,7 +1,6 @@
-"""What was registered in this process, on its way to the ranks.
+"""Algorithms and closed forms that a learner has registered in a notebook or a script.
 
-They are forked from a server that knows the package's own algorithms and no other: what a learner
-has registered in a notebook or a script goes along with each call.
+Ranks are forked from a server that knows only the package's own; so these go with each call.
 """
 
 from __future__ import annotations
@@ -9,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from dtlab.collectives.registry import BARE, algorithm
+from dtlab.collectives.registry import IMPLEMENTATIONS, algorithm
 from dtlab.cost.model import FORMS, costs
 
 Named = tuple[tuple[str, str], Callable[..., Any]]  # (collective, algorithm), function
 
 
-class Luggage(NamedTuple):
+class Registered(NamedTuple):
     """Algorithms and closed forms that are not the package's own."""
 
     algorithms: list[Named]
     forms: list[Named]
 
-    def unpack(self) -> None:
+    def register(self) -> None:
         """Register them here, too."""
         for names, function in self.algorithms:
             algorithm(*names)(function)
@@ -35,11 +34,11 @@ class Luggage(NamedTuple):
                 yield f"the {what} {name!r} of {collective}", function
 
 
-def luggage() -> Luggage:
+def registered() -> Registered:
     """What has been registered here, besides what every rank knows."""
-    algorithms = [((collective, name), function) for collective, named in BARE.items()
+    algorithms = [((collective, name), function) for collective, named in IMPLEMENTATIONS.items()
                   for name, function in named.items()]
-    return Luggage(list(filter(_is_own, algorithms)), list(filter(_is_own, FORMS.items())))
+    return Registered(list(filter(_is_own, algorithms)), list(filter(_is_own, FORMS.items())))
 
 
 def _is_own(thing: Named) -> bool:
