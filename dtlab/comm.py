@@ -155,7 +155,8 @@ class Comm(ABC):
         `x` is a tensor shaped like what was sent, else `ShapeMismatch`; or a list, to which a
         received object is appended.
         """
-        return self.post(Recv(x, src))[0].wait()
+        source: int = self.post(Recv(x, src))[0].wait()
+        return source
 
     def recv_object(self, src: int | None = None) -> Any:
         """Receive one object (what its sender gave to `send`) and return it."""
@@ -241,8 +242,7 @@ class Comm(ABC):
     def _check_members(self, members: tuple[Any, ...]) -> None:
         """Raise `ConfigError` unless these are different ranks, mine included."""
         for member in members:
-            if (isinstance(member, bool) or not isinstance(member, Integral)
-                    or not 0 <= member < self.size):
+            if isinstance(member, bool) or member not in range(self.size):
                 raise ConfigError(f"rank {self.rank}: a subgroup can't hold {member!r}; the ranks "
                                   f"here are 0 to {self.size - 1}")
         if len(set(members)) < len(members):

@@ -161,7 +161,7 @@ class Trace:
         streams; times in microseconds; an arrow joins each send to its receive.
         """
         rows: list[dict[str, Any]] = []
-        streams = {(e.rank, e.stream) for e in (*self.events, *self.waits)}
+        streams = {(e.rank, e.stream) for e in self.events}
         for rank in range(self.ranks):
             rows.append({"ph": "M", "name": "process_name", "pid": rank,
                          "args": {"name": f"rank {rank}"}})

@@ -15,7 +15,7 @@ def dissemination(p: int, n: int, itemsize: int) -> Form:
 @costs("barrier", "central")
 def central(p: int, n: int, itemsize: int) -> Form:
     """2(p−1)α."""
-    return Form(2 * (p - 1), 0, 0, [0] * p, [p - 1] + [1] * (p - 1), together=max(p - 2, 0))
+    return Form(2 * (p - 1), 0, 0, [0] * p, [p - 1] + [1] * (p - 1))
 
 
 @costs("barrier", "tree")

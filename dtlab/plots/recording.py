@@ -1,18 +1,21 @@
 """A collective as a film: after each step, which pieces hold whose contributions.
 
 The film is a recording, not a drawing: the algorithm runs in the simulator, on a network where
-every message takes one second, and each rank contributes a vector of pieces with p elements each,
-all zero but for element r. Whatever the algorithm does, element c of a piece then says how often
-rank c's contribution is in it. There are p pieces, unless the algorithm cuts the vector otherwise.
+every message takes one second, and those posted together the same one. Each rank contributes a
+vector of pieces with p elements each, all zero but for element r. Whatever the algorithm does,
+element c of a piece then says how often rank c's contribution is in it. There are p pieces, unless
+the algorithm cuts the vector otherwise.
 
 Where pieces only change hands, they are told by their contents instead: see `dtlab.plots.custody`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +38,18 @@ FILMED_WITH = {("all_reduce", "double_tree"): {"segments": 1}}  # 16 a tree coul
 
 
 class _Seen(NamedTuple):
-    """Of one rank: its notes, the buffer that shows its pieces, the one that did so at the start,
-    and what its function returned."""
+    """Of one rank: its notes, the buffer that shows its pieces, the one that shows them until that
+    changes (the same one, unless partial sums stand elsewhere), and what its function returned."""
 
     notes: Notes
     canvas: int
-    start: int
+    sums: int
     result: Any
+
+    @property
+    def buffers(self) -> tuple[int, int]:
+        """The two of them."""
+        return self.canvas, self.sums
 
 
 def stepper_frames(
@@ -104,14 +112,14 @@ def _record(fn: Callable[..., Any], title: str, goal: goals.Goal, root: int) -> 
         notes.watch(result, comm.now())
         notes.look(comm.now())
         tensors = list(given.values())
-        start = _canvas(notes, result, tensors, comm.rank, (pieces, p))
-        canvas = _elsewhere(notes, start, tensors) or start
+        canvas = _canvas(notes, result, tensors, comm.rank, (pieces, p))
+        sums = _elsewhere(notes, canvas, tensors) or canvas
         returned = isinstance(result, torch.Tensor)
         last = next((t for t in reversed(tensors) if isinstance(t, torch.Tensor)), None)
-        return _Seen(notes, canvas, start, result if returned else last)
+        return _Seen(notes, canvas, sums, result if returned else last)
 
     with unwritten_is_nan():
-        run = simulate(watched, network=uniform(p, 1.0, float("inf")), echo=False)
+        run = simulate(watched, network=uniform(p, 1.0, math.inf), overhead_s=0.0, echo=False)
     return _Film(title, goal, run.trace, run.values)
 
 
@@ -132,16 +140,15 @@ def _canvas(
     return next((m for m in (candidates[0], *alike, *candidates[1:]) if m in whole), 0)
 
 
-def _elsewhere(notes: Notes, start: int, given: Sequence[Any]) -> int:
-    """If what was given is left as it is (as by a reduce), then the buffer as large from which
-    messages were sent instead; 0 if there is none."""
-    sent = [side.region.memory for side in notes.sent if side.region]
-    regions = [region_of(tensor) for tensor in given]
-    if len(notes.history.get(start, ())) != 1 or start in sent or start not in [
-            region.memory for region in regions if region]:
+def _elsewhere(notes: Notes, canvas: int, given: Sequence[Any]) -> int:
+    """If messages were sent from another buffer as large before any was sent from the one that was
+    given (as by a reduce, which leaves that as it is): that buffer; 0 if there is none."""
+    if canvas not in [region.memory for region in map(region_of, given) if region]:
         return 0
-    numel = notes.history[start][0][1].numel()
-    return next((m for m in sent if notes.history[m][-1][1].numel() == numel), 0)
+    sent = [side.region.memory for side in notes.sent if side.region]
+    numel = notes.history[canvas][0][1].numel()
+    return next((m for m in takewhile(lambda m: m != canvas, sent)
+                 if notes.history[m][-1][1].numel() == numel), 0)
 
 
 class _Film:
@@ -163,7 +170,7 @@ class _Film:
         regions = [(rank, side.region) for m, sides in self.sides
                    for rank, side in zip((m.src, m.dst), sides, strict=True) if side]
         cuts = {0, whole} | {edge for rank, region in regions
-                             if region and region.memory == self.seen[rank].canvas
+                             if region and region.memory in self.seen[rank].buffers
                              for edge in (region.first, region.first + region.length)}
         if all(cut % p == 0 for cut in cuts):
             return self.pieces
@@ -203,9 +210,11 @@ class _Film:
             limit = float("inf") if step == len(self.times) else now
             rows = []
             for each in self.seen:
-                known = [held for memory in (each.start, each.canvas)
-                         for when, held in each.notes.history[memory]
-                         if when <= limit and (memory == each.start or held.any())]
+                history = each.notes.history
+                known = [held for when, held in history[each.canvas] if when <= limit]
+                if len(known) < 2:  # not changed yet
+                    known += [held for when, held in history[each.sums]
+                              if when <= limit and held.any()]
                 last = (known or [torch.zeros(self.pieces * p)])[-1]
                 rows.append(last.reshape(self.pieces, p).double().numpy())
             states.append(_counted(np.stack(rows)))
@@ -270,7 +279,7 @@ class _Film:
         p = self.trace.ranks
         if region is not None and region.length == self.pieces * p:
             return tuple(range(self.pieces))  # a whole vector, wherever it lies
-        if region is None or region.memory != self.seen[rank].canvas:
+        if region is None or region.memory not in self.seen[rank].buffers:
             return ()
         return tuple(range(region.first // p, (region.first + region.length - 1) // p + 1))
 

@@ -135,7 +135,6 @@ def adds_on_the_way_back(comm, x, group):
 
 
 def cuts_evenly(comm, x, group):
-    team, leaders = teams(comm, group)
     even = x[: len(x) // group * group]
     return solutions()["hierarchical_all_reduce"](comm, even, group)
 

@@ -55,7 +55,7 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
     def plain(comm: Comm) -> None:
         fn(comm, **arguments(fn, goal, comm.rank, p, 0), **options)
 
-    trace = simulate(plain, network=uniform(p, 1.0, float("inf"))).trace
+    trace = simulate(plain, network=uniform(p, 1.0, float("inf")), overhead_s=0.0).trace
     shown = Counter((a.src, a.dst, a.nbytes) for frame in film for a in frame.arrows)
     assert shown == Counter((m.src, m.dst, m.nbytes) for m in trace.transfers)
     assert film[-1].sent_bytes == film[-1].total_bytes == trace.sent_bytes()

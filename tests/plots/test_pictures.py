@@ -28,7 +28,7 @@ from dtlab.topology import (
 )
 from dtlab.wires import contest, winners
 from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
-from tests.plots.samples import ring_trace
+from tests.plots.samples import overlapped_trace, ring_trace
 
 SIZES = [2**k for k in range(6, 24, 2)]
 HELD_OUT = [2**k for k in range(7, 25, 4)]
@@ -64,6 +64,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
     **{f"timeline of {t} s": lambda t=t: plots.timeline(ring_trace(4, t))
        for t in (1e-12, 3.7e-3, 1.0, 1e5)},
+    **{f"timeline with streams {p}": lambda p=p: plots.timeline(overlapped_trace(p))
+       for p in (2, 3, 8, 32)},
     "timeline empty": lambda: plots.timeline(Trace(4)),
     "timeline long title": lambda: plots.timeline(ring_trace(4), LONG),
     "timeline window": lambda: plots.timeline(ring_trace(8), window=(2e-5, 5e-5)),
