@@ -27,15 +27,15 @@ FINISHED = f"""() => {{
   return kernel.status === 'idle' && (failed || cells.every(cell => cell.count));
 }}"""
 
-BROKEN = """() => [...document.querySelectorAll('.jp-Notebook img')]
-  .filter(img => img.complete && !img.naturalWidth).map(img => `no picture: ${img.src.slice(0, 80)}`)
-  .concat([...document.querySelectorAll('.jp-Notebook mjx-merror')]
-  .map(formula => `no formula: ${formula.getAttribute('title')}`))"""
-
 DRAWN = """() => window.jupyterapp?.shell.currentWidget?.context?.isReady
-  && document.querySelectorAll('.jp-Notebook .jp-Cell:not(.jp-mod-rendered) .jp-Placeholder')
-    .length === 0
+  && document.querySelector('.jp-Notebook .jp-Cell')
   && [...document.querySelectorAll('.jp-Notebook img')].every(img => img.complete)"""
+
+BROKEN = """() => [
+  ...[...document.querySelectorAll('.jp-Notebook img')].filter(img => !img.naturalWidth)
+    .map(img => `no picture: ${img.src.slice(0, 80)}`),
+  ...[...document.querySelectorAll('.jp-Notebook mjx-merror')]
+    .map(formula => `no formula: ${formula.textContent}`)]"""
 
 # From the next key on, look every 10 ms whether the picture shows something else.
 WATCH = """img => {
