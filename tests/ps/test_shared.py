@@ -92,7 +92,7 @@ def test_what_is_pushed_from_a_room_is_its_workers_again_once_answered(
             return []
         keys = {"w": torch.zeros(30_000), "b": torch.zeros(5), "table": torch.zeros(400, 70)}
         node.init(keys, tables=["table"])
-        room, weights = node.room(keys), node.room(keys)
+        room, weights = node.buffer(keys), node.buffer(keys)
         for step in range(4):
             node.pull(weights, out=weights)
             for key, g in room.items():
@@ -120,7 +120,7 @@ def test_the_answer_to_a_push_from_a_room_comes_once_it_has_been_read() -> None:
             node.serve()
             return []
         node.init({"w": torch.zeros(4_000_000)})
-        room = node.room(["w"])
+        room = node.buffer(["w"])
         for _ in range(5):
             room["w"].fill_(-1)
             node.push(room)
@@ -150,7 +150,7 @@ def test_a_push_from_a_room_is_not_copied() -> None:
             return gifts
         node.init({"w": torch.zeros(50_000)})
         gifts.clear()
-        room = node.room(["w"])
+        room = node.buffer(["w"])
         room["w"].fill_(1)
         node.push(room)
         node.push({"w": torch.ones(50_000)})
