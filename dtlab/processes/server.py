@@ -35,7 +35,11 @@ ONE_THREAD = dict.fromkeys(
 )
 # Forking copies the tables of the server's memory, page by page. With its heap in huge pages there
 # are so few that a fork takes 0.6 ms instead of 3.5. Ranks get the caller's environment instead.
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+# Ranks keep memory that they have freed, in one heap for all their threads: a fresh tensor would
+# else fault in page by page. Measured in training steps: 16 000 page faults instead of 56 000.
+HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": ":".join((
+    "glibc.malloc.hugetlb=1", "glibc.malloc.mmap_max=0",
+    "glibc.malloc.trim_threshold=1099511627776", "glibc.malloc.arena_max=1"))}
 # A rank's second thread sleeps while it has nothing to do: another rank wants that core.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
