@@ -144,7 +144,7 @@ class Master:
 
     def _call_back(self, rank: int) -> None:
         """A copy that was declared dead lives: have it brought up to date, then count it again. If
-        nobody has gone on without it yet, it counts as it is."""
+        the others have not gone on without it yet, it counts as it is."""
         server = self._server_of[rank]
         view, coming = self._views[server], self._returning.get(server)
         if server in self._elections:

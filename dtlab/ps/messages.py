@@ -2,9 +2,9 @@
 other.
 
 A message is a *header*, a small object, and its *payload*: flat tensors, which are never pickled.
-Header and payload are posted together and nobody waits for them to leave, so two nodes that write
-to each other at the same time don't block. From each peer one receive is always pending: payloads
-of several workers arrive side by side, and a peer that dies or is cut off holds up nobody else.
+Header and payload are posted together, and no node waits for its sends, so two nodes that write to
+each other at the same time don't block. From each peer one receive is always pending: payloads
+of several workers arrive side by side, and a peer that dies or is cut off holds up no other.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Endpoint:
         return pending.message
 
     def _open(self, src: int, header: Header) -> Message:
-        """A header has come: make room for its payload."""
+        """A header has come: find memory for its payload."""
         self._release(src, header.received)
         sizes = [(getattr(torch, dtype), numel) for dtype, numel in header.sizes]
         payload = [torch.empty(numel, dtype=dtype, device=self.comm.device) if x is None else x

@@ -2,7 +2,7 @@
 
 Every worker says so at the same point of its program. Each server waits until all have, so that
 every push made before is in; sends what another shall hold from now on, weights and state
-alike; and answers once it has got its own new shards. Nobody starts again from anywhere.
+alike; and answers once it has got its own new shards. Training does not start again.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Node:
         self.is_server = not self.is_worker
         self.clock_count = 0
         self.finished = False
-        # Where ranks die, nobody waits for a certain one.
+        # Where ranks may die, a wait has a limit.
         self._tolerant = policy.replication is not None or policy.patience_s is not None
         self._endpoint = Endpoint(comm, policy.peers(comm.rank), self._tolerant)
         self._server: Server | None = None
@@ -195,7 +195,7 @@ class Node:
         return found
 
     def use_servers(self, servers: Sequence[int] | int) -> None:
-        """From here on these servers (ranks; or the first so many) hold the keys. Every worker
+        """From here on these servers (ranks, or a number of them) hold the keys. Every worker
         calls it at the same point, between iterations; what must move moves, weights and state."""
         self._check("use_servers")
         chosen = checks.active(servers, self.policy.servers)

@@ -1,4 +1,4 @@
-"""Which server holds what. Every node computes the same answer, so nobody needs to ask.
+"""Which server holds what. Every node computes the same answer, so none needs to ask.
 
 The unit that is placed is an element of a dense tensor, a row of a table (an embedding), or, where
 hashing decides, a whole dense key. A *shard* is what one server holds of one key: a range of its

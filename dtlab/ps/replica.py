@@ -215,7 +215,7 @@ class Replica:
 
     def refuse(self) -> None:
         """Tell workers that what they asked for may be done, or not. It stays in line, for what
-        they ask next must not overtake it. Not of a clock: nobody waits for that."""
+        they ask next must not overtake it. Not of a clock: that gets no answer."""
         for src, (what, number, *_), _ in (*self.log.values(), *self._early):
             if what not in (*_AMONG_COPIES, *_UNANSWERED) and number > self._refused.get(src, 0):
                 self._refused[src] = number

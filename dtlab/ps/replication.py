@@ -31,6 +31,11 @@ class View(NamedTuple):
         """The copy that takes workers' requests: the leader."""
         return self.members[0]
 
+    @property
+    def tail(self) -> int:
+        """The copy that is last to have a request, in a chain."""
+        return self.members[-1]
+
     def before(self, rank: int) -> tuple[int, ...]:
         """The predecessor of `rank`, if it has one."""
         place = self.members.index(rank)
@@ -75,7 +80,7 @@ class Replication:
         return True
 
     def following(self, view: View, me: int) -> tuple[int, ...]:
-        """The copies to which `me` forwards requests."""
+        """The successors of `me`: the copies to which it forwards requests."""
         raise NotImplementedError
 
     def answers(self, view: View) -> int:
@@ -96,9 +101,12 @@ class Replication:
         raise NotImplementedError
 
     def reconfigured(self, copy: Copy) -> None:
-        """`copy.view` is new. What each copy had before stands in its log, as far as any other may
-        not have it."""
-        raise NotImplementedError
+        """`copy.view` is new: a successor may lack anything that is in the log, and what a copy has
+        said to one that is gone is said again."""
+        for successor in self.following(copy.view, copy.me):
+            for number in copy.log:
+                copy.forward(number, successor)
+        self.acknowledged(copy)
 
 
 @dataclass(frozen=True)
@@ -116,26 +124,23 @@ class Chain(Replication):
         return view.after(me)
 
     def answers(self, view: View) -> int:
-        return view.members[-1]
+        return view.tail
 
     def updated(self, copy: Copy, push: bool) -> None:
         for successor in copy.view.after(copy.me):
             copy.forward(copy.had, successor)
-        copy.carry_out(copy.had)
+        copy.carry_out(copy.had)  # the tail's answer goes to the worker
         self.acknowledged(copy)
 
     def acknowledged(self, copy: Copy) -> None:
-        known = [copy.acknowledged.get(successor, 0) for successor in copy.view.after(copy.me)]
-        copy.stable = max(copy.stable, *known or [copy.had])
+        """What the tail has, all have: it says so, and the chain passes that on to its head."""
+        for successor in copy.view.after(copy.me):
+            copy.stable = max(copy.stable, copy.acknowledged.get(successor, 0))
+        if copy.me == copy.view.tail:
+            copy.stable = copy.had
         copy.forget(copy.stable)
         for predecessor in copy.view.before(copy.me):
             copy.acknowledge(predecessor, copy.stable)
-
-    def reconfigured(self, copy: Copy) -> None:
-        for successor in copy.view.after(copy.me):
-            for number in copy.log:
-                copy.forward(number, successor)
-        self.acknowledged(copy)
 
 
 @dataclass(frozen=True)
@@ -164,17 +169,17 @@ class Leader(Replication):
         return tuple(sorted(members, key=lambda member: -had[member]))
 
     def updated(self, copy: Copy, push: bool) -> None:
-        first = push and not self.sync  # answer first
-        if first:
+        answers_first = push and not self.sync
+        if answers_first:
             self.acknowledged(copy)
         for follower in self.following(copy.view, copy.me):
             copy.forward(copy.had, follower)
-        if not first:
+        if not answers_first:
             self.acknowledged(copy)
 
     def acknowledged(self, copy: Copy) -> None:
-        followers = self.following(copy.view, copy.me)
         if copy.me == copy.view.head:
+            followers = copy.view.members[1:]
             known = [copy.acknowledged.get(follower, 0) for follower in followers]
             copy.stable = max(copy.stable, min(known, default=copy.had))
             copy.carry_out(copy.stable if self.sync else copy.had)
@@ -182,9 +187,3 @@ class Leader(Replication):
             copy.carry_out(copy.had)
             copy.acknowledge(copy.view.head, copy.had)
         copy.forget(copy.stable)
-
-    def reconfigured(self, copy: Copy) -> None:
-        for follower in self.following(copy.view, copy.me):
-            for number in copy.log:
-                copy.forward(number, follower)
-        self.acknowledged(copy)

@@ -22,8 +22,9 @@ class Requests:
         self._open: dict[int, dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]]] = {
             server: {} for server in policy.copies}
         self.retries = 0
-        self._gone: dict[int, tuple[int, str]] = {}  # server → since which epoch nobody answers for
-        # it, and why; a copy that was given up long ago may say so, too, and not know of the others
+        # Server → since which epoch no copy answers for it, and why; a copy that was given up long
+        # ago may say so, too, and not know of the others.
+        self._gone: dict[int, tuple[int, str]] = {}
 
     def send(self, server: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor]) -> None:
         """Ask `server`: the copy that leads; with ("peek", …) any, to share the load."""

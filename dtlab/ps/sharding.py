@@ -13,7 +13,7 @@ from dtlab.ps.index import KeyIndex, Run, Shard
 from dtlab.ps.partition import Key, Shards, Spec, Units, positions
 from dtlab.ps.slices import Bundle, Slice, Slices
 
-PLANS = 64  # keep so many
+PLANS = 64  # how many to keep
 
 
 class Slot(NamedTuple):
@@ -66,8 +66,8 @@ class Buffer(Mapping[Key, torch.Tensor]):
                 if len(slot.keys) > 1:
                     dtype = plan.dtypes[slot.which[0]]
                     lying = torch.empty(sum(slot.numels), dtype=dtype, device=device)
-                    pieces = torch.unsafe_split_with_sizes(lying, slot.numels)
-                    found.update(zip(slot.which, pieces, strict=True))
+                    views = torch.unsafe_split_with_sizes(lying, slot.numels)
+                    found.update(zip(slot.which, views, strict=True))
                 memories.setdefault(server, []).append(lying)
         self.tensors = {
             key: found[i].view(spec.shape) if i in found

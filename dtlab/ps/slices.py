@@ -19,7 +19,7 @@ class Slice:
     """The shard of one key on one server, and where that is in the worker's tensor.
 
     x: the worker's tensor, as (units, width) for a table, else flat. where: the slice's place in
-    it, a Python slice or positions. rows: the rows' numbers in the server's shard; None: all of the shard.
+    it, a Python slice or positions. rows: the rows' numbers in the server's shard; None: all of it.
     """
 
     run: Run  # where the server holds it

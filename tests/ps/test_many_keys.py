@@ -13,8 +13,8 @@ import torch
 
 from dtlab import Comm, ps, run, simulate
 from dtlab.ps import packing
-from dtlab.ps.partition import Spec
 from dtlab.ps.index import KeyIndex, Shard
+from dtlab.ps.partition import Spec
 from dtlab.ps.store import Store
 from dtlab.topology import uniform
 
