@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -14,95 +14,96 @@ import torch
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
-from dtlab.reduction import Op, overlaps_itself
-from dtlab.relay import one_by_one
+from dtlab.reduction import overlaps_itself
 from dtlab.simulator.engine import Engine
-from dtlab.simulator.messages import Channel, Envelope, Inbox, Mailbox, Message, Receiving, Sending
-from dtlab.simulator.strands import Errand, Stopped, Strand
+from dtlab.simulator.lines import learner_line
+from dtlab.simulator.messages import (
+    Channel,
+    ObjectBuffer,
+    ObjectPayload,
+    PendingMessage,
+    ReceiveQueue,
+)
+from dtlab.simulator.strands import Crashed, Stopped
+from dtlab.simulator.streams import Stream
+from dtlab.simulator.works import Receiving, Sending, SimWork
 
 
 class SimComm(Comm):
     """`ranks[i]` is, in the numbering of the whole run, the i-th member of this communicator."""
 
-    def __init__(self, engine: Engine, strand: Strand, ranks: Sequence[int],
+    def __init__(self, engine: Engine, me: int, ranks: Sequence[int],
                  context: tuple[Any, ...] = ()):
-        super().__init__(ranks.index(strand.rank), len(ranks), torch.device("cpu"))
-        self._engine, self._strand = engine, strand
+        super().__init__(ranks.index(me), len(ranks), torch.device("cpu"))
+        self._engine, self._me = engine, me
         self._ranks, self._context = ranks, context
         self._to = _Made(self._channel_to)
         self._from = _Made(self._channel_from)
-        self._meetings = 0
+        self._agreements = itertools.count()
+        self._streams: list[Stream] = []  # the stream, once something has begun
 
-    def post(self, *ops: Send | Recv) -> list[Sending | Receiving]:  # type: ignore[override]
-        works: list[Sending | Receiving] = []
+    def post(self, *ops: Send | Recv) -> list[Work]:
+        line, engine, me = learner_line(sys._getframe(1)), self._engine, self._me
+        works: list[Work] = []
         for op in ops:
             if op.__class__ is Send:
-                works.append(Sending(self._send(op[0], self._to[op[1]]), self._strand, op[1]))
+                message = self._send(op[0], self._to[op[1]])
+                works.append(Sending(engine, me, line, message, op[1]))
             else:
-                works.append(Receiving(self._recv(op[0], self._from[op[1]]), self._strand))
+                message = self._recv(op[0], self._from[op[1]])
+                works.append(Receiving(engine, me, line, message))
         return works
 
-    def exchange(self, *ops: Send | Recv) -> None:
-        # As in Comm, but all of them stand in the table if none comes.
-        works = self.post(*ops)
-        self._strand.waits_for = [work.message for work in works]
-        for work in works:
-            work.finish()
+    # The next four are as in Comm, but for the works that nobody asks for.
+
+    def send(self, x: Any, dst: int) -> None:
+        self._wait((self._send(x, self._to[dst]),), ())
+
+    def recv(self, x: Any, src: int | None = None) -> int:
+        message = self._recv(x, self._from[src])
+        self._wait((), (message,))
+        return message.channel.peer
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        # As in Comm, without its intermediate records: rings live in this call.
-        sent, received = self._send(out, self._to[dst]), self._recv(into, self._from[src])
-        strand = self._strand
-        strand.waits_for = sent, received
-        if not sent.left:
-            sent.sender = strand
-            strand.pause()
-        if not received.arrived:
-            received.receiver = strand
-            strand.pause()
+        self._wait((self._send(out, self._to[dst]),), (self._recv(into, self._from[src]),))
 
-    def relay(
-        self, chunks: Sequence[torch.Tensor], dst: int, src: int, op: Op, adding: int
-    ) -> None:
-        """See `dtlab.relay`. Without data there is nothing to be done on this strand."""
-        if len(chunks) > 1 and all(chunk.is_meta for chunk in chunks):
-            errand = Errand(self._strand, self._engine.wake)
-            errand.run(self._steps(errand, chunks, self._to[dst], self._from[src], adding))
-        else:
-            one_by_one(self, chunks, dst, src, op, adding)
+    def exchange(self, *ops: Send | Recv) -> None:
+        messages = [self._send(op[0], self._to[op[1]]) if op.__class__ is Send
+                    else self._recv(op[0], self._from[op[1]]) for op in ops]
+        self._wait([m for op, m in zip(ops, messages, strict=True) if op.__class__ is Send],
+                   [m for op, m in zip(ops, messages, strict=True) if op.__class__ is not Send])
 
-    def _steps(self, errand: Errand, chunks: Sequence[torch.Tensor], to: Channel,
-               origin: Channel | Mailbox, adding: int) -> Iterator[None]:
-        """A relay without data: messages, and the time that adding takes."""
-        engine, strand = self._engine, self._strand
-        for step, (leaving, staying) in enumerate(pairwise(chunks)):
-            sent, received = self._send(leaving, to), self._recv(staying, origin)
-            strand.waits_for = sent, received
-            if not sent.left:
-                sent.sender = errand
-                yield
-            if not received.arrived:
-                received.receiver = errand
-                yield
-            if step < adding and engine.gamma and staying.nbytes:
-                start_s = engine.now
-                strand.waits_for = "reduce"
-                engine.wake_after(engine.gamma * staying.nbytes, errand)
-                yield
-                self._note("reduce", start_s, self.label)
+    def _wait(self, sends: Sequence[PendingMessage], receives: Sequence[PendingMessage]) -> None:
+        """Pause until all of them have left, and have arrived."""
+        engine = self._engine
+        strand = engine.running
+        strand.waits_for = *sends, *receives
+        for message in sends:
+            if not message.left:
+                message.sender = strand
+                engine.pause(self.label)
+        for message in receives:
+            if not message.arrived:
+                message.receiver = strand
+                engine.pause(self.label)
 
     def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
-        seconds = 1e9 if timeout_s is None else timeout_s
-        if not 0 <= seconds < math.inf:
+        if timeout_s is not None and not 0 <= timeout_s < math.inf:
             raise ConfigError(f"rank {self.rank}: wait_any takes seconds that are 0 or more and "
-                              f"finite, not {seconds!r}")
-        messages = [work.message for work in works if isinstance(work, Receiving)]
-        if not any(message.arrived for message in messages):
-            self._strand.waits_for = messages
-            self._engine.wait_any(self._strand, messages, seconds)
-        return next((work for work in works if isinstance(work, Receiving) and work.message.arrived), None)
+                              f"finite, not {timeout_s!r}")
+        ours = [work for work in works if isinstance(work, SimWork)]
+        if not any(work.is_done() for work in ours):
+            self._engine.pause_for_any(ours, self.label, timeout_s)
+        return next((work for work in ours if work.is_done()), None)
 
-    def _send(self, x: Any, channel: Channel) -> Message:
+    def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
+        if not self._streams:
+            comm = self._formed(range(self.size), ("stream",))
+            self._streams.append(Stream(self._engine, comm))
+        line = learner_line(sys._getframe(1))
+        return self._streams[0].begin(line, self.label, fn, args, options)
+
+    def _send(self, x: Any, channel: Channel) -> PendingMessage:
         """Post the sender's side of a message."""
         engine = self._engine
         if engine.stopping:
@@ -112,7 +113,7 @@ class SimComm(Comm):
             if real:
                 self._check_tensor(x, "send")
         else:
-            x, real = Envelope(x), True
+            x, real = ObjectPayload(x), True
         message = channel.first
         if channel.shared:  # the receiver also takes from anyone
             message = channel.take_recv()
@@ -122,15 +123,16 @@ class SimComm(Comm):
             else:
                 message = None
         if message is None:
-            message = Message()
+            message = PendingMessage()
             message.into = message.receiver = None
             message.arrived = False
-            engine.order = message.order = engine.order + 1
             channel.put_send(message)
+        engine.order = message.order = engine.order + 1
         message.channel = channel
         message.x = x
         message.nbytes = x.nbytes
-        message.real = self._strand.real = real
+        message.real = engine.running.real = real
+        message.src_stream = engine.running.stream
         message.label = self.label
         message.sent_s = engine.now
         message.left = False
@@ -141,22 +143,22 @@ class SimComm(Comm):
             engine.match(message)
         return message
 
-    def _send_eagerly(self, message: Message) -> None:
+    def _send_eagerly(self, message: PendingMessage) -> None:
         """Let a small message go before its receiver is there; its sender is free at once."""
         if isinstance(message.x, torch.Tensor):
             message.x = message.x.detach().clone()
         message.left = True
         message.end_s = 0.0
-        self._engine.start(message)
+        self._engine.leave(message)
 
-    def _recv(self, x: Any, source: Channel | Mailbox) -> Message:
+    def _recv(self, x: Any, source: Channel | ReceiveQueue) -> PendingMessage:
         """Post the receiver's side of a message."""
         engine = self._engine
         if engine.stopping:
             raise Stopped
         if not isinstance(x, torch.Tensor):
-            x = self._inbox(x)
-        elif self._strand.real:
+            x = self._buffer(x)
+        elif engine.running.real:
             self._check_tensor(x, "receive into")
         message = source.first
         if source.shared:
@@ -167,7 +169,7 @@ class SimComm(Comm):
             else:
                 message = None
         if message is None:
-            message = Message()
+            message = PendingMessage()
             message.x = message.sender = None
             message.left = False
             message.source = source
@@ -175,6 +177,7 @@ class SimComm(Comm):
             source.put(message)
         message.into = x
         message.wanted_label = self.label
+        message.dst_stream = engine.running.stream
         message.wanted_s = engine.now
         message.arrived = False
         message.receiver = None
@@ -182,9 +185,9 @@ class SimComm(Comm):
             engine.match(message)
         return message
 
-    def _inbox(self, x: Any) -> Inbox:
+    def _buffer(self, x: Any) -> ObjectBuffer:
         if isinstance(x, list):
-            return Inbox(x)
+            return ObjectBuffer(x)
         raise ConfigError(f"rank {self.rank}: recv needs a tensor or a list to receive into, "
                           f"not {type(x).__name__}")
 
@@ -199,13 +202,13 @@ class SimComm(Comm):
 
     def _channel_to(self, dst: int) -> Channel:
         self._check_peer(dst, "send to")
-        return self._engine.channel(self._context, self._strand.rank, self._ranks[dst], self.rank)
+        return self._engine.channel(self._context, self._me, self._ranks[dst], self.rank)
 
-    def _channel_from(self, src: int | None) -> Channel | Mailbox:
+    def _channel_from(self, src: int | None) -> Channel | ReceiveQueue:
         if src is None:
-            return self._engine.mailbox(self._context, self._strand.rank).open()
+            return self._engine.receive_queue(self._context, self._me).open()
         self._check_peer(src, "receive from")
-        return self._engine.channel(self._context, self._ranks[src], self._strand.rank, src)
+        return self._engine.channel(self._context, self._ranks[src], self._me, src)
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
@@ -219,8 +222,8 @@ class SimComm(Comm):
         self._note("compute", start_s, label)
 
     def _pass_time(self, seconds: float, doing: str) -> None:
-        self._strand.waits_for = doing
-        self._engine.sleep(self._strand, seconds)
+        self._engine.running.waits_for = doing
+        self._engine.sleep(seconds)
 
     def _reduced(self, into: torch.Tensor) -> None:
         engine = self._engine
@@ -233,14 +236,15 @@ class SimComm(Comm):
         """A span of the trace has come to its end."""
         engine = self._engine
         if engine.tracing:
-            engine.spans.append((self._strand.rank, kind, start_s, engine.now, label))
+            engine.spans.append((self._me, kind, start_s, engine.now, label,
+                                 engine.running.stream))
 
     def now(self) -> float:
         return self._engine.now
 
     @property
     def machine(self) -> Machine:
-        """Of the way from the first rank to the last, as if nothing else were on it."""
+        """Of the route from the first rank to the last, as if nothing else used it."""
         topology = self._engine.topology
         if self.size < 2:
             return Machine(0.0, 0.0, self._engine.gamma)
@@ -249,24 +253,21 @@ class SimComm(Comm):
         return Machine(latency_s, 1 / max(slowest_Bps, 1e-9), self._engine.gamma)  # 0: failed
 
     def _agree(self, value: Any) -> list[Any]:
-        key = (self._context, self._ranks[0], self._meetings)  # groups of a split share a context
-        self._meetings += 1
-        meeting = self._engine.meetings.setdefault(key, {})
-        meeting[self.rank] = (value, self._strand)
-        if len(meeting) == self.size:
-            del self._engine.meetings[key]
-            for _, (_, strand) in sorted(meeting.items()):  # all go on in order of their ranks
-                self._engine.wake(strand)
-        self._strand.waits_for = "split"
-        self._strand.pause()
-        return [meeting[rank][0] for rank in range(self.size)]
+        engine, strand = self._engine, self._engine.running
+        key = self._context, next(self._agreements)
+        agreement = engine.agreements.setdefault(key, {})
+        agreement[self.rank] = (value, strand)
+        if len(agreement) == self.size:
+            del engine.agreements[key]
+            for _, (_, waiting) in sorted(agreement.items()):  # all go on in order of their ranks
+                engine.wake(waiting)
+        strand.waits_for = "split"
+        strand.pause()
+        return [agreement[rank][0] for rank in range(self.size)]
 
     def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
         members = [self._ranks[rank] for rank in ranks]
-        return SimComm(self._engine, self._strand, members, (*self._context, context))
-
-    def begin(self, fn: Any, *args: Any, **options: Any) -> Work:
-        raise NotImplementedError
+        return SimComm(self._engine, self._me, members, (*self._context, context))
 
 
 Peer = TypeVar("Peer", int, int | None)
@@ -285,29 +286,25 @@ class _Made(dict[Peer, Found]):
         return found
 
 
-class Crashed(BaseException):
-    """Ends a rank that was to crash; the others go on. Never seen outside."""
-
-
-class MortalComm(SimComm):
+class CrashingComm(SimComm):
     """Crashes before its next event once it has had `limit` of them: an event is a call of `post`,
-    a wait with a limit, or a `compute`, here or in a part of it. What it has posted by then still
-    goes its way."""
+    a wait with a limit, or a `compute`, here or in a group or stream of it. What it has posted by
+    then still goes its way."""
 
     def __init__(self, *where: Any, limit: float, events: Iterator[int] | None = None):
         super().__init__(*where)
-        self._limit, self._events = limit, events or itertools.count()  # shared by all its parts
+        self._limit, self._events = limit, events or itertools.count()  # shared by all its groups
 
     def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
-        part = super()._form(ranks, context)
-        return MortalComm(part._engine, part._strand, part._ranks, part._context,
-                          limit=self._limit, events=self._events)
+        group = super()._form(ranks, context)
+        return CrashingComm(group._engine, group._me, group._ranks, group._context,
+                            limit=self._limit, events=self._events)
 
     def _count(self) -> None:
         if next(self._events) >= self._limit:
             raise Crashed
 
-    def post(self, *ops: Send | Recv) -> list[Sending | Receiving]:  # type: ignore[override]
+    def post(self, *ops: Send | Recv) -> list[Work]:
         self._count()
         return super().post(*ops)
 
@@ -321,6 +318,4 @@ class MortalComm(SimComm):
         with super().compute(label, seconds):
             yield
 
-    exchange = Comm.exchange
-    sendrecv = Comm.sendrecv
-    relay = one_by_one
+    send, recv, sendrecv, exchange = Comm.send, Comm.recv, Comm.sendrecv, Comm.exchange

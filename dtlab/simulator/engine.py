@@ -1,9 +1,13 @@
 """The engine: one clock, one agenda of what happens next, and the rule that time moves only when
 every rank waits.
 
-A message lives through: *posted* by one side, *matched* when the other side posts too, *moving*
-once its latency has passed, *arrived*. Ties are broken by order of posting, so that equal inputs
-give equal traces, bit for bit.
+A message lives through: *posted* by one side; *matched* when the other side posts too; *started*
+as soon as its sender's port is free; *moving* once its latency has passed; *arrived*. Ties are
+broken by order of posting, so that equal inputs give equal traces, bit for bit.
+
+A rank has one port for all its communicators. A message that starts occupies its sender's port for
+the network's `overhead_s`, or for all of the message's latency if that is less. Messages start in
+the order in which they were matched; those matched at one instant, in the order of their sends.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ from __future__ import annotations
 import gc
 import heapq
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,10 +26,10 @@ import torch
 from dtlab.errors import Deadlock, RunTimeout
 from dtlab.matching import check_match, describe
 from dtlab.simulator.changes import Changes
-from dtlab.simulator.messages import Channel, Mailbox, Message
+from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue
 from dtlab.simulator.network import ARRIVED, Network
-from dtlab.simulator.strands import Errand, Strand
-from dtlab.simulator.waiting import hint, table
+from dtlab.simulator.strands import Notifier, Strand
+from dtlab.simulator.waiting import CRASHED, hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
 
@@ -32,14 +37,15 @@ from dtlab.trace import Rows
 class Instant:
     """What is due at one instant, in order of planning."""
 
-    __slots__ = ("alarms", "arriving", "starting", "waking")
+    __slots__ = ("arriving", "entering", "starting", "timeouts", "waking")
 
     def __init__(self) -> None:
-        self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
-        self.starting: list[Message] = []  # the latency has passed
-        self.waking: list[Strand | Errand] = []  # the strand has slept enough
-        # The strand has waited enough for one of those.
-        self.alarms: list[tuple[Strand, Sequence[Message]]] | None = None
+        self.arriving: list[PendingMessage] = []  # the last byte comes, unless rates change
+        self.starting: list[PendingMessage] = []  # the sender's port is free
+        self.entering: list[PendingMessage] = []  # the latency has passed
+        self.waking: list[Strand] = []  # the strand has slept enough
+        # The strand has waited long enough for one of those.
+        self.timeouts: list[tuple[Strand, Sequence[Notifier]]] | None = None
 
 
 class Engine:
@@ -55,15 +61,25 @@ class Engine:
         self.tracing = trace
         self.messages = Rows(10)  # the fields of trace.Message
         self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
-        self.meetings: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
-        self._channels: dict[tuple[int, int, int], Channel] = {}
-        self._mailboxes: dict[tuple[int, int], Mailbox] = {}
+        self.waits: list[list[Any]] = []  # the fields of trace.Span
+        self.running: Strand  # the strand that runs now
+        self.unwaited: dict[Any, Any] = {}  # works that nobody waited for → lines that began them
+        self.crashed: set[int] = set()
+        self.failure: tuple[int, BaseException] | None = None  # which rank raised, and what
+        self.agreements: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
+        self._strands: list[Strand] = []
+        self._streams: Counter[int] = Counter()  # how many each rank has
+        self._channels: dict[tuple[Any, int, int], Channel] = {}
+        self._queues: dict[tuple[Any, int], ReceiveQueue] = {}
         self._network = Network(topology)
-        self._ready: deque[Strand | Errand] = deque()
+        self._overhead_s = topology.overhead_s
+        self._port_free_s = [0.0] * topology.ranks  # when each rank can start another message
+        self._matched: list[PendingMessage] = []  # at this instant
+        self._ready: deque[Strand] = deque()
         self._agenda: dict[float, Instant] = {}
         self._times: list[float] = []  # the keys of the agenda, as a heap
         self._due_s = -1.0  # the agenda's entry for this time was asked for last:
-        self._due: list[Message] = []  # what is to start then
+        self._due: list[PendingMessage] = []  # what is to enter its links then
         self._changes = Changes(topology)
         self._change_s = self._changes.next_s
         for change in topology.changes:
@@ -76,19 +92,21 @@ class Engine:
 
     def run(self, strands: Sequence[Strand], timeout: float | None) -> None:
         """Run all strands to their ends. Raises `Deadlock` or `RunTimeout`. The rows of the trace
-        are in `messages` and `spans` afterwards."""
+        are in `messages`, `spans` and `waits` afterwards; if a rank raised, that is `failure`."""
+        self._strands = list(strands)
         self._limit_s = None if timeout is None else time.monotonic() + timeout
         try:
             with _seldom_collecting():
-                self._drive(strands)
+                self._drive()
         finally:
             self.stopping = True
-            for strand in strands:
-                if not strand.done:
-                    strand.stop()
+            for strand in self._strands:
+                self.running = strand
+                strand.stop()
 
-    def _drive(self, strands: Sequence[Strand]) -> None:
-        for strand in strands:  # the first steps of each; nobody hands over meanwhile
+    def _drive(self) -> None:
+        for strand in self._strands[:]:  # the first steps of each; none hands over meanwhile
+            self.running = strand
             strand.resume()
             if self.stopping:
                 return
@@ -96,13 +114,35 @@ class Engine:
         while following := self.next_strand():
             following.resume()
         if isinstance(self._broken, RunTimeout):
-            raise RunTimeout(str(self._broken), table(strands))
+            raise RunTimeout(str(self._broken), table(self._strands))
         if self._broken is not None:
             raise self._broken
-        if not self.stopping and not all(strand.done for strand in strands):
-            why = self._failed_links() or hint(strands)
+        if not self.stopping and any(strand.is_busy() for strand in self._strands):
+            why = self._failed_links() or hint(self._strands)
             raise Deadlock("deadlock: every rank that is left waits for another" + why,
-                           table(strands))
+                           table(self._strands))
+
+    def add_stream(self, body: Callable[[Strand], None]) -> Strand:
+        """Called on a strand: one more of its rank, which runs `body` as soon as this one pauses.
+        """
+        rank = self.running.rank
+        self._streams[rank] += 1
+        strand = self.running.beside(self._streams[rank], body)
+        self._strands.append(strand)
+        self._ready.append(strand)
+        return strand
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """`rank` has raised `error`, which ends the run. The first one is reported."""
+        self.failure = self.failure or (rank, error)
+        self.stopping = True
+
+    def crash(self, rank: int) -> None:
+        """`rank` ends without a word, its streams included. What it has posted goes its way."""
+        self.crashed.add(rank)
+        for strand in self._strands:
+            if strand.rank == rank:
+                strand.done, strand.waits_for = True, CRASHED
 
     def _failed_links(self) -> str:
         """Which failed links messages wait for, in words; "" if none."""
@@ -114,7 +154,7 @@ class Engine:
         """The strand to go on next, once the clock has moved as far as it takes. None: there is
         none, for all are done, or for a reason that `run` will raise.
 
-        Called by whoever pauses, so that control passes from strand to strand directly.
+        Called by the strand that pauses, so that control passes from strand to strand directly.
         """
         ready = self._ready
         if self.stopping or not self._begun:
@@ -126,9 +166,9 @@ class Engine:
                     if not ready:
                         return None
                 following = ready.popleft()
-                if isinstance(following, Strand):
+                if not following.done:  # else its rank has crashed
+                    self.running = following
                     return following
-                following.go_on()
         except BaseException as error:  # must not surface in the rank that happened to pause
             self._broken = error
             return None
@@ -140,6 +180,8 @@ class Engine:
         while not ready:
             if self._limit_s is not None and time.monotonic() > self._limit_s:
                 raise RunTimeout("the simulation did not end within its limit of real time")
+            if self._matched:
+                self._start_matched()
             arriving_s = -1.0
             for flow in network.settle(self.now):
                 if flow.end_s != arriving_s:  # as a rule many end at once
@@ -154,10 +196,12 @@ class Engine:
             if now >= self._change_s:
                 self._change_links()
             self._deliver(network.end(instant.arriving, now))
-            network.start(instant.starting, now)
+            for message in instant.starting:
+                self._start(message)
+            network.start(instant.entering, now)
             ready.extend(instant.waking)
-            if instant.alarms is not None:
-                self._ring(instant.alarms)
+            if instant.timeouts is not None:
+                self._expire(instant.timeouts)
 
     def _change_links(self) -> None:
         """Apply the changes of links that are due."""
@@ -180,51 +224,54 @@ class Engine:
     def wake(self, strand: Strand) -> None:
         """Let a paused strand go on at this instant."""
         self._ready.append(strand)
+        if strand.any_of:
+            _forget_others(strand)
 
-    def sleep(self, strand: Strand, seconds: float) -> None:
-        """Called on `strand`: pause it for virtual `seconds`."""
-        self._at(self.now + seconds).waking.append(strand)
-        strand.pause()
+    def sleep(self, seconds: float) -> None:
+        """Called on a strand: pause it for virtual `seconds`."""
+        self._at(self.now + seconds).waking.append(self.running)
+        self.running.pause()
 
-    def wake_after(self, seconds: float, errand: Errand) -> None:
-        """Let `errand` go on once virtual `seconds` have passed."""
-        self._at(self.now + seconds).waking.append(errand)
+    def pause(self, label: str) -> None:
+        """Called on a strand: pause it until what it waits for wakes it."""
+        self.running.pause()
 
-    def wait_any(self, strand: Strand, messages: Sequence[Message], seconds: float) -> None:
-        """Called on `strand`: pause it until one of `messages` has arrived, or virtual `seconds`
-        have passed."""
-        instant = self._at(self.now + seconds)
-        instant.alarms = instant.alarms or []
-        instant.alarms.append((strand, messages))
-        strand.any_of = messages
-        for message in messages:
-            message.receiver = strand
-        strand.pause()
+    def pause_for_any(self, works: Sequence[Notifier], label: str, seconds: float | None) -> None:
+        """Called on a strand: pause it until one of `works`, a list that nobody else has, is done,
+        or virtual `seconds` have passed."""
+        strand = self.running
+        if seconds is not None:
+            instant = self._at(self.now + seconds)
+            instant.timeouts = instant.timeouts or []
+            instant.timeouts.append((strand, works))
+        strand.any_of = works
+        for work in works:
+            work.notify(strand)
+        self.pause(label)
 
-    def _ring(self, alarms: list[tuple[Strand, Sequence[Message]]]) -> None:
-        for strand, messages in alarms:
-            if strand.any_of is messages:
-                _forget_others(strand)
-                self._ready.append(strand)
+    def _expire(self, timeouts: list[tuple[Strand, Sequence[Notifier]]]) -> None:
+        for strand, works in timeouts:
+            if strand.any_of is works:
+                self.wake(strand)
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def channel(self, context: int, src: int, dst: int, peer: int) -> Channel:
+    def channel(self, context: tuple[Any, ...], src: int, dst: int, peer: int) -> Channel:
         """The channel from `src` to `dst` (ranks of the run) in one communicator's context."""
         key = (context, src, dst)
         if key not in self._channels:
-            mailbox = self.mailbox(context, dst)
-            channel = self._channels[key] = Channel(src, dst, peer, mailbox, self.topology)
+            from_anyone = self.receive_queue(context, dst)
+            channel = self._channels[key] = Channel(src, dst, peer, from_anyone, self.topology)
             for link, slower_s in self._changes.slower_s.items():
                 if link in channel.links:
                     channel.latency_s += slower_s
         return self._channels[key]
 
-    def mailbox(self, context: int, dst: int) -> Mailbox:
-        """Where `dst` receives the messages of one communicator's context."""
-        return self._mailboxes.setdefault((context, dst), Mailbox())
+    def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
+        """Where `dst` receives from anyone in one communicator's context."""
+        return self._queues.setdefault((context, dst), ReceiveQueue())
 
-    def match(self, message: Message) -> None:
+    def match(self, message: PendingMessage) -> None:
         """Both sides are there: let it move, if they fit together. Else raises `ShapeMismatch`."""
         x, into = message.x, message.into
         if not (
@@ -237,48 +284,64 @@ class Engine:
             check_match(describe(x, message.label), channel.src,
                         describe(into, message.wanted_label), channel.dst)
         if not message.left:
-            self.start(message)
+            self._matched.append(message)
         elif message.end_s == ARRIVED:  # it was sent eagerly
             with torch.no_grad():
                 self._deliver([message])
 
-    def start(self, message: Message) -> None:
-        """Send `message` on its way: its bytes flow once its latency has passed."""
-        channel = message.channel
-        message.start_s = self.now
+    def leave(self, message: PendingMessage) -> None:
+        """Send `message` on its way although nobody has asked for it yet."""
+        self._matched.append(message)
+
+    def _start_matched(self) -> None:
+        """Every rank waits: let the messages matched at this instant occupy their ports."""
+        now, overhead_s, free_s = self.now, self._overhead_s, self._port_free_s
+        self._matched.sort(key=_order)
+        for message in self._matched:
+            channel = message.channel
+            start_s = message.start_s = max(now, free_s[channel.src])
+            free_s[channel.src] = start_s + min(overhead_s, channel.latency_s)
+            if start_s == now:
+                self._start(message)
+            else:
+                self._at(start_s).starting.append(message)
+        self._matched.clear()
+
+    def _start(self, message: PendingMessage) -> None:
+        """`message` starts now: its bytes enter their links once its latency has passed."""
         message.remaining = message.nbytes
-        message.links = channel.links
-        due_s = self.now + channel.latency_s
+        message.links = message.channel.links
+        due_s = self.now + message.channel.latency_s
         if due_s != self._due_s:  # as a rule many start at once
-            self._due_s, self._due = due_s, self._at(due_s).starting
+            self._due_s, self._due = due_s, self._at(due_s).entering
         self._due.append(message)
 
-    def _deliver(self, messages: Sequence[Message]) -> None:
+    def _deliver(self, messages: Sequence[PendingMessage]) -> None:
         """Put the data in place and let both sides go on."""
-        now, ready, record = self.now, self._ready, self.messages.extend
+        now, record = self.now, self.messages.extend
         for m in messages:
-            if m.into is None:  # sent eagerly, and nobody has asked for it yet
+            if m.into is None:  # sent eagerly, and not asked for yet
                 continue
             if m.real:
                 _put(m.into, m.x)
             if self.tracing:
                 channel = m.channel
                 record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
-                        m.label, 0, 0))
+                        m.label, m.src_stream, m.dst_stream))
             m.left = m.arrived = True
             if m.sender is not None:
-                ready.append(m.sender)
-            receiver = m.receiver
-            if receiver is not None:
-                ready.append(receiver)
-                if receiver.any_of and isinstance(receiver, Strand):
-                    _forget_others(receiver)
+                self.wake(m.sender)
+            if m.receiver is not None:
+                self.wake(m.receiver)
+
+
+_order = attrgetter("order")
 
 
 def _forget_others(strand: Strand) -> None:
-    """`strand` goes on: whatever else it has waited for shall not wake it once more."""
-    for message in strand.any_of:
-        message.receiver = None
+    """`strand` goes on: nothing else that it has waited for wakes it once more."""
+    for work in strand.any_of:
+        work.notify(None)
     strand.any_of = ()
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from dataclasses import replace
 from numbers import Real
 from typing import Any, TextIO
 
@@ -15,17 +16,18 @@ import torch
 
 from dtlab.calls import check_call
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError, RankDied, RankFailed
+from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.output import RankOutput
 from dtlab.result import Result
-from dtlab.simulator import communicator, engine, isolation, strands, waiting
+from dtlab.simulator import communicator, engine, isolation, strands, streams, works
 from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import traceback_text
 
 # Which rank the current greenlet or thread is; each has a context of its own.
 _RANK: ContextVar[int | None] = ContextVar("rank", default=None)
-MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__)
+MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__,
+             streams.__file__)
 
 
 def simulate(
@@ -34,6 +36,7 @@ def simulate(
     network: Topology,
     trace: bool = True,
     gamma: float = 0.0,
+    overhead_s: float | None = None,
     strands: str = "greenlet",
     eager_bytes: float = 0,
     timeout: float | None = None,
@@ -50,6 +53,8 @@ def simulate(
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
+    overhead_s: seconds for which starting a message occupies its sender's port, never more than the
+        message's latency; None: as `network` says.
     strands: "greenlet" (fast) or "thread" (when ranks communicate inside autograd's backward).
     eager_bytes: messages up to this size leave without waiting for their receiver, as MPI sends
         small ones; 0: none does, so that no buffer hides a deadlock.
@@ -63,6 +68,8 @@ def simulate(
     """
     check_call(fn, args, "simulate")
     _check(network, gamma, strands, eager_bytes, timeout)
+    if overhead_s is not None:
+        network = replace(network, overhead_s=overhead_s)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
     simulation.crash = _checked_crashes(crash or {}, network.ranks)
     return simulation.run(timeout)
@@ -75,14 +82,13 @@ class _Simulation:
                  trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
         self.isolation = isolation.Isolation(fn, args)
         self.isolation.check_room(network.ranks)
-        self.ranks = list(range(network.ranks))  # whoever needs a rank's number uses these objects
+        self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
         show = _as_whoever_calls(sys.stdout.write) if echo else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
-        self.failure: tuple[int, BaseException] | None = None
         self.crash: Mapping[int, int] = {}
 
     def run(self, timeout: float | None) -> Result:
@@ -90,22 +96,36 @@ class _Simulation:
         everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
         try:
             with _undisturbed(), self._routed_output():
-                self.engine.run(everyone, timeout)
+                self._run(everyone, timeout)
         finally:
             for output in self.output:
                 output.close()
-        if self.failure is not None:
-            raise self._explained(*self.failure)
-        trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans, virtual=True)
+        if self.engine.failure is not None:
+            raise self._explained(*self.engine.failure)
+        for rank in self.engine.crashed:
+            self.values[rank] = None  # although it may have returned before its stream crashed
+        trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans,
+                      waits=self.engine.waits, virtual=True)
         return Result(self.values, self.elapsed_s, trace, [o.text for o in self.output])
+
+    def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
+        """Run to the end. What is wrong then with works that nobody waited for is a failure."""
+        engine = self.engine
+        try:
+            engine.run(everyone, timeout)
+        except Deadlock:  # maybe because of an error of something begun
+            engine.failure = works.failure(engine.unwaited, engine.crashed, errors_only=True)
+            if engine.failure is None:
+                raise
+        engine.failure = engine.failure or works.failure(engine.unwaited, engine.crashed)
 
     def _body(self, strand: strands.Strand) -> None:
         """What `strand` does, from its first moment to its last."""
         _RANK.set(strand.rank)
-        where = self.engine, strand, self.ranks
+        where = self.engine, strand.rank, self.ranks
         comm: Comm = communicator.SimComm(*where)
         if strand.rank in self.crash:
-            comm = communicator.MortalComm(*where, limit=self.crash[strand.rank])
+            comm = communicator.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
             fn, args = self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
@@ -113,12 +133,10 @@ class _Simulation:
             self.elapsed_s = self.engine.now  # the last to return has the last word
         except strands.Stopped:
             raise
-        except communicator.Crashed:
-            strand.waits_for = waiting.CRASHED
+        except strands.Crashed:
+            self.engine.crash(strand.rank)
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
-            if self.failure is None:
-                self.failure = strand.rank, error
-            self.engine.stopping = True
+            self.engine.fail(strand.rank, error)
 
     @staticmethod
     def _explained(rank: int, error: BaseException) -> BaseException:
