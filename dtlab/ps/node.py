@@ -67,7 +67,7 @@ class Node:
         else:
             while not self._server.over:
                 self.process_message()
-            found = self._server.account()
+            found = self._server.account(self._endpoint)
         self._endpoint.close()
         return found
 
@@ -190,7 +190,7 @@ class Node:
         elif self._server is not None:
             while not self._server.over:
                 self.process_message()
-            found = self._server.account()
+            found = self._server.account(self._endpoint)
         self._endpoint.close()
         return found
 

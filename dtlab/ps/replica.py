@@ -77,16 +77,6 @@ class Replica:
         """See `Endpoint.lends`."""
         return self.endpoint.lends(x)
 
-    @property
-    def received_bytes(self) -> int:
-        """See `Endpoint`."""
-        return self.endpoint.received_bytes
-
-    @property
-    def sent_bytes(self) -> int:
-        """See `Endpoint`."""
-        return self.endpoint.sent_bytes
-
     # ---- roles ----------------------------------------------------------------------------------
 
     @property

@@ -44,7 +44,7 @@ def serve_replica(comm: Comm, endpoint: Endpoint, policy: Policy) -> Statistics:
             replica.dispatch(src, body, payload)
     for worker in () if over else policy.workers:
         endpoint.send(worker, ("lost", shard, replica.view.epoch, CUT_OFF))
-    found = replica.server.account()
+    found = replica.server.account(endpoint)
     found.cut_off = not over
     return found
 

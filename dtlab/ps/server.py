@@ -17,6 +17,7 @@ from dtlab.errors import ConfigError
 from dtlab.ps import failures
 from dtlab.ps.consistency import Clocks
 from dtlab.ps.index import Shard
+from dtlab.ps.messages import Endpoint
 from dtlab.ps.migration import Migration
 from dtlab.ps.packing import pack, unpack
 from dtlab.ps.partition import Key, Shards, Spec
@@ -27,9 +28,6 @@ from dtlab.ps.store import NOW, Entry, Store, joined
 
 class Outbox(Protocol):
     """How a server answers: through its node's `Endpoint`, or the `Replica` that it is part of."""
-
-    received_bytes: int  # of tensors
-    sent_bytes: int
 
     @property
     def answers(self) -> bool:
@@ -300,7 +298,7 @@ class Server:
         """Go on from another's snapshot."""
         vars(self).update(snapshot)
 
-    def account(self) -> Statistics:
+    def account(self, endpoint: Endpoint) -> Statistics:
         """The statistics, completed."""
         seen = self.statistics
         seen.clocks = {**self.clocks.ended, **self.clocks.of}
@@ -308,8 +306,7 @@ class Server:
         seen.resumed = self.resumed or 0
         seen.unused = sum(s.count * e.count for e in self.store.entries for s in e.sums.values())
         seen.held_bytes = sum(entry.value.nbytes for entry in self.store.entries)
-        seen.received_bytes = self.outbox.received_bytes
-        seen.sent_bytes = self.outbox.sent_bytes
+        seen.received_bytes, seen.sent_bytes = endpoint.received_bytes, endpoint.sent_bytes
         for key, w in sorted(self.store.each(), key=lambda shard: repr(shard[0])):
             if not w.is_meta:
                 data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
