@@ -131,8 +131,8 @@ def test_the_death_in_the_still(prose: str) -> None:
     assert round(run.longest_s * 1e3) == 36
     assert run.longest_s > LEASE_S
     assert run.acknowledged == run.counted == 20
-    assert run.chronicle.dead[0] > run.died_s + LEASE_S - LEASE_S / 3
-    assert run.chronicle.terms[1].from_s >= run.chronicle.terms[0].until_s
+    assert run.master_log.dead[0] > run.died_s + LEASE_S - LEASE_S / 3
+    assert run.master_log.terms[1].from_s >= run.master_log.terms[0].until_s
 
 
 def test_every_moment(prose: str) -> None:
