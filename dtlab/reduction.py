@@ -20,9 +20,7 @@ COMBINE: dict[str, Combine] = {
 }
 # torch holds these dtypes, and hardly computes with them. Here the first kind is computed in
 # another dtype and rounded back; the second as the signed integers that have the same bits.
-WIDER = {dtype: torch.float32 for dtype in (
-    torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-)} | {torch.complex32: torch.complex64}
+WIDER = dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz), torch.float32) | {torch.complex32: torch.complex64}
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 NUMBERS = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,

@@ -20,7 +20,7 @@ from dtlab.plots.network import draw_nodes, layout_of
 from dtlab.plots.palette import FAINT, HUES, INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
-from dtlab.ps.where import PLACES, gpus_and_cpu, servers_of, sum_on_gpus
+from dtlab.ps.gpu_placement import GPU_PLACEMENTS, gpus_and_cpu, servers_of, sum_on_gpus
 from dtlab.simulator import simulate
 from dtlab.topology import link_bytes
 
@@ -59,19 +59,19 @@ def placed(where: str, gpus: int, nbytes: int, bandwidth_Bps: float, switches: i
     return Placed(result.elapsed_s, links)
 
 
-def placement(where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
+def placement(where: str = GPU_PLACEMENTS[0], gpus: int = 4, nbytes: int = 160_000_000,
               bandwidth_Bps: float = 16e9, switches: int = 1, *, dpi: float = 100) -> Picture:
     """Left: the machine, with the bytes that cross each link, each way, while the gradients are
     summed up; the thicker the more, the busiest dark. Right: how long each placement takes.
 
-    where: one of `dtlab.ps.where.PLACES`. gpus: 1 to 8; nbytes: of gradients, on each;
+    where: one of `dtlab.ps.gpu_placement.GPU_PLACEMENTS`. gpus: 1 to 8; nbytes: of gradients, on each;
     bandwidth_Bps: of each PCIe link, bytes per second, one direction; switches: PCIe switches.
     Latency and addition cost nothing here. Raises `ConfigError` for what doesn't exist.
     """
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"the picture has room for 1 to {MOST_GPUS} GPUs, not {gpus}")
     servers = servers_of(where, gpus)
-    shown = {name: placed(name, gpus, nbytes, bandwidth_Bps, switches) for name in PLACES}
+    shown = {name: placed(name, gpus, nbytes, bandwidth_Bps, switches) for name in GPU_PLACEMENTS}
     chosen = shown[where]
     heading = f"Gradients summed {where}: {seconds_text(chosen.elapsed_s)} (simulated)"
     note = (f"{count_text(gpus, 'GPU')} · {bytes_text(nbytes)} of gradients on each · "

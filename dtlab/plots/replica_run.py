@@ -13,7 +13,7 @@ import torch
 from dtlab import ps
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.ps.master import Chronicle
+from dtlab.ps.master import MasterLog
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, with_link
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
@@ -152,9 +152,9 @@ class ReplicaRun:
         return max(reply.replied_s - reply.asked_s for reply in self.replies)
 
     @property
-    def chronicle(self) -> Chronicle:
+    def master_log(self) -> MasterLog:
         """What the master has seen."""
-        found: Chronicle = self.values[MASTER]
+        found: MasterLog = self.values[MASTER]
         return found
 
     @cached_property

@@ -73,9 +73,9 @@ def _event_text(run: ReplicaRun) -> str:
 def _story(run: ReplicaRun) -> str:
     """Who led when, and who was declared dead."""
     terms = [f"copy {term.head} leads from {seconds_text(term.from_s)}"
-             for term in run.chronicle.terms]
+             for term in run.master_log.terms]
     dead = [f"the master gives copy {rank} up at {seconds_text(at_s)}"
-            for rank, at_s in run.chronicle.dead.items()]
+            for rank, at_s in run.master_log.dead.items()]
     return "; ".join(terms + dead) + "."
 
 
@@ -93,12 +93,12 @@ def _draw_lines(axes: Axes, run: ReplicaRun, end_s: float) -> None:
                       markeredgecolor=PAPER, zorder=6)
             axes.text(until_s * 1e3, _HEIGHT[rank] + 0.22, "dies", color=ALARM, size=12,
                       ha="center", va="bottom", zorder=6, bbox=_PLATE)
-    for term in run.chronicle.terms:
+    for term in run.master_log.terms:
         until_s = min(term.until_s, run.died_s if term.head == run.victim else math.inf, end_s)
         axes.plot([term.from_s * 1e3, until_s * 1e3], [_HEIGHT[term.head]] * 2,
                   color=rank_color(term.head), linewidth=9, solid_capstyle="butt", alpha=0.55,
                   zorder=1.5)
-    for rank, at_s in run.chronicle.dead.items():
+    for rank, at_s in run.master_log.dead.items():
         if at_s < end_s:
             axes.plot(at_s * 1e3, _HEIGHT[MASTER], marker="v", markersize=9, color=INK, zorder=6)
             axes.text(at_s * 1e3, _HEIGHT[MASTER] - 0.2, f"gives up copy {rank}", size=11,

@@ -3,12 +3,13 @@
     run              one function, N processes; session: ranks that stay; magic: %%ranks
     launcher         starts a group of ranks and serves it; rank_monitor: one rank, and which
                      failure counts; watchdog: can the run still go on?
-    fork_server      forks ranks from one process that has torch loaded
+    fork_server      forks ranks from one process that has torch loaded (fork_server_main)
     rank_main        what a rank's process does; process_group: how it joins the others
-    communicator     Comm over torch.distributed, composed of:
+    communicator     Comm over torch.distributed (nccl_communicator: between GPUs), composed of:
       match_check      does a message fit its receive?
       message          one side of one message; object_frames: objects as messages
-      transport        moves bytes, over Gloo or NCCL
+      transport        moves bytes, over Gloo or NCCL; same_host_transport: out of the sender's
+                       memory
       status_writer    says what the rank does in the shared_status
       recorder         takes down the trace
       streams          threads that run what `begin` begins

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied
@@ -24,15 +23,8 @@ from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.match_check import Channel, EncodedHeader, encoded
 from dtlab.processes.message import Message
 from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
-from dtlab.processes.streams import BegunWork, CudaStream, Stream
-from dtlab.processes.transport import (
-    ANY_SOURCE,
-    Handle,
-    NcclTransport,
-    Operation,
-    Transport,
-    WatchedHandle,
-)
+from dtlab.processes.streams import BegunWork, Stream
+from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport, WatchedHandle
 from dtlab.reduction import combine_
 from dtlab.tracebacks import calling_place
 
@@ -109,7 +101,7 @@ class ProcessComm(Comm):
             return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None)
         channel = self._channel(peer, sends)
         world = channel.dst if sends else channel.src
-        return Message(sends, x, peer, world, self.tag, header, channel)
+        return Message(sends, x, int(peer), world, self.tag, header, channel)  # type: ignore[arg-type]
 
     def _start(self, messages: list[Message]) -> list[Message]:
         """Post all `messages` together. Returns them in the order in which to wait for them:
@@ -324,44 +316,6 @@ class PostedMessage(Work):
 
     def __str__(self) -> str:
         return str(self.message)
-
-
-class NcclComm(ProcessComm):
-    """A group of ranks, each with a GPU of its own: tensors go over NCCL, all else over Gloo."""
-
-    def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...]):
-        super().__init__(end, members, context)
-        self.transport = NcclTransport(None)  # the group of all ranks
-
-    def _message(self, op: Send | Recv) -> Message:
-        if isinstance(op, Recv) and op.src is None and isinstance(op.x, torch.Tensor):
-            raise ConfigError(f"rank {self.rank}: NCCL can't receive from anyone; name the sender, "
-                              f"or use backend='gloo'")
-        return super()._message(op)
-
-    def _move(self, operations: list[Operation]) -> Sequence[Handle]:
-        """Objects, and messages without bytes, go over Gloo: NCCL would not move them."""
-        on_host = [_is_host_data(x) for _, x, _, _ in operations]
-        by_gloo = [one for one, host in zip(operations, on_host, strict=True) if host]
-        by_nccl = [one for one, host in zip(operations, on_host, strict=True) if not host]
-        gloo = iter(self.end.transport.start(by_gloo))
-        nccl = iter(self.transport.start(by_nccl) if by_nccl else ())
-        return [next(gloo if host else nccl) for host in on_host]
-
-    def _new_stream(self) -> Stream:
-        return CudaStream(self.end)
-
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> NcclComm:
-        comm = super()._form(ranks, context)
-        assert isinstance(comm, NcclComm)
-        comm.transport = NcclTransport(
-            dist.new_group(list(comm.members), backend="nccl", use_local_synchronization=True))
-        return comm
-
-
-def _is_host_data(x: torch.Tensor) -> bool:
-    """Is it an object's frame, or what travels for an empty tensor?"""
-    return x.dtype is torch.uint8 and x.is_cpu
 
 
 def _tag_of(context: tuple[Any, ...]) -> int:

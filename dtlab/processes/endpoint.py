@@ -34,15 +34,15 @@ class Endpoint:
     """This process's end of all connections. `rank` and `size` are those of the whole run."""
 
     def __init__(
-        self, rank: int, size: int, transport: GlooTransport, device: torch.device,
-        status: SharedStatus | None = None, traced: bool = True,
+        self, rank: int, size: int, transport: GlooTransport, threads: Threads,
+        device: torch.device, status: SharedStatus | None = None, traced: bool = True,
     ):
         self.rank, self.size, self.device = rank, size, device
         self.transport, self.status = transport, status
         self.recorder = Recorder(traced)
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
         self.start_s = time.perf_counter()
-        self.threads = Threads()
+        self.threads = threads
         self._writers = 0
         self._contexts: dict[int, ContextCheck | None] = {}
         self._main = self.new_writer()

@@ -17,7 +17,8 @@ from dtlab.output import RankOutput
 from dtlab.processes import rank_monitor, serialization
 from dtlab.processes.control_channel import ControlChannel
 from dtlab.processes.endpoint import Reply
-from dtlab.processes.fork_server import STATUS, ask_rank, new_rank_group
+from dtlab.processes.fork_server import ask_rank, new_rank_group
+from dtlab.processes.fork_server_main import STATUS
 from dtlab.processes.rank_main import Settings
 from dtlab.processes.rank_monitor import RankHandle
 from dtlab.processes.shared_status import SharedStatus

@@ -30,7 +30,7 @@ class Message:
         self.sends, self.x, self.peer, self.world, self.tag = sends, x, peer, world, tag
         self.header, self.channel = header, channel
         self.number = -1  # of this channel
-        self.done_s = 0.0
+        self.posted_s = self.done_s = 0.0
         self.rest: Operation | None = None  # a long object's pickle, which follows its frame
         if isinstance(x, torch.Tensor):
             self.nbytes = x.nbytes

@@ -14,7 +14,7 @@ import torch
 
 _HEAD = struct.Struct("<QI")  # bytes of the pickle; the tag of the message that brings it, 0: none
 FRAME_BYTES = 8192
-_FIRST_TAG = 1 << 30  # from here up, one tag for each long pickle under way
+_FIRST_TAG = 1 << 30  # from here up, a tag for each message that another one announces
 _tags = itertools.count()
 
 
@@ -40,8 +40,13 @@ def framed(x: Any) -> tuple[torch.Tensor, torch.Tensor | None, int]:
     data = pickled(x)
     if len(data) <= FRAME_BYTES - _HEAD.size:
         return _tensor(_HEAD.pack(len(data), 0) + data), None, 0
-    tag = _FIRST_TAG + next(_tags) % _FIRST_TAG
+    tag = unused_tag()
     return _tensor(_HEAD.pack(len(data), tag)), _tensor(data), tag
+
+
+def unused_tag() -> int:
+    """A tag that no other message of this rank uses now."""
+    return _FIRST_TAG + next(_tags) % _FIRST_TAG
 
 
 def empty_frame() -> torch.Tensor:

@@ -11,9 +11,13 @@ import torch
 import torch.distributed as dist
 
 from dtlab.errors import ConfigError
-from dtlab.processes.communicator import NcclComm, ProcessComm
+from dtlab.processes import same_host_transport
+from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.nccl_communicator import NcclComm
+from dtlab.processes.same_host_transport import SameHostTransport
 from dtlab.processes.shared_status import SharedStatus
+from dtlab.processes.status_writer import Threads
 from dtlab.processes.transport import GlooTransport
 
 # With NCCL, what lies on the CPU (objects, agreements) still travels over Gloo.
@@ -62,8 +66,12 @@ def open_endpoint(
             "the process group has no backend for the CPU; form it with "
             f"init_process_group({_GROUPS[backend]!r}), or leave that to dtlab.run"
         ) from error
+    threads = Threads()
     transport = GlooTransport(group)
-    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, place, status, trace)
+    if status is not None and same_host_transport.is_possible():  # our launcher has one host
+        transport = SameHostTransport(group, threads.start)
+    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads, place, status,
+                    trace)
 
 
 def open_communicator(backend: str, end: Endpoint, run_number: int) -> ProcessComm:

@@ -26,11 +26,13 @@ from dtlab.processes import failures, serialization
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.control_channel import ControlChannel
 from dtlab.processes.endpoint import Endpoint, Reply
-from dtlab.processes.fork_server import ONE_THREAD
 from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
 from dtlab.processes.store import RankStore
 
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"
+)
 _GLOO = {
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # loopback, nothing else
     "GLOO_ENABLE_STORE_V2_API": "1",  # ask the store for all addresses at once
@@ -199,7 +201,8 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
     faulthandler.enable(file=2)  # a crash in C says where
     faulthandler.register(signal.SIGUSR1, file=diagnosis, all_threads=False)
-    env = _NO_FLIGHT_RECORDER | told.env | dict.fromkeys(ONE_THREAD, str(told.threads)) | _GLOO
+    threads = dict.fromkeys(THREAD_VARIABLES, str(told.threads))
+    env = _NO_FLIGHT_RECORDER | told.env | threads | _GLOO
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env.items() - os.environ.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from dtlab.collectives.registry import BARE, algorithm
+from dtlab.collectives.registry import IMPLEMENTATIONS, algorithm
 from dtlab.cost.model import FORMS, costs
 
 Named = tuple[tuple[str, str], Callable[..., Any]]  # (collective, algorithm), function
@@ -36,7 +36,7 @@ class Registered(NamedTuple):
 
 def registered() -> Registered:
     """What has been registered here, besides what every rank knows."""
-    algorithms = [((collective, name), function) for collective, named in BARE.items()
+    algorithms = [((collective, name), function) for collective, named in IMPLEMENTATIONS.items()
                   for name, function in named.items()]
     return Registered(list(filter(_is_own, algorithms)), list(filter(_is_own, FORMS.items())))
 

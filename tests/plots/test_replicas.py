@@ -24,8 +24,8 @@ def test_no_death_loses_a_push_that_was_acknowledged(rule: ps.Replication, victi
         run = replica_run(rule, victim=victim, event=event)
         assert run.acknowledged == run.counted == 20
         assert run.refused == run.lost == 0
-        assert list(run.chronicle.dead) == [victim]
-        assert run.died_s < run.chronicle.dead[victim]
+        assert list(run.master_log.dead) == [victim]
+        assert run.died_s < run.master_log.dead[victim]
 
 
 @pytest.mark.parametrize("look", [False, True])
@@ -40,7 +40,7 @@ def test_a_strong_store_that_is_cut_refuses_and_loses_nothing(
     assert run.lost == 0
     assert run.acknowledged <= run.counted <= run.acknowledged + run.refused
     assert {reply.worker for reply in run.replies if not reply.acknowledged} <= {NEAR}
-    assert run.chronicle.overlaps() == []
+    assert run.master_log.overlaps() == []
 
 
 def test_a_weak_store_that_is_cut_refuses_nothing_and_loses_what_one_side_acknowledged() -> None:
@@ -54,7 +54,7 @@ def test_a_weak_store_that_is_cut_refuses_nothing_and_loses_what_one_side_acknow
 def test_a_cut_shorter_than_the_lease_harms_nobody() -> None:
     for rule in (*STRONG, WEAK):
         run = replica_run(rule, cut_s=0.03, healed_s=0.04)
-        assert (run.acknowledged, run.lost, run.chronicle.dead) == (20, 0, {})
+        assert (run.acknowledged, run.lost, run.master_log.dead) == (20, 0, {})
 
 
 def test_replies_are_drawn_where_and_when() -> None:
@@ -78,7 +78,7 @@ def test_the_words_say_who_dies_who_leads_and_what_is_lost() -> None:
 
 def test_a_master_and_two_workers_stand_beside_the_copies() -> None:
     run = replica_run(ps.Chain())
-    assert run.chronicle.master == MASTER
+    assert run.master_log.master == MASTER
     assert {reply.worker for reply in run.replies} == {FAR, NEAR}
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dtlab import Comm, ConfigError, RankFailed, Recv, Send, ShapeMismatch, run
 from dtlab.collectives import all_reduce
-from dtlab.processes.communicator import NcclComm
+from dtlab.processes.nccl_communicator import NcclComm
 
 GPUS = torch.cuda.device_count()
 

@@ -11,7 +11,7 @@ import torch
 
 from dtlab import Comm, ConfigError, Session, collectives, cost, plots, run, simulate
 from dtlab.collectives import algorithm
-from dtlab.collectives.registry import BARE
+from dtlab.collectives.registry import IMPLEMENTATIONS
 from dtlab.topology import uniform
 
 pytestmark = pytest.mark.usefixtures("registering")
@@ -144,8 +144,8 @@ def test_a_mistake_is_told_when_it_is_registered() -> None:
         algorithm("allreduce", "mine")(by_hand)
     with pytest.raises(ConfigError, match="can't be called 'auto'"):
         algorithm("all_reduce", "auto")(by_hand)
-    assert "allreduce" not in BARE
-    assert "mine" not in BARE["all_reduce"]
+    assert "allreduce" not in IMPLEMENTATIONS
+    assert "mine" not in IMPLEMENTATIONS["all_reduce"]
     cost.costs("all_reduce", "ring")(lambda ranks, nbytes, itemsize: 1.0)
     with pytest.raises(ConfigError, match=r"form of all_reduce 'ring' must return a .*Form, not 1"):
         cost.time_s("all_reduce", "ring", 4, 400, 1e-6, 1e-9)

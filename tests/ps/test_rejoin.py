@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import dtlab.ps.copies
 import pytest
 import torch
 
-import dtlab.ps.copies
 from dtlab import Comm, RankFailed, Result, ps, simulate
 from dtlab.ps.replica import Replica
 from dtlab.topology import uniform

@@ -1,7 +1,7 @@
-"""How the referee talks to the processes that run a learner's code.
+"""Typed frames: how the referee talks to the processes that run a learner's code.
 
-Nothing that comes from a learner's process is ever unpickled: a message is a JSON header and raw
-bytes, so the worst that a hostile rank can send is nonsense, which is an error like any other.
+A frame is a JSON header and raw bytes. Nothing that comes from a learner's process is unpickled,
+so the worst that a hostile rank can send is an invalid frame, which is an error like any other.
 """
 
 from __future__ import annotations
@@ -12,57 +12,71 @@ import select
 import socket
 import struct
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-MAX_BYTES = 1 << 28  # of one header or blob: more is a rank gone mad
+MAX_BYTES = 1 << 28  # of one header or blob
 _LENGTH = struct.Struct("!Q")
 
 
-class Silence(Exception):
-    """Nothing came within the time limit."""
+class FrameTimeout(Exception):
+    """No frame came, or none was taken, within the time limit."""
 
 
-class Hangup(Exception):
-    """The other side is gone, or speaks nonsense."""
+class ConnectionClosed(Exception):
+    """The other end is closed, or sends what is not a frame."""
 
 
-class Link:
-    """One end of a socket that carries messages: a header (JSON) and blobs (bytes)."""
+class Frame(NamedTuple):
+    """One frame: a request, or an answer."""
+
+    kind: str  # what is asked for: "post", "wait", …; "answer"
+    stream: int  # which stream of the rank asks, or gets the answer; 0: the rank itself
+    fields: dict[str, Any]
+    blobs: list[bytes]  # the data of tensors and of pickled objects
+
+
+class FrameSocket:
+    """One end of a socket that carries frames."""
 
     def __init__(self, sock: socket.socket):
         self._sock = sock
 
-    def send(self, header: dict[str, Any], *blobs: bytes, until_s: float = math.inf) -> None:
-        """Send one message; `Silence` if the peer does not take it until `until_s` (monotonic)."""
-        text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
+    def send(self, kind: str, *blobs: bytes, stream: int = 0, until_s: float = math.inf,
+             **fields: Any) -> None:
+        """Send one frame. Raises `FrameTimeout` if the peer has not taken it at `until_s`
+        (monotonic), `ConnectionClosed`."""
+        text = json.dumps([kind, stream, fields, [len(blob) for blob in blobs]]).encode()
         try:
             self._limit(until_s)
             self._sock.sendall(b"".join((_LENGTH.pack(len(text)), text, *blobs)))
         except TimeoutError:
-            raise Silence from None
+            raise FrameTimeout from None
         except OSError as error:
-            raise Hangup(str(error)) from None
+            raise ConnectionClosed(str(error)) from None
 
-    def recv(self, until_s: float = math.inf) -> tuple[dict[str, Any], list[bytes]]:
-        """The next message: header and blobs. `Silence` if it isn't there at `until_s`."""
+    def recv(self, until_s: float = math.inf) -> Frame:
+        """The next frame. Raises `FrameTimeout` if it has not come at `until_s`,
+        `ConnectionClosed`."""
         try:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, until_s))
-            header = json.loads(self._exactly(length, until_s))
-            return header, [self._exactly(int(n), until_s) for n in header["blobs"]]
+            kind, stream, fields, lengths = json.loads(self._exactly(length, until_s))
+            if not (isinstance(kind, str) and isinstance(stream, int) and isinstance(fields, dict)):
+                raise ValueError("not the header of a frame")
+            return Frame(kind, stream, fields, [self._exactly(int(n), until_s) for n in lengths])
         except TimeoutError:
-            raise Silence from None
+            raise FrameTimeout from None
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise Hangup(f"{type(error).__name__}: {error}") from None
+            raise ConnectionClosed(f"{type(error).__name__}: {error}") from None
 
     def wait(self, until_s: float) -> bool:
-        """Has something come (or has the peer hung up) by `until_s`?"""
+        """Has something come, or has the peer closed its end, by `until_s`?"""
         left_s = max(until_s - time.monotonic(), 0.0)
         return bool(select.select([self._sock], [], [], left_s)[0])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end."""
         self._sock.close()
 
     def fileno(self) -> int:
@@ -71,14 +85,14 @@ class Link:
 
     def _exactly(self, count: int, until_s: float) -> bytes:
         if not 0 <= count <= MAX_BYTES:
-            raise ValueError(f"a message of {count} bytes")
+            raise ValueError(f"{count} bytes in one part of a frame")
         data = bytearray()
         while len(data) < count:
             self._limit(until_s)
-            piece = self._sock.recv(min(count - len(data), 1 << 20))
-            if not piece:
-                raise ConnectionResetError("hung up")
-            data += piece
+            part = self._sock.recv(min(count - len(data), 1 << 20))
+            if not part:
+                raise ConnectionResetError("the peer closed its end")
+            data += part
         return bytes(data)
 
     def _limit(self, until_s: float) -> None:
@@ -89,10 +103,10 @@ class Link:
         self._sock.settimeout(max(until_s - time.monotonic(), 1e-4))
 
 
-def link_pair() -> tuple[Link, Link]:
+def frame_socket_pair() -> tuple[FrameSocket, FrameSocket]:
     """Two connected ends."""
     here, there = socket.socketpair()
-    return Link(here), Link(there)
+    return FrameSocket(here), FrameSocket(there)
 
 
 # ---- values ------------------------------------------------------------------------------------
@@ -105,7 +119,7 @@ def tensor_bytes(x: torch.Tensor) -> bytes:
 
 
 def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
-    """The tensor that `tensor_bytes` took apart. `ValueError` if the pieces don't fit."""
+    """The tensor of which `tensor_bytes` made `data`. `ValueError` if they don't fit."""
     kind = getattr(torch, dtype, None)
     sizes = [int(n) for n in shape]
     if not isinstance(kind, torch.dtype) or any(n < 0 for n in sizes):

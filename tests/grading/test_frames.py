@@ -1,4 +1,4 @@
-"""Values and messages between the referee and untrusted processes."""
+"""Values and frames between the referee and untrusted processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 import pytest
 import torch
 
-from dtlab.grading.wire import (
-    Hangup,
+from dtlab.grading.frames import (
+    ConnectionClosed,
+    Frame,
+    FrameTimeout,
     Opaque,
-    Silence,
     decode,
     encode,
-    link_pair,
+    frame_socket_pair,
     tensor_bytes,
     tensor_from,
 )
@@ -59,39 +60,41 @@ def test_other_objects_become_their_repr():
     (b"abc", "float32", [1]), (b"", "float32", [3]), (b"1234", "Tensor", [1]),
     (b"1234", "float32", [-1]), (b"1234", "nonsense", [1]),
 ])
-def test_pieces_that_fit_no_tensor_are_refused(data, dtype, shape):
+def test_data_that_fits_no_tensor_is_refused(data, dtype, shape):
     with pytest.raises(ValueError):
         tensor_from(data, dtype, shape)
 
 
-def test_messages_keep_their_order_and_blobs():
-    here, there = link_pair()
-    here.send({"do": "a"}, b"x" * 100_000, b"")
-    here.send({"do": "b"})
-    header, blobs = there.recv()
-    assert (header["do"], [len(b) for b in blobs]) == ("a", [100_000, 0])
-    assert there.recv()[0]["do"] == "b"
+def test_frames_keep_their_order_stream_fields_and_blobs():
+    here, there = frame_socket_pair()
+    here.send("a", b"x" * 100_000, b"", stream=3, n=[1, None])
+    here.send("b")
+    assert there.recv() == Frame("a", 3, {"n": [1, None]}, [b"x" * 100_000, b""])
+    assert there.recv() == Frame("b", 0, {}, [])
 
 
-def test_silence_and_hangup_are_told_apart():
-    here, there = link_pair()
-    with pytest.raises(Silence):
+def test_a_timeout_and_a_closed_connection_are_told_apart():
+    here, there = frame_socket_pair()
+    with pytest.raises(FrameTimeout):
         here.recv(time.monotonic() + 0.01)
     there.close()
-    with pytest.raises(Hangup):
+    with pytest.raises(ConnectionClosed):
         here.recv()
 
 
-@pytest.mark.parametrize("nonsense", [
-    b"\x00" * 7 + b"\x04" + b"null",
-    b"\x00" * 7 + b"\x02" + b"{}",
-    b"\xff" * 100,
-    b"\x00" * 7 + b"\x0c" + b'{"blobs":-1}',
-    b"\x00" * 7 + b"\x0e" + b'{"blobs":[-1]}',
+@pytest.mark.parametrize("header", [
+    b"null", b"{}", b"[]", b'["a",0,{}]', b'["a",0,{},3]', b'["a",0,{},[-1]]', b'[{},0,{},[]]',
+    b'["a","0",{},[]]', b'["a",0,[],[]]', b"not JSON",
 ])
-def test_nonsense_is_a_hangup(nonsense):
-    here, there = link_pair()
-    there._sock.sendall(nonsense)
-    there.close()
-    with pytest.raises(Hangup):
+def test_what_is_no_frame_closes_the_connection(header):
+    here, there = frame_socket_pair()
+    there._sock.sendall(len(header).to_bytes(8, "big") + header)
+    with pytest.raises(ConnectionClosed):
+        here.recv()
+
+
+def test_a_frame_of_an_absurd_length_closes_the_connection():
+    here, there = frame_socket_pair()
+    there._sock.sendall(b"\xff" * 100)
+    with pytest.raises(ConnectionClosed):
         here.recv()

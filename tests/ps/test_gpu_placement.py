@@ -21,7 +21,7 @@ def summed(comm: Comm, place: str, n: int) -> torch.Tensor:
     return where.sum_on_gpus(comm, numbers(comm.rank, n), place)
 
 
-@pytest.mark.parametrize("place", where.PLACES)
+@pytest.mark.parametrize("place", where.GPU_PLACEMENTS)
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 5, 8, 13])
 @pytest.mark.parametrize("n", [0, 1, 10, 999])
 def test_every_gpu_has_the_sum_over_the_gpus(place: str, gpus: int, n: int) -> None:
@@ -30,7 +30,7 @@ def test_every_gpu_has_the_sum_over_the_gpus(place: str, gpus: int, n: int) -> N
         assert torch.equal(x, total)
 
 
-@pytest.mark.parametrize("place", where.PLACES)
+@pytest.mark.parametrize("place", where.GPU_PLACEMENTS)
 def test_on_real_processes_too(place: str) -> None:
     total = torch.stack([numbers(rank, 100) for rank in range(3)]).sum(0)
     assert all(torch.equal(x, total) for x in run(summed, place, 100, ranks=4).values[:3])
@@ -50,7 +50,7 @@ def test_160_megabytes_over_16_gigabytes_a_second(place: str, switches: int, ms:
     assert simulate(gradients, network=cluster).elapsed_s * 1e3 == pytest.approx(ms)
 
 
-@pytest.mark.parametrize("place", where.PLACES)
+@pytest.mark.parametrize("place", where.GPU_PLACEMENTS)
 def test_the_servers_are_those_who_add_up(place: str) -> None:
     cluster = where.gpus_and_cpu(4)
     result = simulate(summed, place, 1000, network=cluster)
