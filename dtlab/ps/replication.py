@@ -54,8 +54,8 @@ class Copy(Protocol):
     view: View  # in which this copy is a member
     had: int  # how many requests it has received
     stable: int  # how many every copy has
-    log: Mapping[int, Any]  # by number, the requests that some copy may not have yet
-    acknowledged: Mapping[int, int]  # by rank of a copy, how many it has said that it has
+    log: dict[int, Any]  # by number, the requests that some copy may not have yet
+    acknowledged: dict[int, int]  # by rank of a copy, how many it has said that it has
 
     def forward(self, number: int, dst: int) -> None:
         """Send request `number` of the log to the copy on rank `dst`."""
