@@ -90,7 +90,7 @@ def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
 def give_up_silent(server: ServerState, endpoint: Endpoint) -> None:
     """Go on without the workers that are `silent`."""
     for worker in silent(server, endpoint):
-        lose(server, worker)
+        server.lose(worker)
 
 
 def _check_may_be_lost(server: ServerState, worker: int) -> None:
@@ -101,12 +101,3 @@ def _check_may_be_lost(server: ServerState, worker: int) -> None:
                        f'join(lost_worker="go on") goes on without it', worker)
     if worker == policy.workers[0] and not server.batches:
         raise RankDied(f"worker {worker}, whose values count, has died before init", worker)
-
-
-def lose(server: ServerState, worker: int) -> None:
-    """Go on without `worker`: its clock holds up no other worker any more."""
-    server.lost.append(worker)
-    server.clocks.leave(worker)
-    server.made()
-    server.migration.begin(server)
-    server.advance()

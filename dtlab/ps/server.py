@@ -205,7 +205,7 @@ class Server(ServerState):
     def _lose(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("lose", number): `src` is lost. From the copy that leads."""
         if src in self.clocks.of:
-            failures.lose(self, src)
+            self.lose(src)
 
     # ---- what follows from it -------------------------------------------------------------------
 
@@ -215,6 +215,14 @@ class Server(ServerState):
             entry.value = entry.value.clone()
         entry.update(bucket, absent)
         self.statistics.updates += entry.count
+
+    def lose(self, worker: int) -> None:
+        """Go on without `worker`: its clock holds up no other worker any more."""
+        self.lost.append(worker)
+        self.clocks.leave(worker)
+        self.made()
+        self.migration.begin(self)
+        self.advance()
 
     def advance(self) -> None:
         """A clock has moved: close those that can be closed, answer pulls that waited for it."""

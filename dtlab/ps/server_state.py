@@ -90,3 +90,7 @@ class ServerState(ABC):
     @abstractmethod
     def shards(self, servers: Sequence[int]) -> Shards:
         """The shards of all keys if `servers` hold them."""
+
+    @abstractmethod
+    def lose(self, worker: int) -> None:
+        """Go on without `worker`: its clock holds up no other worker any more."""
