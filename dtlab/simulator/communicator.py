@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
@@ -65,7 +66,17 @@ class SimComm(Comm):
         return message.channel.peer
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        self._wait((self._send(out, self._to[dst]),), (self._recv(into, self._from[src]),))
+        # `_wait` written out: rings live in this call.
+        sent, received = self._send(out, self._to[dst]), self._recv(into, self._from[src])
+        engine = self._engine
+        strand = engine.running
+        strand.waits_for = sent, received
+        if not sent.left:
+            sent.sender = strand
+            engine.pause(self.label)
+        if not received.arrived:
+            received.receiver = strand
+            engine.pause(self.label)
 
     def exchange(self, *ops: Send | Recv) -> None:
         messages = [self._send(op[0], self._to[op[1]]) if op.__class__ is Send
@@ -106,9 +117,10 @@ class SimComm(Comm):
     def _send(self, x: Any, channel: Channel) -> PendingMessage:
         """Post the sender's side of a message."""
         engine = self._engine
+        strand = engine.running
         if engine.stopping:
             raise Stopped
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, Tensor):
             real = not x.is_meta
             if real:
                 self._check_tensor(x, "send")
@@ -130,14 +142,14 @@ class SimComm(Comm):
         engine.order = message.order = engine.order + 1
         message.channel = channel
         message.x = x
-        message.nbytes = x.nbytes
-        message.real = engine.running.real = real
-        message.src_stream = engine.running.stream
+        message.nbytes = nbytes = x.nbytes
+        message.real = strand.real = real
+        message.src_stream = strand.stream
         message.label = self.label
         message.sent_s = engine.now
         message.left = False
         message.sender = None
-        if message.nbytes <= engine.eager_bytes:
+        if nbytes <= engine.eager_bytes:
             self._send_eagerly(message)
         if message.into is not None:
             engine.match(message)
@@ -145,7 +157,7 @@ class SimComm(Comm):
 
     def _send_eagerly(self, message: PendingMessage) -> None:
         """Let a small message go before its receiver is there; its sender is free at once."""
-        if isinstance(message.x, torch.Tensor):
+        if isinstance(message.x, Tensor):
             message.x = message.x.detach().clone()
         message.left = True
         message.end_s = 0.0
@@ -154,11 +166,12 @@ class SimComm(Comm):
     def _recv(self, x: Any, source: Channel | ReceiveQueue) -> PendingMessage:
         """Post the receiver's side of a message."""
         engine = self._engine
+        strand = engine.running
         if engine.stopping:
             raise Stopped
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, Tensor):
             x = self._buffer(x)
-        elif engine.running.real:
+        elif strand.real:
             self._check_tensor(x, "receive into")
         message = source.first
         if source.shared:
@@ -177,7 +190,7 @@ class SimComm(Comm):
             source.put(message)
         message.into = x
         message.wanted_label = self.label
-        message.dst_stream = engine.running.stream
+        message.dst_stream = strand.stream
         message.wanted_s = engine.now
         message.arrived = False
         message.receiver = None

@@ -78,8 +78,6 @@ class Engine:
         self._ready: deque[Strand] = deque()
         self._agenda: dict[float, Instant] = {}
         self._times: list[float] = []  # the keys of the agenda, as a heap
-        self._due_s = -1.0  # the agenda's entry for this time was asked for last:
-        self._due: list[PendingMessage] = []  # what is to enter its links then
         self._changes = Changes(topology)
         self._change_s = self._changes.next_s
         for change in topology.changes:
@@ -192,12 +190,10 @@ class Engine:
                 return
             self.now = now = heapq.heappop(self._times)
             instant = agenda.pop(now)
-            self._due_s = -1.0
             if now >= self._change_s:
                 self._change_links()
             self._deliver(network.end(instant.arriving, now))
-            for message in instant.starting:
-                self._start(message)
+            self._start(instant.starting)
             network.start(instant.entering, now)
             ready.extend(instant.waking)
             if instant.timeouts is not None:
@@ -305,28 +301,33 @@ class Engine:
         """Every rank waits: let the messages matched at this instant occupy their ports."""
         now, overhead_s, free_s = self.now, self._overhead_s, self._port_free_s
         self._matched.sort(key=_order)
+        starting = []
         for message in self._matched:
             channel = message.channel
-            start_s = message.start_s = max(now, free_s[channel.src])
-            free_s[channel.src] = start_s + min(overhead_s, channel.latency_s)
+            src, latency_s = channel.src, channel.latency_s
+            message.links = channel.links
+            message.remaining = message.nbytes
+            message.start_s = start_s = free_s[src] if free_s[src] > now else now
+            free_s[src] = start_s + (overhead_s if overhead_s < latency_s else latency_s)
             if start_s == now:
-                self._start(message)
+                starting.append(message)
             else:
                 self._at(start_s).starting.append(message)
         self._matched.clear()
+        self._start(starting)
 
-    def _start(self, message: PendingMessage) -> None:
-        """`message` starts now: its bytes enter their links once its latency has passed."""
-        message.remaining = message.nbytes
-        message.links = message.channel.links
-        due_s = self.now + message.channel.latency_s
-        if due_s != self._due_s:  # as a rule many start at once
-            self._due_s, self._due = due_s, self._at(due_s).entering
-        self._due.append(message)
+    def _start(self, messages: Sequence[PendingMessage]) -> None:
+        """`messages` start now: their bytes enter their links once their latency has passed."""
+        due_s = -1.0
+        for message in messages:
+            enters_s = self.now + message.channel.latency_s
+            if enters_s != due_s:  # as a rule many enter at once
+                due_s, due = enters_s, self._at(enters_s).entering
+            due.append(message)
 
     def _deliver(self, messages: Sequence[PendingMessage]) -> None:
         """Put the data in place and let both sides go on."""
-        now, record = self.now, self.messages.extend
+        now, ready, record = self.now, self._ready, self.messages.extend
         for m in messages:
             if m.into is None:  # sent eagerly, and not asked for yet
                 continue
@@ -337,10 +338,11 @@ class Engine:
                 record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
                         m.label, m.src_stream, m.dst_stream))
             m.left = m.arrived = True
-            if m.sender is not None:
-                self.wake(m.sender)
-            if m.receiver is not None:
-                self.wake(m.receiver)
+            for strand in (m.sender, m.receiver):
+                if strand is not None:
+                    ready.append(strand)
+                    if strand.any_of:
+                        _forget_others(strand)
 
 
 _order = attrgetter("order")
