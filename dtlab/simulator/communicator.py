@@ -27,7 +27,7 @@ from dtlab.simulator.messages import (
 )
 from dtlab.simulator.strands import Crashed, Stopped
 from dtlab.simulator.streams import Stream
-from dtlab.simulator.works import Receiving, Sending, SimWork
+from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
 
 
 class SimComm(Comm):
@@ -63,7 +63,8 @@ class SimComm(Comm):
     def recv(self, x: Any, src: int | None = None) -> int:
         message = self._recv(x, self._from[src])
         self._wait((), (message,))
-        return message.channel.peer
+        peer: int = message.channel.peer
+        return peer
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         # `_wait` written out: rings live in this call.
@@ -72,11 +73,9 @@ class SimComm(Comm):
         strand = engine.running
         strand.waits_for = sent, received
         if not sent.left:
-            sent.sender = strand
-            engine.pause(self.label)
+            engine.wait_for(sent, self.label)
         if not received.arrived:
-            received.receiver = strand
-            engine.pause(self.label)
+            engine.wait_for(received, self.label)
 
     def exchange(self, *ops: Send | Recv) -> None:
         messages = [self._send(op[0], self._to[op[1]]) if op.__class__ is Send
@@ -87,16 +86,13 @@ class SimComm(Comm):
     def _wait(self, sends: Sequence[PendingMessage], receives: Sequence[PendingMessage]) -> None:
         """Pause until all of them have left, and have arrived."""
         engine = self._engine
-        strand = engine.running
-        strand.waits_for = *sends, *receives
+        engine.running.waits_for = *sends, *receives
         for message in sends:
             if not message.left:
-                message.sender = strand
-                engine.pause(self.label)
+                engine.wait_for(message, self.label)
         for message in receives:
             if not message.arrived:
-                message.receiver = strand
-                engine.pause(self.label)
+                engine.wait_for(message, self.label)
 
     def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
         if timeout_s is not None and not 0 <= timeout_s < math.inf:
@@ -104,7 +100,11 @@ class SimComm(Comm):
                               f"finite, not {timeout_s!r}")
         ours = [work for work in works if isinstance(work, SimWork)]
         if not any(work.is_done() for work in ours):
-            self._engine.pause_for_any(ours, self.label, timeout_s)
+            strand = self._engine.running
+            strand.waits_for = [work.message for work in ours if isinstance(work, MessageWork)] or (
+                "wait_any")
+            self._engine.wait_for_any([work.await_on(strand) for work in ours], self.label,
+                                      timeout_s)
         return next((work for work in ours if work.is_done()), None)
 
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
@@ -136,23 +136,23 @@ class SimComm(Comm):
                 message = None
         if message is None:
             message = PendingMessage()
-            message.into = message.receiver = None
+            message.into = None
             message.arrived = False
+            message.label = self.label
             channel.put_send(message)
         engine.order = message.order = engine.order + 1
         message.channel = channel
+        message.links = channel.links
         message.x = x
-        message.nbytes = nbytes = x.nbytes
+        message.nbytes = message.remaining = nbytes = x.nbytes
         message.real = strand.real = real
-        message.src_stream = strand.stream
-        message.label = self.label
         message.sent_s = engine.now
         message.left = False
-        message.sender = None
+        message.sender = strand
         if nbytes <= engine.eager_bytes:
             self._send_eagerly(message)
         if message.into is not None:
-            engine.match(message)
+            engine.match(message, self.label, message.label)
         return message
 
     def _send_eagerly(self, message: PendingMessage) -> None:
@@ -183,19 +183,17 @@ class SimComm(Comm):
                 message = None
         if message is None:
             message = PendingMessage()
-            message.x = message.sender = None
-            message.left = False
-            message.source = source
+            message.x = None
+            message.channel = source
+            message.label = self.label
             engine.order = message.order = engine.order + 1
             source.put(message)
         message.into = x
-        message.wanted_label = self.label
-        message.dst_stream = strand.stream
         message.wanted_s = engine.now
         message.arrived = False
-        message.receiver = None
+        message.receiver = strand
         if message.x is not None:
-            engine.match(message)
+            engine.match(message, message.label, self.label)
         return message
 
     def _buffer(self, x: Any) -> ObjectBuffer:
@@ -275,7 +273,7 @@ class SimComm(Comm):
             for _, (_, waiting) in sorted(agreement.items()):  # all go on in order of their ranks
                 engine.wake(waiting)
         strand.waits_for = "split"
-        strand.pause()
+        engine.wait_for(agreement, self.label)
         return [agreement[rank][0] for rank in range(self.size)]
 
     def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
