@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
@@ -26,7 +27,7 @@ from dtlab.simulator.messages import (
 )
 from dtlab.simulator.strands import Crashed, Stopped
 from dtlab.simulator.streams import Stream
-from dtlab.simulator.works import Receiving, Sending, SimWork
+from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
 
 
 class SimComm(Comm):
@@ -62,10 +63,19 @@ class SimComm(Comm):
     def recv(self, x: Any, src: int | None = None) -> int:
         message = self._recv(x, self._from[src])
         self._wait((), (message,))
-        return message.channel.peer
+        peer: int = message.channel.peer
+        return peer
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        self._wait((self._send(out, self._to[dst]),), (self._recv(into, self._from[src]),))
+        # `_wait` written out: rings live in this call.
+        sent, received = self._send(out, self._to[dst]), self._recv(into, self._from[src])
+        engine = self._engine
+        strand = engine.running
+        strand.waits_for = sent, received
+        if not sent.left:
+            engine.wait_for(sent, self.label)
+        if not received.arrived:
+            engine.wait_for(received, self.label)
 
     def exchange(self, *ops: Send | Recv) -> None:
         messages = [self._send(op[0], self._to[op[1]]) if op.__class__ is Send
@@ -76,16 +86,13 @@ class SimComm(Comm):
     def _wait(self, sends: Sequence[PendingMessage], receives: Sequence[PendingMessage]) -> None:
         """Pause until all of them have left, and have arrived."""
         engine = self._engine
-        strand = engine.running
-        strand.waits_for = *sends, *receives
+        engine.running.waits_for = *sends, *receives
         for message in sends:
             if not message.left:
-                message.sender = strand
-                engine.pause(self.label)
+                engine.wait_for(message, self.label)
         for message in receives:
             if not message.arrived:
-                message.receiver = strand
-                engine.pause(self.label)
+                engine.wait_for(message, self.label)
 
     def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
         if timeout_s is not None and not 0 <= timeout_s < math.inf:
@@ -93,7 +100,11 @@ class SimComm(Comm):
                               f"finite, not {timeout_s!r}")
         ours = [work for work in works if isinstance(work, SimWork)]
         if not any(work.is_done() for work in ours):
-            self._engine.pause_for_any(ours, self.label, timeout_s)
+            strand = self._engine.running
+            strand.waits_for = [work.message for work in ours if isinstance(work, MessageWork)] or (
+                "wait_any")
+            self._engine.wait_for_any([work.await_on(strand) for work in ours], self.label,
+                                      timeout_s)
         return next((work for work in ours if work.is_done()), None)
 
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
@@ -106,9 +117,10 @@ class SimComm(Comm):
     def _send(self, x: Any, channel: Channel) -> PendingMessage:
         """Post the sender's side of a message."""
         engine = self._engine
+        strand = engine.running
         if engine.stopping:
             raise Stopped
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, Tensor):
             real = not x.is_meta
             if real:
                 self._check_tensor(x, "send")
@@ -124,28 +136,28 @@ class SimComm(Comm):
                 message = None
         if message is None:
             message = PendingMessage()
-            message.into = message.receiver = None
+            message.into = None
             message.arrived = False
+            message.label = self.label
             channel.put_send(message)
         engine.order = message.order = engine.order + 1
         message.channel = channel
+        message.links = channel.links
         message.x = x
-        message.nbytes = x.nbytes
-        message.real = engine.running.real = real
-        message.src_stream = engine.running.stream
-        message.label = self.label
+        message.nbytes = message.remaining = nbytes = x.nbytes
+        message.real = strand.real = real
         message.sent_s = engine.now
         message.left = False
-        message.sender = None
-        if message.nbytes <= engine.eager_bytes:
+        message.sender = strand
+        if nbytes <= engine.eager_bytes:
             self._send_eagerly(message)
         if message.into is not None:
-            engine.match(message)
+            engine.match(message, self.label, message.label)
         return message
 
     def _send_eagerly(self, message: PendingMessage) -> None:
         """Let a small message go before its receiver is there; its sender is free at once."""
-        if isinstance(message.x, torch.Tensor):
+        if isinstance(message.x, Tensor):
             message.x = message.x.detach().clone()
         message.left = True
         message.end_s = 0.0
@@ -154,11 +166,12 @@ class SimComm(Comm):
     def _recv(self, x: Any, source: Channel | ReceiveQueue) -> PendingMessage:
         """Post the receiver's side of a message."""
         engine = self._engine
+        strand = engine.running
         if engine.stopping:
             raise Stopped
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, Tensor):
             x = self._buffer(x)
-        elif engine.running.real:
+        elif strand.real:
             self._check_tensor(x, "receive into")
         message = source.first
         if source.shared:
@@ -170,19 +183,17 @@ class SimComm(Comm):
                 message = None
         if message is None:
             message = PendingMessage()
-            message.x = message.sender = None
-            message.left = False
-            message.source = source
+            message.x = None
+            message.channel = source
+            message.label = self.label
             engine.order = message.order = engine.order + 1
             source.put(message)
         message.into = x
-        message.wanted_label = self.label
-        message.dst_stream = engine.running.stream
         message.wanted_s = engine.now
         message.arrived = False
-        message.receiver = None
+        message.receiver = strand
         if message.x is not None:
-            engine.match(message)
+            engine.match(message, message.label, self.label)
         return message
 
     def _buffer(self, x: Any) -> ObjectBuffer:
@@ -262,7 +273,7 @@ class SimComm(Comm):
             for _, (_, waiting) in sorted(agreement.items()):  # all go on in order of their ranks
                 engine.wake(waiting)
         strand.waits_for = "split"
-        strand.pause()
+        engine.wait_for(agreement, self.label)
         return [agreement[rank][0] for rank in range(self.size)]
 
     def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:

@@ -26,13 +26,27 @@ import torch
 from dtlab.errors import Deadlock, RunTimeout
 from dtlab.matching import check_match, describe
 from dtlab.simulator.changes import Changes
-from dtlab.simulator.instant import Instant
-from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue, put
+from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue
 from dtlab.simulator.network import ARRIVED, Network
-from dtlab.simulator.strands import Notifier, Strand
+from dtlab.simulator.strands import Strand
 from dtlab.simulator.waiting import CRASHED, hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
+
+ANY = object()  # what a strand awaits that waits for any of `Strand.any_of`
+
+
+class Instant:
+    """What is due at one instant, in order of planning."""
+
+    __slots__ = ("arriving", "entering", "timeouts", "waking")
+
+    def __init__(self) -> None:
+        self.arriving: list[PendingMessage] = []  # the last byte comes, unless rates change
+        self.entering: list[PendingMessage] = []  # the latency has passed
+        self.waking: list[Strand] = []  # the strand has slept enough
+        # The strand has waited long enough for one of those.
+        self.timeouts: list[tuple[Strand, Sequence[object]]] | None = None
 
 
 class Engine:
@@ -48,7 +62,7 @@ class Engine:
         self.tracing = trace
         self.messages = Rows(10)  # the fields of trace.Message
         self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
-        self.waits: list[list[Any]] = []  # the fields of trace.Span
+        self.waits: list[tuple[Any, ...]] = []  # the fields of trace.Span
         self.running: Strand  # the strand that runs now
         self.unwaited: dict[Any, Any] = {}  # works that nobody waited for → lines that began them
         self.crashed: set[int] = set()
@@ -65,8 +79,6 @@ class Engine:
         self._ready: deque[Strand] = deque()
         self._agenda: dict[float, Instant] = {}
         self._times: list[float] = []  # the keys of the agenda, as a heap
-        self._due_s = -1.0  # the agenda's entry for this time was asked for last:
-        self._due: list[PendingMessage] = []  # what is to enter its links then
         self._changes = Changes(topology)
         self._change_s = self._changes.next_s
         for change in topology.changes:
@@ -129,6 +141,7 @@ class Engine:
         self.crashed.add(rank)
         for strand in self._strands:
             if strand.rank == rank:
+                self.end_wait(strand)
                 strand.done, strand.waits_for = True, CRASHED
 
     def _failed_links(self) -> str:
@@ -179,12 +192,9 @@ class Engine:
                 return
             self.now = now = heapq.heappop(self._times)
             instant = agenda.pop(now)
-            self._due_s = -1.0
             if now >= self._change_s:
                 self._change_links()
             self._deliver(network.end(instant.arriving, now))
-            for message in instant.starting:
-                self._start(message)
             network.start(instant.entering, now)
             ready.extend(instant.waking)
             if instant.timeouts is not None:
@@ -198,7 +208,16 @@ class Engine:
                 for channel in self._channels.values():
                     if link in channel.links:
                         channel.latency_s += growth_s
+                self._delay_those_to_start(link)
         self._change_s = self._changes.next_s
+
+    def _delay_those_to_start(self, link: int) -> None:
+        """The latency of `link` has changed: messages that wait for their ports enter later."""
+        for instant in list(self._agenda.values()):
+            for message in instant.entering[:]:
+                if message.start_s >= self.now and link in message.links:
+                    instant.entering.remove(message)
+                    self._at(message.start_s + message.channel.latency_s).entering.append(message)
 
     def _at(self, when_s: float) -> Instant:
         """What is due at virtual time `when_s`, to be added to."""
@@ -211,43 +230,54 @@ class Engine:
     def wake(self, strand: Strand) -> None:
         """Let a paused strand go on at this instant."""
         self._ready.append(strand)
-        if strand.any_of:
-            _forget_others(strand)
 
     def sleep(self, seconds: float) -> None:
-        """Called on a strand: pause it for virtual `seconds`."""
-        self._at(self.now + seconds).waking.append(self.running)
-        self.running.pause()
-
-    def pause(self, label: str) -> None:
-        """Called on a strand: pause it until what it waits for wakes it. `label` of the wait."""
-        strand, since_s = self.running, self.now
+        """Called on a strand: pause it for virtual `seconds`, in which it works."""
+        strand = self.running
+        self.end_wait(strand)
+        self._at(self.now + seconds).waking.append(strand)
         strand.pause()
-        if self.tracing and self.now > since_s:
-            last = strand.wait
-            if last and last[3] == since_s and last[4] == label:  # it only waits on
-                last[3] = self.now
-            else:
-                strand.wait = [strand.rank, "wait", since_s, self.now, label, strand.stream]
-                self.waits.append(strand.wait)
+        strand.idle_since_s = self.now
 
-    def pause_for_any(self, works: Sequence[Notifier], label: str, seconds: float | None) -> None:
-        """Called on a strand: pause it until one of `works`, a list that nobody else has, is done,
-        or virtual `seconds` have passed."""
+    def wait_for(self, what: object, label: str) -> None:
+        """Called on a strand: pause it until `what`, a message or a begun function, is done."""
+        strand = self.running
+        if strand.label is not label:
+            self.end_wait(strand, label)
+        strand.awaits = what
+        strand.pause()
+
+    def end_wait(self, strand: Strand, label: str = "") -> None:
+        """`strand` has waited, until now, since it last worked, or waited under another label than
+        `label`."""
+        if self.tracing and self.now > strand.idle_since_s:
+            self.waits.append((strand.rank, "wait", strand.idle_since_s, self.now, strand.label,
+                               strand.stream))
+        strand.idle_since_s, strand.label = self.now, label
+
+    def wait_for_any(self, what: Sequence[object], label: str, seconds: float | None) -> None:
+        """Called on a strand: pause it until one of `what`, a list of its own, is done, or virtual
+        `seconds` have passed."""
         strand = self.running
         if seconds is not None:
             instant = self._at(self.now + seconds)
             instant.timeouts = instant.timeouts or []
-            instant.timeouts.append((strand, works))
-        strand.any_of = works
-        for work in works:
-            work.notify(strand)
-        self.pause(label)
+            instant.timeouts.append((strand, what))
+        strand.any_of = what
+        self.wait_for(ANY, label)
 
-    def _expire(self, timeouts: list[tuple[Strand, Sequence[Notifier]]]) -> None:
-        for strand, works in timeouts:
-            if strand.any_of is works:
-                self.wake(strand)
+    def done(self, what: object, strand: Strand) -> None:
+        """`what` is done: wake `strand` if it waits for that."""
+        if strand.awaits is what or (strand.awaits is ANY
+                                     and any(one is what for one in strand.any_of)):
+            strand.awaits = None
+            self._ready.append(strand)
+
+    def _expire(self, timeouts: list[tuple[Strand, Sequence[object]]]) -> None:
+        for strand, what in timeouts:
+            if strand.awaits is ANY and strand.any_of is what:
+                strand.awaits = None
+                self._ready.append(strand)
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -266,18 +296,17 @@ class Engine:
         """Where `dst` receives from anyone in one communicator's context."""
         return self._queues.setdefault((context, dst), ReceiveQueue())
 
-    def match(self, message: PendingMessage) -> None:
+    def match(self, message: PendingMessage, sent_label: str, wanted_label: str) -> None:
         """Both sides are there: let it move, if they fit together. Else raises `ShapeMismatch`."""
         x, into = message.x, message.into
         if not (
             x.dtype is into.dtype
             and message.nbytes == into.nbytes
             and (x.ndim == into.ndim == 1 or x.shape == into.shape)  # the first is the cheaper
-            and message.label == message.wanted_label
+            and sent_label == wanted_label
         ):
-            channel = message.channel
-            check_match(describe(x, message.label), channel.src,
-                        describe(into, message.wanted_label), channel.dst)
+            check_match(describe(x, sent_label), message.channel.src,
+                        describe(into, wanted_label), message.channel.dst)
         if not message.left:
             self._matched.append(message)
         elif message.end_s == ARRIVED:  # it was sent eagerly
@@ -292,52 +321,53 @@ class Engine:
         """Every rank waits: let the messages matched at this instant occupy their ports."""
         now, overhead_s, free_s = self.now, self._overhead_s, self._port_free_s
         self._matched.sort(key=_order)
+        due_s = -1.0
         for message in self._matched:
             channel = message.channel
-            start_s = message.start_s = max(now, free_s[channel.src])
-            free_s[channel.src] = start_s + min(overhead_s, channel.latency_s)
-            if start_s == now:
-                self._start(message)
-            else:
-                self._at(start_s).starting.append(message)
+            src, latency_s = channel.src, channel.latency_s
+            message.start_s = start_s = free_s[src] if free_s[src] > now else now
+            free_s[src] = start_s + (overhead_s if overhead_s < latency_s else latency_s)
+            enters_s = start_s + latency_s
+            if enters_s != due_s:  # as a rule many enter at once
+                due_s, due = enters_s, self._at(enters_s).entering
+            due.append(message)
         self._matched.clear()
-
-    def _start(self, message: PendingMessage) -> None:
-        """`message` starts now: its bytes enter their links once its latency has passed."""
-        message.remaining = message.nbytes
-        message.links = message.channel.links
-        due_s = self.now + message.channel.latency_s
-        if due_s != self._due_s:  # as a rule many start at once
-            self._due_s, self._due = due_s, self._at(due_s).entering
-        self._due.append(message)
 
     def _deliver(self, messages: Sequence[PendingMessage]) -> None:
         """Put the data in place and let both sides go on."""
-        now, record = self.now, self.messages.extend
+        now, tracing = self.now, self.tracing
+        ready, record = self._ready, self.messages.extend
         for m in messages:
             if m.into is None:  # sent eagerly, and not asked for yet
                 continue
             if m.real:
-                put(m.into, m.x)
-            if self.tracing:
-                channel = m.channel
-                record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
-                        m.label, m.src_stream, m.dst_stream))
+                _put(m.into, m.x)
+            sender, receiver = m.sender, m.receiver
+            if tracing:
+                record((sender.rank, receiver.rank, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
+                        m.label, sender.stream, receiver.stream))
             m.left = m.arrived = True
-            if m.sender is not None:
-                self.wake(m.sender)
-            if m.receiver is not None:
-                self.wake(m.receiver)
+            # `done` written out, but for what is rare.
+            if sender.awaits is m:
+                ready.append(sender)
+            elif sender.awaits is ANY:
+                self.done(m, sender)
+            if receiver.awaits is m:
+                ready.append(receiver)
+            elif receiver.awaits is ANY:
+                self.done(m, receiver)
 
 
 _order = attrgetter("order")
 
 
-def _forget_others(strand: Strand) -> None:
-    """`strand` goes on: nothing else that it has waited for wakes it once more."""
-    for work in strand.any_of:
-        work.notify(None)
-    strand.any_of = ()
+def _put(into: Any, x: Any) -> None:
+    """Copy `x` into its place."""
+    if isinstance(into, torch.Tensor) and into.is_inference():
+        with torch.inference_mode():  # where else torch refuses to change it
+            into.copy_(x)
+    else:
+        into.copy_(x)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
-import torch
 
 from dtlab.simulator.network import Flow
 from dtlab.simulator.strands import Strand
@@ -22,31 +21,26 @@ class PendingMessage(Flow):
     There are millions of them, so there is no `__init__`: each side fills in its own fields.
     """
 
-    __slots__ = ("arrived", "channel", "dst_stream", "into", "label", "left", "nbytes", "next",
-                 "order", "real", "receiver", "sender", "sent_s", "source", "src_stream", "start_s",
-                 "wanted_label", "wanted_s", "x")
+    __slots__ = ("arrived", "channel", "into", "label", "left", "nbytes", "next", "order", "real",
+                 "receiver", "sender", "sent_s", "start_s", "wanted_s", "x")
 
     # The sender's side.
-    channel: Channel
     x: Any  # a tensor or an `ObjectPayload`; None: it is not sent yet
     nbytes: int
     real: bool  # False: a tensor without data, so there is nothing to copy
-    label: str
-    src_stream: int
     sent_s: float  # when it was posted
     left: bool  # the sender may go on
-    sender: Strand | None  # the strand that waits for that
+    sender: Strand  # the strand that posted it, or waits for that
 
     # The receiver's side.
-    source: Channel | ReceiveQueue  # where it looked for a sender, in vain
     into: Any  # a tensor or an `ObjectBuffer`; None: it is not asked for yet
-    wanted_label: str
-    dst_stream: int
     wanted_s: float
     arrived: bool  # the receiver may go on
-    receiver: Strand | None
+    receiver: Strand  # the strand that posted it, or waits for that
 
     # Both.
+    channel: Any  # a `Channel`; a `ReceiveQueue` as long as it may come from anyone
+    label: str  # of the side that came first; both must be equal
     next: PendingMessage | None  # in a queue of messages that have one side only
     order: int  # of sending it; of asking for it, as long as it is not sent
     start_s: float  # when it occupied its sender's port, before its latency
@@ -189,13 +183,5 @@ class ReceiveQueue(Queue):
         if not self.sends:
             return None
         message, _ = self.sends.popitem(last=False)
-        return message.channel.take()
-
-
-def put(into: Any, x: Any) -> None:
-    """Copy `x` into its place."""
-    if isinstance(into, torch.Tensor) and into.is_inference():
-        with torch.inference_mode():  # where else torch refuses to change it
-            into.copy_(x)
-    else:
-        into.copy_(x)
+        message.channel.take()
+        return message

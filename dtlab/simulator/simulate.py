@@ -129,6 +129,7 @@ class _Simulation:
         try:
             fn, args = self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
+            self.engine.end_wait(strand)
             self.values[strand.rank] = value
             self.elapsed_s = self.engine.now  # the last to return has the last word
         except strands.Stopped:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Self
 
 import greenlet
 import torch
@@ -48,13 +48,6 @@ class Crashed(BaseException):
     """Ends a rank that was to crash; the others go on. Never seen outside."""
 
 
-class Notifier(Protocol):
-    """Something under way that wakes a strand when it is done."""
-
-    def notify(self, strand: Strand | None) -> None:
-        """`strand` is to go on then; None: no strand is."""
-
-
 class Strand(ABC):
     """A thread of control of one rank: exactly one of all strands and the engine runs at a time.
 
@@ -62,8 +55,8 @@ class Strand(ABC):
     next_strand: moves the clock on and returns the strand to go on next; None if there is none.
     """
 
-    __slots__ = ("_body", "_next_strand", "any_of", "done", "idle", "line", "rank", "real",
-                 "stream", "wait", "waits_for")
+    __slots__ = ("_body", "_next_strand", "any_of", "awaits", "done", "idle", "idle_since_s",
+                 "label", "line", "rank", "real", "stream", "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
@@ -72,9 +65,11 @@ class Strand(ABC):
         self.idle = False  # it has nothing to do, until something is begun on it
         # What it waits for, while it is paused: messages, or in words.
         self.waits_for: list[Any] | tuple[Any, ...] | str = ()  # messages, or words
-        self.any_of: Sequence[Notifier] = ()  # one of these is enough to go on
+        self.awaits: object = None  # the message or function that wakes it
+        self.any_of: Sequence[object] = ()  # or any of these does
+        self.idle_since_s = 0.0  # when it last worked: since then, it only waited
+        self.label = ""  # for what
         self.line: Line | None = None  # which began what it does, if it is a stream
-        self.wait: list[Any] = []  # its last row in the trace's waits
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
         self._next_strand = next_strand

@@ -29,9 +29,8 @@ class Begun(SimWork):
     def wait(self) -> Any:
         engine = self._engine
         if not self.done:
-            self._waiting = engine.running
             engine.running.waits_for = f"wait for stream {self._number}"
-            engine.pause("")
+            engine.wait_for(self.await_on(engine.running), "")
         engine.unwaited.pop(self, None)
         if self.error is not None:
             raise self.error
@@ -40,8 +39,9 @@ class Begun(SimWork):
     def is_done(self) -> bool:
         return self.done
 
-    def notify(self, strand: Strand | None) -> None:
+    def await_on(self, strand: Strand) -> object:
         self._waiting = strand
+        return self
 
     def run(self) -> None:
         """Called on the stream's strand. An error that nobody waits for ends the run."""
@@ -52,7 +52,7 @@ class Begun(SimWork):
             self._engine.unwaited.setdefault(self, self.line)
         self.done = True
         if self._waiting is not None:
-            self._engine.wake(self._waiting)
+            self._engine.done(self, self._waiting)
 
     def __str__(self) -> str:
         return f"begin({self._name}, …)"
@@ -82,10 +82,13 @@ class Stream:
 
     def _run(self, strand: Strand) -> None:
         """What the stream's strand does, from its first moment to its last."""
+        strand.idle_since_s = self._engine.now
         while True:
             while not self._begun:
+                self._engine.end_wait(strand)
                 strand.idle = True
                 strand.pause()
+                strand.idle_since_s = self._engine.now
             begun = self._begun.popleft()
             strand.line = begun.line
             try:

@@ -55,12 +55,11 @@ def _open(strand: Strand) -> list[PendingMessage]:
 def _peer(message: PendingMessage, rank: int) -> str:
     if message.is_sent_by(rank):
         return str(message.channel.dst)
-    source = message.source if message.x is None else message.channel
-    return str(source.src) if isinstance(source, Channel) else "anyone"
+    return str(message.channel.src) if isinstance(message.channel, Channel) else "anyone"
 
 
 def _label(strand: Strand) -> str:
     """How the collective call in which `strand` waits is labelled; "" if it is in none."""
     for message in _open(strand):
-        return message.label if message.is_sent_by(strand.rank) else message.wanted_label
+        return message.label
     return ""

@@ -30,8 +30,8 @@ class SimWork(Work):
         """Does `wait` return, or raise, at once?"""
 
     @abstractmethod
-    def notify(self, strand: Strand | None) -> None:
-        """`strand` is to go on when this is done; None: no strand is."""
+    def await_on(self, strand: Strand) -> object:
+        """`strand` waits for this. Returns what wakes it."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -50,14 +50,13 @@ class MessageWork(SimWork):
         super().__init__(engine, rank, line)
         self.message = message
 
-    def _finish(self, label: str) -> None:
+    def _finish(self) -> None:
         engine = self._engine
         engine.unwaited.pop(self, None)
         if not self.is_done():
             strand = engine.running
             strand.waits_for = (self.message,)
-            self.notify(strand)
-            engine.pause(label)
+            engine.wait_for(self.await_on(strand), self.message.label)
 
 
 class Sending(MessageWork):
@@ -71,14 +70,15 @@ class Sending(MessageWork):
         self._dst = dst
 
     def wait(self) -> int:
-        self._finish(self.message.label)
+        self._finish()
         return self._dst
 
     def is_done(self) -> bool:
         return self.message.left
 
-    def notify(self, strand: Strand | None) -> None:
+    def await_on(self, strand: Strand) -> object:
         self.message.sender = strand
+        return self.message
 
     def __str__(self) -> str:
         return f"isend to {self.message.channel.dst} of {self.message.nbytes:,} bytes"
@@ -90,25 +90,26 @@ class Receiving(MessageWork):
     __slots__ = ()
 
     def wait(self) -> int:
-        self._finish(self.message.wanted_label)
-        return self.message.channel.peer
+        self._finish()
+        peer: int = self.message.channel.peer
+        return peer
 
     def cancel(self) -> None:
         super().cancel()
         if self.message.x is None:
-            self.message.source.remove(self.message)
+            self.message.channel.remove(self.message)
 
     def is_done(self) -> bool:
         return self.message.arrived
 
-    def notify(self, strand: Strand | None) -> None:
+    def await_on(self, strand: Strand) -> object:
         self.message.receiver = strand
+        return self.message
 
     def __str__(self) -> str:
-        message = self.message
-        source = message.source if message.x is None else message.channel
+        source = self.message.channel
         text = f"irecv from {source.src if isinstance(source, Channel) else 'anyone'}"
-        size = message.into.nbytes  # -1: an object's is not known
+        size = self.message.into.nbytes  # -1: an object's is not known
         return text if size < 0 else f"{text} of {size:,} bytes"
 
 
