@@ -47,7 +47,7 @@ def ping_pong(comm: Comm, sizes: Sequence[int], repeats: int) -> list[list[float
     times: list[list[float]] = [[] for _ in sizes]
     order = list(range(len(sizes)))
     for turn in range(repeats + 1):  # all sizes in turn: a slow moment hits one repeat of each
-        random.Random(turn).shuffle(order)  # both ranks alike; nobody always follows the largest
+        random.Random(turn).shuffle(order)  # both ranks alike; no size always follows the largest
         for which in order:
             ball = balls[which]
             begun_s = comm.now()

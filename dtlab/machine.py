@@ -23,7 +23,7 @@ class Machine(NamedTuple):
     alpha: float  # seconds per message
     beta: float  # seconds per byte
     gamma: float  # seconds per byte reduced
-    lanes: float = math.inf  # so many messages can move at once: on one host, one a core
+    lanes: float = math.inf  # how many messages can move at once: on one host, one a core
     date: str = ""  # when it was measured, ISO 8601; "" if never
     host: str = ""
     # Seconds that a rank is busy with each message after the first, where it posts several at once
@@ -49,7 +49,7 @@ def save(machine: Machine) -> Path:
     """Keep `machine` for later runs on this host. Returns the file."""
     path = cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".new")  # whoever reads meanwhile finds the old file, whole
+    draft = path.with_suffix(".new")  # a rank that reads meanwhile finds the old file, whole
     draft.write_text(json.dumps(machine._asdict(), indent=1))
     draft.replace(path)
     load.cache_clear()

@@ -37,14 +37,14 @@ def double_tree(
     coming = []
     for (tree, s), part in parts.items():
         for child in trees[tree].children(me):
-            room = torch.empty_like(part)
-            coming.append((trees[tree].moment(child, UP, s), tree, s, child, room))
+            inbox = torch.empty_like(part)
+            coming.append((trees[tree].moment(child, UP, s), tree, s, child, inbox))
         parent = trees[tree].parent(me)
         if parent is not None:
             coming.append((trees[tree].moment(parent, DOWN, s), tree, s, parent, part))
     arriving: dict[tuple[int, int, int], tuple[Work, torch.Tensor]] = {}
-    for _, tree, s, rank, room in sorted(coming, key=lambda row: row[:3]):
-        arriving[tree, s, rank] = comm.irecv(room, rank), room
+    for _, tree, s, rank, into in sorted(coming, key=lambda row: row[:3]):
+        arriving[tree, s, rank] = comm.irecv(into, rank), into
 
     tasks = sorted((trees[tree].moment(me, way, s), tree, s)
                    for tree, s in parts for way in (UP, DOWN))

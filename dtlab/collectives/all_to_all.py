@@ -57,7 +57,7 @@ def linear(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tens
 def pairwise(comm: Comm, rows: Rows, received: Rows) -> Rows:
     """Fill `received`: in step k, send to the rank k further on, receive from the one k back.
 
-    Nobody ever receives from two at once. Cost: (p−1)α + (p−1)/p·nβ.
+    No rank ever receives from two at once. Cost: (p−1)α + (p−1)/p·nβ.
     """
     p, me = comm.size, comm.rank
     received[me].copy_(rows[me])
@@ -101,13 +101,13 @@ def central(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Ten
     """
     p, n = rows.shape
     mine = rows.view(p * n)
-    everyone = transposed = None
+    gathered = transposed = None
     if comm.rank == 0:
-        everyone, transposed = mine.new_empty((p, p * n)), mine.new_empty((p, p * n))
-        everyone[0] = mine
-    gather(comm, mine, everyone)
-    if everyone is not None and transposed is not None:
-        transposed.view(p, p, n).copy_(everyone.view(p, p, n).transpose(0, 1))
+        gathered, transposed = mine.new_empty((p, p * n)), mine.new_empty((p, p * n))
+        gathered[0] = mine
+    gather(comm, mine, gathered)
+    if gathered is not None and transposed is not None:
+        transposed.view(p, p, n).copy_(gathered.view(p, p, n).transpose(0, 1))
     scatter(comm, transposed, received.view(p * n))
     return received
 

@@ -18,7 +18,7 @@ from dtlab.collectives.registry import (
 )
 from dtlab.collectives.tree import subtree_size
 from dtlab.comm import Comm, Recv, Send
-from dtlab.reduction import Op, check_op, finish_average_
+from dtlab.reduction import Op, check_op, finish_average_, swapped
 
 
 def reduce(
@@ -63,18 +63,21 @@ def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torc
     """In place at the root: the broadcast's tree, upwards.
 
     In round k, ranks whose k-th bit is the lowest that is set send their sum to their parent. Ranks
-    on the way add up in a copy, for they keep their x.
+    on the way keep their x: they add up where their first summand came in.
     Cost: ⌈lg p⌉(α + nβ + nγ). Source: Thakur, Rabenseifner, Gropp 2005, §4.5.
     """
     p = comm.size
     me = (comm.rank - root) % p
     size = subtree_size(me, p)
-    total = x.clone() if me and size > 1 else x
-    inbox = torch.empty_like(x)
+    total = x
     bit = 1
     while bit < size:
+        inbox = torch.empty_like(x)
         comm.recv(inbox, (me + bit + root) % p)
-        comm.accumulate_(total, inbox, op)
+        if me and bit == 1:
+            total = comm.accumulate_(inbox, x, swapped(op))
+        else:
+            comm.accumulate_(total, inbox, op)
         bit *= 2
     if me:
         comm.send(total, ((me & me - 1) + root) % p)
@@ -111,7 +114,7 @@ def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
 def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Tensor:
     """In place at the root: reduce-scatter by halving, then gather. The others work on a copy.
 
-    For long vectors: nobody adds more than (p−1)/p of x. Cost, p a power of two:
+    For long vectors: no rank adds more than (p−1)/p of x. Cost, p a power of two:
     2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ; else, by folding, α + n(β + γ) more.
     Source: Rabenseifner 2004; Thakur et al. 2005, §4.4.
     """

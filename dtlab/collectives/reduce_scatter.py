@@ -1,4 +1,4 @@
-"""Reduce-scatter: rank r gets the sum of everyone's r-th part."""
+"""Reduce-scatter: rank r gets the sum of all ranks' r-th parts."""
 
 from __future__ import annotations
 

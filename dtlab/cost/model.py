@@ -21,8 +21,8 @@ class Form(NamedTuple):
     sent_bytes: list[int]  # by rank
     messages: list[int]  # sent, by rank
     exact: bool = True  # False: the time is an upper bound
-    # Of the rounds, those whose message its sender posts together with the one before: so many, of
-    # so many bytes each. A message starts while the bytes of the one before still flow.
+    # Of the rounds, those whose message its sender posts together with the one before, as pairs of
+    # their number and their size. They start while the bytes of the one before still flow.
     together: tuple[tuple[int, int], ...] = ()
 
     def seconds(

@@ -92,7 +92,7 @@ def test_values_time_bytes_and_messages_are_those_of_the_closed_form(
                     assert messages == form.messages, (p, n)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("ranks", [*range(1, 10), 13])
 def test_the_same_on_processes(ranks: int) -> None:
     cases = [(c, a, n, root) for c, a in EVERY for n in (0, 1, 19)
              for root in sorted({0, ranks - 1} if c in ROOTED else {0})]
