@@ -149,7 +149,7 @@ def test_a_wait_with_a_limit_tells_slow_from_dead() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         x, box = torch.zeros(1), []
         work = comm.irecv(x, 1)
-        found = [comm.wait_any([work], 0.05), work.arrived()]
+        found = [comm.wait_any([work], 0.05)]
         comm.send("go on", 1)
         while not comm.wait_any([work], 0.05):
             pass
@@ -162,7 +162,7 @@ def test_a_wait_with_a_limit_tells_slow_from_dead() -> None:
                 work.wait()
         return found
 
-    assert run(waits, ranks=2, may_die=[1]).values == [[False, False, 1, 1.0], None]
+    assert run(waits, ranks=2, may_die=[1]).values == [[None, 1, 1.0], None]
 
 
 @pytest.mark.parametrize("may_die", [[2], [0, 1], 5])

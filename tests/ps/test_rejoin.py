@@ -14,7 +14,7 @@ from dtlab.topology import uniform
 from tests.ps.test_replication import HEALED_S, MASTER, STRONG, islands
 
 HASTY, LATE = 4, 5  # workers
-DURING = (200, 340)  # a copy's events between the first push and the last, about
+DURING = (220, 390)  # a copy's events between the first push and the last, about
 
 
 def copied(comm: Comm, rule: ps.Replication, copies: int = 3) -> ps.Node:
@@ -68,7 +68,7 @@ def test_a_copy_that_has_not_caught_up_never_speaks_for_what_was_answered(
 ) -> None:
     """Those that have everything crash. Either the one that came back has it too, or it says no."""
     together = [{1: event, 2: event} for event in range(*DURING, 10)]
-    alone = [{1: 30, 2: event} for event in range(320, 334)]  # 2 is left to bring 0 up to date
+    alone = [{1: 30, 2: event} for event in range(360, 384, 2)]  # 2 is left to bring 0 up to date
     outcomes = set()
     for crash in together + alone:
         try:
