@@ -1,4 +1,4 @@
-"""Wrong halvings and doublings: each loses the points of what it gets wrong, and is told why."""
+"""Wrong halvings and doublings: each loses the points of what it gets wrong, and the hint names the mistake."""
 
 from __future__ import annotations
 

@@ -238,10 +238,23 @@ def test_an_error_that_nobody_waited_for_fails_the_case(ending):
     assert failure.at == line_of(raises, 1)
 
 
-def test_a_deadlock_shows_the_streams_and_the_lines_that_began_them():
+def receives(stream, x):
+    stream.recv(x, 1 - stream.rank)
+
+
+def test_a_deadlock_shows_the_line_of_each_stream_or_the_one_that_began_it():
+    def both_receive(comm, x):
+        comm.begin(receives, x).wait()
+
     def one_is_missing(comm, x):
         if comm.rank:
             comm.begin(all_reduce, x).wait()
+
+    details = outcome_of(both_receive, 2).failure.details
+    for stream in ("recv (stream 1)", "wait for stream 1"):
+        assert details.count(stream) == 2
+    for line in (line_of(receives, 1), line_of(both_receive, 1)):
+        assert details.count(line) == 2
 
     failure = outcome_of(one_is_missing, 2).failure
     assert failure.kind == "deadlock"
@@ -269,7 +282,7 @@ def test_requests_of_streams_count_towards_the_limit():
             stream.now()
 
     failure = outcome_of(lambda comm, x: comm.begin(asks).wait(), 1).failure
-    assert (failure.kind, failure.rank) == ("chatter", 0)
+    assert (failure.kind, failure.rank) == ("limit", 0)
 
 
 def test_a_thread_of_the_learners_own_gets_one_sentence():
