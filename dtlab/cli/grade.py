@@ -34,7 +34,7 @@ def grade(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list.")] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV: one line per notebook, one column per exercise.")
+        bool, typer.Option("--csv", help="Print CSV: one line per notebook.")
     ] = False,
 ) -> None:
     """Grade notebooks with the course's own tests, hidden ones included.
