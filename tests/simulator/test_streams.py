@@ -296,3 +296,48 @@ def test_a_collective_that_meets_a_plain_recv_is_a_deadlock_that_shows_both() ->
         run(rank)
     assert [row.doing for row in caught.value.waiting] == [
         "exchange in all_reduce", "recv"]
+
+
+@KINDS
+def test_messages_of_a_stream_never_meet_those_of_its_rank(strands: str) -> None:
+    def swap(stream: Comm, x: torch.Tensor, y: torch.Tensor) -> None:
+        stream.sendrecv(x, 1 - stream.rank, y, 1 - stream.rank)
+
+    def rank(comm: Comm) -> list[float]:
+        one, two, three = torch.ones(1), torch.ones(1) * 2, torch.ones(1) * 4
+        got, beside = torch.zeros(1), torch.zeros(1)
+        work = comm.begin(swap, two, beside)
+        if comm.rank:  # the others' messages are first to be posted
+            work.wait()
+        all_reduce(comm, three)
+        swap(comm, one, got)
+        work.wait()
+        return [got.item(), beside.item(), three.item()]
+
+    assert run(rank, strands=strands).values == [[1, 2, 8]] * 2
+
+
+@KINDS
+def test_what_a_rank_has_waited_for_among_others_does_not_wake_it_later(strands: str) -> None:
+    def sleep(stream: Comm, seconds: float) -> None:
+        with stream.compute("sleep", seconds):
+            pass
+
+    def rank(comm: Comm) -> float:
+        if comm.rank:
+            for seconds in (1.0, 1.0):
+                with comm.compute("first", seconds):
+                    pass
+                comm.send(torch.ones(1), 0)
+            return 0.0
+        works = [comm.irecv(torch.zeros(1), 1), comm.irecv(torch.zeros(1), 1),
+                 comm.begin(sleep, 3.0)]
+        assert comm.wait_any(works) is works[0]
+        with comm.compute("long", 9.0):
+            pass
+        now_s = comm.now()
+        for work in works:
+            work.wait()
+        return now_s
+
+    assert run(rank, strands=strands).values[0] == pytest.approx(10, abs=0.1)
