@@ -58,7 +58,7 @@ class Case:
 class CaseFailure:
     """Why a call gave no result.
 
-    kind: "raised", "deadlock", "pending", "hung", "died", "chatter" or "skipped".
+    kind: "raised", "deadlock", "pending", "hung", "died", "limit" or "skipped".
     """
 
     kind: str

@@ -146,7 +146,7 @@ _KINDS = {
     "hung": "still running",
     "pending": "not waited for",
     "died": "process died",
-    "chatter": "never stopped",
+    "limit": "never stopped",
     "skipped": "not tried",
 }
 
@@ -164,7 +164,7 @@ def failure_hint(outcome: Outcome) -> str:
     if failure.kind == "pending":
         return ("Call wait() on everything that isend, irecv, post and begin return, or cancel() "
                 f"it, before the function returns. This line began it: {failure.at}.")
-    if failure.kind in ("hung", "chatter"):
+    if failure.kind in ("hung", "limit"):
         at = f" The last line seen: {failure.at}." if failure.at else ""
         return f"The function does not end: look for an infinite loop.{at}"
     if failure.kind == "died":

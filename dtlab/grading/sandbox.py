@@ -125,7 +125,7 @@ class CaseRun:
         state = self.ranks[rank]
         state.requests += 1
         if state.requests > REQUESTS_PER_RANK:
-            self.fail(CaseFailure("chatter", rank, at=state.places.get(stream, ""),
+            self.fail(CaseFailure("limit", rank, at=state.places.get(stream, ""),
                                   message=f"more than {REQUESTS_PER_RANK:,} operations"))
         process = self.processes[rank]
         try:

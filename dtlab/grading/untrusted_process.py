@@ -40,7 +40,7 @@ class UntrustedProcess:
 
     def start_timing(self) -> None:
         """From now on its time counts."""
-        self._since_s, self._used_s = time.monotonic(), self._processor_s()[1]
+        self._since_s, self._used_s = time.monotonic(), self._processor_s()
 
     def recv(self, limit_s: float, stream: int = 0) -> Frame:
         """The next frame of one of its streams; those of others are kept until they are wanted.
@@ -56,8 +56,9 @@ class UntrustedProcess:
     def _next_frame(self, limit_s: float) -> Frame:
         until_s = self._since_s + limit_s
         while not self.socket.wait(until_s):
-            state, used_s = self._processor_s()
-            starved = state == "R" and used_s - self._used_s < limit_s / 4
+            starved = self._processor_s() - self._used_s < limit_s / 4 and self._would_run()
+            if self.socket.wait(0.0):  # it came while we looked
+                break
             if not starved or until_s > self._since_s + STARVED_FACTOR * limit_s:
                 raise FrameTimeout
             until_s += 0.5
@@ -75,13 +76,21 @@ class UntrustedProcess:
                     return str(frame.fields["places"].get(str(stream), ""))
         return ""
 
-    def _processor_s(self) -> tuple[str, float]:
-        """Its state ("R": runs, or would if it got a processor) and the seconds that it has run."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return "", 0.0  # it is gone, or this isn't Linux
-        return stat[0], (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+    def _processor_s(self) -> float:
+        """Seconds that its threads have run; 0 if it is gone, or where there is no /proc."""
+        return sum(map(int, _stat(Path(f"/proc/{self.pid}"))[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def _would_run(self) -> bool:
+        """Does one of its threads run, or would if it got a processor, or its memory?
+
+        Looks several times: threads that wake each other may all seem to wait in one look.
+        """
+        for _ in range(5):
+            threads = Path(f"/proc/{self.pid}/task").glob("*")
+            if any(_stat(thread)[:1] in (["R"], ["D"]) for thread in threads):
+                return True
+            time.sleep(0.01)
+        return False
 
     def how_it_ended(self) -> str:
         """"exit code 3", "signal SIGSEGV"; "" if it is alive."""
@@ -101,6 +110,14 @@ class UntrustedProcess:
                 kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self.socket.close()
+
+
+def _stat(task: Path) -> list[str]:
+    """What Linux says of a process or thread, its state first; nothing if it has ended."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _become_untrusted(sock: FrameSocket, serve: Callable[[FrameSocket], None]) -> None:

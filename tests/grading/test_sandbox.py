@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from dtlab.grading.case import Case, Outcome, Submission
 from dtlab.grading.check import seal
 from dtlab.grading.judge import prepare_to_fork
 from dtlab.grading.sandbox import Sandbox
+from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.topology import uniform
 
 N = 6  # elements of each rank's float32 vector
@@ -76,6 +79,7 @@ def test_the_messages_of_streams_are_counted_like_any_other():
 
 def test_equal_submissions_give_equal_outcomes():
     first, second = outcome_of(overlapped), outcome_of(overlapped)
+    assert first.failure is second.failure is None
     assert first.trace.transfers == second.trace.transfers
     assert first.elapsed_s == second.elapsed_s
 
@@ -238,10 +242,23 @@ def test_an_error_that_nobody_waited_for_fails_the_case(ending):
     assert failure.at == line_of(raises, 1)
 
 
-def test_a_deadlock_shows_the_streams_and_the_lines_that_began_them():
+def receives(stream, x):
+    stream.recv(x, 1 - stream.rank)
+
+
+def test_a_deadlock_shows_the_line_of_each_stream_or_the_one_that_began_it():
+    def both_receive(comm, x):
+        comm.begin(receives, x).wait()
+
     def one_is_missing(comm, x):
         if comm.rank:
             comm.begin(all_reduce, x).wait()
+
+    details = outcome_of(both_receive, 2).failure.details
+    for stream in ("recv (stream 1)", "wait for stream 1"):
+        assert details.count(stream) == 2
+    for line in (line_of(receives, 1), line_of(both_receive, 1)):
+        assert details.count(line) == 2
 
     failure = outcome_of(one_is_missing, 2).failure
     assert failure.kind == "deadlock"
@@ -269,13 +286,11 @@ def test_requests_of_streams_count_towards_the_limit():
             stream.now()
 
     failure = outcome_of(lambda comm, x: comm.begin(asks).wait(), 1).failure
-    assert (failure.kind, failure.rank) == ("chatter", 0)
+    assert (failure.kind, failure.rank) == ("limit", 0)
 
 
 def test_a_thread_of_the_learners_own_gets_one_sentence():
     def threads(comm, x):
-        import threading
-
         said = []
 
         def sends():
@@ -314,3 +329,25 @@ def test_auto_chooses_by_the_cases_network_not_by_this_machine():
         return comm.machine.alpha, comm.machine.beta
 
     assert outcome_of(asks, 3, cluster=uniform(3, 0.5, 8.0)).values == [(0.5, 0.125)] * 3
+
+
+def test_a_process_is_starved_also_if_only_its_second_thread_would_run():
+    def judge(comm):
+        def serve(sock):
+            def counts():
+                while True:
+                    pass
+
+            threading.Thread(target=counts, daemon=True).start()
+            sock.recv()
+
+        process = UntrustedProcess(serve)
+        try:
+            until_s = time.monotonic() + 20  # to start the thread
+            while not process._processor_s() and time.monotonic() < until_s:
+                time.sleep(0.05)
+            return process._would_run()
+        finally:
+            process.end()
+
+    assert run(judge, ranks=1, echo=False).values == [True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from dtlab.grading.case import Case, Outcome, describe_case
@@ -63,12 +65,11 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     messages = f"{took / segment_s:.3g} / {p - 2 + k}"
     if took <= allowed * (1 + 1e-9):
         return Verdict(True, came, expected, rounds=messages)
-    whole_s = (p - 1) * (LATENCY_S + VECTOR_S)
     if outcome.trace.messages(case.facts["root"]) < k:
         clue = "It takes as long as with a single segment: cut x into `segments` and send each."
-    elif k > 1 and abs(took - whole_s) < 1e-6:
-        clue = ("All segments are under way at once. They share the port, so that the first arrives "
-                "as late as the last: let one follow the other.")
+    elif _overlap(outcome, case.facts["root"]):
+        clue = ("Several segments are under way at once. They share the port, so that the first "
+                "arrives late: let one follow the other.")
     elif took >= (p - 1) * VECTOR_S:
         clue = ("Each rank waits for all of x before it passes anything on. Pass segment i on as "
                 "soon as it has come, while segment i + 1 arrives.")
@@ -76,6 +77,12 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
         clue = ("Receiving and sending take turns. Ports are full duplex: post both together, "
                 "comm.exchange(Recv(segment i, behind), Send(segment i − 1, ahead)).")
     return Verdict(False, came, expected, rounds=messages, clue=clue)
+
+
+def _overlap(outcome: Outcome, root: int) -> bool:
+    """Does the root begin to send a segment before the one before it has arrived?"""
+    sent = [message for message in outcome.trace.transfers if message.src == root]
+    return any(after.start_s < before.end_s - 1e-9 for before, after in pairwise(sent))
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
