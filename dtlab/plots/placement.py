@@ -64,9 +64,9 @@ def placement(where: str = GPU_PLACEMENTS[0], gpus: int = 4, nbytes: int = 160_0
     """Left: the machine, with the bytes that cross each link, each way, while the gradients are
     summed up; the thicker the more, the busiest dark. Right: how long each placement takes.
 
-    where: one of `dtlab.ps.gpu_placement.GPU_PLACEMENTS`. gpus: 1 to 8; nbytes: of gradients, on
-    each; bandwidth_Bps: of each PCIe link, bytes per second, one direction; switches: PCIe
-    switches. Latency and addition cost nothing here. Raises `ConfigError` for what doesn't exist.
+    where: one of `dtlab.ps.gpu_placement.GPU_PLACEMENTS`. gpus: 1 to 8; nbytes: of gradients, each;
+    bandwidth_Bps: of each PCIe link, bytes per second, one direction; switches: PCIe switches.
+    Latency and addition cost nothing here. Raises `ConfigError` for what doesn't exist.
     """
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"the picture has room for 1 to {MOST_GPUS} GPUs, not {gpus}")

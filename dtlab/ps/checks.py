@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from operator import attrgetter, eq, is_
-from typing import TYPE_CHECKING
 
 import torch
 
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, Spec
 from dtlab.ps.slices import Slices
-
-if TYPE_CHECKING:
-    from dtlab.ps.sharding import Plan
 
 
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
@@ -62,23 +57,6 @@ def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.T
         raise ShapeMismatch(f"rank {rank}: {verb} of {key!r} with {x.dtype} {tuple(x.shape)}; "
                             f"init made it with {spec.dtype} {spec.shape}")
     return x
-
-
-def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
-    """`fits` for all keys of a plan, in few steps."""
-    types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
-    if not (all(issubclass(kind, torch.Tensor) for kind in types)
-            and all(map(eq, map(shape, tensors), plan.shapes))
-            and all(map(is_, map(dtype, tensors), plan.dtypes))):
-        for key, x, spec in zip(plan.keys, tensors, plan.specs, strict=True):
-            fits(rank, verb, key, x, spec)
-
-
-def contiguous(rank: int, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `ConfigError` unless answers can be put into these as they come."""
-    if not all(map(torch.Tensor.is_contiguous, tensors)):
-        key = next(key for key, x in zip(plan.keys, tensors, strict=True) if not x.is_contiguous())
-        raise ConfigError(f"rank {rank}: pull needs a contiguous tensor in out[{key!r}]")
 
 
 def is_table(rank: int, key: Key, spec: Spec) -> None:

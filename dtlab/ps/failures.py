@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dtlab.errors import ConfigError, RankDied
+from dtlab.ps.messages import Endpoint
 from dtlab.ps.partition import Key, Spec
 from dtlab.ps.policy import Policy
+from dtlab.ps.server_state import ServerState
 from dtlab.ps.store import own
-
-if TYPE_CHECKING:
-    from dtlab.ps.messages import Endpoint
-    from dtlab.ps.server import Server
 
 LOOKS = 4  # how often a server looks for silent workers while its patience lasts
 
 
-def save_if_due(server: Server) -> None:
+def save_if_due(server: ServerState) -> None:
     """A checkpoint, if one is due. Of several copies all know that it is, and one writes it."""
     keep, slowest = server.policy.checkpoints, server.clocks.slowest
     if not keep or slowest == math.inf or slowest < server.saved + keep.every:
@@ -37,7 +34,7 @@ def newest(policy: Policy) -> int:
     return (policy.checkpoints and policy.checkpoints.newest(policy.servers)) or 0
 
 
-def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
+def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
     """Where there is a checkpoint, let these keys, which are new, go on from it."""
     keep = server.policy.checkpoints
     if not keep or not server.resumed:
@@ -62,7 +59,7 @@ def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
     server.found = others  # for keys that are made later
 
 
-def silent(server: Server, endpoint: Endpoint) -> list[int]:
+def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
     """Called now and then: the workers that have died or been silent for too long. Raises
     `RankDied` if none may be lost.
 
@@ -90,13 +87,13 @@ def silent(server: Server, endpoint: Endpoint) -> list[int]:
     return sorted(lost)
 
 
-def give_up_silent(server: Server, endpoint: Endpoint) -> None:
+def give_up_silent(server: ServerState, endpoint: Endpoint) -> None:
     """Go on without the workers that are `silent`."""
     for worker in silent(server, endpoint):
-        lose(server, worker)
+        server.lose(worker)
 
 
-def _check_may_be_lost(server: Server, worker: int) -> None:
+def _check_may_be_lost(server: ServerState, worker: int) -> None:
     policy = server.policy
     if policy.lost_worker == "stop":
         raise RankDied(f"worker {worker} has died or been silent for {policy.patience_s:.3g} s, "
@@ -104,12 +101,3 @@ def _check_may_be_lost(server: Server, worker: int) -> None:
                        f'join(lost_worker="go on") goes on without it', worker)
     if worker == policy.workers[0] and not server.batches:
         raise RankDied(f"worker {worker}, whose values count, has died before init", worker)
-
-
-def lose(server: Server, worker: int) -> None:
-    """Go on without `worker`: its clock holds up no other worker any more."""
-    server.lost.append(worker)
-    server.clocks.leave(worker)
-    server.made()
-    server.migration.begin(server)
-    server.advance()

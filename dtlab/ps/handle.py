@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps import slices
 from dtlab.ps.replication import Unavailable
 from dtlab.ps.slices import Slices
 
-if TYPE_CHECKING:
-    from dtlab.ps.node import Node
+
+class Requester(Protocol):
+    """The node that has made a request."""
+
+    comm: Comm
+    finished: bool
+
+    def process_message(self) -> None:
+        """Wait for the next message and do what it asks for."""
 
 
 class Handle:
     """A request under way. `wait` returns what the blocking call would."""
 
-    def __init__(self, node: Node, result: Any = None):
+    def __init__(self, node: Requester, result: Any = None):
         self._node, self._result = node, result
         self.refused = ""  # why, if a server may not answer
         self.remark: Any = None  # what the last reply said besides

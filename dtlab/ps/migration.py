@@ -8,7 +8,7 @@ alike; and answers once it has got its own new shards. Training does not start a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,10 +17,8 @@ from dtlab.ps.packing import dtype_name, pack, unpack
 from dtlab.ps.partition import Key, Shards, Units, common, positions
 from dtlab.ps.policy import Policy
 from dtlab.ps.replication import View
+from dtlab.ps.server_state import ServerState
 from dtlab.ps.store import Entry
-
-if TYPE_CHECKING:
-    from dtlab.ps.server import Server
 
 _BEFORE_ALL_IS_THERE = ("move", "shards", "lose")
 
@@ -40,13 +38,13 @@ class Migration:
         self._new: dict[Key, Entry] | None = None  # what I hold from now on
         self._shards: Shards = {}
 
-    def ask(self, server: Server, worker: int, number: int, servers: tuple[int, ...]) -> None:
+    def ask(self, server: ServerState, worker: int, number: int, servers: tuple[int, ...]) -> None:
         """`worker` has come to the point where `servers` shall hold the keys."""
         self.asked[worker] = self.last[worker] = number
         self._servers = servers
         self.begin(server)
 
-    def begin(self, server: Server) -> None:
+    def begin(self, server: ServerState) -> None:
         """Once every worker has come there: no push of before is still to come."""
         if not self.asked or self._new is not None or server.clocks.of.keys() - self.asked.keys():
             return
@@ -67,13 +65,13 @@ class Migration:
                 self._new[key] = self._begun(server, key, units, dict(old[key]).get(self._me))
         self._settle(server)
 
-    def take(self, server: Server, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+    def take(self, server: ServerState, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """Another server's message: ("shards", number, from which server, [(key, units, version,
         what was read, names of the state's tensors, its numbers, dtypes and sizes), …])."""
         self._came.append((body, payload))
         self._settle(server)
 
-    def _send_shards(self, server: Server, other: int, old: Shards, new: Shards) -> None:
+    def _send_shards(self, server: ServerState, other: int, old: Shards, new: Shards) -> None:
         """Send `other` what it shall hold and I have held; perhaps nothing."""
         moved, tensors = [], []
         for key, held in new.items():
@@ -91,7 +89,7 @@ class Migration:
         server.statistics.moved += sum(len(shard[1]) for shard in moved)
         server.outbox.send(other, ("shards", self.moves, self._me, moved), pack(tensors))
 
-    def _begun(self, server: Server, key: Key, units: Units, mine: Units | None) -> Entry:
+    def _begun(self, server: ServerState, key: Key, units: Units, mine: Units | None) -> Entry:
         """The new shard of `key`, filled with what I have had of it already."""
         old = self._old.get(key)
         if old is not None and mine is not None and len(mine) == len(units) == len(
@@ -110,7 +108,7 @@ class Migration:
                    for name, x in old.state.items()})
         return entry
 
-    def _settle(self, server: Server) -> None:
+    def _settle(self, server: ServerState) -> None:
         """Once all is here, put it in place and answer the workers."""
         if self._new is None or len(self._came) < len(server.policy.servers) - 1:
             return

@@ -21,7 +21,7 @@ from dtlab.ps.policy import Policy
 from dtlab.ps.replica_loop import serve_replica
 from dtlab.ps.retry import Requests
 from dtlab.ps.server import Server
-from dtlab.ps.sharding import Buffer, Plan, ShardMap
+from dtlab.ps.sharding import Buffer, Plan, ShardMap, all_fit, check_contiguous
 from dtlab.ps.slices import Bundle, Slice, Slices
 from dtlab.ps.statistics import Statistics
 
@@ -121,7 +121,7 @@ class Node:
             return self._push(grads.slices, weight)
         rank, shards = self.comm.rank, self._shards
         plan, xs = shards.plan(rank, tuple(grads)), list(grads.values())
-        checks.all_fit(rank, "push", plan, xs)
+        all_fit(rank, "push", plan, xs)
         sparse = {}
         if torch.sparse_coo in {*map(attrgetter("layout"), xs)}:
             sparse = {key: x for key, x in grads.items() if x.layout is torch.sparse_coo}
@@ -280,8 +280,8 @@ class Node:
         plan = self._shards.plan(rank, tuple(checks.as_keys(rank, keys)))
         xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) if x is None else x
               for x, spec in zip(map(out.get, plan.keys), plan.specs, strict=True)]
-        checks.all_fit(rank, verb, plan, xs)
-        checks.contiguous(rank, plan, xs)
+        all_fit(rank, verb, plan, xs)
+        check_contiguous(rank, plan, xs)
         return plan, xs
 
     def _pull(self, xs: dict[Key, torch.Tensor], by_server: Mapping[int, Slices],

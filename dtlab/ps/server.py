@@ -6,78 +6,34 @@ Consistency says when, the update rule says what; here is only the order of thin
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps import failures
-from dtlab.ps.consistency import Clocks
 from dtlab.ps.index import Shard
 from dtlab.ps.messages import Endpoint
 from dtlab.ps.migration import Migration
 from dtlab.ps.packing import pack, unpack
 from dtlab.ps.partition import Key, Shards, Spec
 from dtlab.ps.policy import Policy
+from dtlab.ps.server_state import Held, Outbox, ServerState
 from dtlab.ps.statistics import Statistics
-from dtlab.ps.store import NOW, Entry, Store, joined
+from dtlab.ps.store import NOW, Entry, joined
 
 
-class Outbox(Protocol):
-    """How a server answers: through its node's `Endpoint`, or the `Replica` that it is part of."""
-
-    @property
-    def answers(self) -> bool:
-        """Does this rank speak for the server, to others and to the disk?"""
-
-    def send(self, dst: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor] = ()) -> None:
-        """Send a message."""
-
-    def lends(self, x: torch.Tensor) -> bool:
-        """Is `x` being sent, so that it must stay as it is?"""
-
-
-class Held(NamedTuple):
-    """A pull that waits for others' clocks."""
-
-    worker: int
-    body: tuple[Any, ...]
-    rows: list[torch.Tensor]
-    since_s: float
-
-
-class Server:
+class Server(ServerState):
     """The serving half of a node. `handle` never blocks; `over` once every worker has finished.
 
     number: which of `policy.servers` it is, or a copy of.
     """
 
     def __init__(self, comm: Comm, outbox: Outbox, policy: Policy, number: int):
-        self.comm, self.outbox, self.policy, self.number = comm, outbox, policy, number
-        self.clocks = Clocks(policy.workers)
-        self.store = Store(policy.update)
-        self.batches: list[dict[Key, Spec]] = []  # what was made together is placed together
-        self.active = policy.active
-        self.statistics = Statistics(comm.rank)
-        self._group = policy.consistency.group(len(policy.workers))
-        self.held: dict[int, list[Held]] = {}  # by the clock of the worker
-        self._began: set[int] = set()  # workers that have pulled in this iteration
-        self.inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
-        self.unheard: Counter[int] = Counter()  # worker → looks in vain: see `failures.silent`
-        self.look_s = 0.0  # when to look again
-        self.lost: list[int] = []  # workers that were given up: their clocks don't count any more
-        self.resumed: int | None = None  # the clock of the checkpoint to go on from; 0: of none
-        self.found: list[Any] | None = None  # what stands there of keys that are not made yet
-        self.saved = 0  # the clock of the last checkpoint, since then
+        super().__init__(comm, outbox, policy, number)
         self.migration = Migration(number)
-
-    @property
-    def over(self) -> bool:
-        """Has every worker finished?"""
-        return not self.clocks.of
 
     def handle(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """Do what a message asks for. Bodies: see the methods named after them."""
@@ -86,11 +42,6 @@ class Server:
             return
         self.unheard[src] = 0
         getattr(self, f"_{body[0]}")(src, body, payload)
-
-    def reply(self, dst: int, number: int, more: Any = None,
-              tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Answer request `number` of `dst`, which may be this very node."""
-        self.outbox.send(dst, ("reply", number, more), pack(tensors))
 
     # ---- what workers ask for -------------------------------------------------------------------
 
@@ -254,7 +205,7 @@ class Server:
     def _lose(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("lose", number): `src` is lost. From the copy that leads."""
         if src in self.clocks.of:
-            failures.lose(self, src)
+            self.lose(src)
 
     # ---- what follows from it -------------------------------------------------------------------
 
@@ -264,6 +215,14 @@ class Server:
             entry.value = entry.value.clone()
         entry.update(bucket, absent)
         self.statistics.updates += entry.count
+
+    def lose(self, worker: int) -> None:
+        """Go on without `worker`: its clock holds up no other worker any more."""
+        self.lost.append(worker)
+        self.clocks.leave(worker)
+        self.made()
+        self.migration.begin(self)
+        self.advance()
 
     def advance(self) -> None:
         """A clock has moved: close those that can be closed, answer pulls that waited for it."""

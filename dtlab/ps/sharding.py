@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter, eq, is_
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from dtlab.errors import ConfigError
 from dtlab.ps import checks
 from dtlab.ps.index import KeyIndex, Run, Shard
 from dtlab.ps.partition import Key, Shards, Spec, Units, positions
@@ -183,3 +185,20 @@ def _within(numbers: np.ndarray, units: Units) -> np.ndarray:
     if isinstance(units, range):
         return (numbers >= units.start) & (numbers < units.stop)
     return np.isin(numbers, units)
+
+
+def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+    """`fits` for all keys of a plan, in few steps."""
+    types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
+    if not (all(issubclass(kind, torch.Tensor) for kind in types)
+            and all(map(eq, map(shape, tensors), plan.shapes))
+            and all(map(is_, map(dtype, tensors), plan.dtypes))):
+        for key, x, spec in zip(plan.keys, tensors, plan.specs, strict=True):
+            checks.fits(rank, verb, key, x, spec)
+
+
+def check_contiguous(rank: int, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `ConfigError` unless answers can be put into these as they come."""
+    if not all(map(torch.Tensor.is_contiguous, tensors)):
+        key = next(key for key, x in zip(plan.keys, tensors, strict=True) if not x.is_contiguous())
+        raise ConfigError(f"rank {rank}: pull needs a contiguous tensor in out[{key!r}]")

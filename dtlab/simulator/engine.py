@@ -26,26 +26,13 @@ import torch
 from dtlab.errors import Deadlock, RunTimeout
 from dtlab.matching import check_match, describe
 from dtlab.simulator.changes import Changes
-from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue
+from dtlab.simulator.instant import Instant
+from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue, put
 from dtlab.simulator.network import ARRIVED, Network
 from dtlab.simulator.strands import Notifier, Strand
 from dtlab.simulator.waiting import CRASHED, hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
-
-
-class Instant:
-    """What is due at one instant, in order of planning."""
-
-    __slots__ = ("arriving", "entering", "starting", "timeouts", "waking")
-
-    def __init__(self) -> None:
-        self.arriving: list[PendingMessage] = []  # the last byte comes, unless rates change
-        self.starting: list[PendingMessage] = []  # the sender's port is free
-        self.entering: list[PendingMessage] = []  # the latency has passed
-        self.waking: list[Strand] = []  # the strand has slept enough
-        # The strand has waited long enough for one of those.
-        self.timeouts: list[tuple[Strand, Sequence[Notifier]]] | None = None
 
 
 class Engine:
@@ -331,7 +318,7 @@ class Engine:
             if m.into is None:  # sent eagerly, and not asked for yet
                 continue
             if m.real:
-                _put(m.into, m.x)
+                put(m.into, m.x)
             if self.tracing:
                 channel = m.channel
                 record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
@@ -351,15 +338,6 @@ def _forget_others(strand: Strand) -> None:
     for work in strand.any_of:
         work.notify(None)
     strand.any_of = ()
-
-
-def _put(into: Any, x: Any) -> None:
-    """Copy `x` into its place."""
-    if isinstance(into, torch.Tensor) and into.is_inference():
-        with torch.inference_mode():  # where else torch refuses to change it
-            into.copy_(x)
-    else:
-        into.copy_(x)
 
 
 @contextmanager

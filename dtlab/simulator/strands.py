@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import greenlet
 import torch
 
-if TYPE_CHECKING:
-    from dtlab.simulator.lines import Line
-    from dtlab.simulator.messages import PendingMessage
+from dtlab.simulator.lines import Line
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
 
@@ -73,7 +71,7 @@ class Strand(ABC):
         self.done = False
         self.idle = False  # it has nothing to do, until something is begun on it
         # What it waits for, while it is paused: messages, or in words.
-        self.waits_for: Sequence[PendingMessage] | str = ()
+        self.waits_for: list[Any] | tuple[Any, ...] | str = ()  # messages, or words
         self.any_of: Sequence[Notifier] = ()  # one of these is enough to go on
         self.line: Line | None = None  # which began what it does, if it is a stream
         self.wait: list[Any] = []  # its last row in the trace's waits
