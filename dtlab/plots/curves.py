@@ -132,15 +132,15 @@ def _stretches(times: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
 
 
 @cost.remembered
-def _form(collective: str, name: str, ranks: int, nbytes: int) -> tuple[float, float, float]:
-    return cost.form(collective, name, ranks, nbytes)[:3]
+def _form(collective: str, name: str, ranks: int, nbytes: int) -> cost.Form:
+    """Kept without what each rank sends: that would fill the memory."""
+    return cost.form(collective, name, ranks, nbytes)._replace(sent_bytes=[], messages=[])
 
 
 def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, beta: float,
             gamma: float) -> float:
     """As `cost.time_s`; the closed form is kept, so that a slider only multiplies."""
-    rounds, path_bytes, reduced_bytes = _form(collective, name, ranks, nbytes)
-    return rounds * alpha + path_bytes * beta + reduced_bytes * gamma
+    return _form(collective, name, ranks, nbytes).seconds(alpha, beta, gamma)
 
 
 def _bound_text(collective: str, name: str, ranks: int, nbytes: int) -> str:

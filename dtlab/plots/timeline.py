@@ -136,7 +136,7 @@ _STYLES = {  # kind: how much white is in its colour, hatch, name in the legend
     "send": (0.0, "", "sending (top)"),
     "compute": (0.0, "", "compute (middle)"),
     "reduce": (0.5, "+++", "reduce (middle)"),
-    "wait": (0.97, "\\\\", "waiting (middle)"),
+    "wait": (0.97, "\\", "waiting (middle)"),
     "recv": (0.6, "...", "receiving (bottom)"),
     "posted": (0.95, "////", "posted, unmatched"),
 }
