@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 import greenlet
 import torch

@@ -51,7 +51,7 @@ WATCH = """img => {
     const look = () => {
       const loaded = img.src !== watch.src && img.complete && img.naturalWidth;
       if (loaded && pixels() !== watch.before) watch.took_s = (performance.now() - begun) / 1000;
-      else if (performance.now() - begun < 5000) setTimeout(look, 10);
+      else if (performance.now() - begun < 20000) setTimeout(look, 10);
       else watch.took_s = Infinity;
     };
     look();

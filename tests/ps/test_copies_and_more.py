@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -237,11 +239,18 @@ def saved(folder: Path, steps: int, rule: ps.Replication = STRONG[0], **how: Any
                     trace=False, **how).values[-1]
 
 
+@cache
+def undisturbed(steps: int, rule: ps.Replication = STRONG[0]) -> Any:
+    """The weights after `steps` steps without a crash."""
+    with TemporaryDirectory() as folder:
+        return saved(Path(folder), steps, rule)[1]
+
+
 @pytest.mark.parametrize("rule", [*STRONG, ps.Leader(sync=False)], ids=repr)
 def test_servers_with_copies_go_on_from_a_checkpoint(
     tmp_path: Path, rule: ps.Replication
 ) -> None:
-    wanted = saved(tmp_path / "calm", 12, rule)[1]
+    wanted = undisturbed(12, rule)
     assert saved(tmp_path / "cut", 10, rule)[0] == 0
     assert saved(tmp_path / "cut", 12, rule) == (8, wanted)
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [
@@ -288,7 +297,7 @@ def test_copies_may_die_before_and_after_it_is_written_and_read(
     again: int
 ) -> None:
     folder = tmp_path_factory.mktemp("saved")
-    wanted = saved(folder / "calm", 12, rule)[1]
+    wanted = undisturbed(12, rule)
     saved(folder / "cut", 10, rule, crash={victim: event})
     begin, last = saved(folder / "cut", 12, rule, crash={3 - victim: again})
     assert begin in (4, 8)  # a copy that died may have had to write the newer one
@@ -303,7 +312,7 @@ def test_a_copy_that_comes_back_knows_what_was_resumed(
 ) -> None:
     """It has seen nothing of it, and writes the next checkpoint under the right clock."""
     folder = tmp_path_factory.mktemp("saved")
-    wanted = saved(folder / "calm", 24)[1]
+    wanted = undisturbed(24)
     saved(folder / "cut", 9)
     with sleepy(seed, 0.02, leases, range(SERVERS)), suppress(RankFailed):  # may be too much
         assert saved(folder / "cut", 20)[0] == 8

@@ -45,11 +45,12 @@ def ran(rule: ps.Replication, crash: dict[int, int], update: ps.Update = COUNTIN
                     network=uniform(COPIES + 1 + WORKERS, 1e-5, 1e9), trace=False)
 
 
-def at_every_event(rule: ps.Replication, victim: int, **how: Any) -> list[Result]:
-    """The runs in which `victim` crashes before its first, second, … last event."""
-    results = []
+def at_every_event(rule: ps.Replication, victim: int, first: int = 0, step: int = 1,
+                   **how: Any) -> list[Result]:
+    """The runs in which `victim` crashes before event `first`, `first + step`, … of its own."""
+    results: list[Result] = []
     while not results or results[-1].values[victim] is None:
-        results.append(ran(rule, {victim: len(results)}, **how))
+        results.append(ran(rule, {victim: first + step * len(results)}, **how))
     return results
 
 
@@ -73,7 +74,7 @@ def test_bsp_with_momentum_goes_on_bit_for_bit(rule: ps.Replication) -> None:
     how = {"update": ps.SGD(0.1, momentum=0.9), "consistency": ps.BSP()}
     wanted = ran(rule, {}, **how).values[MASTER + 1 :]
     for victim in range(COPIES):
-        for result in at_every_event(rule, victim, **how):
+        for result in at_every_event(rule, victim, first=victim, step=COPIES, **how):
             assert result.values[MASTER + 1 :] == wanted
 
 
