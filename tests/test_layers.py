@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 # From the ground up. Rooms on one line stand side by side and don't import each other.
 LEVELS = (
     "errors",
-    "cores machine reduction units",
+    "machine reduction units",
     "comm trace tracebacks output calls",
     "result matching",
     "topology",

@@ -109,7 +109,7 @@ def test_a_chain_and_a_waiting_leader_take_as_long_and_answering_at_once_half(pr
     assert "Answering at once takes half of the time" in prose
     median = []
     for rule in (ps.Chain(), ps.Leader(), ps.Leader(sync=False)):
-        waits = sorted(told.told_s - told.asked_s for told in replica_run(rule).told)
+        waits = sorted(told.replied_s - told.asked_s for told in replica_run(rule).replies)
         median.append(waits[len(waits) // 2])
     assert median[0] == pytest.approx(median[1], rel=0.05)
     assert median[2] == pytest.approx(median[0] / 2, rel=0.05)
@@ -164,14 +164,14 @@ def test_a_cut_makes_the_strong_refuse_and_the_weak_differ(prose: str) -> None:
         assert run.refused > 0
         assert run.lost == 0
     run = replica_run(ps.Leader(sync=False), cut_s=0.05, healed_s=0.1, look=True)
-    near, far = ([t.weight for t in run.values[worker].told if t.told_s <= 0.1]
+    near, far = ([t.weight for t in run.values[worker].replies if t.replied_s <= 0.1]
                  for worker in (NEAR, FAR))
     assert (far[-1], near[-1]) == (8, 11)
-    common = [t for t in run.told if t.told_s <= 0.05]
+    common = [t for t in run.replies if t.replied_s <= 0.05]
     assert len(common) == 6
     assert run.lost == 5
     assert "worker 5's weight goes back" in prose
-    weights = [t.weight for t in run.values[NEAR].told]
+    weights = [t.weight for t in run.values[NEAR].replies]
     assert any(b < a for a, b in pairwise(weights) if a and b)
     assert run.values[MASTER].overlaps() == []
 
