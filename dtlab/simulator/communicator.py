@@ -25,7 +25,7 @@ from dtlab.simulator.messages import (
     PendingMessage,
     ReceiveQueue,
 )
-from dtlab.simulator.strands import Crashed, Stopped
+from dtlab.simulator.strands import Crashed
 from dtlab.simulator.streams import Stream
 from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
 
@@ -118,22 +118,13 @@ class SimComm(Comm):
         """Post the sender's side of a message."""
         engine = self._engine
         strand = engine.running
-        if engine.stopping:
-            raise Stopped
         if isinstance(x, Tensor):
             real = not x.is_meta
             if real:
                 self._check_tensor(x, "send")
         else:
             x, real = ObjectPayload(x), True
-        message = channel.first
-        if channel.shared:  # the receiver also takes from anyone
-            message = channel.take_recv()
-        elif message is not None:  # something waits: a receive? (`take_recv`, the short way)
-            if message.x is None:
-                channel.first = message.next
-            else:
-                message = None
+        message = channel.take_recv()
         if message is None:
             message = PendingMessage()
             message.into = None
@@ -167,20 +158,11 @@ class SimComm(Comm):
         """Post the receiver's side of a message."""
         engine = self._engine
         strand = engine.running
-        if engine.stopping:
-            raise Stopped
         if not isinstance(x, Tensor):
             x = self._buffer(x)
         elif strand.real:
             self._check_tensor(x, "receive into")
-        message = source.first
-        if source.shared:
-            message = source.take_send()
-        elif message is not None:  # something waits: a send? (`take_send`, the short way)
-            if message.x is not None:
-                source.first = message.next
-            else:
-                message = None
+        message = source.take_send()
         if message is None:
             message = PendingMessage()
             message.x = None
