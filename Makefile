@@ -2,14 +2,20 @@
 # Both build .venv once; afterwards they start at once.      PYTHON=/path/to/python3.12 chooses one.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check notebooks exercises bench constraints
+.PHONY: help setup lab test test-cpus check notebooks exercises bench constraints
 MAKEFLAGS += --no-print-directory
 export PYTHON
 
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
+	--no-loadscope-reorder --durations 10 \
+	--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg
+CPUS := native avx2 default
+SAME := tests/notebooks tests/ps tests/models tests/collectives tests/cost tests/simulator \
+	tests/exercises tests/grading notebooks
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## build .venv from constraints.txt; when it is up to date, do nothing
 	@sh scripts/setup.sh
@@ -18,10 +24,20 @@ lab: setup ## open the course in JupyterLab (ARGS=--no-browser: only print its a
 	@$(BIN)/dtlab lab $(ARGS)
 
 test: check ## run every test: code, notebooks, exercises, browser (ARGS='-k ring' chooses)
-	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
-		--durations 10 \
-		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
-		tests notebooks $(ARGS)
+	@$(PYTEST) tests notebooks $(ARGS)
+
+# torch's own kernels obey ATEN_CPU_CAPABILITY; matrix products are MKL's, which obey MKL_CBWR.
+test-cpus: setup ## prove that outputs and grades are the same on three kinds of CPU (CPUS='avx2', SAME=notebooks)
+	@for cpu in $(CPUS); do \
+		echo "CPU: $$cpu"; \
+		case $$cpu in \
+			native) set -- ;; \
+			avx2) set -- ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ;; \
+			default) set -- ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ;; \
+			*) echo "there is no CPU $$cpu; take native, avx2 or default" >&2; exit 2 ;; \
+		esac; \
+		env -u ATEN_CPU_CAPABILITY -u MKL_CBWR "$$@" $(PYTEST) $(SAME) $(ARGS) || exit 1; \
+	done
 
 check: setup ## ruff and mypy
 	@$(BIN)/ruff check .

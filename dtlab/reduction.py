@@ -20,9 +20,12 @@ COMBINE: dict[str, Combine] = {
 }
 # torch holds these dtypes, and hardly computes with them. Here the first kind is computed in
 # another dtype and rounded back; the second as the signed integers that have the same bits.
-WIDER = {dtype: torch.float32 for dtype in (
-    torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-)} | {torch.complex32: torch.complex64}
+WIDER = {
+    torch.float8_e4m3fn: torch.float32, torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2: torch.float32, torch.float8_e5m2fnuz: torch.float32,
+    torch.complex32: torch.complex64,
+}
+FINITE = {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}  # have no infinity
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 NUMBERS = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
@@ -86,7 +89,7 @@ def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
     """The last step of op "avg": x ← x / count, in place. Other ops: nothing. Returns `x`."""
     if op != "avg" or x.is_meta:
         return x
-    return x.copy_(x.to(WIDER.get(x.dtype, x.dtype)) / count) if x.dtype in WIDER else x.div_(count)
+    return x.copy_(x.to(WIDER[x.dtype]) / count) if x.dtype in WIDER else x.div_(count)
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
@@ -103,9 +106,10 @@ def identity(x: torch.Tensor, op: Op) -> torch.Tensor:
     """Fill `x`, in place, with what changes nothing under `op`; a function's is not known."""
     if callable(op) or x.is_meta:
         return x
+    if op in ("max", "min") and x.dtype.is_floating_point:
+        limit = torch.finfo(x.dtype).max if x.dtype in FINITE else torch.inf
+        return x.fill_(-limit if op == "max" else limit)
     if op in ("max", "min") and x.dtype != torch.bool:
-        info = torch.finfo(x.dtype) if x.dtype.is_floating_point else torch.iinfo(x.dtype)
-        if x.dtype.is_floating_point and not torch.tensor(torch.inf).to(x.dtype).isnan():
-            return x.fill_(-torch.inf if op == "max" else torch.inf)
+        info = torch.iinfo(x.dtype)
         return x.fill_(info.min if op == "max" else info.max)
     return x.fill_({"sum": 0, "avg": 0, "prod": 1, "max": 0, "min": 1}[op])

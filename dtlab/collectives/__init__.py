@@ -13,8 +13,8 @@ from dtlab.collectives.gather import gather
 from dtlab.collectives.all_gather import all_gather
 from dtlab.collectives.reduce_scatter import reduce_scatter
 from dtlab.collectives.all_reduce import all_reduce
-from dtlab.collectives import (  # noqa: F401, which register more of all_reduce
-    all_reduce_pipelined,
+from dtlab.collectives import (  # noqa: F401, which register more algorithms
+    pipelined_rings,
     all_reduce_doubling,
     all_reduce_trees,
     all_reduce_topology,

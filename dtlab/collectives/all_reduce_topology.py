@@ -64,7 +64,7 @@ def torus(
     Source: Mikami et al. 2018, "Massively distributed SGD", §3.2.
     """
     p, me = comm.size, comm.rank
-    columns, rows = _grid(p, shape)
+    columns = _columns(p, shape)
     row = comm.subgroup(range(me - me % columns, me - me % columns + columns))
     column = comm.subgroup(range(me % columns, p, columns))
     chunks = cut(x, columns)
@@ -83,8 +83,8 @@ def two_ring(
     cycles: each lists all ranks once, in the order of a ring; rings that share no link double the
     bandwidth. A cycle named twice carries twice as much (for links that are doubled). Default:
     once forwards, once backwards.
-    Cost of two rings on one port a rank: 2(p−1)(α + cβ + max(α, cβ)) + 2(p−1)cγ, where c = n/2p;
-    half the β term where the rings have links of their own.
+    Cost of two rings on one port a rank: at most 4(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ; half the β
+    term where the rings have links of their own.
     Source: NCCL; Wang et al. 2020, Blink.
     """
     p = comm.size
@@ -113,17 +113,17 @@ def _is_count(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _grid(p: int, shape: tuple[int, int] | None) -> tuple[int, int]:
-    """Columns and rows. Raises `ConfigError` unless they make p."""
+def _columns(p: int, shape: tuple[int, int] | None) -> int:
+    """How many columns a grid of p ranks has. Raises `ConfigError` unless `shape` makes p."""
     if shape is None:
-        return p // best_divisor(p), best_divisor(p)
+        return p // best_divisor(p)
     if not (isinstance(shape, Sequence) and len(shape) == 2 and all(map(_is_count, shape))):
         raise ConfigError(f"torus: shape is (columns, rows), two whole numbers, not {shape!r}")
     columns, rows = shape
     if columns * rows != p:
         raise ConfigError(f"torus: a grid of {columns} × {rows} doesn't fit {p} ranks; choose two "
                           f"numbers whose product is {p}")
-    return columns, rows
+    return columns
 
 
 def _cycles(p: int, cycles: Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]]:

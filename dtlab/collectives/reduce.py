@@ -69,7 +69,7 @@ def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torc
     p = comm.size
     me = (comm.rank - root) % p
     size = subtree_size(me, p)
-    total = x.clone() if 0 < me and size > 1 else x
+    total = x.clone() if me and size > 1 else x
     inbox = torch.empty_like(x)
     bit = 1
     while bit < size:

@@ -35,8 +35,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
     """Register the decorated function: `ALGORITHMS[collective][name]` calls it with checks.
 
-    It takes what the other algorithms of its collective take, see `IMPLEMENTATIONS`; what it has beyond that
-    are options, by name. Raises `ConfigError` for a collective that there is not, and for a
+    It takes what the other algorithms of its collective take, see `IMPLEMENTATIONS`; what it has
+    beyond that are options, by name. Raises `ConfigError` for an unknown collective, and for a
     function that can't be called so.
     """
 
@@ -118,7 +118,7 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
         whole = parameters[key].annotation in ("int", int)
-        if whole and not (isinstance(value, int) and value >= 1):
+        if whole and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
                               f"not {value!r}")
     return functools.partial(function, **options)

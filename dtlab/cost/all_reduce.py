@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from dtlab.cost import broadcast_reduce as tree
 from dtlab.cost.model import (
@@ -12,6 +12,7 @@ from dtlab.cost.model import (
     core_of,
     costs,
     lg_ceil,
+    pipelined,
 )
 
 
@@ -39,23 +40,10 @@ def ring(p: int, n: int, itemsize: int) -> Form:
     return Form(steps, steps * chunks[0], (p - 1) * chunks[0], sent, [steps] * p)
 
 
-PIECE_BYTES = 1 << 20  # the default of `pipelined_ring`
-
-
 @costs("all_reduce", "pipelined_ring")
 def pipelined_ring(p: int, n: int, itemsize: int) -> Form:
-    """At most α + sβ + (N−1)·max(α, sβ) + Nsγ/2, s bytes in a piece, N = 2(p−1)k pieces.
-
-    Where adding is no slower than sending, all but the last sγ hides behind it.
-    """
-    whole, chunks = ring(p, n, itemsize), chunk_bytes(n, p, itemsize)
-    k = -(-chunks[0] // PIECE_BYTES)
-    if p == 1 or k < 2:
-        return whole
-    piece = chunk_bytes(chunks[0], k, itemsize)[0]  # the largest sets the pace
-    rounds = 2 * (p - 1) * k
-    return Form(rounds, rounds * piece, rounds / 2 * piece, whole.sent_bytes, [rounds] * p,
-                exact=False, together=((rounds - 1, piece),))
+    """N = 2(p−1)k pieces: see `pipelined`."""
+    return pipelined(ring(p, n, itemsize), chunk_bytes(n, p, itemsize)[0], itemsize)
 
 
 @costs("all_reduce", "recursive_doubling")
@@ -97,15 +85,12 @@ def halving_doubling(p: int, n: int, itemsize: int) -> Form:
 
 @costs("all_reduce", "two_ring")
 def two_ring(p: int, n: int, itemsize: int) -> Form:
-    """At most 2(p−1)(α + cβ + max(α, cβ)) + 2(p−1)cγ on one port: the chunks of both rings, of
-    c = n/2p bytes, follow each other in each step."""
-    halves = chunk_bytes(n, 2, itemsize)
-    one, other = (ring(p, half, itemsize) for half in halves)
+    """At most 4(p−1)(α + cβ) + 2(p−1)cγ on one port, chunks of c = n/2p bytes: in each step one
+    ring's message starts after the other's."""
+    one, other = (ring(p, half, itemsize) for half in chunk_bytes(n, 2, itemsize))
     sent = [a + b for a, b in zip(one.sent_bytes, other.sent_bytes[::-1], strict=True)]
-    steps, chunk = 2 * (p - 1), chunk_bytes(halves[0], p, itemsize)[0]
-    return Form(2 * steps, one.path_bytes + other.path_bytes,
-                one.reduced_bytes + other.reduced_bytes, sent, [2 * steps] * p,
-                exact=False, together=((steps, chunk),))
+    return Form(one.rounds + other.rounds, one.path_bytes + other.path_bytes,
+                one.reduced_bytes + other.reduced_bytes, sent, [4 * (p - 1)] * p, exact=False)
 
 
 def _both_halves(n: int, chunks: list[int]) -> list[int]:
@@ -175,7 +160,7 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
     inside = 2 * sum(_piece(elements, 0, k + 1) for k in range(levels[0]))
     between = sum(_piece(elements, 0, level) for level in levels[1:])
     together = [((1 << larger - level) - 1, elements >> larger)
-                for larger, level in zip(levels, levels[1:], strict=False)]
+                for larger, level in pairwise(levels)]
     path, reduced = inside + 2 * between, inside / 2 + between
     rounds = 2 * levels[0] + sum(count + 2 for count, _ in together)
     return Form(rounds, path * itemsize, reduced * itemsize, sent, messages,
@@ -192,7 +177,7 @@ def _piece(n: int, place: int, level: int) -> int:
 
 @costs("all_reduce", "double_tree")
 def double_tree(p: int, n: int, itemsize: int) -> Form:
-    """At most (2⌈lg p⌉ + k)(α + c(8β + 2γ)), c = n/2k bytes in a segment, k = 16 a tree."""
+    """At most (2⌈lg p⌉ + k)(4α + c(8β + 2γ)), c = n/2k bytes in a segment, k = 16 a tree."""
     if p == 1:
         return Form(0, 0, 0, [0], [0])
     segments = 16
@@ -204,7 +189,7 @@ def double_tree(p: int, n: int, itemsize: int) -> Form:
             sent[rank] += _degree(p, place) * sum(parts[half::2])
             messages[rank] += _degree(p, place) * segments
     beats = 2 * lg_ceil(p) + segments
-    return Form(beats, 8 * beats * parts[0], 2 * beats * parts[0], sent, messages, exact=False)
+    return Form(4 * beats, 8 * beats * parts[0], 2 * beats * parts[0], sent, messages, exact=False)
 
 
 def _degree(p: int, place: int) -> int:

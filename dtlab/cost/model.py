@@ -271,6 +271,22 @@ def best_divisor(p: int) -> int:
     return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
 
 
+PIECE_BYTES = 1 << 20  # of the pipelined rings, by default
+
+
+def pipelined(ring: Form, chunk: int, itemsize: int) -> Form:
+    """The form of a ring whose chunks, of up to `chunk` bytes, travel in pieces: at most
+    α + sβ + (N−1)·max(α, sβ), s bytes in the largest of N pieces, and all additions, as if none hid
+    behind sending."""
+    k = -(-chunk // PIECE_BYTES)
+    if not ring.rounds or k < 2:
+        return ring
+    piece, pieces = chunk_bytes(chunk, k, itemsize)[0], int(ring.rounds) * k
+    reduced = ring.reduced_bytes / chunk * k * piece
+    return Form(pieces, pieces * piece, reduced, ring.sent_bytes, [pieces] * len(ring.messages),
+                exact=False, together=((pieces - 1, piece),))
+
+
 def chunk_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:
     """Sizes of the pieces when a vector is cut as torch.tensor_split cuts it: big ones first."""
     if nbytes % itemsize:

@@ -6,7 +6,7 @@ n is the size of all p parts together, b = n/p that of one.
 from __future__ import annotations
 
 from dtlab.cost.broadcast_reduce import binomial_children
-from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil
+from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil, pipelined
 
 
 def subtree_parts(p: int) -> list[int]:
@@ -64,6 +64,12 @@ def all_gather_ring(p: int, n: int, itemsize: int) -> Form:
     return Form(steps, steps * b, 0, [steps * b] * p, [steps] * p)
 
 
+@costs("all_gather", "pipelined_ring")
+def all_gather_pipelined(p: int, n: int, itemsize: int) -> Form:
+    """N = (p−1)k pieces: see `pipelined`."""
+    return pipelined(all_gather_ring(p, n, itemsize), n // p, itemsize)
+
+
 @costs("all_gather", "recursive_doubling")
 def all_gather_doubling(p: int, n: int, itemsize: int) -> Form:
     """lg p·α + (p−1)bβ for powers of two. Else two rounds more, and pb + b more bytes, the path
@@ -102,6 +108,12 @@ def all_gather_bruck(p: int, n: int, itemsize: int) -> Form:
 def reduce_scatter_ring(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ + bγ)."""
     return reduce_scatter_pairwise(p, n, itemsize)
+
+
+@costs("reduce_scatter", "pipelined_ring")
+def reduce_scatter_pipelined(p: int, n: int, itemsize: int) -> Form:
+    """N = (p−1)k pieces: see `pipelined`."""
+    return pipelined(reduce_scatter_ring(p, n, itemsize), n // p, itemsize)
 
 
 @costs("reduce_scatter", "pairwise")

@@ -16,7 +16,7 @@ from dtlab.grading.case import Submission
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.judge import grade_submission
 from dtlab.grading.report import Report
-from dtlab.processes.transfer import own_module
+from dtlab.processes.serialization import own_module
 
 
 def check(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-COLUMNS = ("", "check", "tried", "came", "expected", "bytes sent", "rounds", "points")
+COLUMNS = ("", "check", "tried", "result", "expected", "bytes sent", "rounds", "points")
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dtlab.plots.units import bytes_text, count_text, seconds_text
 
 Measured = Mapping[str, Mapping[int, Sequence[float]]]  # algorithm → bytes → seconds, repeated
 POINTS = 64
-SAME = 1e-3  # times are told apart if they differ by more
+SAME = 1e-3  # times that differ by more are different
 
 
 class Crossover(NamedTuple):
@@ -56,8 +56,8 @@ def cost_curves(
     The band on top names the fastest algorithm; a dashed line marks each crossover; the dotted
     curve is what no algorithm can beat. Raises `ConfigError` for unknown names.
     """
-    told = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
-    names = told if algorithms is None else list(algorithms)
+    known = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
+    names = known if algorithms is None else list(algorithms)
     if not names:
         raise ConfigError(f"no algorithm of {collective!r}; there are: {', '.join(ALGORITHMS)}")
     grid = _grid(*sizes)
@@ -96,7 +96,7 @@ def crossovers(
 ) -> list[Crossover]:
     """The sizes in bytes at which the fastest of `algorithms` changes, smallest first.
 
-    Whoever is less than 0.1 % faster has not overtaken anyone: cutting vectors between elements
+    Being less than 0.1 % faster does not count as overtaking: cutting vectors between elements
     makes such differences.
     """
 

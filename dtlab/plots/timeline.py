@@ -132,7 +132,7 @@ def _frame(axes: Axes, lanes: Lanes, begin: float, end: float, lanes_in: float) 
     return scale
 
 
-_LOOKS = {  # kind: how much white is in its colour, hatch, name in the legend
+_STYLES = {  # kind: how much white is in its colour, hatch, name in the legend
     "send": (0.0, "", "sending (top)"),
     "compute": (0.0, "", "compute (middle)"),
     "reduce": (0.5, "+++", "reduce (middle)"),
@@ -146,13 +146,13 @@ _MOST_HATCHED = 1500  # bars of one kind; in a fuller picture only waits are hat
 
 def _fill(bar: Bar) -> str:
     color = QUIET if bar.kind in _QUIET_KINDS else rank_style(bar.tint).color
-    return mix(color, PAPER, _LOOKS.get(bar.kind, _LOOKS["compute"])[0])
+    return mix(color, PAPER, _STYLES.get(bar.kind, _STYLES["compute"])[0])
 
 
 def hatched_kinds(bars: list[Bar]) -> set[str]:
     """The kinds of bar that are hatched: all that have a hatch, if they are not too many."""
     count = Counter(bar.kind for bar in bars)
-    return {kind for kind, (_, hatch, _) in _LOOKS.items()
+    return {kind for kind, (_, hatch, _) in _STYLES.items()
             if hatch and (kind in _QUIET_KINDS or count[kind] <= _MOST_HATCHED)}
 
 
@@ -188,7 +188,7 @@ def _draw_bars(
                                   linewidth=0.2 if len(bars) > 2000 else 0.8))
         if kind in hatched:
             axes.add_artist(PathPatch(together, facecolor="none", edgecolor=QUIET, linewidth=0,
-                                      hatch=_LOOKS[kind][1], zorder=depth + 0.1))
+                                      hatch=_STYLES[kind][1], zorder=depth + 0.1))
 
 
 def _draw_texts(
@@ -203,7 +203,7 @@ def _draw_texts(
         return  # not even a whole lane is high enough for letters
     longest = {kind: max((len(b.text) for b in bars if b.kind == kind), default=0)
                for kind in ("send", "recv")}
-    looks: dict[tuple[str, float], list[tuple[str, float, float]]] = {}
+    styles: dict[tuple[str, float], list[tuple[str, float, float]]] = {}
     for bar in bars:
         if not bar.text:
             continue
@@ -216,8 +216,8 @@ def _draw_texts(
             continue
         x = _LEFT_IN + ((start_s + end_s) / 2 - window[0]) / pixel_s / dpi
         y = top_in - ((top + bottom) / 2 + 0.5) * lane_in
-        looks.setdefault((_fill(bar), size), []).append((bar.text, x, y))
-    for (fill, size), texts in looks.items():
+        styles.setdefault((_fill(bar), size), []).append((bar.text, x, y))
+    for (fill, size), texts in styles.items():
         write_many(axes, texts, size=size, color=ink_on(fill), halo=fill,
                    transform=picture.dpi_scale_trans)
 
@@ -259,7 +259,7 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
     handles = [
         Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
               edgecolor=INK, label=name)
-        for kind, (white, hatch, name) in _LOOKS.items() if kind in kinds
+        for kind, (white, hatch, name) in _STYLES.items() if kind in kinds
     ]
     if handles:
         columns = len(handles) if len(handles) <= 4 else 3

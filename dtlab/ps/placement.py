@@ -66,10 +66,11 @@ def spread(comm: Comm, x: torch.Tensor) -> int:
     others = [r for r in range(comm.size) if r != me]
     inboxes = {r: torch.empty_like(parts[me]) for r in others}
     comm.labelled("push").exchange(*(Send(parts[r], r) for r in others),
-                  *(Recv(inboxes[r], r) for r in others))
+                                   *(Recv(inboxes[r], r) for r in others))
     for r in others:
         comm.accumulate_(parts[me], inboxes[r])
-    comm.labelled("pull").exchange(*(Send(parts[me], r) for r in others), *(Recv(parts[r], r) for r in others))
+    comm.labelled("pull").exchange(*(Send(parts[me], r) for r in others),
+                                   *(Recv(parts[r], r) for r in others))
     return comm.size
 
 
@@ -150,7 +151,7 @@ def _pull(comm: Comm, x: torch.Tensor, server: int, workers: list[int], label: s
 def _gather(comm: Comm, x: torch.Tensor, workers: list[int], label: str) -> None:
     """x ← x + what each of `workers` sends, all at the same time; added in order of rank."""
     inboxes = [torch.empty_like(x) for _ in workers]
-    comm.labelled(label).exchange(*(Recv(box, worker) for box, worker in zip(inboxes, workers, strict=True)))
+    comm.labelled(label).exchange(*map(Recv, inboxes, workers))
     for box in inboxes:
         comm.accumulate_(x, box)
 

@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import greenlet
 import torch
 
-if TYPE_CHECKING:
-    from dtlab.simulator.lines import Line
-    from dtlab.simulator.messages import PendingMessage
+from dtlab.simulator.lines import Line
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
 
@@ -66,7 +64,7 @@ class Strand(ABC):
         self.done = False
         self.idle = False  # it has nothing to do, until something is begun on it
         # What it waits for, while it is paused: messages, or in words.
-        self.waits_for: Sequence[PendingMessage] | str = ()
+        self.waits_for: list[Any] | tuple[Any, ...] | str = ()
         self.awaits: object = None  # the message or function that wakes it
         self.any_of: Sequence[object] = ()  # or any of these does
         self.idle_since_s = 0.0  # when it last worked: since then, it only waited

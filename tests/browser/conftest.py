@@ -12,9 +12,10 @@ import pytest
 from tests.browser.lab import Lab, running_lab
 
 REQUIRED = os.environ.get("DTLAB_REQUIRE_BROWSER") == "1"
+PHOTOGRAPH = os.environ.get("DTLAB_PHOTOGRAPH") == "1"  # run chapters: every screen for people
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[Any]:
     """Chromium, driven by playwright."""
     try:
@@ -31,10 +32,10 @@ def browser(chromium: str) -> Iterator[Any]:
             chrome.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab over a copy of the notebooks. (After `browser`: without one, none is started.)"""
-    with running_lab(tmp_path_factory.mktemp("lab")) as server:
+    with running_lab(tmp_path_factory.mktemp("lab"), outputs=not PHOTOGRAPH) as server:
         yield server
 
 

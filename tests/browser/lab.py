@@ -45,9 +45,10 @@ class Lab(NamedTuple):
 
 
 @contextmanager
-def running_lab(folder: Path) -> Iterator[Lab]:
-    """Serve a copy of the notebooks from `folder`; afterwards server and kernels are gone."""
-    copy_notebooks(folder / "course")
+def running_lab(folder: Path, outputs: bool = True) -> Iterator[Lab]:
+    """Serve a copy of the notebooks from `folder`, with or without the outputs that they were
+    committed with; afterwards server and kernels are gone."""
+    copy_notebooks(folder / "course", outputs)
     port, token = free_port(), secrets.token_hex(16)
     lab = Lab(f"http://127.0.0.1:{port}", token, folder / "course")
     with open(folder / "server.log", "w") as log:
@@ -62,19 +63,15 @@ def running_lab(folder: Path) -> Iterator[Lab]:
             stop(server)
 
 
-def copy_notebooks(course: Path) -> None:
-    """Copies without outputs: whatever the page shows then, it has computed itself."""
-    (course / "notebooks").mkdir(parents=True)
-    for path in sorted(ROOT.glob("notebooks/*")):
-        target = course / "notebooks" / path.name
-        if path.suffix != ".ipynb":
-            shutil.copytree(path, target) if path.is_dir() else shutil.copy2(path, target)
-            continue
+def copy_notebooks(course: Path, outputs: bool) -> None:
+    shutil.copytree(ROOT / "notebooks", course / "notebooks",
+                    ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    for path in course.glob("notebooks/*.ipynb") if not outputs else ():
         notebook = nbformat.read(path, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
-        nbformat.write(notebook, target)
+        nbformat.write(notebook, path)
 
 
 def command(lab: Lab, port: int) -> list[str]:

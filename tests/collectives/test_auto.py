@@ -59,13 +59,13 @@ def test_where_cores_are_few_all_messages_count() -> None:
 
 @pytest.mark.parametrize("p", [1, 2, 3, 8, 13])
 def test_messages_posted_together_pay_alpha_once(p: int) -> None:
-    """Scatter, linear: the root waits for nobody; as a tree, lg p messages wait for one another."""
+    """Scatter, all sends at once: the root waits for nobody; each message starts o after the last.
+    """
     alone = Machine(alpha=1e-4, beta=1e-9, gamma=0.0, overhead=1e-5)
     nbytes = 4 * p * 1000
-    sent_s = (p - 1) * 4000 * 1e-9
-    posted_s = 1e-4 + (p - 2) * 1e-5 if p > 1 else 0.0
-    told = cost.predicted_s("scatter", "linear", p, nbytes, alone)
-    assert told == pytest.approx(posted_s + sent_s, rel=1e-9)
+    posted_s = 1e-4 + 4000 * 1e-9 + (p - 2) * 1e-5 if p > 1 else 0.0
+    told = cost.predicted_s("scatter", "linear_nonblocking", p, nbytes, alone)
+    assert told == pytest.approx(posted_s, rel=1e-9)
     for machine in (alone._replace(overhead=1e-4), alone._replace(overhead=1.0),
                     alone._replace(overhead=float("inf"))):  # no message costs more than alpha
         for collective, algorithms in ALGORITHMS.items():
@@ -83,18 +83,19 @@ def test_where_cores_are_few_the_total_counts() -> None:
     assert cheapest("all_to_all", 64, 64 * 64, 4, laptop._replace(lanes=64)) == "mesh"
     bursts_save_nothing = laptop._replace(lanes=64, overhead=1e-4)
     assert cheapest("gather", 64, 64 * 64, 4, bursts_save_nothing) == "binomial"
-    assert cheapest("gather", 4, 4 * 64, 4, laptop._replace(lanes=8)) == "linear"
+    assert cheapest("gather", 4, 4 * 64, 4, laptop._replace(lanes=8)) == "linear_nonblocking"
     assert cheapest("gather", 64, 64 * 64, 4, laptop._replace(lanes=64)) == "binomial"
 
 
 def test_long_messages_leave_the_caches_where_cores_are_shared() -> None:
-    """Halves do, from some megabytes on; a ring hands its chunks on in pieces."""
+    """Halves do, from some megabytes on; a pipelined ring sends its chunks in pieces."""
     for collective, lg, ring in (("all_reduce", "halving_doubling", "ring"),
                                  ("reduce_scatter", "recursive_halving", "ring"),
                                  ("all_gather", "recursive_doubling", "ring")):
         assert cheapest(collective, 4, 1 << 20, 4, TYPICAL) == lg
-        for nbytes in (4 << 20, 16 << 20, 64 << 20):
-            assert cheapest(collective, 4, nbytes, 4, TYPICAL) == ring
+        assert cheapest(collective, 4, 4 << 20, 4, TYPICAL) == ring  # a piece is a chunk
+        for nbytes in (16 << 20, 64 << 20):
+            assert cheapest(collective, 4, nbytes, 4, TYPICAL) == "pipelined_ring"
     roomy = TYPICAL._replace(cache=float("inf"))
     assert cheapest("all_reduce", 4, 4 << 20, 4, roomy) == "halving_doubling"
     asked = "broadcast", "binomial", 4, 4 << 20

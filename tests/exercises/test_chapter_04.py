@@ -109,7 +109,7 @@ def float32_inbox(comm, x, root):
 
 
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
-    (flat, {"rounds"}, "doubles the ranks"),
+    (flat, {"rounds"}, "doubles the number of ranks"),
     (nearest_child_first, {"rounds"}, "farthest child first"),
     (everything_twice, {"rounds", "bytes"}, ""),
     (root_0_only, {"any root", "real"}, "root 0 only"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dtlab import Recv, Send
-from dtlab.processes.server import fork_server
+from dtlab.processes.fork_server import fork_server
 from tests.exercises.answers import first_hint, judged, solutions
 from tests.exercises.test_chapter_03 import right_shift
 

@@ -132,7 +132,7 @@ def test_a_pending_receive_from_anyone_never_catches_a_collectives_message():
 
 def test_a_collective_that_meets_another_is_named_also_in_a_stream():
     def differs(comm, x):
-        comm.begin(all_reduce if comm.rank else broadcast, x).wait()
+        comm.begin(broadcast if comm.rank else all_reduce, x).wait()
 
     failure = outcome_of(differs, 2).failure
     assert failure.error == "ShapeMismatch"

@@ -14,8 +14,8 @@ from dtlab import Comm, cost, ps, simulate
 from dtlab.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from dtlab.models import MLP, digits
 from dtlab.plots.placement import placed
+from dtlab.ps.gpu_placement import gpus_and_cpu, sum_on_gpus
 from dtlab.ps.partition import Spec
-from dtlab.ps.where import gpus_and_cpu, sum_on_gpus
 from dtlab.result import Result
 from dtlab.topology import compose, link_bytes, uniform
 from dtlab.trace import Trace

@@ -7,7 +7,7 @@ from dtlab.collectives import all_reduce
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers, side_by_side
 from dtlab.plots.timeline import hatched_kinds
 from dtlab.topology import uniform
-from tests.plots.looks import texts_of
+from tests.plots.layout import texts_of
 from tests.plots.samples import overlapped_trace, ring_trace
 
 

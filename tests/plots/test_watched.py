@@ -83,10 +83,10 @@ def test_messages_are_those_of_an_unwatched_run(fn: Callable[..., torch.Tensor])
 
 
 @pytest.mark.parametrize("fn", ALL)
-def test_its_film_ends_complete(fn: Callable[..., torch.Tensor]) -> None:
-    film = frames_of(fn, P)
-    assert film[-1].done, film[-1].holds
-    assert not any(frame.wrong.any() for frame in film)
+def test_its_frames_ends_complete(fn: Callable[..., torch.Tensor]) -> None:
+    frames = frames_of(fn, P)
+    assert frames[-1].done, frames[-1].holds
+    assert not any(frame.wrong.any() for frame in frames)
 
 
 @pytest.mark.parametrize("fn", ALL)

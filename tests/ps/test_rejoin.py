@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import dtlab.ps.copies
+import dtlab.ps.replica_loop
 from dtlab import Comm, RankFailed, Result, ps, simulate
 from dtlab.ps.replica import Replica
 from dtlab.topology import uniform
@@ -114,7 +114,7 @@ def test_the_log_is_not_kept_for_a_copy_that_has_fallen_silent_again(
         node.finish()
         return None
 
-    monkeypatch.setattr(dtlab.ps.copies, "Replica", noted)
+    monkeypatch.setattr(dtlab.ps.replica_loop, "Replica", noted)
     values = simulate(steady, network=islands(), crash={0: 98}, timeout=60).values
     assert 0 not in values[MASTER].back
     assert values[0] is None

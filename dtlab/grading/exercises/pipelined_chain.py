@@ -46,7 +46,7 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
                 "rank's place in it.")
     right = (x == wanted).tolist()
     if torch.equal(x, before):
-        return f"Rank {rank} got nothing: its x is what it was."
+        return f"Rank {rank} received nothing: its x is unchanged."
     if right[0] and not right[-1]:
         return ("The end of x is missing. x.tensor_split(segments) loses no element; and there are "
                 "as many segments to pass on as there are to receive.")
@@ -87,9 +87,9 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(True, "x, once, from all but the last", "n from all but the last", text)
     last = (case.facts["root"] - 1) % case.ranks
     if sent[last]:
-        clue = "The last rank of the chain sends as well; nobody after it needs x: a chain, no ring."
+        clue = "The last rank of the chain sends as well; no rank after it needs x: a chain, not a ring."
     else:
-        clue = "Something is sent twice: each rank hands each segment to the next one, once."
+        clue = "Something is sent twice: each rank sends each segment to the next one, once."
     return Verdict(False, f"{total:,} B in all", f"(p−1)·n = {least:,} B", text, clue=clue)
 
 

@@ -1,9 +1,9 @@
-"""Who has which piece, where pieces only change hands: each is known by what is written in it.
+"""Which rank has which piece, where pieces are only moved: each is known by its contents.
 
 For gather, scatter, all-gather and all-to-all. Every element of the piece j that rank c gives says
-so: it holds `labels(p)[j, c]`. So a piece is found wherever it travels, in whatever buffer, and a
-rank *has* what it began with and all that it has received. Only the result has places: there a
-piece counts if it lies where it belongs.
+so: it holds `piece_numbers(p)[j, c]`. So a piece is found in any buffer, and a rank *has* what it
+began with and all that it has received. Only the result has an order: there a piece counts if it
+lies where it belongs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 MISPLACED = 2  # in `Frame.holds`: something else lies in its place
 
 
-def labels(p: int) -> torch.Tensor:
+def piece_numbers(p: int) -> torch.Tensor:
     """A number for the piece j of rank c, at [j, c]: 1 and up. Shape (p, p), exact in float32."""
     return torch.arange(1.0, p * p + 1).view(p, p)
 
@@ -32,7 +32,7 @@ def pieces_in(data: torch.Tensor | None, p: int) -> np.ndarray:
     return found[1:].reshape(p, p)
 
 
-def place(holds: np.ndarray, wanted: np.ndarray, result: Any) -> None:
+def correct_order_(holds: np.ndarray, wanted: np.ndarray, result: Any) -> None:
     """In place: correct what one rank holds, (p, p), by its result, in which order counts.
 
     wanted (p, p): the pieces that must be in the result, in this order. A piece that isn't in its
@@ -53,7 +53,7 @@ def place(holds: np.ndarray, wanted: np.ndarray, result: Any) -> None:
             holds[piece, others] = MISPLACED
 
 
-def custody(p: int, given: Sequence[np.ndarray], times: Sequence[float],
+def owned_pieces(p: int, given: Sequence[np.ndarray], times: Sequence[float],
             moves: Sequence[tuple[float, int, np.ndarray]]) -> list[np.ndarray]:
     """holds (p, p, p), at the start and at each of `times`: what each rank has got by then.
 

@@ -1,4 +1,4 @@
-"""A chapter open in the browser: run it, read its outputs, move its sliders, photograph it."""
+"""A notebook open in the browser: run it, read its outputs, move its controls, photograph it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests.browser.lab import Lab
 OPEN_LIMIT_S = 60
 RUN_LIMIT_S = 150  # a chapter takes under 40 s on two free cores; nobody promises that these are
 SLIDER = ".noUi-handle"
-WIDGET = f".widget-vbox:has(img.widget-image):has({SLIDER})"
 
 READY = """() => {
   const panel = window.jupyterapp?.shell.currentWidget;
@@ -27,6 +26,16 @@ FINISHED = f"""() => {{
   const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
   return kernel.status === 'idle' && (failed || cells.every(cell => cell.count));
 }}"""
+
+DRAWN = """() => window.jupyterapp?.shell.currentWidget?.context?.isReady
+  && document.querySelector('.jp-Notebook .jp-Cell')
+  && [...document.querySelectorAll('.jp-Notebook img')].every(img => img.complete)"""
+
+BROKEN = """() => [
+  ...[...document.querySelectorAll('.jp-Notebook img')].filter(img => !img.naturalWidth)
+    .map(img => `no picture: ${img.src.slice(0, 80)}`),
+  ...[...document.querySelectorAll('.jp-Notebook mjx-merror')]
+    .map(formula => `no formula: ${formula.textContent}`)]"""
 
 # From the next key on, look every 10 ms whether the picture shows something else.
 WATCH = """img => {
@@ -50,7 +59,7 @@ WATCH = """img => {
 }"""
 
 
-class Chapter:
+class Page:
     """One notebook in one page of the browser."""
 
     def __init__(self, browser: Any, lab: Lab, name: str, folder: Path):
@@ -58,11 +67,13 @@ class Chapter:
         self.page = browser.new_page(viewport={"width": 1400, "height": 1000})
         self.page.set_default_timeout(OPEN_LIMIT_S * 1000)
         self.address = lab.address(name)
+        self.script_errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.script_errors.append(f"script: {error}"))
 
     def open(self) -> None:
-        """Load the page, and wait until the notebook has its kernel."""
+        """Load the page, and wait until the notebook is drawn as it was saved."""
         self.page.goto(self.address)
-        self._wait(READY, OPEN_LIMIT_S, "has no idle kernel")
+        self._wait(DRAWN, OPEN_LIMIT_S, "is not drawn")
 
     def _wait(self, condition: str, limit_s: float, otherwise: str) -> None:
         """Until `condition` holds; if it never does, leave a picture of what the page shows."""
@@ -75,14 +86,15 @@ class Chapter:
 
     def run_all(self) -> None:
         """Choose Run, Run All Cells, as a reader does; wait for the end or for an error."""
+        self._wait(READY, OPEN_LIMIT_S, "has no idle kernel")
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         self._wait(FINISHED, RUN_LIMIT_S, "has not finished")
         self.page.wait_for_timeout(500)  # widgets and pictures still have to be drawn
 
     def complaints(self) -> list[str]:
-        """Every error, and everything on stderr, which a reader sees in red."""
-        found = []
+        """Every error, everything on stderr, which a reader sees in red, and what is not drawn."""
+        found = [*self.script_errors, *self.page.evaluate(BROKEN)]
         for cell in self.page.evaluate(CELLS):
             for output in cell["outputs"]:
                 if output["output_type"] == "error":
@@ -94,24 +106,27 @@ class Chapter:
                 found.append(f"the page says {words!r}")
         return found
 
-    def widgets(self) -> Any:
-        """The widgets that have a picture and a slider."""
-        return self.page.locator(WIDGET)
+    def output_of(self, number: int) -> Any:
+        """The output of a code cell, counted from 0."""
+        return self.page.locator(".jp-CodeCell").nth(number).locator(".jp-Cell-outputArea")
 
-    def move(self, widget: Any, slider: Any) -> float:
+    def move(self, output: Any, slider: Any) -> float:
         """Move a slider by one stop, with the keyboard: seconds until the picture is another."""
         low, now, high = (float(slider.get_attribute(f"aria-{name}") or 0)
                           for name in ("valuemin", "valuenow", "valuemax"))
-        slider.scroll_into_view_if_needed()
-        picture = widget.locator("img.widget-image")
-        picture.evaluate(WATCH)
-        slider.focus()
-        self.page.keyboard.press("ArrowRight" if high - now >= now - low else "ArrowLeft")
+        return self.press(output, slider, "ArrowRight" if high - now >= now - low else "ArrowLeft")
+
+    def press(self, output: Any, control: Any, key: str) -> float:
+        """Press a key on a control: seconds until the picture in this output is another."""
+        control.scroll_into_view_if_needed()
+        output.locator("img.widget-image").evaluate(WATCH)
+        control.focus()
+        self.page.keyboard.press(key)
         self.page.wait_for_function("window.dtlabWatch.took_s !== null", timeout=30_000)
         return float(self.page.evaluate("window.dtlabWatch.took_s"))
 
     def photograph(self) -> None:
-        """The whole chapter, one screen after the other, as PNG files."""
+        """The whole notebook, one screen after the other, as PNG files."""
         panel = self.page.locator(".jp-NotebookPanel .jp-WindowedPanel-outer")
         height, screen = panel.evaluate("panel => [panel.scrollHeight, panel.clientHeight]")
         for old in self.folder.glob(f"{Path(self.name).stem}-*.png"):

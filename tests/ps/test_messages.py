@@ -1,24 +1,21 @@
-"""Wires lie in shared memory between processes, and travel in the simulator: the same arrives."""
+"""Messages between nodes: what is sent arrives, nothing else changes, nothing is left behind."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
 
 import pytest
 import torch
 
-from dtlab import Comm, ps, run, simulate
-from dtlab.processes import shelf
-from dtlab.ps.mail import Mail
+from dtlab import Comm, ConfigError, ps, run, simulate
+from dtlab.ps.messages import Endpoint
 from dtlab.topology import uniform
-from tests.travelling import travelling
 
 NETWORK = uniform(2, 1e-6, 1e9)
 
 
-def odd_wires() -> list[torch.Tensor]:
+def odd_tensors() -> list[torch.Tensor]:
     """Flat tensors that differ in dtype, length and how they lie in memory."""
     wave = torch.tensor([1 + 2j, 3 - 1j])
     return [torch.arange(5.0)[::2], torch.tensor([True, False, True]), torch.zeros(0),
@@ -27,30 +24,31 @@ def odd_wires() -> list[torch.Tensor]:
             torch.full((2,), 0.5, requires_grad=True)]
 
 
-def letter(comm: Comm, wires: list[torch.Tensor]) -> list[list[complex]]:
-    """What rank 1 has of a letter from rank 0."""
-    mail = Mail(comm)
+def send_and_receive(comm: Comm, payload: list[torch.Tensor]) -> list[list[complex]]:
+    """What rank 1 receives of a message from rank 0."""
+    endpoint = Endpoint(comm, [1 - comm.rank])
     if comm.rank == 0:
-        mail.send(1, ("hello",), wires)
-        mail.send(1, ("end",))
-        mail.flush()
+        endpoint.send(1, ("hello",), payload)
+        endpoint.send(1, ("end",))
+        endpoint.close()
         return []
-    src, body, found, works, _ = mail.receive()
-    for work in works:
-        work.wait()
+    message = endpoint.receive()
+    assert message is not None
+    src, body, found = message
     assert (src, body) == (0, ("hello",))
-    assert [x.dtype for x in found] == [x.dtype for x in wires]
-    assert mail.moved_bytes == (sum(x.nbytes for x in wires), 0)
-    mail.receive()
+    assert [x.dtype for x in found] == [x.dtype for x in payload]
+    assert endpoint.received_bytes == sum(x.nbytes for x in payload)
+    endpoint.receive()
+    endpoint.close()
     return [x.tolist() for x in found]
 
 
-@pytest.mark.parametrize("wires", [odd_wires(), [torch.zeros(0)], [torch.arange(1024.0)],
+@pytest.mark.parametrize("payload", [odd_tensors(), [torch.zeros(0)], [torch.arange(1024.0)],
                                    [torch.arange(1025.0)], [torch.zeros(0), torch.ones(5000)], []])
-def test_a_letter_brings_its_wires(wires: list[torch.Tensor]) -> None:
-    sent = [x.tolist() for x in wires]
-    assert run(letter, wires, ranks=2).values[1] == sent
-    assert simulate(letter, wires, network=NETWORK).values[1] == sent
+def test_a_message_brings_its_payload(payload: list[torch.Tensor]) -> None:
+    sent = [x.tolist() for x in payload]
+    assert run(send_and_receive, payload, ranks=2).values[1] == sent
+    assert simulate(send_and_receive, payload, network=NETWORK).values[1] == sent
 
 
 def test_training_is_the_same_bit_for_bit() -> None:
@@ -77,30 +75,28 @@ RULES = [ps.SGD(lr=0.1), ps.SGD(lr=0.1, momentum=0.9), ps.Adam(), ps.StalenessAw
          ps.DCASGD(), ps.DCASGD(adaptive=True), ps.EASGD(), ps.FedAvg()]
 
 
-@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize(("consistency", "ranks"), [(ps.BSP(), 3), (ps.ASP(), 2)])
-def test_what_is_pushed_from_a_room_is_its_workers_again_once_answered(
-    rule: ps.Update, consistency: ps.Consistency, ranks: int, shared: bool,
+def test_a_buffer_may_be_reused_once_its_push_is_answered(
+    rule: ps.Update, consistency: ps.Consistency, ranks: int
 ) -> None:
-    """The server reads it where it is; so neither may change it, nor read it later."""
+    """The server neither changes it nor reads it later."""
     def train(comm: Comm, spoil: bool, weight: float) -> list[float]:
-        comm = comm if shared else travelling(comm)
         node = ps.join(comm, consistency=consistency, update=rule)
         if node.is_server:
             node.serve()
             return []
         keys = {"w": torch.zeros(30_000), "b": torch.zeros(5), "table": torch.zeros(400, 70)}
         node.init(keys, tables=["table"])
-        room, weights = node.room(keys), node.room(keys)
+        buffer, weights = node.buffer(keys), node.buffer(keys)
         for step in range(4):
             node.pull(weights, out=weights)
-            for key, g in room.items():
+            for key, g in buffer.items():
                 g.copy_(weights[key] * 0.5 + step + comm.rank)
-            before = {key: g.clone() for key, g in room.items()}
-            node.push(room, weight)
-            assert all(torch.equal(g, before[key]) for key, g in room.items())
-            for g in room.values():
+            before = {key: g.clone() for key, g in buffer.items()}
+            node.push(buffer, weight)
+            assert all(torch.equal(g, before[key]) for key, g in buffer.items())
+            for g in buffer.values():
                 g.fill_(torch.inf if spoil else 0)
             node.clock()
         node.pull(weights, out=weights)
@@ -112,7 +108,7 @@ def test_what_is_pushed_from_a_room_is_its_workers_again_once_answered(
         assert here == simulate(train, False, weight, network=uniform(ranks, 1e-6, 1e9)).values
 
 
-def test_the_answer_to_a_push_from_a_room_comes_once_it_has_been_read() -> None:
+def test_a_push_is_answered_once_it_has_been_read() -> None:
     """Adding 16 MB takes longer than telling the worker so."""
     def train(comm: Comm) -> list[float]:
         node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
@@ -120,11 +116,11 @@ def test_the_answer_to_a_push_from_a_room_comes_once_it_has_been_read() -> None:
             node.serve()
             return []
         node.init({"w": torch.zeros(4_000_000)})
-        room = node.room(["w"])
+        buffer = node.buffer(["w"])
         for _ in range(5):
-            room["w"].fill_(-1)
-            node.push(room)
-            room["w"].fill_(torch.inf)
+            buffer["w"].fill_(-1)
+            node.push(buffer)
+            buffer["w"].fill_(torch.inf)
         w = node.pull(["w"])["w"]
         node.finish()
         return [w.min().item(), w.max().item()]
@@ -132,36 +128,8 @@ def test_the_answer_to_a_push_from_a_room_comes_once_it_has_been_read() -> None:
     assert run(train, ranks=2).values[1] == [5.0, 5.0]
 
 
-@pytest.mark.skipif(not shelf.POSSIBLE, reason="no shared memory of this kind here")
-def test_a_push_from_a_room_is_not_copied() -> None:
-    def work(comm: Comm) -> list[bool]:
-        here: Any = comm.end.shelf  # type: ignore[attr-defined]
-        lay, gifts = here.lay, []
-
-        def watched(x: torch.Tensor) -> Any:
-            laid = lay(x)
-            gifts.append(laid[1] if laid else None)
-            return laid
-
-        here.lay = watched
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.1))
-        if node.is_server:
-            node.serve()
-            return gifts
-        node.init({"w": torch.zeros(50_000)})
-        gifts.clear()
-        room = node.room(["w"])
-        room["w"].fill_(1)
-        node.push(room)
-        node.push({"w": torch.ones(50_000)})
-        node.finish()
-        return gifts
-
-    assert run(work, ranks=2).values[1] == [False, True]
-
-
-def test_keys_move_between_servers_whose_weights_are_shown() -> None:
-    """A server that gives up its weights may use their memory again; who has them keeps a copy."""
+def test_keys_move_while_their_weights_are_being_sent() -> None:
+    """A server that gives up its weights changes none that a worker has pulled."""
     def work(comm: Comm) -> list[float]:
         node = ps.join(comm, servers=2, active=1, consistency=ps.BSP(), update=ps.SGD(lr=1.0))
         if node.is_server:
@@ -204,29 +172,59 @@ def test_a_server_that_has_ended_keeps_no_memory(colocated: bool) -> None:
     assert all(run(train, ranks=3).values)
 
 
-def test_weights_stay_until_they_are_read_though_their_server_has_ended() -> None:
-    """A worker that finishes before it has read what it pulled, while the server goes on."""
-    def train(comm: Comm) -> list[float]:
+def test_what_was_answered_before_finish_may_be_waited_for_after_it() -> None:
+    def train(comm: Comm) -> bool:
         node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.1))
         if node.is_server:
             node.serve()
-            del node
-            for _ in range(20):  # whatever is free now, is used
-                comm.end.shelf.empty(torch.float32, 50_000).fill_(-1)  # type: ignore[attr-defined]
-            comm.send(torch.ones(1), 1)
-            return []
-        node.init({"w": torch.full((50_000,), 3.0)})
-        handle = node.pull_async(["w"])
-        box: Any = comm.end.post  # type: ignore[attr-defined]
-        read = box._next
+            return True
+        node.init({"w": torch.zeros(3)})
+        done, late = node.pull_async(["w"]), node.pull_async(["w"])
+        node.finish()  # whose answers come after these
+        return done.wait()["w"].tolist() == late.wait()["w"].tolist() == [0.0] * 3
 
-        def only_when_it_is_over() -> int:
-            box._next = read
-            comm.recv(torch.ones(1), 0)
-            return int(read())
+    assert all(simulate(train, network=NETWORK).values)
 
-        box._next = only_when_it_is_over
+
+def test_a_worker_may_finish_while_its_pull_is_held() -> None:
+    def train(comm: Comm) -> bool:
+        node = ps.join(comm, update=ps.SGD(lr=0.1))
+        if node.is_server:
+            node.serve()
+            return True
+        node.init({"w": torch.zeros(3)})
+        if comm.rank == 1:
+            node.clock()
+            held = node.pull_async(["w"])  # until rank 2 has passed a clock
+            node.finish()
+            with pytest.raises(ConfigError, match="after finish"):
+                held.wait()
+            return True
+        with comm.compute("slow", seconds=1.0):
+            pass
+        node.clock()
+        node.pull(["w"])
         node.finish()
-        return handle.wait()["w"].unique().tolist()  # type: ignore[no-any-return]
+        return True
 
-    assert run(train, ranks=2).values[1] == [3.0]
+    assert all(simulate(train, network=uniform(3, 1e-6, 1e9)).values)
+
+
+def test_what_two_servers_of_two_groups_say_does_not_mix() -> None:
+    """Groups of ranks, each with a server of its own, and two servers for all of them at once."""
+    def train(comm: Comm) -> list[float]:
+        half = comm.subgroup(range(2) if comm.rank < 2 else range(2, 4))
+        nodes = [ps.join(half, consistency=ps.ASP(), update=ps.SGD(lr=1.0)) for _ in range(2)]
+        for step, node in enumerate(nodes, 1):
+            if node.is_server:
+                node.serve()
+                continue
+            node.init({"w": torch.zeros(1)})
+            node.push({"w": torch.full((1,), -float(step * comm.rank))})
+            assert node.pull(["w"])["w"].item() == step * comm.rank
+            node.finish()
+        return [node.comm.size for node in nodes]
+
+    wanted = [[2, 2]] * 4
+    assert simulate(train, network=uniform(4, 1e-6, 1e9)).values == wanted
+    assert run(train, ranks=4).values == wanted

@@ -10,26 +10,26 @@ import numpy as np
 import torch
 
 from dtlab.errors import ConfigError
-from dtlab.plots.custody import labels
+from dtlab.plots.ownership import piece_numbers
 
 
-class Goal(NamedTuple):
+class Spec(NamedTuple):
     """wanted (p, pieces, p) and judged (p, pieces) as in `Frame`; `start`: what a rank is given.
 
     start: "vector" (every piece, all its own), "piece" (one), "root" (only the root has any).
-    moves: pieces only change hands, and nothing is added up; see `dtlab.plots.custody`.
-    spreads_news: the goal is that everyone has heard of everyone (a barrier).
+    moves: pieces are only moved, and nothing is added up; see `dtlab.plots.ownership`.
+    synchronizes: in the end every rank knows that every rank has arrived (a barrier).
     """
 
     wanted: np.ndarray
     judged: np.ndarray
     start: str = "vector"
     moves: bool = False
-    spreads_news: bool = False
+    synchronizes: bool = False
 
 
-def goal_of(collective: str, p: int, root: int, pieces: int | None = None) -> Goal:
-    """The goal of a collective on p ranks. One that is not known here is shown, but not judged.
+def spec_of(collective: str, p: int, root: int, pieces: int | None = None) -> Spec:
+    """The specification of a collective on p ranks. An unknown one is shown, but not judged.
 
     pieces: into how many the vector is cut (None: p); p where each piece belongs to a rank.
     """
@@ -46,24 +46,24 @@ def goal_of(collective: str, p: int, root: int, pieces: int | None = None) -> Go
     before_me = np.broadcast_to(np.tri(p, k=-1, dtype=bool)[:, None, :], (p, k, p)).copy()
     not_first = all_cells.copy()
     not_first[0] = False  # an exclusive scan leaves rank 0 without a result
-    goals = {
-        "all_reduce": Goal(everyone, all_cells),
-        "broadcast": Goal(of_root, all_cells, "root"),
-        "reduce": Goal(everyone, at_root),
-        "scan": Goal(up_to_me, all_cells),
-        "exscan": Goal(before_me, not_first),
-        "all_gather": Goal(piece_of_its_rank, all_cells, "piece", moves=True),
-        "gather": Goal(piece_of_its_rank, at_root, "piece", moves=True),
-        "all_to_all": Goal(everyone, own_piece, moves=True),  # piece j: what is meant for rank j
-        "reduce_scatter": Goal(everyone, own_piece),
-        "scatter": Goal(of_root, own_piece, "root", moves=True),
-        "barrier": Goal(everyone, all_cells, spreads_news=True),
+    known = {
+        "all_reduce": Spec(everyone, all_cells),
+        "broadcast": Spec(of_root, all_cells, "root"),
+        "reduce": Spec(everyone, at_root),
+        "scan": Spec(up_to_me, all_cells),
+        "exscan": Spec(before_me, not_first),
+        "all_gather": Spec(piece_of_its_rank, all_cells, "piece", moves=True),
+        "gather": Spec(piece_of_its_rank, at_root, "piece", moves=True),
+        "all_to_all": Spec(everyone, own_piece, moves=True),  # piece j: what is meant for rank j
+        "reduce_scatter": Spec(everyone, own_piece),
+        "scatter": Spec(of_root, own_piece, "root", moves=True),
+        "barrier": Spec(everyone, all_cells, synchronizes=True),
     }
-    return goals.get(collective, Goal(everyone, no_cells))
+    return known.get(collective, Spec(everyone, no_cells))
 
 
 def arguments(
-    fn: Callable[..., Any], goal: Goal, rank: int, p: int, root: int
+    fn: Callable[..., Any], spec: Spec, rank: int, p: int, root: int
 ) -> dict[str, Any]:
     """What `fn` is called with, after the communicator: by the names of its parameters.
 
@@ -72,16 +72,16 @@ def arguments(
     """
     parameters = list(inspect.signature(fn).parameters.values())[1:]
     by_name = [q for q in parameters if q.kind not in (q.VAR_POSITIONAL, q.VAR_KEYWORD)]
-    pieces = goal.wanted.shape[1]
+    pieces = spec.wanted.shape[1]
     vector = torch.zeros(pieces * p)
     parts = vector.view(pieces, p)  # piece, contribution
-    given_pieces = slice(rank, rank + 1) if goal.start == "piece" else slice(None)
-    if goal.start != "root" or rank == root:
-        if goal.moves:
-            parts[given_pieces] = labels(p)[given_pieces, rank, None]
+    given_pieces = slice(rank, rank + 1) if spec.start == "piece" else slice(None)
+    if spec.start != "root" or rank == root:
+        if spec.moves:
+            parts[given_pieces] = piece_numbers(p)[given_pieces, rank, None]
         else:
             parts[given_pieces, rank] = 1.0
-    one_piece = goal.start == "piece" or {"x", "parts"} <= {q.name for q in by_name}
+    one_piece = spec.start == "piece" or {"x", "parts"} <= {q.name for q in by_name}
     data = {"parts": parts, "x": parts[rank] if one_piece else vector}
     given: dict[str, Any] = {}
     for q in by_name:

@@ -1,4 +1,4 @@
-"""A simulated run as a film of its links: what each carries from change to change, and where it
+"""A simulated run as a history of its links: what each carries from change to change, and where it
 stands in the picture."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top, in inches
 WIDE_IN, HIGH_IN = 10.4, 3.45  # room for the cluster
 
 
-class Film:
+class LinkHistory:
     """A simulated run as stretches between changes, and what it takes to draw them.
 
     Raises `ConfigError` as `replay` does.
@@ -43,7 +43,7 @@ class Film:
     @cached_property
     def busiest(self) -> list[tuple[str, list[float]]]:
         """(name, load in each stretch) of the links with most to do, the busiest first. Links that
-        always carry the same share are told of once."""
+        always carry the same share are named once."""
         loads: dict[int, list[float]] = {}
         for number, stretch in enumerate(self.stretches):
             for link, load in stretch.loads.items():

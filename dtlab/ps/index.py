@@ -1,10 +1,10 @@
-"""Where each key stands among those of one server. Worker and server number them alike, so that a
-letter names keys by their places, however many they are.
+"""The order of keys on one server. Worker and server number them alike, so a request names keys by
+their numbers.
 
 Thousands of small keys would cost thousands of small steps. So small dense keys of one dtype that
-are made together stand side by side, in one *block*; a big one, a table, or what a cut has left of
-a key is a block of its own. A *run*, (first, last), is the keys at the places first to last − 1,
-all in one block: they travel as one tensor, and the server works on them as on one.
+are made together form one *block*; a big one, a table, or what a cut has left of a key is a block
+of its own. A *run*, (first, last), is the keys first to last − 1 of one block: they travel as one
+tensor, and the server works on them as on one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dtlab.ps.packing import together
+from dtlab.ps.packing import grouped
 from dtlab.ps.partition import Key, Spec
 
 Run = tuple[int, int]
 
 
-class Piece(NamedTuple):
-    """What one server holds of a key: so many elements."""
+class Shard(NamedTuple):
+    """What one server holds of a key; numel: its elements."""
 
     key: Key
     spec: Spec
@@ -32,24 +32,24 @@ class Piece(NamedTuple):
         return not self.spec.table and self.numel == self.spec.units
 
 
-class Places:
+class KeyIndex:
     """The keys of one server in their order."""
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
-        self.of: dict[Key, int] = {}  # key → its place
-        self._begin: list[int] = [0]  # by place, the elements before it
-        self._blocks: set[int] = set()  # the places at which one begins
+        self.of: dict[Key, int] = {}  # key → its number
+        self._begin: list[int] = [0]  # by key, the elements before it
+        self._blocks: set[int] = set()  # the keys with which one begins
 
-    def add(self, pieces: Sequence[Piece]) -> list[Run]:
+    def add(self, shards: Sequence[Shard]) -> list[Run]:
         """These were made together. Returns their blocks."""
-        whole = [piece for piece in pieces if piece.is_whole]
-        groups = together([(piece.spec.dtype, piece.numel) for piece in whole])
+        whole = [shard for shard in shards if shard.is_whole]
+        groups = grouped([(shard.spec.dtype, shard.numel) for shard in whole])
         blocks = [[whole[i] for i in group] for group in groups]
-        blocks += [[piece] for piece in pieces if not piece.is_whole]
+        blocks += [[shard] for shard in shards if not shard.is_whole]
         return [self._add_block(block) for block in blocks]
 
-    def _add_block(self, block: Sequence[Piece]) -> Run:
+    def _add_block(self, block: Sequence[Shard]) -> Run:
         first = len(self.keys)
         self._blocks.add(first)
         for key, _, numel in block:
@@ -67,12 +67,12 @@ class Places:
         begin = self._begin[run[0] : run[1] + 1]
         return [b - a for a, b in pairwise(begin)]
 
-    def runs(self, places: Iterable[int]) -> list[Run]:
-        """The runs that these places, ascending, make."""
+    def runs(self, numbers: Iterable[int]) -> list[Run]:
+        """The runs that these keys, ascending, make."""
         runs: list[Run] = []
-        for place in places:
-            if runs and runs[-1][1] == place and place not in self._blocks:
-                runs[-1] = runs[-1][0], place + 1
+        for number in numbers:
+            if runs and runs[-1][1] == number and number not in self._blocks:
+                runs[-1] = runs[-1][0], number + 1
             else:
-                runs.append((place, place + 1))
+                runs.append((number, number + 1))
         return runs

@@ -1,30 +1,27 @@
-"""What a server does against loss: checkpoints, and workers that are not heard of any more."""
+"""What a server does about failures: checkpoints, and workers that fall silent."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dtlab.errors import ConfigError, RankDied
+from dtlab.ps.messages import Endpoint
 from dtlab.ps.partition import Key, Spec
 from dtlab.ps.policy import Policy
+from dtlab.ps.server_state import ServerState
 from dtlab.ps.store import own
 
-if TYPE_CHECKING:
-    from dtlab.ps.mail import Mail
-    from dtlab.ps.server import Server
-
-LOOKS = 4  # a server looks for silent workers so often while its patience lasts
+LOOKS = 4  # how often a server looks for silent workers while its patience lasts
 
 
-def save_if_due(server: Server) -> None:
+def save_if_due(server: ServerState) -> None:
     """A checkpoint, if one is due. Of several copies all know that it is, and one writes it."""
     keep, slowest = server.policy.checkpoints, server.clocks.slowest
     if not keep or slowest == math.inf or slowest < server.saved + keep.every:
         return
     server.saved = int(slowest)
-    if server.mail.answers:
+    if server.outbox.answers:
         state = [(server.store.keys((entry.first, entry.last)), own(entry.value),
                   {name: own(x) for name, x in entry.state.items()}, entry.version)
                  for entry in server.store.entries]
@@ -37,7 +34,7 @@ def newest(policy: Policy) -> int:
     return (policy.checkpoints and policy.checkpoints.newest(policy.servers)) or 0
 
 
-def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
+def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
     """Where there is a checkpoint, let these keys, which are new, go on from it."""
     keep = server.policy.checkpoints
     if not keep or not server.resumed:
@@ -53,8 +50,7 @@ def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
         if not specs.keys() & keys:
             others.append(entry)
             continue
-        places = [server.store.places.of.get(key, -1) for key in keys]
-        runs = server.store.places.runs(places)
+        runs = server.store.index.runs(server.store.index.of.get(key, -1) for key in keys)
         made = server.store.at(runs[0]) if len(runs) == 1 and runs[0][0] >= 0 else []
         if len(made) != 1 or value.shape != made[0].value.shape:
             raise ConfigError(f"the checkpoint in {keep.folder} is of another model or "
@@ -63,17 +59,17 @@ def resume(server: Server, specs: Mapping[Key, Spec]) -> None:
     server.found = others  # for keys that are made later
 
 
-def silent(server: Server, mail: Mail) -> list[int]:
+def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
     """Called now and then: the workers that have died or been silent for too long. Raises
-    `RankDied` if nobody may be lost.
+    `RankDied` if none may be lost.
 
-    What counts is how often this server has looked in vain, so that time that it has slept through
-    itself is none: their letters may lie there unread. A worker may wait for another server, so it
-    is asked before it is given up.
+    What counts is how often this server has looked in vain, not how much time has passed: if it
+    has slept itself, messages may lie there unread. A worker may be waiting for another server, so
+    it is asked before it is given up.
     """
     policy, now_s = server.policy, server.comm.now()
     looks = policy.patience_s is not None and now_s >= server.look_s
-    if policy.patience_s is None or not (looks or mail.dead & server.clocks.of.keys()):
+    if policy.patience_s is None or not (looks or endpoint.dead & server.clocks.of.keys()):
         return []
     if looks:
         server.look_s = now_s + policy.patience_s / LOOKS
@@ -82,22 +78,22 @@ def silent(server: Server, mail: Mail) -> list[int]:
     for worker in server.clocks.of.keys() - held - server.inits.keys():
         server.unheard[worker] += looks
         if looks and server.unheard[worker] == LOOKS // 2:
-            mail.send(worker, ("there?",))
-        if worker in mail.dead or server.unheard[worker] > LOOKS:
+            endpoint.send(worker, ("there?",))
+        if worker in endpoint.dead or server.unheard[worker] > LOOKS:
             _check_may_be_lost(server, worker)
             lost.append(worker)
     for worker in (*held, *server.inits):
-        server.unheard[worker] = 0  # it is not silent, we are
+        server.unheard[worker] = 0  # it waits for this server
     return sorted(lost)
 
 
-def miss(server: Server, mail: Mail) -> None:
-    """Go on without those who are `silent`."""
-    for worker in silent(server, mail):
-        lose(server, worker)
+def give_up_silent(server: ServerState, endpoint: Endpoint) -> None:
+    """Go on without the workers that are `silent`."""
+    for worker in silent(server, endpoint):
+        server.lose(worker)
 
 
-def _check_may_be_lost(server: Server, worker: int) -> None:
+def _check_may_be_lost(server: ServerState, worker: int) -> None:
     policy = server.policy
     if policy.lost_worker == "stop":
         raise RankDied(f"worker {worker} has died or been silent for {policy.patience_s:.3g} s, "
@@ -105,12 +101,3 @@ def _check_may_be_lost(server: Server, worker: int) -> None:
                        f'join(lost_worker="go on") goes on without it', worker)
     if worker == policy.workers[0] and not server.batches:
         raise RankDied(f"worker {worker}, whose values count, has died before init", worker)
-
-
-def lose(server: Server, worker: int) -> None:
-    """Go on without `worker`: nobody waits for it any more."""
-    server.lost.append(worker)
-    server.clocks.leave(worker)
-    server.made()
-    server.resizing.begin(server)
-    server.advance()

@@ -1,27 +1,25 @@
-"""Which part of a worker's tensors belongs to which server."""
+"""Slices of a worker's tensors: what one server holds of them, and where that is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from dtlab.ps.packing import Size, together, unpack
+from dtlab.ps.index import Run
+from dtlab.ps.packing import Size, grouped, unpack
 from dtlab.ps.partition import Key
-from dtlab.ps.places import Run
-
-Memory = Callable[[Size], torch.Tensor]  # memory of that size, its elements not set
 
 
 @dataclass
-class Part:
-    """What one server holds of one key, and where that is in the worker's tensor.
+class Slice:
+    """The shard of one key on one server, and where that is in the worker's tensor.
 
-    x: the worker's tensor, as (units, width) for a table, else flat. where: its part there, a slice
-    or positions. rows: the rows' numbers in the server's piece; None: all of the piece.
+    x: the worker's tensor, as (units, width) for a table, else flat. where: the slice's place in
+    it, a Python slice or positions. rows: the rows' numbers in the server's shard; None: all of it.
     """
 
     run: Run  # where the server holds it
@@ -38,8 +36,8 @@ class Part:
         count = where.stop - where.start if isinstance(where, slice) else len(where)
         return self.x.dtype, count * width
 
-    def read(self, memory: Memory) -> torch.Tensor:
-        """The part, flat: a view where it can be one."""
+    def read(self) -> torch.Tensor:
+        """The slice, flat: a view where it can be one."""
         return (self.x if self._is_all else self.x[self.where]).reshape(-1)
 
     @property
@@ -50,7 +48,7 @@ class Part:
 
     @cached_property
     def spot(self) -> torch.Tensor | None:
-        """Where the part can be received into directly; None: nowhere."""
+        """Where the slice can be received into directly; None: nowhere."""
         if not isinstance(self.where, slice):
             return None
         view = self.x if self._is_all else self.x[self.where]
@@ -65,7 +63,7 @@ class Part:
         """Every key, and what is to be looked at of it."""
         yield self.keys[0], self.x
 
-    def without(self, bad: Collection[Key]) -> list[Part | Bundle]:
+    def without(self, bad: Collection[Key]) -> list[Slice | Bundle]:
         """What is left when these keys are left out."""
         return [] if self.keys[0] in bad else [self]
 
@@ -87,11 +85,11 @@ class Bundle:
         return self.xs[0].dtype, sum(self.numels)
 
     @torch.no_grad()
-    def read(self, memory: Memory) -> torch.Tensor:
-        """End to end; in memory from `memory` unless they lie so already."""
+    def read(self) -> torch.Tensor:
+        """End to end; a copy unless they lie so already."""
         if self.spot is not None:
             return self.spot
-        return torch.cat(self._flat(), out=memory(self.size))
+        return torch.cat(self._flat())
 
     @torch.no_grad()
     def write(self, value: torch.Tensor) -> None:
@@ -102,9 +100,9 @@ class Bundle:
         """Every key, and what is to be looked at of it."""
         return zip(self.keys, self.xs, strict=True)
 
-    def without(self, bad: Collection[Key]) -> list[Part | Bundle]:
+    def without(self, bad: Collection[Key]) -> list[Slice | Bundle]:
         """What is left when these keys are left out."""
-        left: list[Part | Bundle] = []
+        left: list[Slice | Bundle] = []
         begin = 0
         for end in [*(i for i, key in enumerate(self.keys) if key in bad), len(self.keys)]:
             if begin < end:
@@ -118,45 +116,42 @@ class Bundle:
         return [x if x.ndim == 1 else x.view(-1) for x in self.xs]
 
 
-Parts = list[Part | Bundle]
+Slices = list[Slice | Bundle]
 
 
-def place(parts: Parts, wires: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Put the answer in its place. Returns the wires whose memory is not needed any more."""
-    sizes = [part.size for part in parts]
-    values, left = unpack(wires, sizes), []
-    for wire, group, spot in zip(wires, together(sizes), spots(parts), strict=True):
-        if spot is wire:
-            continue  # it is there already
-        left.append(wire)
-        for i in group:
-            parts[i].write(values[i])
-    return left
+def write_all(slices: Slices, payload: list[torch.Tensor]) -> None:
+    """Put a reply in its place, what has not been received there."""
+    sizes = [each.size for each in slices]
+    values = unpack(payload, sizes)
+    for x, group, spot in zip(payload, grouped(sizes), spots(slices), strict=True):
+        if spot is not x:
+            for i in group:
+                slices[i].write(values[i])
 
 
-def both(one: dict[int, Parts], two: dict[int, Parts]) -> dict[int, Parts]:
-    """Parts of two kinds in one request a server."""
+def both(one: dict[int, Slices], two: dict[int, Slices]) -> dict[int, Slices]:
+    """Slices of two kinds, by server, in one request."""
     return {server: [*one.get(server, []), *two.get(server, [])]
             for server in sorted({*one, *two})}
 
 
-def row_numbers(parts: Parts) -> Iterator[torch.Tensor]:
+def row_numbers(slices: Slices) -> Iterator[torch.Tensor]:
     """The rows that are asked for, where not all are."""
-    return (part.rows for part in parts if isinstance(part, Part) and part.rows is not None)
+    return (each.rows for each in slices if isinstance(each, Slice) and each.rows is not None)
 
 
-def runs(parts: Iterable[Part | Bundle]) -> tuple[Run, ...]:
-    """What a letter names them by."""
-    return tuple(part.run for part in parts)
+def runs(slices: Iterable[Slice | Bundle]) -> tuple[Run, ...]:
+    """What a request names them by."""
+    return tuple(each.run for each in slices)
 
 
-def counts(parts: Iterable[Part | Bundle]) -> tuple[int | None, ...]:
+def counts(slices: Iterable[Slice | Bundle]) -> tuple[int | None, ...]:
     """How many rows of each are asked for; None: all that the server holds."""
-    return tuple(len(part.rows) if isinstance(part, Part) and part.rows is not None else None
-                 for part in parts)
+    return tuple(len(each.rows) if isinstance(each, Slice) and each.rows is not None else None
+                 for each in slices)
 
 
-def spots(parts: Parts) -> list[torch.Tensor | None]:
-    """By wire of an answer with these parts, where it can be received into; None: anywhere."""
-    groups = together([part.size for part in parts])
-    return [parts[group[0]].spot if len(group) == 1 else None for group in groups]
+def spots(slices: Slices) -> list[torch.Tensor | None]:
+    """By tensor of a reply with these slices, where it can be received; None: anywhere."""
+    groups = grouped([each.size for each in slices])
+    return [slices[group[0]].spot if len(group) == 1 else None for group in groups]

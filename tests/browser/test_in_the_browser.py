@@ -1,0 +1,128 @@
+"""The course as its reader meets it, in JupyterLab: chapters are drawn, widgets answer to keys.
+
+Chapters are opened as they were committed and not run: nbval runs them. With DTLAB_PHOTOGRAPH=1
+they are run here as well, from top to bottom, and every screen of them is photographed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import nbformat
+import psutil
+import pytest
+
+from dtlab import widgets
+from tests.browser.conftest import PHOTOGRAPH
+from tests.browser.lab import ROOT, Lab, running_lab
+from tests.browser.page import SLIDER, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+CHAPTERS = sorted(ROOT.glob("notebooks/*.ipynb"))
+PICTURE_LIMIT_S = 1.0
+TRIES = 3  # of which one must be in time: the machine may do something else for a moment
+
+SETUP = """\
+import torch
+from dtlab import simulate, topology, widgets
+from dtlab.collectives import all_reduce
+from dtlab.wires import contest
+clusters = {"torus": topology.torus(3, 3), "racks": topology.racks(2, 3)}
+entries = contest(clusters, [4_000, 64_000, 1_000_000], ["tree", "ring"])
+ring = simulate(lambda comm: all_reduce(comm, torch.ones(4000)), network=topology.nvswitch(4))"""
+ARGUMENTS = {"Stepper": "'all_reduce', 'ring', ranks=4",
+             "AlphaBetaExplorer": "'all_reduce', ranks=64",
+             "AlgorithmTopologyExplorer": "clusters, entries",
+             "TimelineExplorer": "ring.trace"}
+PLAYED = ["Stepper", "ClockExplorer", "TopologyExplorer"]
+
+
+@pytest.mark.parametrize("name", [path.name for path in CHAPTERS])
+def test_a_chapter_is_drawn_without_an_error(
+    name: str, browser: Any, lab: Lab, shots: Path
+) -> None:
+    page = Page(browser, lab, name, shots)
+    try:
+        page.open()
+        if PHOTOGRAPH:
+            page.run_all()
+            page.photograph()
+        assert page.complaints() == []
+    finally:
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any, lab: Lab, shots: Path) -> Iterator[Page]:
+    """A notebook with one widget of each class, opened and run; cell i + 1 shows the i-th."""
+    sources = [SETUP, *(f"widgets.{name}({ARGUMENTS.get(name, '')})" for name in widgets.__all__)]
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
+    nbformat.write(notebook, lab.folder / "notebooks/widgets.ipynb")
+    opened = Page(browser, lab, "widgets.ipynb", shots)
+    try:
+        opened.open()
+        opened.run_all()
+        assert opened.complaints() == []
+        yield opened
+    finally:
+        opened.close()
+
+
+def shown(page: Page, name: str) -> Any:
+    return page.output_of(1 + widgets.__all__.index(name))
+
+
+@pytest.mark.alone
+def test_every_slider_changes_the_picture_within_a_second_and_not_its_size(
+    page: Page, shots: Path
+) -> None:
+    for name in widgets.__all__:
+        output = shown(page, name)
+        picture, sliders = output.locator("img.widget-image"), output.locator(SLIDER).all()
+        size = picture.bounding_box()
+        for slider in sliders:
+            moves = (page.move(output, slider) for _ in range(TRIES))
+            in_time = any(took_s < PICTURE_LIMIT_S for took_s in moves)  # stops at the first
+            at = slider.get_attribute("aria-valuetext")
+            assert in_time, f"{name}, the slider now at {at}"
+            now = picture.bounding_box()
+            assert (now["width"], now["height"]) == (size["width"], size["height"])
+        assert sliders, f"{name} has no slider"
+        output.screenshot(path=shots / f"{name}.png")
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_play_moves_the_picture(page: Page, name: str) -> None:
+    play = shown(page, name).locator(".widget-play button").first
+    assert page.press(shown(page, name), play, "Enter") < 5
+    page.page.keyboard.press("Enter")  # and stop
+
+
+def test_the_run_button_starts_processes_and_shows_them(page: Page) -> None:
+    run = shown(page, "RankGrid").get_by_role("button", name="Run")
+    assert page.press(shown(page, "RankGrid"), run, "Enter") < 30
+    assert page.complaints() == []
+
+
+def test_nothing_of_the_lab_is_left_even_after_a_failure(tmp_path: Path) -> None:
+    me, family = psutil.Process(), set()
+    before = set(me.children(recursive=True))
+
+    def fail_with_a_kernel_running() -> None:
+        with running_lab(tmp_path) as lab:
+            headers = {"Authorization": f"token {lab.token}"}
+            ask = Request(f"{lab.url}/api/kernels", b"{}", headers, method="POST")
+            urlopen(ask, timeout=60).close()
+            family.update(set(me.children(recursive=True)) - before)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_with_a_kernel_running()
+    assert len(family) >= 2, "a server and a kernel"
+    assert [process for process in family if process.is_running()] == []
