@@ -25,7 +25,6 @@ from dtlab.simulator.messages import (
     PendingMessage,
     ReceiveQueue,
 )
-from dtlab.simulator.strands import Crashed, Stopped
 from dtlab.simulator.streams import Stream
 from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
 
@@ -55,7 +54,7 @@ class SimComm(Comm):
                 works.append(Receiving(engine, me, line, message))
         return works
 
-    # The next four are as in Comm, but for the works that nobody asks for.
+    # The next four are as in Comm, without the works, of which nothing is seen outside.
 
     def send(self, x: Any, dst: int) -> None:
         self._wait((self._send(x, self._to[dst]),), ())
@@ -118,22 +117,13 @@ class SimComm(Comm):
         """Post the sender's side of a message."""
         engine = self._engine
         strand = engine.running
-        if engine.stopping:
-            raise Stopped
         if isinstance(x, Tensor):
             real = not x.is_meta
             if real:
                 self._check_tensor(x, "send")
         else:
             x, real = ObjectPayload(x), True
-        message = channel.first
-        if channel.shared:  # the receiver also takes from anyone
-            message = channel.take_recv()
-        elif message is not None:  # something waits: a receive? (`take_recv`, the short way)
-            if message.x is None:
-                channel.first = message.next
-            else:
-                message = None
+        message = channel.take_recv()
         if message is None:
             message = PendingMessage()
             message.into = None
@@ -161,26 +151,17 @@ class SimComm(Comm):
             message.x = message.x.detach().clone()
         message.left = True
         message.end_s = 0.0
-        self._engine.leave(message)
+        self._engine.start_eagerly(message)
 
     def _recv(self, x: Any, source: Channel | ReceiveQueue) -> PendingMessage:
         """Post the receiver's side of a message."""
         engine = self._engine
         strand = engine.running
-        if engine.stopping:
-            raise Stopped
         if not isinstance(x, Tensor):
             x = self._buffer(x)
         elif strand.real:
             self._check_tensor(x, "receive into")
-        message = source.first
-        if source.shared:
-            message = source.take_send()
-        elif message is not None:  # something waits: a send? (`take_send`, the short way)
-            if message.x is not None:
-                source.first = message.next
-            else:
-                message = None
+        message = source.take_send()
         if message is None:
             message = PendingMessage()
             message.x = None
@@ -213,13 +194,13 @@ class SimComm(Comm):
 
     def _channel_to(self, dst: int) -> Channel:
         self._check_peer(dst, "send to")
-        return self._engine.channel(self._context, self._me, self._ranks[dst], self.rank)
+        return self._engine.channels.get(self._context, self._me, self._ranks[dst], self.rank)
 
     def _channel_from(self, src: int | None) -> Channel | ReceiveQueue:
         if src is None:
-            return self._engine.receive_queue(self._context, self._me).open()
+            return self._engine.channels.receive_queue(self._context, self._me).open()
         self._check_peer(src, "receive from")
-        return self._engine.channel(self._context, self._ranks[src], self._me, src)
+        return self._engine.channels.get(self._context, self._ranks[src], self._me, src)
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
@@ -286,7 +267,7 @@ Found = TypeVar("Found")
 
 
 class _Made(dict[Peer, Found]):
-    """By peer; made when first asked for."""
+    """By peer; made at the first use."""
 
     def __init__(self, make: Callable[[Peer], Found]):
         super().__init__()
@@ -295,38 +276,3 @@ class _Made(dict[Peer, Found]):
     def __missing__(self, peer: Peer) -> Found:
         found = self[peer] = self._make(peer)
         return found
-
-
-class CrashingComm(SimComm):
-    """Crashes before its next event once it has had `limit` of them: an event is a call of `post`,
-    a wait with a limit, or a `compute`, here or in a group or stream of it. What it has posted by
-    then still goes its way."""
-
-    def __init__(self, *where: Any, limit: float, events: Iterator[int] | None = None):
-        super().__init__(*where)
-        self._limit, self._events = limit, events or itertools.count()  # shared by all its groups
-
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
-        group = super()._form(ranks, context)
-        return CrashingComm(group._engine, group._me, group._ranks, group._context,
-                            limit=self._limit, events=self._events)
-
-    def _count(self) -> None:
-        if next(self._events) >= self._limit:
-            raise Crashed
-
-    def post(self, *ops: Send | Recv) -> list[Work]:
-        self._count()
-        return super().post(*ops)
-
-    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
-        self._count()
-        return super().wait_any(works, timeout_s)
-
-    @contextmanager
-    def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
-        self._count()
-        with super().compute(label, seconds):
-            yield
-
-    send, recv, sendrecv, exchange = Comm.send, Comm.recv, Comm.sendrecv, Comm.exchange

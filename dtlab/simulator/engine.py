@@ -13,7 +13,6 @@ the order in which they were matched; those matched at one instant, in the order
 from __future__ import annotations
 
 import gc
-import heapq
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +24,9 @@ import torch
 
 from dtlab.errors import Deadlock, RunTimeout
 from dtlab.matching import check_match, describe
+from dtlab.simulator.agenda import Agenda
 from dtlab.simulator.changes import Changes
-from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue
+from dtlab.simulator.messages import Channels, PendingMessage, put
 from dtlab.simulator.network import ARRIVED, Network
 from dtlab.simulator.strands import Strand
 from dtlab.simulator.waiting import CRASHED, hint, table
@@ -34,19 +34,6 @@ from dtlab.topology import Topology
 from dtlab.trace import Rows
 
 ANY = object()  # what a strand awaits that waits for any of `Strand.any_of`
-
-
-class Instant:
-    """What is due at one instant, in order of planning."""
-
-    __slots__ = ("arriving", "entering", "timeouts", "waking")
-
-    def __init__(self) -> None:
-        self.arriving: list[PendingMessage] = []  # the last byte comes, unless rates change
-        self.entering: list[PendingMessage] = []  # the latency has passed
-        self.waking: list[Strand] = []  # the strand has slept enough
-        # The strand has waited long enough for one of those.
-        self.timeouts: list[tuple[Strand, Sequence[object]]] | None = None
 
 
 class Engine:
@@ -57,32 +44,30 @@ class Engine:
         self.gamma = gamma
         self.eager_bytes = eager_bytes or -1  # even empty messages wait for their receivers
         self.now = 0.0
-        self.order = 0  # of the last message that found no partner at once
+        self.order = 0  # of the last message or receive that was posted
         self.stopping = False
         self.tracing = trace
         self.messages = Rows(10)  # the fields of trace.Message
         self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
         self.waits: list[tuple[Any, ...]] = []  # the fields of trace.Span
         self.running: Strand  # the strand that runs now
-        self.unwaited: dict[Any, Any] = {}  # works that nobody waited for → lines that began them
+        self.unwaited: dict[Any, Any] = {}  # works not waited for → lines that began them
         self.crashed: set[int] = set()
         self.failure: tuple[int, BaseException] | None = None  # which rank raised, and what
         self.agreements: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
         self._strands: list[Strand] = []
         self._streams: Counter[int] = Counter()  # how many each rank has
-        self._channels: dict[tuple[Any, int, int], Channel] = {}
-        self._queues: dict[tuple[Any, int], ReceiveQueue] = {}
         self._network = Network(topology)
         self._overhead_s = topology.overhead_s
         self._port_free_s = [0.0] * topology.ranks  # when each rank can start another message
         self._matched: list[PendingMessage] = []  # at this instant
         self._ready: deque[Strand] = deque()
-        self._agenda: dict[float, Instant] = {}
-        self._times: list[float] = []  # the keys of the agenda, as a heap
+        self._agenda = Agenda()
         self._changes = Changes(topology)
+        self.channels = Channels(topology, self._changes.slower_s)
         self._change_s = self._changes.next_s
         for change in topology.changes:
-            self._at(change.at_s)
+            self._agenda.at(change.at_s)
         self._begun = False
         self._limit_s: float | None = None  # of real time
         self._broken: BaseException | None = None  # why `next_strand` gave up
@@ -137,7 +122,7 @@ class Engine:
         self.stopping = True
 
     def crash(self, rank: int) -> None:
-        """`rank` ends without a word, its streams included. What it has posted goes its way."""
+        """`rank` and its streams end without a word. What they have posted still arrives."""
         self.crashed.add(rank)
         for strand in self._strands:
             if strand.rank == rank:
@@ -186,12 +171,12 @@ class Engine:
             for flow in network.settle(self.now):
                 if flow.end_s != arriving_s:  # as a rule many end at once
                     arriving_s = flow.end_s
-                    arriving = self._at(arriving_s).arriving
+                    arriving = self._agenda.at(arriving_s).arriving
                 arriving.append(flow)  # type: ignore[arg-type]
-            if not self._times:
+            if not agenda:
                 return
-            self.now = now = heapq.heappop(self._times)
-            instant = agenda.pop(now)
+            self.now, instant = agenda.pop()
+            now = self.now
             if now >= self._change_s:
                 self._change_links()
             self._deliver(network.end(instant.arriving, now))
@@ -205,27 +190,9 @@ class Engine:
         for link, capacity_Bps, growth_s in self._changes.due(self.now):
             self._network.change(link, capacity_Bps)
             if growth_s:
-                for channel in self._channels.values():
-                    if link in channel.links:
-                        channel.latency_s += growth_s
-                self._delay_those_to_start(link)
+                self.channels.slow_down(link, growth_s)
+                self._agenda.delay(link, self.now)
         self._change_s = self._changes.next_s
-
-    def _delay_those_to_start(self, link: int) -> None:
-        """The latency of `link` has changed: messages that wait for their ports enter later."""
-        for instant in list(self._agenda.values()):
-            for message in instant.entering[:]:
-                if message.start_s >= self.now and link in message.links:
-                    instant.entering.remove(message)
-                    self._at(message.start_s + message.channel.latency_s).entering.append(message)
-
-    def _at(self, when_s: float) -> Instant:
-        """What is due at virtual time `when_s`, to be added to."""
-        instant = self._agenda.get(when_s)
-        if instant is None:
-            instant = self._agenda[when_s] = Instant()
-            heapq.heappush(self._times, when_s)
-        return instant
 
     def wake(self, strand: Strand) -> None:
         """Let a paused strand go on at this instant."""
@@ -235,7 +202,7 @@ class Engine:
         """Called on a strand: pause it for virtual `seconds`, in which it works."""
         strand = self.running
         self.end_wait(strand)
-        self._at(self.now + seconds).waking.append(strand)
+        self._agenda.at(self.now + seconds).waking.append(strand)
         strand.pause()
         strand.idle_since_s = self.now
 
@@ -260,7 +227,7 @@ class Engine:
         `seconds` have passed."""
         strand = self.running
         if seconds is not None:
-            instant = self._at(self.now + seconds)
+            instant = self._agenda.at(self.now + seconds)
             instant.timeouts = instant.timeouts or []
             instant.timeouts.append((strand, what))
         strand.any_of = what
@@ -281,21 +248,6 @@ class Engine:
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def channel(self, context: tuple[Any, ...], src: int, dst: int, peer: int) -> Channel:
-        """The channel from `src` to `dst` (ranks of the run) in one communicator's context."""
-        key = (context, src, dst)
-        if key not in self._channels:
-            from_anyone = self.receive_queue(context, dst)
-            channel = self._channels[key] = Channel(src, dst, peer, from_anyone, self.topology)
-            for link, slower_s in self._changes.slower_s.items():
-                if link in channel.links:
-                    channel.latency_s += slower_s
-        return self._channels[key]
-
-    def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
-        """Where `dst` receives from anyone in one communicator's context."""
-        return self._queues.setdefault((context, dst), ReceiveQueue())
-
     def match(self, message: PendingMessage, sent_label: str, wanted_label: str) -> None:
         """Both sides are there: let it move, if they fit together. Else raises `ShapeMismatch`."""
         x, into = message.x, message.into
@@ -313,8 +265,8 @@ class Engine:
             with torch.no_grad():
                 self._deliver([message])
 
-    def leave(self, message: PendingMessage) -> None:
-        """Send `message` on its way although nobody has asked for it yet."""
+    def start_eagerly(self, message: PendingMessage) -> None:
+        """Let `message` start although it is not asked for yet."""
         self._matched.append(message)
 
     def _start_matched(self) -> None:
@@ -329,7 +281,7 @@ class Engine:
             free_s[src] = start_s + (overhead_s if overhead_s < latency_s else latency_s)
             enters_s = start_s + latency_s
             if enters_s != due_s:  # as a rule many enter at once
-                due_s, due = enters_s, self._at(enters_s).entering
+                due_s, due = enters_s, self._agenda.at(enters_s).entering
             due.append(message)
         self._matched.clear()
 
@@ -341,7 +293,7 @@ class Engine:
             if m.into is None:  # sent eagerly, and not asked for yet
                 continue
             if m.real:
-                _put(m.into, m.x)
+                put(m.into, m.x)
             sender, receiver = m.sender, m.receiver
             if tracing:
                 record((sender.rank, receiver.rank, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
@@ -361,13 +313,6 @@ class Engine:
 _order = attrgetter("order")
 
 
-def _put(into: Any, x: Any) -> None:
-    """Copy `x` into its place."""
-    if isinstance(into, torch.Tensor) and into.is_inference():
-        with torch.inference_mode():  # where else torch refuses to change it
-            into.copy_(x)
-    else:
-        into.copy_(x)
 
 
 @contextmanager

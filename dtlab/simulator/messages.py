@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cloudpickle
+import torch
 
 from dtlab.simulator.network import Flow
 from dtlab.simulator.strands import Strand
@@ -51,7 +52,7 @@ class PendingMessage(Flow):
 
 
 class ObjectPayload:
-    """An object on its way, pickled: looks like a tensor as far as a message is concerned."""
+    """An object, pickled. It has what a message needs to know of a tensor."""
 
     __slots__ = ("nbytes", "pickled")
     dtype, ndim, shape, is_meta = "object", 0, (), False
@@ -165,7 +166,7 @@ class ReceiveQueue(Queue):
     def __init__(self) -> None:
         super().__init__()
         self.channels: list[Channel] = []  # that lead here
-        self.opened = False  # most never are: their ranks always say from whom
+        self.opened = False  # most never are, for their ranks name the sender
         self.sends: OrderedDict[PendingMessage, None] = OrderedDict()  # if opened: not asked for
 
     def open(self) -> ReceiveQueue:
@@ -185,3 +186,44 @@ class ReceiveQueue(Queue):
         message, _ = self.sends.popitem(last=False)
         message.channel.take()
         return message
+
+
+class Channels:
+    """All channels of a run."""
+
+    def __init__(self, topology: Topology, slower_s: Mapping[int, float]):
+        self._topology = topology
+        self._slower_s = slower_s  # latency of a link, more than the topology says
+        self._channels: dict[tuple[Any, int, int], Channel] = {}
+        self._queues: dict[tuple[Any, int], ReceiveQueue] = {}
+
+    def get(self, context: tuple[Any, ...], src: int, dst: int, peer: int) -> Channel:
+        """The channel from `src` to `dst` (ranks of the run) in a context, in which the sender is
+        rank `peer`."""
+        key = (context, src, dst)
+        if key not in self._channels:
+            from_anyone = self.receive_queue(context, dst)
+            channel = self._channels[key] = Channel(src, dst, peer, from_anyone, self._topology)
+            for link, slower_s in self._slower_s.items():
+                if link in channel.links:
+                    channel.latency_s += slower_s
+        return self._channels[key]
+
+    def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
+        """Where `dst` receives from anyone in a context."""
+        return self._queues.setdefault((context, dst), ReceiveQueue())
+
+    def slow_down(self, link: int, seconds: float) -> None:
+        """The latency of `link` has grown."""
+        for channel in self._channels.values():
+            if link in channel.links:
+                channel.latency_s += seconds
+
+
+def put(into: Any, x: Any) -> None:
+    """Copy `x` into its place."""
+    if isinstance(into, torch.Tensor) and into.is_inference():
+        with torch.inference_mode():  # where else torch refuses to change it
+            into.copy_(x)
+    else:
+        into.copy_(x)

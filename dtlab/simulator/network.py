@@ -20,7 +20,7 @@ ARRIVED = -1.0
 
 
 class Flow:
-    """`remaining` bytes on their way across `links` at `rate_Bps`, as of `since_s`."""
+    """`remaining` bytes that cross `links` at `rate_Bps`, as of `since_s`."""
 
     __slots__ = ("end_s", "links", "rate_Bps", "remaining", "since_s")
 
@@ -173,7 +173,7 @@ def fair_rates(flows: Sequence[Flow], capacity_Bps: Sequence[float]) -> dict[Flo
     for flow in flows:
         for link in flow.links:
             on.setdefault(link, []).append(flow)
-    free = {link: capacity_Bps[link] for link in on}  # not given away yet
+    free = {link: capacity_Bps[link] for link in on}  # not assigned yet
     count = {link: len(flows) for link, flows in on.items()}  # flows without a rate
     heap = [(free[link] / count[link], link) for link in on]
     heapq.heapify(heap)

@@ -19,7 +19,15 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.output import RankOutput
 from dtlab.result import Result
-from dtlab.simulator import communicator, engine, isolation, strands, streams, works
+from dtlab.simulator import (
+    communicator,
+    crashes,
+    engine,
+    isolation,
+    strands,
+    streams,
+    works,
+)
 from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import traceback_text
@@ -63,8 +71,9 @@ def simulate(
     crash: rank → after how many events (calls of `post`, from which all messages come, timed waits,
         computations) it dies without a word; its value is None, and the others go on.
 
-    Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, `RankDied` when
-    one calls exit, `RunTimeout`, `ConfigError`.
+    Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, or has begun
+    work that it neither waited for nor cancelled, `RankDied` when one calls exit, `RunTimeout`,
+    `ConfigError`.
     """
     check_call(fn, args, "simulate")
     _check(network, gamma, strands, eager_bytes, timeout)
@@ -81,11 +90,11 @@ class _Simulation:
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], network: Topology,
                  trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
         self.isolation = isolation.Isolation(fn, args)
-        self.isolation.check_room(network.ranks)
+        self.isolation.check_memory(network.ranks)
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
-        show = _as_whoever_calls(sys.stdout.write) if echo else None
+        show = _as_the_caller(sys.stdout.write) if echo else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
@@ -109,7 +118,7 @@ class _Simulation:
         return Result(self.values, self.elapsed_s, trace, [o.text for o in self.output])
 
     def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
-        """Run to the end. What is wrong then with works that nobody waited for is a failure."""
+        """Run to the end. Works that nobody waited for are a failure, too."""
         engine = self.engine
         try:
             engine.run(everyone, timeout)
@@ -125,7 +134,7 @@ class _Simulation:
         where = self.engine, strand.rank, self.ranks
         comm: Comm = communicator.SimComm(*where)
         if strand.rank in self.crash:
-            comm = communicator.CrashingComm(*where, limit=self.crash[strand.rank])
+            comm = crashes.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
             fn, args = self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
@@ -176,7 +185,7 @@ class _Router(io.TextIOBase):
         self._outside.flush()
 
 
-def _as_whoever_calls(write: Callable[[str], object]) -> Callable[[str], object]:
+def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
     """`write` on behalf of the caller, who may be a rank of an outer simulation."""
     rank = _RANK.get()
 

@@ -64,7 +64,7 @@ class Strand(ABC):
         self.done = False
         self.idle = False  # it has nothing to do, until something is begun on it
         # What it waits for, while it is paused: messages, or in words.
-        self.waits_for: list[Any] | tuple[Any, ...] | str = ()  # messages, or words
+        self.waits_for: list[Any] | tuple[Any, ...] | str = ()
         self.awaits: object = None  # the message or function that wakes it
         self.any_of: Sequence[object] = ()  # or any of these does
         self.idle_since_s = 0.0  # when it last worked: since then, it only waited

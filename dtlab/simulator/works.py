@@ -115,8 +115,8 @@ class Receiving(MessageWork):
 
 def failure(unwaited: Mapping[Any, Line | None], crashed: Collection[int],
             errors_only: bool = False) -> tuple[int, BaseException] | None:
-    """What is wrong with works that nobody waited for: (rank, error). The errors of begun functions
-    come first. Works of ranks that crashed don't count."""
+    """What is wrong with works that were not waited for: (rank, error). The errors of begun
+    functions come first. Works of ranks that crashed don't count."""
     works = [work for work in unwaited if work.rank not in crashed]
     for work in works:
         if work.error is not None:

@@ -41,7 +41,7 @@ def from_graph(graph: nx.DiGraph, name: str, overhead_s: float = OVERHEAD_S) -> 
 
 def from_paths(graph: nx.DiGraph, name: str, path: Path,
                overhead_s: float = OVERHEAD_S) -> Topology:
-    """A cluster whose builder knows its paths, so that nobody has to search for them.
+    """A cluster whose builder knows its paths, so that no search is needed.
 
     graph: as for `from_graph`, not checked. path: (src, dst) → the nodes on the way.
     """

@@ -23,7 +23,7 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
     """Racks of hosts, each rack under a top-of-rack switch, these under one spine.
 
     Picture: a tree. On top the spine, below it `racks` switches, below each `hosts` hosts. With
-    `gpus` > 1 a host is a PCIe switch with so many GPUs below, which are the ranks and share the
+    `gpus` > 1 a host is a PCIe switch with that many GPUs below, which are the ranks and share the
     host's network card; else the host itself is the rank. The spine stands for as many switches as
     it takes not to be a bottleneck; the link from a rack to it carries hosts · bandwidth_Bps /
     oversubscription.
@@ -96,7 +96,7 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     count = most if hosts is None else hosts
     check_count("hosts", count)
     if count > most:
-        raise ConfigError(f"a fat tree of {k}-port switches has room for {most} hosts, "
+        raise ConfigError(f"a fat tree of {k}-port switches takes {most} hosts, "
                           f"not {count}; take a larger k")
     check_ratio(oversubscription)
     graph = nx.DiGraph()
