@@ -96,7 +96,7 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     count = most if hosts is None else hosts
     check_count("hosts", count)
     if count > most:
-        raise ConfigError(f"a fat tree of {k}-port switches takes {most} hosts, "
+        raise ConfigError(f"a fat tree of {k}-port switches has room for {most} hosts, "
                           f"not {count}; take a larger k")
     check_ratio(oversubscription)
     graph = nx.DiGraph()
