@@ -15,9 +15,9 @@ REQUIRED = os.environ.get("DTLAB_REQUIRE_BROWSER") == "1"
 PHOTOGRAPH = os.environ.get("DTLAB_PHOTOGRAPH") == "1"  # run chapters: every screen for people
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Any]:
-    """Chromium, driven by playwright."""
+    """Chromium, driven by playwright, whose event loop must end before other tests need one."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -32,14 +32,14 @@ def browser(chromium: str) -> Iterator[Any]:
             chrome.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab over a copy of the notebooks. (After `browser`: without one, none is started.)"""
     with running_lab(tmp_path_factory.mktemp("lab"), outputs=not PHOTOGRAPH) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shots(artifacts: Path) -> Path:
     """Where screenshots go."""
     folder = artifacts / "browser"
