@@ -27,7 +27,7 @@ test: check ## run every test: code, notebooks, exercises, browser (ARGS='-k rin
 	@$(PYTEST) tests notebooks $(ARGS)
 
 # torch's own kernels obey ATEN_CPU_CAPABILITY; matrix products are MKL's, which obey MKL_CBWR.
-test-cpus: setup ## prove that outputs and grades are the same on three kinds of CPU (CPUS='avx2', SAME=notebooks)
+test-cpus: setup ## check that outputs and grades are the same on three kinds of CPU (CPUS='avx2', SAME=notebooks)
 	@for cpu in $(CPUS); do \
 		echo "CPU: $$cpu"; \
 		case $$cpu in \
