@@ -24,6 +24,7 @@ from dtlab.errors import (
     RankFailed,
     RunTimeout,
     ShapeMismatch,
+    UnwaitedWork,
 )
 from dtlab.result import Result
 from dtlab.trace import Event, Message, Span, Trace
@@ -56,6 +57,7 @@ __all__ = [
     "ShapeMismatch",
     "Span",
     "Trace",
+    "UnwaitedWork",
     "Work",
     "calibrate",
     "check",

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
-from dtlab.machine import TYPICAL, Machine, save
+from dtlab.machine import Machine, save
 from dtlab.processes import run
 
 SIZES = tuple(4**k for k in range(2, 12))  # bytes: 16 B to 4 MB, evenly spaced on a log axis
@@ -47,7 +46,7 @@ def ping_pong(comm: Comm, sizes: Sequence[int], repeats: int) -> list[list[float
     times: list[list[float]] = [[] for _ in sizes]
     order = list(range(len(sizes)))
     for turn in range(repeats + 1):  # all sizes in turn: a slow moment hits one repeat of each
-        random.Random(turn).shuffle(order)  # both ranks alike; nobody always follows the largest
+        random.Random(turn).shuffle(order)  # both ranks alike; no size always follows the largest
         for which in order:
             ball = balls[which]
             begun_s = comm.now()
@@ -121,19 +120,9 @@ def overhead_s(comm: Comm, repeats: int, messages: int = 32) -> float:
     return max(many - one, 0.0) / (messages - 1)
 
 
-def cache_bytes() -> float:
-    """The size of a core's own cache, that of the second level; a typical one's where the system
-    doesn't tell."""
-    try:
-        size = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text()  # such as 1024K
-        return float(int(size.strip().removesuffix("K")) << 10)
-    except (OSError, ValueError):
-        return TYPICAL.cache
-
-
 def calibrate(repeats: int = 25) -> Machine:
-    """Measure α, β, γ and the overhead o of this machine, look up how large its cores' own caches
-    are, and keep all that in the user's cache, with date and host.
+    """Measure α, β, γ and the overhead o of this machine, and keep them in the user's cache, with
+    date and host.
 
     From then on `algorithm="auto"` chooses by them, here and in later runs; `dtlab doctor` shows
     them. Takes some seconds, best when nothing else runs. See `dtlab.machine`.
@@ -145,7 +134,7 @@ def calibrate(repeats: int = 25) -> Machine:
     machine = Machine(
         max(line.alpha, 0.0), max(line.beta, 0.0), gamma, lanes=max((usable or 1), 1),
         date=datetime.now(UTC).isoformat(timespec="seconds"), host=platform.node(),
-        overhead=overhead, cache=cache_bytes(),
+        overhead=overhead,
     )
     save(machine)
     return machine

@@ -13,16 +13,17 @@ written here, once.
 
 from __future__ import annotations
 
+import itertools
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from dtlab.errors import ConfigError
-from dtlab.labels import Label
 from dtlab.machine import Machine, load
 from dtlab.reduction import combine_
 
@@ -45,29 +46,67 @@ class Recv(NamedTuple):
 
 
 class Work(ABC):
-    """A message under way."""
+    """Something under way: a message, or a function that `Comm.begin` has begun.
+
+    Wait for it, or cancel it: a run ends with an error that names the line which began a piece of
+    work that nobody waited for.
+    """
 
     @abstractmethod
-    def wait(self) -> int:
-        """Block until it is done: sent, or received into its place. Returns the peer's rank.
+    def wait(self) -> Any:
+        """Block until it is done. Returns the peer's rank for a message that is sent, or received
+        into its place; for a function, what it returned. Raises its error.
 
         Until then neither change what you send nor read what you receive into.
         """
 
+    @abstractmethod
+    def cancel(self) -> None:
+        """Nobody will wait for it. A receive that has met no sender yet will meet none."""
+
 
 class Comm(ABC):
-    """A group of ranks, seen from one of them."""
+    """A group of ranks, seen from one of them.
+
+    Each communicator has two contexts: one for the messages that you send and receive, one for
+    those of collectives. Messages of different contexts, or of different communicators, never meet.
+    """
 
     rank: int
     size: int
     device: torch.device
     label: str = ""  # what the messages are for: see `labelled`
+    in_collective = False  # is this the communicator of one call of a collective?
+
+    def __init__(self, rank: int, size: int, device: torch.device):
+        self.rank, self.size, self.device = rank, size, device
+        # Shared by all that `labelled` makes of this communicator.
+        self._groups: dict[tuple[int, ...], Comm] = {}
+        self._collectives: list[Comm] = []  # the communicator with the other context, once needed
+        self._splits = itertools.count()
 
     # ---- what each communicator provides -------------------------------------------------------
 
     @abstractmethod
     def post(self, *ops: Send | Recv) -> list[Work]:
         """Start all of `ops` together and return at once; wait for each with `Work.wait`."""
+
+    @abstractmethod
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        """Block until one of `works` is done, and return it: it counts as waited for. One that has
+        failed is returned, too, and `wait` on it raises its error. None once `timeout_s` seconds
+        have passed (virtual in the simulator).
+        """
+
+    @abstractmethod
+    def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
+        """Begin `fn(stream, *args, **options)` beside this rank, and return at once. `wait` returns
+        what it returned, or raises what it raised.
+
+        `stream` is a communicator over the same ranks with contexts of its own. All that is begun
+        on one communicator runs in the order in which it was begun, as on a CUDA stream; so ranks
+        that begin the same things in the same order always meet.
+        """
 
     @abstractmethod
     def compute(self, label: str, seconds: float = 0.0) -> AbstractContextManager[None]:
@@ -85,12 +124,9 @@ class Comm(ABC):
         """Everyone's `value`, by rank: free of charge, outside the trace. Set-up only."""
 
     @abstractmethod
-    def _subgroup(self, ranks: Sequence[int], context: int) -> Comm:
-        """A communicator over these of my ranks; `context` keeps its messages apart from mine."""
-
-    @abstractmethod
-    def _next_context(self) -> int:
-        """The smallest context number that this rank has not used yet."""
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+        """A communicator over these of my ranks. `context` tells it from all others that are
+        formed of this communicator, and is the same on all its ranks."""
 
     def _reduced(self, into: torch.Tensor) -> None:
         """Called when `accumulate_` has changed `into`; the simulator charges γ here."""
@@ -120,7 +156,8 @@ class Comm(ABC):
         `x` is a tensor shaped like what was sent, else `ShapeMismatch`; or a list, to which a
         received object is appended.
         """
-        return self.post(Recv(x, src))[0].wait()
+        source: int = self.post(Recv(x, src))[0].wait()
+        return source
 
     def recv_object(self, src: int | None = None) -> Any:
         """Receive one object (what its sender gave to `send`) and return it."""
@@ -141,39 +178,79 @@ class Comm(ABC):
         """into ← into op x, in place. Returns `into`. Cost: nγ.
 
         The one place where the course computes a reduction. `op` is "sum", "prod", "max", "min",
-        "avg" (a sum here; whoever ends the reduction divides), or a function of two tensors.
+        "avg" (a sum here; the end of the reduction divides), or a function of two tensors.
         """
         combine_(into, x, op)
         self._reduced(into)
         return into
 
-    def scratch(self, like: torch.Tensor, use: str = "inbox", rows: int = 0) -> torch.Tensor:
-        """A tensor like `like` to work in (or `rows` of them, one below the other), its elements
-        not set. Valid until someone asks for another one for the same `use`.
+    # ---- groups of ranks -----------------------------------------------------------------------
 
-        Where fresh memory costs time, the communicator hands out the same again and again.
+    def subgroup(self, ranks: Iterable[int]) -> Comm:
+        """A communicator over these of my ranks, numbered in this order. Its messages are its own.
+
+        Nobody is asked: only its ranks call this, all with the same list. Groups may overlap and
+        nest. The same list gives the same communicator again; `split` gives a new one each time.
         """
-        return like.new_empty((rows, *like.shape)) if rows else torch.empty_like(like)
+        members = tuple(ranks) if isinstance(ranks, Iterable) else (ranks,)
+        group = self._groups.get(members)
+        if group is None:
+            self._check_members(members)
+            group = self._groups[members] = self._formed(members, ("group", *members))
+        return group.labelled(self.label) if self.label else group
 
     def split(self, color: int | None, key: int = 0) -> Comm | None:
         """Ranks that name the same `color` form a new communicator, numbered by (key, old rank).
 
-        Everyone must call it. `color=None` joins no group and gets None. Messages of the new group
-        never mix with messages of this one.
+        Everyone must call it. `color=None` joins no group and gets None.
         """
-        votes = self._agree((color, key, self._next_context()))
+        votes = self._agree((color, key))
+        number = next(self._splits)
         if color is None:
             return None
-        context = max(free for _, _, free in votes)
-        members = [(k, rank) for rank, (c, k, _) in enumerate(votes) if c == color]
-        return self._subgroup([rank for _, rank in sorted(members)], context)
+        members = sorted((k, rank) for rank, (c, k) in enumerate(votes) if c == color)
+        ranks = tuple(rank for _, rank in members)
+        return self._formed(ranks, ("split", number, *ranks))
 
-    def labelled(self, label: str) -> AbstractContextManager[None]:
-        """Messages posted inside carry `label`: in the trace, and to be compared by both ends.
+    def _formed(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+        """`_form`, of which the groups within a collective are part of it."""
+        group = self._form(ranks, context)
+        group.in_collective = self.in_collective
+        return group
 
-        Collectives use it, so that a broadcast that meets a reduce is named, not mixed up.
+    def labelled(self, label: str) -> Self:
+        """This communicator, with a label on its messages: in the trace, and compared by both ends.
         """
-        return Label(self, label)
+        named = object.__new__(type(self))
+        named.__dict__.update(self.__dict__)
+        named.label = sys.intern(label)  # equal ones compare faster
+        return named
+
+    def collective(self, label: str) -> Comm:
+        """The communicator of one call of a collective: its messages carry `label`, and meet only
+        those of collectives, not what `send` sends. A broadcast that meets a reduce is named.
+
+        A collective that is called within another one goes by both names, the outer one first.
+        """
+        if self.in_collective:
+            return self.labelled(f"{self.label} > {label}" if self.label else label)
+        if not self._collectives:
+            inner = self._form(tuple(range(self.size)), ("collective",))
+            inner.in_collective = True
+            self._collectives.append(inner)
+        return self._collectives[0].labelled(label)
+
+    def _check_members(self, members: tuple[Any, ...]) -> None:
+        """Raise `ConfigError` unless these are different ranks, mine included."""
+        for member in members:
+            if isinstance(member, bool) or member not in range(self.size):
+                raise ConfigError(f"rank {self.rank}: a subgroup can't hold {member!r}; the ranks "
+                                  f"here are 0 to {self.size - 1}")
+        if len(set(members)) < len(members):
+            raise ConfigError(f"rank {self.rank}: subgroup {list(members)} names a rank twice")
+        if self.rank not in members:
+            raise ConfigError(f"rank {self.rank} is not in the subgroup {list(members)}; only its "
+                              f"own ranks call subgroup")
 
     def _check_peer(self, peer: int | None, verb: str) -> None:
         """Raise `ConfigError` unless `peer` is another rank of this communicator."""

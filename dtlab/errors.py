@@ -18,6 +18,17 @@ class ShapeMismatch(DtlabError, ValueError):
     """What was sent is not what the receiver made room for: another shape, dtype or collective."""
 
 
+class UnwaitedWork(DtlabError):
+    """A rank returned without having waited for what it had posted or begun."""
+
+    @staticmethod
+    def of(rank: int, work: Sequence[str]) -> UnwaitedWork:
+        """The error of `rank`; work: what each piece is and the line that began it."""
+        more = f", and {len(work) - 1} more" if len(work) > 1 else ""
+        return UnwaitedWork(f"rank {rank} returned without waiting for its {work[0]}{more}; "
+                            f"wait for what isend, irecv, post and begin return, or cancel it")
+
+
 class Waiting(NamedTuple):
     """One row of the table that `Deadlock` and `RunTimeout` print: what a rank was doing."""
 

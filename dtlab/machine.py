@@ -23,19 +23,16 @@ class Machine(NamedTuple):
     alpha: float  # seconds per message
     beta: float  # seconds per byte
     gamma: float  # seconds per byte reduced
-    lanes: float = math.inf  # so many messages can move at once: on one host, one a core
+    lanes: float = math.inf  # how many messages can move at once: on one host, one a core
     date: str = ""  # when it was measured, ISO 8601; "" if never
     host: str = ""
     # Seconds that a rank is busy with each message after the first, where it posts several at once
     # and waits for none between them; never more than alpha. LogP calls it o.
     overhead: float = math.inf
-    # Bytes: a longer message has left the caches of its core by the time that it is read.
-    cache: float = math.inf
 
 
 # Measured on two cores of a server.
-TYPICAL = Machine(alpha=6e-5, beta=2.5e-10, gamma=5e-11, lanes=2, overhead=2e-5,
-                  cache=1 << 20)
+TYPICAL = Machine(alpha=6e-5, beta=2.5e-10, gamma=5e-11, lanes=2, overhead=2e-5)
 
 
 def cache_file() -> Path:
@@ -49,7 +46,7 @@ def save(machine: Machine) -> Path:
     """Keep `machine` for later runs on this host. Returns the file."""
     path = cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".new")  # whoever reads meanwhile finds the old file, whole
+    draft = path.with_suffix(".new")  # a rank that reads meanwhile finds the old file, whole
     draft.write_text(json.dumps(machine._asdict(), indent=1))
     draft.replace(path)
     load.cache_clear()
@@ -61,8 +58,8 @@ def load() -> Machine:
     """This host's figures; `TYPICAL` if they were never measured, or the file is no good."""
     try:
         machine = Machine(**json.loads(cache_file().read_text()))
-        costs, others = machine[:3], (machine.overhead, machine.cache)
-        if min(*costs, *others) >= 0 < machine.lanes and all(map(math.isfinite, costs)):
+        costs = machine[:3]
+        if min(*costs, machine.overhead) >= 0 < machine.lanes and all(map(math.isfinite, costs)):
             return machine
     except (OSError, ValueError, TypeError):
         pass

@@ -9,13 +9,28 @@ import torch
 from dtlab.errors import ConfigError, ShapeMismatch
 
 Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Combine = Callable[[torch.Tensor, torch.Tensor], object]
 
-COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+COMBINE: dict[str, Combine] = {
     "sum": torch.Tensor.add_,
     "avg": torch.Tensor.add_,  # a sum, divided by the number of ranks at the end
     "prod": torch.Tensor.mul_,
     "max": lambda into, x: torch.maximum(into, x, out=into),
     "min": lambda into, x: torch.minimum(into, x, out=into),
+}
+# torch holds these dtypes, and hardly computes with them. Here the first kind is computed in
+# another dtype and rounded back; the second as the signed integers that have the same bits.
+WIDER = {
+    torch.float8_e4m3fn: torch.float32, torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2: torch.float32, torch.float8_e5m2fnuz: torch.float32,
+    torch.complex32: torch.complex64,
+}
+FINITE = {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}  # have no infinity
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+NUMBERS = {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    *WIDER, *SIGNED,
 }
 
 
@@ -25,6 +40,9 @@ def check_op(op: Op, dtype: torch.dtype) -> None:
         return
     if op not in COMBINE:
         raise ConfigError(f"unknown op {op!r}; choose one of {', '.join(COMBINE)}, or a function")
+    if dtype not in NUMBERS:
+        raise ConfigError(f"op {op!r} is not defined for {dtype}, with which torch can't compute; "
+                          f"convert the tensor to a dtype of numbers first")
     if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
         raise ConfigError(f"op 'avg' of {dtype} would not be whole; use 'sum' or a float dtype")
     if op in ("max", "min") and dtype.is_complex:
@@ -40,19 +58,38 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
             f"accumulate_ needs equal shapes and dtypes; got {x.dtype} {tuple(x.shape)} "
             f"into {into.dtype} {tuple(into.shape)}"
         )
-    combiner(op, into.dtype)(into, x)
+    check_op(op, into.dtype)
+    if callable(op):
+        into.copy_(op(into, x))
+    elif into.dtype in WIDER:
+        wide = WIDER[into.dtype]
+        total = into.to(wide)
+        COMBINE[op](total, x.to(wide))
+        into.copy_(total)
+    elif into.dtype in SIGNED:
+        _combine_unsigned_(into.view(SIGNED[into.dtype]), x.view(SIGNED[into.dtype]), op)
+    else:
+        COMBINE[op](into, x)
     return into
 
 
-def combiner(op: Op, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """`combine_` for tensors of `dtype` that are known to fit. Raises as `check_op`."""
-    check_op(op, dtype)
-    return (lambda into, x: into.copy_(op(into, x))) if callable(op) else COMBINE[op]
+def _combine_unsigned_(into: torch.Tensor, x: torch.Tensor, op: str) -> None:
+    """As `COMBINE`, for the bits of unsigned integers in signed ones.
+
+    Sums and products have the same bits either way. The order is the same once the highest bit is
+    flipped, which makes the smallest unsigned number the smallest signed one.
+    """
+    highest_bit = torch.iinfo(into.dtype).min if op in ("max", "min") else 0
+    into ^= highest_bit
+    COMBINE[op](into, x ^ highest_bit)
+    into ^= highest_bit
 
 
 def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
     """The last step of op "avg": x ← x / count, in place. Other ops: nothing. Returns `x`."""
-    return x.div_(count) if op == "avg" and not x.is_meta else x
+    if op != "avg" or x.is_meta:
+        return x
+    return x.copy_(x.to(WIDER[x.dtype]) / count) if x.dtype in WIDER else x.div_(count)
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
@@ -69,9 +106,10 @@ def identity(x: torch.Tensor, op: Op) -> torch.Tensor:
     """Fill `x`, in place, with what changes nothing under `op`; a function's is not known."""
     if callable(op) or x.is_meta:
         return x
+    if op in ("max", "min") and x.dtype.is_floating_point:
+        limit = torch.finfo(x.dtype).max if x.dtype in FINITE else torch.inf
+        return x.fill_(-limit if op == "max" else limit)
     if op in ("max", "min") and x.dtype != torch.bool:
-        info = torch.finfo(x.dtype) if x.dtype.is_floating_point else torch.iinfo(x.dtype)
-        lowest = -float("inf") if x.dtype.is_floating_point else info.min
-        highest = float("inf") if x.dtype.is_floating_point else info.max
-        return x.fill_(lowest if op == "max" else highest)
+        info = torch.iinfo(x.dtype)
+        return x.fill_(info.min if op == "max" else info.max)
     return x.fill_({"sum": 0, "avg": 0, "prod": 1, "max": 0, "min": 1}[op])

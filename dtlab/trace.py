@@ -23,20 +23,23 @@ class Message(NamedTuple):
     start_s: float  # when it began to move: both sides were there
     end_s: float  # when it had arrived
     label: str  # the collective or phase it belongs to, "" if none
+    src_stream: int = 0  # which of its sender's streams sent it; 0: the rank itself
+    dst_stream: int = 0
 
 
 class Span(NamedTuple):
     """A stretch of work on one rank: `comm.compute(label)`, or a reduction."""
 
     rank: int
-    kind: str  # "compute" | "reduce"
+    kind: str  # "compute" | "reduce" | "wait"
     start_s: float
     end_s: float
     label: str
+    stream: int = 0  # 0: the rank itself; 1, 2, …: what `Comm.begin` runs beside it
 
 
 class Event(NamedTuple):
-    """One line of a rank's diary: a send, a receive or a span, in order of `start_s`."""
+    """One event of a rank: a send, a receive or a span."""
 
     rank: int
     kind: str  # "send" | "recv" | "compute" | "reduce"
@@ -46,6 +49,7 @@ class Event(NamedTuple):
     nbytes: int = 0
     label: str = ""
     moved_s: float = 0.0  # when the message began to move; before that, this rank only waited
+    stream: int = 0
 
 
 class Rows(list[Any]):
@@ -78,12 +82,14 @@ class Trace:
         messages: Rows | Iterable[Sequence[Any]] = (),
         spans: Iterable[Sequence[Any]] = (),
         *,
+        waits: Iterable[Sequence[Any]] = (),
         virtual: bool = False,
     ):
         self.ranks = ranks
         self.virtual = virtual  # True: simulated time; False: measured
-        self._rows = messages if isinstance(messages, Rows) else Rows(8, messages)
-        self._spans = list(spans)
+        rows = (Message(*message) for message in messages)
+        self._rows = messages if isinstance(messages, Rows) else Rows(_WIDTH, rows)
+        self._spans, self._waits = list(spans), list(waits)
 
     @cached_property
     def transfers(self) -> list[Message]:
@@ -94,19 +100,28 @@ class Trace:
     @cached_property
     def spans(self) -> list[Span]:
         """Every stretch of work, in order of its start."""
-        return sorted(map(Span._make, self._spans), key=lambda s: (s.start_s, s.rank))
+        return sorted((Span(*span) for span in self._spans), key=lambda s: (s.start_s, s.rank))
+
+    @cached_property
+    def waits(self) -> list[Span]:
+        """Every stretch in which a rank, or a stream, did nothing but wait: for messages, or for
+        what it had begun. In order of its start."""
+        return sorted((Span(*wait) for wait in self._waits), key=lambda s: (s.start_s, s.rank))
 
     @cached_property
     def events(self) -> list[Event]:
-        """Each rank's diary, all in one list ordered by (start, rank). A message is two events."""
-        return sorted(self._diary(), key=lambda e: (e.start_s, e.rank, e.end_s, e.kind))
+        """What each rank did, in one list ordered by (start, rank). A message is two events."""
+        return sorted(self._events(), key=lambda e: (e.start_s, e.rank, e.end_s, e.kind))
 
-    def _diary(self) -> Iterator[Event]:
-        for src, dst, nbytes, sent_s, wanted_s, start_s, end_s, label in self._rows.rows():
-            yield Event(src, "send", sent_s, end_s, dst, nbytes, label, start_s)
-            yield Event(dst, "recv", wanted_s, end_s, src, nbytes, label, start_s)
-        for rank, kind, start_s, end_s, label in self._spans:
-            yield Event(rank, kind, start_s, end_s, label=label, moved_s=start_s)
+    def _events(self) -> Iterator[Event]:
+        for m in self.transfers:
+            yield Event(m.src, "send", m.sent_s, m.end_s, m.dst, m.nbytes, m.label, m.start_s,
+                        m.src_stream)
+            yield Event(m.dst, "recv", m.wanted_s, m.end_s, m.src, m.nbytes, m.label, m.start_s,
+                        m.dst_stream)
+        for s in self.spans:
+            yield Event(s.rank, s.kind, s.start_s, s.end_s, label=s.label, moved_s=s.start_s,
+                        stream=s.stream)
 
     # ---- counts: exact, whatever the machine ---------------------------------------------------
 
@@ -120,7 +135,8 @@ class Trace:
 
     def messages(self, rank: int | None = None) -> int:
         """How many messages `rank` sent (None: all ranks together)."""
-        return len(self._rows) // 8 if rank is None else self._rows[::8].count(rank)
+        rows = self._rows
+        return len(rows) // _WIDTH if rank is None else rows[::_WIDTH].count(rank)
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Bytes from each rank to each other: (src, dst) → bytes, of pairs that had messages."""
@@ -129,40 +145,50 @@ class Trace:
             sums[src, dst] = sums.get((src, dst), 0) + nbytes
         return sums
 
+    def exposed_s(self, rank: int | None = None) -> float:
+        """Seconds in which `rank` only waited for messages: it waited, for them or for what it had
+        begun, and neither it nor its streams computed or reduced. None: of all ranks together."""
+        ranks = range(self.ranks) if rank is None else (rank,)
+        return sum(_exposed_s([w for w in self.waits if w.rank == r and not w.stream],
+                              [s for s in self.spans if s.rank == r]) for r in ranks)
+
     # ---- for other tools -----------------------------------------------------------------------
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write the trace in Chrome's trace-event format (open it in Perfetto). Returns the path.
 
-        One track a rank; times in microseconds; an arrow joins each send to its receive.
+        Tracks for the work, the waits, the sends and the receives of each rank, and of each of its
+        streams; times in microseconds; an arrow joins each send to its receive.
         """
         rows: list[dict[str, Any]] = []
+        streams = {(e.rank, e.stream) for e in self.events}
         for rank in range(self.ranks):
-            name = {"name": f"rank {rank}"}
-            rows.append({"ph": "M", "name": "process_name", "pid": rank, "args": name})
-            for tid, track in enumerate(_TRACKS):
-                rows.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": tid,
-                             "args": {"name": track}})
+            rows.append({"ph": "M", "name": "process_name", "pid": rank,
+                         "args": {"name": f"rank {rank}"}})
+        for rank, stream in sorted(streams | {(rank, 0) for rank in range(self.ranks)}):
+            for kind in _TRACKS:
+                name = f"stream {stream}: {kind}" if stream else kind
+                rows.append({"ph": "M", "name": "thread_name", "pid": rank,
+                             "tid": _track(stream, kind), "args": {"name": name}})
         for number, m in enumerate(self.transfers):
-            for pid, track, verb, peer, begin in (
-                (m.src, "send", "to", m.dst, m.sent_s),
-                (m.dst, "recv", "from", m.src, m.wanted_s),
+            sends, receives = _track(m.src_stream, "send"), _track(m.dst_stream, "recv")
+            for pid, tid, kind, peer, begin in (
+                (m.src, sends, "send to", m.dst, m.sent_s),
+                (m.dst, receives, "recv from", m.src, m.wanted_s),
             ):
-                rows.append({
-                    "ph": "X", "pid": pid, "tid": _TRACKS.index(track), "ts": begin * 1e6,
-                    "dur": (m.end_s - begin) * 1e6, "cat": "message",
-                    "name": f"{track} {verb} {peer}",
-                    "args": {"bytes": m.nbytes, "label": m.label},
-                })
+                rows.append({"ph": "X", "pid": pid, "tid": tid, "ts": begin * 1e6,
+                             "dur": (m.end_s - begin) * 1e6, "cat": "message",
+                             "name": f"{kind} {peer}",
+                             "args": {"bytes": m.nbytes, "label": m.label}})
             flow = {"cat": "message", "name": "message", "id": number}
-            rows.append(flow | {"ph": "s", "pid": m.src, "tid": _TRACKS.index("send"),
+            rows.append(flow | {"ph": "s", "pid": m.src, "tid": sends,
                                 "ts": max(m.start_s, m.sent_s) * 1e6})
-            rows.append(flow | {"ph": "f", "bp": "e", "pid": m.dst, "tid": _TRACKS.index("recv"),
+            rows.append(flow | {"ph": "f", "bp": "e", "pid": m.dst, "tid": receives,
                                 "ts": m.end_s * 1e6})
-        for s in self.spans:
-            rows.append({"ph": "X", "pid": s.rank, "tid": _TRACKS.index("work"), "cat": s.kind,
-                         "ts": s.start_s * 1e6, "dur": (s.end_s - s.start_s) * 1e6,
-                         "name": s.label or s.kind})
+        for s in (*self.spans, *self.waits):
+            rows.append({"ph": "X", "pid": s.rank, "cat": s.kind, "ts": s.start_s * 1e6,
+                         "tid": _track(s.stream, "wait" if s.kind == "wait" else "work"),
+                         "dur": (s.end_s - s.start_s) * 1e6, "name": s.label or s.kind})
         path = Path(path)
         path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
         return path
@@ -173,4 +199,39 @@ class Trace:
                 f"{self.sent_bytes():,} bytes, {len(self._spans)} spans>")
 
 
-_TRACKS = ("work", "send", "recv")
+_WIDTH = len(Message._fields)
+_TRACKS = ("work", "wait", "send", "recv")
+
+
+def _track(stream: int, kind: str) -> int:
+    """The number of a track in Perfetto."""
+    return len(_TRACKS) * stream + _TRACKS.index(kind)
+
+
+def _exposed_s(waits: Sequence[Span], work: Sequence[Span]) -> float:
+    """How long the `waits` last, less what of them lies in one or more of `work`; both by start."""
+    total_s, ends = 0.0, iter(_joined(work))
+    busy = next(ends, None)
+    for start_s, end_s in _joined(waits):
+        while busy and busy[1] <= start_s:
+            busy = next(ends, None)
+        total_s += end_s - start_s
+        while busy and busy[0] < end_s:
+            total_s -= min(busy[1], end_s) - max(busy[0], start_s)
+            if busy[1] > end_s:
+                break
+            busy = next(ends, None)
+    return total_s
+
+
+def _joined(spans: Sequence[Span]) -> Iterator[tuple[float, float]]:
+    """The stretches that one or more of `spans`, in order of their start, cover."""
+    start_s = end_s = float("-inf")
+    for span in spans:
+        if span.start_s > end_s:
+            if end_s > start_s:
+                yield start_s, end_s
+            start_s = span.start_s
+        end_s = max(end_s, span.end_s)
+    if end_s > start_s:
+        yield start_s, end_s

@@ -45,6 +45,29 @@ def learner_line(frame: FrameType | None) -> str:
     return f"{Path(name).name}:{frame.f_lineno} in {code.co_name}"
 
 
+Place = tuple[str, int, str]  # file, line number, function
+
+
+def calling_place() -> Place:
+    """Where the innermost code that isn't dtlab's own is now: quick, for `place_text`."""
+    frame = learner_frame(sys._getframe(1))
+    if frame is None:
+        return "", 0, ""
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def place_text(place: Place) -> str:
+    """"ring.py:17 in step". A notebook's cell keeps its whole file name, which only the notebook's
+    process can replace: see `with_cell_names`."""
+    file, line, name = place
+    return f"{file if _CELL.fullmatch(file) else Path(file).name}:{line} in {name}"
+
+
+def with_cell_names(text: str) -> str:
+    """`text`, in which notebook cells are called by their numbers."""
+    return _CELL.sub(lambda file: shown_name(file[0]), text)
+
+
 def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
     """The traceback of `error`, without the leading frames that lie in the files `skip`.
 
@@ -57,4 +80,4 @@ def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
     if isinstance(error, DtlabError):
         while len(story.stack) > 1 and story.stack[-1].filename.startswith(PACKAGE):
             story.stack.pop()
-    return _CELL.sub(lambda file: shown_name(file[0]), "".join(story.format()))
+    return with_cell_names("".join(story.format()))

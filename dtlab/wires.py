@@ -1,6 +1,6 @@
 """Which all-reduce suits which wires: options read off a topology, and a contest in the simulator.
 
-Algorithms know nothing of topologies, only of ranks; whoever chooses one brings the two together.
+Algorithms know nothing of topologies, only of ranks; this module brings the two together.
 """
 
 from __future__ import annotations

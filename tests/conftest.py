@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from dtlab import cost
 from dtlab.collectives import ALGORITHMS
-from dtlab.collectives.registry import BARE
+from dtlab.collectives.registry import IMPLEMENTATIONS
 from dtlab.cost.model import FORMS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ def artifacts() -> Path:
 @pytest.fixture
 def registering() -> Iterator[None]:
     """Algorithms and closed forms that the test registers are gone with it."""
-    books = [FORMS, *BARE.values(), *ALGORITHMS.values()]
+    books = [FORMS, *IMPLEMENTATIONS.values(), *ALGORITHMS.values()]
     kept = [dict(book) for book in books]
     yield
     for book, entries in zip(books, kept, strict=True):

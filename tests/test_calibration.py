@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from dtlab import ConfigError, calibration, simulate
-from dtlab.machine import TYPICAL
 from dtlab.topology import uniform
 
 SIZES = [0, 1, 100, 4096, 1_000_003]
@@ -69,20 +66,13 @@ def test_two_real_processes_are_measured() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_in_a_burst_all_start_together(ranks: int) -> None:
-    """On an ideal network only the bytes of the others are added: 16 each, through one port."""
-    network = uniform(ranks, 7e-6, 2e9)
-    result = simulate(calibration.burst, 5, 3, network=network)
-    assert result.values[0] == pytest.approx([2 * 7e-6 + 6 * 16 / 2e9] * 3, rel=1e-9)
-    found = simulate(calibration.overhead_s, 3, network=network).values[0]
-    assert found == pytest.approx(16 / 2e9, rel=1e-6)
-
-
-def test_the_size_of_a_cache_is_read_where_the_system_tells(
-    monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("overhead_s", [1e-6, 7e-6])
+def test_in_a_burst_each_message_starts_an_overhead_after_the_one_before(
+    ranks: int, overhead_s: float
 ) -> None:
-    for text, size in (("512K\n", 512 << 10), ("2048K", 2 << 20), ("nonsense", TYPICAL.cache)):
-        monkeypatch.setattr(Path, "read_text", lambda self, text=text: text)
-        assert calibration.cache_bytes() == size
-    monkeypatch.undo()
-    assert calibration.cache_bytes() > 0
+    network = uniform(ranks, 7e-6, 2e9)
+    result = simulate(calibration.burst, 5, 3, network=network, overhead_s=overhead_s)
+    closed_s = 2 * 7e-6 + 4 * overhead_s + 2 * 16 / 2e9
+    assert result.values[0] == pytest.approx([closed_s] * 3, rel=1e-9)
+    found = simulate(calibration.overhead_s, 3, network=network, overhead_s=overhead_s).values[0]
+    assert found == pytest.approx(overhead_s, rel=1e-6)

@@ -14,7 +14,7 @@ import dtlab
 from dtlab import cost
 from dtlab.bench import calls, measure
 from dtlab.bench.collectives import PEERS
-from dtlab.bench.parameter_server import FLAT, KEYS, ROOM, ROWS
+from dtlab.bench.parameter_server import FLAT, KEYS, ROWS
 from dtlab.cli import app
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
@@ -75,10 +75,10 @@ def test_ps_is_timed_beside_rpc_and_gloo() -> None:
     result = bench("ps", "-n", "4kB,1MB", "--repeats", "1", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
-    peers = ["dtlab.ps", ROOM, "torch.distributed.rpc", "the same, over TCP", "bare Gloo"]
+    peers = ["dtlab.ps", "torch.distributed.rpc", "the same, over TCP", "bare Gloo"]
     assert [row["contestant"] for row in rows] == [*peers, *peers, KEYS, FLAT, ROWS]
     assert all(row["time_s"] > 0 for row in rows)
-    assert rows[0]["ratio"] == rows[5]["ratio"] == 1
+    assert rows[0]["ratio"] == rows[4]["ratio"] == 1
 
 
 @pytest.mark.parametrize(

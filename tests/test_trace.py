@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dtlab
 from dtlab import Comm, Message, Span, Trace, run, simulate, topology
@@ -49,8 +51,8 @@ def test_everything_is_in_order_of_time_and_a_message_is_two_events() -> None:
     trace = Trace(3, MESSAGES, SPANS)
     assert [m.label for m in trace.transfers] == ["first", "second", ""]
     assert [s.label for s in trace.spans] == ["forward", "sum"]
-    diary = [(e.rank, e.kind, e.start_s, e.end_s, e.peer, e.nbytes) for e in trace.events]
-    assert diary == [
+    found = [(e.rank, e.kind, e.start_s, e.end_s, e.peer, e.nbytes) for e in trace.events]
+    assert found == [
         (0, "compute", 0.0, 0.5, -1, 0), (0, "send", 0.0, 3.0, 1, 4), (2, "recv", 0.0, 4.0, 0, 2),
         (0, "recv", 1.0, 4.0, 1, 8), (1, "recv", 1.0, 3.0, 0, 4), (1, "send", 2.0, 4.0, 0, 8),
         (1, "reduce", 3.0, 3.5, -1, 0), (0, "send", 4.0, 4.0, 2, 2),
@@ -116,7 +118,7 @@ def test_chrome_events_have_what_the_format_asks_for(tmp_path: Path) -> None:
         assert all(row[key] >= 0 for key in ("ts", "dur") if key in row)
     assert {row["args"]["name"] for row in rows if row["ph"] == "M"} >= {
         "rank 0", "rank 3", "send", "recv", "work"}
-    assert sum(row["ph"] == "X" for row in rows) == 2 * 24 + 4 + 12
+    assert sum(row["ph"] == "X" and row["cat"] != "wait" for row in rows) == 2 * 24 + 4 + 12
 
 
 def test_chrome_arrows_join_each_send_to_its_receive(tmp_path: Path) -> None:
@@ -164,3 +166,64 @@ def test_bytes_by_pair_sum_up_to_what_each_rank_sent_and_received() -> None:
     for rank in range(4):
         assert sum(n for (src, _), n in pairs.items() if src == rank) == trace.sent_bytes(rank)
         assert sum(n for (_, dst), n in pairs.items() if dst == rank) == trace.received_bytes(rank)
+
+
+# ---- streams and waits --------------------------------------------------------------------------
+
+
+def test_fields_of_streams_may_be_left_out() -> None:
+    plain = Trace(2, [(0, 1, 8, 0.0, 0.0, 0.0, 1.0, "x")], [(1, "reduce", 1.0, 2.0, "add")])
+    (message,), (span,) = plain.transfers, plain.spans
+    assert (message.src_stream, message.dst_stream, span.stream) == (0, 0, 0)
+    assert [e.stream for e in plain.events] == [0, 0, 0]
+    assert (plain.sent_bytes(0), plain.received_bytes(1), plain.messages(0)) == (8, 8, 1)
+    assert plain.bytes_by_pair() == {(0, 1): 8}
+
+
+def test_events_name_the_stream_that_did_them() -> None:
+    trace = Trace(2, [Message(0, 1, 8, 0.0, 0.0, 0.0, 1.0, "x", 1, 2)],
+                  [Span(1, "reduce", 1.0, 2.0, "add", 2)])
+    assert [(e.rank, e.kind, e.stream) for e in trace.events] == [
+        (0, "send", 1), (1, "recv", 2), (1, "reduce", 2)]
+
+
+def test_each_stream_has_tracks_of_its_own_in_chrome(tmp_path: Path) -> None:
+    trace = Trace(2, [Message(0, 1, 8, 0.0, 0.0, 0.0, 1.0, "x", 1, 2)],
+                  [Span(0, "compute", 0.0, 2.0, "f"), Span(1, "reduce", 1.0, 2.0, "add", 2)],
+                  waits=[Span(0, "wait", 2.0, 3.0, "")])
+    rows = chrome(trace, tmp_path)
+    name_of = {(r["pid"], r["tid"]): r["args"]["name"] for r in rows
+               if r["ph"] == "M" and r["name"] == "thread_name"}
+    assert len(name_of) == len({(pid, name) for (pid, _), name in name_of.items()})
+    drawn = [(r["pid"], name_of[r["pid"], r["tid"]], r["name"]) for r in rows if r["ph"] == "X"]
+    assert sorted(drawn) == [
+        (0, "stream 1: send", "send to 1"), (0, "wait", "wait"), (0, "work", "f"),
+        (1, "stream 2: recv", "recv from 0"), (1, "stream 2: work", "add")]
+    arrows = [(r["ph"], name_of[r["pid"], r["tid"]]) for r in rows if r["ph"] in "sf"]
+    assert arrows == [("s", "stream 1: send"), ("f", "stream 2: recv")]
+
+
+def test_waiting_is_exposed_unless_a_stream_works_meanwhile() -> None:
+    waits = [Span(0, "wait", 1.0, 5.0, ""), Span(0, "wait", 0.0, 9.0, "", 1)]
+    work = [Span(0, "compute", 0.0, 1.0, "f"), Span(0, "reduce", 2.0, 3.0, "add", 1),
+            Span(1, "compute", 0.0, 9.0, "f")]
+    trace = Trace(2, (), work, waits=waits)
+    assert (trace.exposed_s(0), trace.exposed_s(1), trace.exposed_s()) == (3.0, 0.0, 3.0)
+
+
+stretches = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 8),
+                               st.integers(0, 2)), max_size=12)
+
+
+@given(waits=stretches, work=stretches)
+def test_exposed_time_is_what_counting_second_by_second_finds(
+    waits: list[tuple[int, int, int, int]], work: list[tuple[int, int, int, int]]
+) -> None:
+    """Times are whole seconds, so a second lies wholly in a stretch or wholly outside."""
+    trace = Trace(3, (), [Span(r, "compute", b, b + n, "", stream) for r, b, n, stream in work],
+                  waits=[Span(r, "wait", b, b + n, "", stream) for r, b, n, stream in waits])
+    for rank in range(3):
+        waited = {t for r, b, n, stream in waits if (r, stream) == (rank, 0)
+                  for t in range(b, b + n)}
+        busy = {t for r, b, n, _ in work if r == rank for t in range(b, b + n)}
+        assert trace.exposed_s(rank) == len(waited - busy)

@@ -17,7 +17,7 @@ from dtlab.errors import ConfigError
 IN_PIECES = ("scatter", "gather", "all_gather", "reduce_scatter", "all_to_all")
 
 TURNS_BEFORE = 6  # untimed: the first hundred calls of a fresh process are slower
-WARM_UP = 4  # for so many in a row, one before them isn't timed: it shows whose turn it was before
+WARM_UP = 4  # before each 4 calls that are timed, one is not: caches hold what ran before
 
 
 def in_a_row(nbytes: int) -> int:

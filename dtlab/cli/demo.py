@@ -76,7 +76,7 @@ def demo(
     typer.echo(f"each holds {simulated.values[0]:g} after {seconds_text(simulated.elapsed_s)} of "
                f"virtual time; the closed form says {seconds_text(closed_s)}")
 
-    headline(4, "A deadlock, named instead of a hang: everyone sends, nobody receives yet")
+    headline(4, "A deadlock, named instead of a hang: all ranks send, none receives yet")
     show.console().print(Syntax(WRONG, "python", line_numbers=True, background_color="default"))
     pass_on = learners_function(WRONG, "pass_on")
     try:

@@ -26,7 +26,7 @@ SIGNS = {"ok": "✓", "note": "–", "fault": "✗"}
 
 
 class Finding(NamedTuple):
-    """What one check found. A note is worth knowing; only a fault must be mended."""
+    """What one check found. A note is worth knowing; only a fault must be repaired."""
 
     name: str
     state: str  # "ok" | "note" | "fault"
@@ -178,9 +178,9 @@ def examine() -> list[Finding]:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Look whether this machine is ready for the course; say what helps where it is not.
+    """Check that this machine is ready for the course; say what to do where it is not.
 
-    Exit code 1 if anything must be mended.
+    Exit code 1 if there is a fault.
     """
     findings = examine()
     healthy = all(finding.state != "fault" for finding in findings)
@@ -191,6 +191,6 @@ def doctor(
             typer.echo(f"{SIGNS[finding.state]} {finding.name:<14} {finding.detail}")
             if finding.remedy:
                 typer.echo(f"  {'':<14} → {finding.remedy}")
-        typer.echo("Ready." if healthy else "Not ready: mend what is marked ✗.")
+        typer.echo("Ready." if healthy else "Not ready: repair what is marked ✗.")
     if not healthy:
         raise typer.Exit(FAILED)

@@ -34,13 +34,13 @@ def grade(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list.")] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV: a line a notebook, a column an exercise.")
+        bool, typer.Option("--csv", help="Print CSV: one line per notebook.")
     ] = False,
 ) -> None:
     """Grade notebooks with the course's own tests, hidden ones included.
 
     A learner's code runs in a sandbox; only its answers count. Exit code 0: full points; 1: fewer;
-    2: a file could not be graded (its line says why, and the others are graded all the same).
+    2: a file could not be graded (its line says why; the others are still graded).
     """
     from dtlab.grading.notebook import class_table, grade_many, to_csv
 

@@ -13,11 +13,11 @@ from dtlab.collectives.gather import gather
 from dtlab.collectives.all_gather import all_gather
 from dtlab.collectives.reduce_scatter import reduce_scatter
 from dtlab.collectives.all_reduce import all_reduce
-from dtlab.collectives import (  # noqa: F401, which register more of all_reduce
-    all_reduce_segmented,
+from dtlab.collectives import (  # noqa: F401, which register more algorithms
+    pipelined_rings,
     all_reduce_doubling,
     all_reduce_trees,
-    all_reduce_wires,
+    all_reduce_topology,
 )
 from dtlab.collectives.all_to_all import all_to_all
 from dtlab.collectives.scan import exscan, scan

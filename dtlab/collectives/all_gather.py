@@ -1,16 +1,18 @@
-"""All-gather: everyone gets what each rank holds, in order of the ranks."""
+"""All-gather: every rank gets what each rank holds, in order of the ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, room_for
-from dtlab.collectives.ring import all_gather_, one_back
-from dtlab.comm import Comm, Recv, Send
+from dtlab.collectives.registry import algorithm, output_for
+from dtlab.comm import Comm
+
+Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 
 def all_gather(
@@ -22,8 +24,8 @@ def all_gather(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `x` stays as it is. Chapter: 04.
     """
-    call = call_for(comm, "all_gather", algorithm, options, x, comm.size)
-    result = room_for(comm, out, (comm.size, *x.shape), x, "all_gather")
+    call = call_for(comm, "all_gather", algorithm, options, x, comm.size, writes=False)
+    result = output_for(comm, out, (comm.size, *x.shape), x, "all_gather")
     rows = result.view(comm.size, x.numel())
     rows[comm.rank] = x.detach().reshape(-1)
     call(comm, rows)
@@ -31,12 +33,16 @@ def all_gather(
 
 
 @algorithm("all_gather", "ring")
-def ring(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
+def ring(comm: Comm, rows: Rows) -> Rows:
     """In place. Before: row r of rank r is filled. After: all rows are, everywhere.
 
     Every row goes once round the ring. Cost: (p−1)α + (p−1)/p·nβ, n bytes in all rows together.
     """
-    all_gather_(comm, one_back(rows.unbind()))
+    p, me = comm.size, comm.rank
+    right, left = (me + 1) % p, (me - 1) % p
+    for step in range(p - 1):
+        leaving, arriving = rows[(me - step) % p], rows[(me - step - 1) % p]
+        comm.sendrecv(leaving, right, arriving, left)
     return rows
 
 
@@ -60,10 +66,9 @@ def recursive_doubling(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
     while distance < folding.core:
         mine, theirs = place & -distance, (place ^ distance) & -distance
         partner = folding.rank_of(place ^ distance)
-        comm.exchange(
-            Send(rows[folding.first(mine) : folding.first(mine + distance)], partner),
-            Recv(rows[folding.first(theirs) : folding.first(theirs + distance)], partner),
-        )
+        have = rows[folding.first(mine) : folding.first(mine + distance)]
+        lack = rows[folding.first(theirs) : folding.first(theirs + distance)]
+        comm.sendrecv(have, partner, lack, partner)
         distance *= 2
     if folded:
         comm.send(rows, me + 1)
@@ -72,20 +77,19 @@ def recursive_doubling(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
 
 @algorithm("all_gather", "bruck")
 def bruck(comm: Comm, rows: torch.Tensor) -> torch.Tensor:
-    """In place: in round k, send your first 2^k rows 2^k ranks back; whoever sits ahead does too.
+    """In place: in round k, send your first 2^k rows to the rank 2^k back, and receive as many
+    from the rank 2^k ahead.
 
     Works for any p in ⌈lg p⌉ rounds, on a copy in which one's own row comes first; the last round
     sends only what is still missing. Cost: ⌈lg p⌉α + (p−1)/p·nβ. Source: Bruck et al. 1997.
     """
     p, me = comm.size, comm.rank
-    held = comm.scratch(rows)  # held[i] will be the row of rank me + i
+    held = torch.empty_like(rows)  # held[i] will be the row of rank me + i
     held[0] = rows[me]
     have = 1
     while have < p:
         more = min(have, p - have)
-        comm.exchange(
-            Send(held[:more], (me - have) % p), Recv(held[have : have + more], (me + have) % p)
-        )
+        comm.sendrecv(held[:more], (me - have) % p, held[have : have + more], (me + have) % p)
         have += more
     rows.copy_(held.roll(me, dims=0))
     return rows

@@ -1,4 +1,4 @@
-"""All-reduce: everyone gets the sum of what all ranks hold. The heart of data parallelism."""
+"""All-reduce: every rank gets the sum of what all ranks hold. The heart of data parallelism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dtlab.collectives.registry import (
     flattened,
     write_back,
 )
-from dtlab.collectives.ring import all_reduce_
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
 
@@ -54,7 +53,7 @@ def tree(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
 
     Cost: 2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ. Few rounds, but every message carries all of x.
     """
-    binomial_reduce(comm, x, 0, op, keep=False)
+    binomial_reduce(comm, x, 0, op)
     return binomial_broadcast(comm, x, 0)
 
 
@@ -66,5 +65,16 @@ def ring(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Memory: one chunk. Cost: 2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ: no rank ever sends more than
     the least that any algorithm must. Source: Patarasuk & Yuan 2009.
     """
-    all_reduce_(comm, cut(x, comm.size), op)
+    p, me = comm.size, comm.rank
+    right, left = (me + 1) % p, (me - 1) % p
+    chunks = cut(x, p)
+    inbox = torch.empty_like(chunks[0])
+    for step in range(p - 1):  # reduce-scatter
+        leaving, staying = chunks[(me - step) % p], chunks[(me - step - 1) % p]
+        summand = inbox[: staying.numel()]
+        comm.sendrecv(leaving, right, summand, left)
+        comm.accumulate_(staying, summand, op)
+    for step in range(p - 1):  # all-gather
+        leaving, arriving = chunks[(me + 1 - step) % p], chunks[(me - step) % p]
+        comm.sendrecv(leaving, right, arriving, left)
     return x

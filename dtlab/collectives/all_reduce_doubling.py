@@ -28,7 +28,7 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
     place = _fold_in(comm, folding, x, op)
     if place is None:
         return x
-    theirs = comm.scratch(x)
+    theirs = torch.empty_like(x)
     distance = 1
     while distance < folding.core:
         partner = folding.rank_of(place ^ distance)
@@ -41,15 +41,15 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
 
 
 def _fold_in(comm: Comm, folding: Folding, x: torch.Tensor, op: Op) -> int | None:
-    """Who folds away leaves x to its neighbour in the core, waits for the result, and gets None;
-    the others get their place in the core."""
+    """A rank outside the core sends x to its neighbour in the core, waits for the result, and gets
+    None; the others get their place in the core."""
     me = comm.rank
     place = folding.place_of(me)
     if place is None:
         comm.send(x, me - 1)
         comm.recv(x, me - 1)
     elif place < folding.extra:
-        theirs = comm.scratch(x)
+        theirs = torch.empty_like(x)
         comm.recv(theirs, me + 1)
         comm.accumulate_(x, theirs, op)
     return place
@@ -68,7 +68,7 @@ def halving_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
     place = _fold_in(comm, folding, x, op)
     if place is None:
         return x
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
     edges = chunk_edges(x.numel(), folding.core)  # core member i ends its first half with chunk i
     distances = [1 << bit for bit in reversed(range(folding.core.bit_length() - 1))]
     for distance in distances:
@@ -100,16 +100,17 @@ def binary_blocks(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
 
     Each block reduce-scatters inside. From the smallest block up, every rank cuts its piece to fit
     and hands it to the next larger block, which adds; the answers come back down the same way.
-    Then each block all-gathers. Nobody idles as in folding, and nobody ever sends all of x.
+    Then each block all-gathers. No rank idles as in folding, and none ever sends all of x.
     Cost: at most 2⌊lg p⌋α + 2n(β + γ/2) inside the largest block, and for each smaller block of s
-    ranks 2α + 2n/s·β + n/(2s)·γ: fine for 8 + 4, lopsided for 16 + 1.
+    ranks, c times as small as the next larger one, (c+1)α + 2n/s·β + n/s·γ more: fine for 8 + 4,
+    lopsided for 16 + 1.
     Source: Rabenseifner & Träff 2004.
     """
     n, blocks = x.numel(), binary_digits(comm.size)
     mine = next(b for b, (first, levels) in enumerate(blocks) if comm.rank < first + (1 << levels))
     first, levels = blocks[mine]
     place = comm.rank - first
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
 
     def piece(place: int, level: int) -> torch.Tensor:
         low, high = halved(n, place, level)
@@ -118,16 +119,16 @@ def binary_blocks(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     for level in range(levels):  # reduce-scatter inside the block: partners 1, 2, 4, … apart
         partner = place ^ 1 << level
         keep, give = piece(place, level + 1), piece(partner, level + 1)
-        room = inbox[: keep.numel()]
-        comm.sendrecv(give, first + partner, room, first + partner)
-        comm.accumulate_(keep, room, op)
+        summand = inbox[: keep.numel()]
+        comm.sendrecv(give, first + partner, summand, first + partner)
+        comm.accumulate_(keep, summand, op)
 
     own = piece(place, levels)
     if mine + 1 < len(blocks):  # the next smaller block hands up
         below, size = blocks[mine + 1][0], 1 << blocks[mine + 1][1]
-        room = inbox[: own.numel()]
-        comm.recv(room, below + place % size)
-        comm.accumulate_(own, room, op)
+        summand = inbox[: own.numel()]
+        comm.recv(summand, below + place % size)
+        comm.accumulate_(own, summand, op)
     if mine:  # hand up, to every rank of the next larger block whose piece lies inside of mine
         above, more = blocks[mine - 1]
         above_places = range(place, 1 << more, 1 << levels)

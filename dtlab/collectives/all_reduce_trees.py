@@ -19,12 +19,13 @@ def double_tree(
 ) -> torch.Tensor:
     """In place: half of x goes up and down one binary tree, half another one.
 
-    Leaves of the first tree are inner ranks of the second, so that everyone's port is used both
+    Leaves of the first tree are inner ranks of the second, so that each port is used both
     ways. Each half is cut into `segments` that follow one another, up the tree to be summed, then
-    down. Everyone does its tasks in the order in which they could be due (`Tree.moment`), so
-    nobody waits for a late segment while an earlier one is there.
-    Cost: at most (2⌈lg p⌉ + k)(α + c(8β + 2γ)), k segments of c = n/2k bytes. The literature's
-    2 lg p·α + 2nβ needs ports that serve one message at a time; ours share theirs among several.
+    down. Each rank does its tasks in the order in which they could be due (`Tree.moment`), so
+    that it never waits for a late segment while an earlier one is there.
+    Cost: at most (2⌈lg p⌉ + k)(4α + c(8β + 2γ)), k segments of c = n/2k bytes: a rank sends up to
+    four messages a segment. The literature's 2 lg p·α + 2nβ needs ports that serve one message at a
+    time; ours share theirs among several.
     Source: Sanders, Speck, Träff 2009; NCCL 2.4.
     """
     p, me = comm.size, comm.rank
@@ -36,14 +37,14 @@ def double_tree(
     coming = []
     for (tree, s), part in parts.items():
         for child in trees[tree].children(me):
-            room = torch.empty_like(part)
-            coming.append((trees[tree].moment(child, UP, s), tree, s, child, room))
+            inbox = torch.empty_like(part)
+            coming.append((trees[tree].moment(child, UP, s), tree, s, child, inbox))
         parent = trees[tree].parent(me)
         if parent is not None:
             coming.append((trees[tree].moment(parent, DOWN, s), tree, s, parent, part))
     arriving: dict[tuple[int, int, int], tuple[Work, torch.Tensor]] = {}
-    for _, tree, s, rank, room in sorted(coming, key=lambda row: row[:3]):
-        arriving[tree, s, rank] = comm.irecv(room, rank), room
+    for _, tree, s, rank, into in sorted(coming, key=lambda row: row[:3]):
+        arriving[tree, s, rank] = comm.irecv(into, rank), into
 
     tasks = sorted((trees[tree].moment(me, way, s), tree, s)
                    for tree, s in parts for way in (UP, DOWN))

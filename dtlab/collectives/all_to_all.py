@@ -1,4 +1,4 @@
-"""All-to-all: every rank has a part for every rank. A transpose of the matrix of parts."""
+"""All-to-all: every rank has a part for every rank; together they transpose the matrix of parts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 
 import torch
 
-from dtlab import relay
 from dtlab.collectives.call import call_for
-from dtlab.collectives.gather import linear as gather_linear
+from dtlab.collectives.gather import linear_nonblocking as gather
 from dtlab.collectives.registry import (
     algorithm,
     check_parts,
-    room_for,
+    output_for,
     rows_of,
 )
-from dtlab.collectives.scatter import linear as scatter_linear
-from dtlab.collectives.view import lines
-from dtlab.comm import Comm
+from dtlab.collectives.scatter import linear_nonblocking as scatter
+from dtlab.comm import Comm, Recv, Send
 from dtlab.cost.model import best_divisor
 
 Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
@@ -33,9 +31,9 @@ def all_to_all(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    call = call_for(comm, "all_to_all", algorithm, options, parts)
+    call = call_for(comm, "all_to_all", algorithm, options, parts, writes=False)
     check_parts(comm, parts, "all_to_all")
-    result = room_for(comm, out, tuple(parts.shape), parts, "all_to_all")
+    result = output_for(comm, out, tuple(parts.shape), parts, "all_to_all")
     call(comm, rows_of(parts), rows_of(result))
     return result
 
@@ -44,9 +42,14 @@ def all_to_all(
 def linear(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
     """Fill `received`: post everything at once and let the network sort it out.
 
-    Cost on a network without contention inside: α + (p−1)/p·nβ; n bytes in a rank's rows together.
+    Every rank begins with the one after it, so that not all send to the same one first.
+    Cost, b = n/p, on a network without contention inside: α + bβ + (p−2)·max(α, bβ).
     """
-    relay.rows(comm, rows, received, range(comm.size))
+    p, me = comm.size, comm.rank
+    received[me].copy_(rows[me])
+    others = [(me + distance) % p for distance in range(1, p)]
+    comm.exchange(*(Recv(received[rank], rank) for rank in others),
+                  *(Send(rows[rank], rank) for rank in others))
     return received
 
 
@@ -54,7 +57,7 @@ def linear(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tens
 def pairwise(comm: Comm, rows: Rows, received: Rows) -> Rows:
     """Fill `received`: in step k, send to the rank k further on, receive from the one k back.
 
-    Nobody ever receives from two at once. Cost: (p−1)α + (p−1)/p·nβ.
+    No rank ever receives from two at once. Cost: (p−1)α + (p−1)/p·nβ.
     """
     p, me = comm.size, comm.rank
     received[me].copy_(rows[me])
@@ -66,42 +69,46 @@ def pairwise(comm: Comm, rows: Rows, received: Rows) -> Rows:
 
 @algorithm("all_to_all", "mesh")
 def mesh(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-    """Fill `received`, on a grid of ranks: parts first go along the rows, to the column they are
-    for, then along the columns, each time all that have the same way as one message.
+    """Fill `received`, on a grid of X columns and Y rows: parts first go along the rows, to the
+    column they are for, then along the columns, each time all for one rank as one message.
 
     X + Y − 2 messages a rank instead of p − 1, for which nearly all parts travel twice: for small
-    ones. Cost: 2α + (2p − X − Y)/p·nβ.
+    ones. Cost: that of two linear ones, over X ranks with messages of Y parts, then the other way
+    round: at most (X + Y − 2)α + (2p − X − Y)/p·nβ.
     Source: Kalé, Kumar, Varadarajan 2003, "A framework for collective personalized communication".
     """
-    y, n = best_divisor(comm.size), rows.shape[1]
-    x = comm.size // y
-    row, column = lines(comm.rank, x, comm.size)
-    leaving = comm.scratch(received, "leaving")
+    p, me, n = comm.size, comm.rank, rows.shape[1]
+    y = best_divisor(p)
+    x = p // y
+    row = comm.subgroup(range(me - me % x, me - me % x + x))
+    column = comm.subgroup(range(me % x, p, x))
+    leaving = torch.empty_like(received)
     leaving.view(x, y, n).copy_(rows.view(y, x, n).transpose(0, 1))
-    relay.rows(comm, leaving.view(x, y * n), received.view(x, y * n), row)
+    linear(row, leaving.view(x, y * n), received.view(x, y * n))
     # Now `received` has, for each rank of my row, what it has for my column, from top to bottom.
     leaving.view(y, x, n).copy_(received.view(x, y, n).transpose(0, 1))
-    relay.rows(comm, leaving.view(y, x * n), received.view(y, x * n), column)
+    linear(column, leaving.view(y, x * n), received.view(y, x * n))
     return received
 
 
 @algorithm("all_to_all", "central")
 def central(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-    """Fill `received`: rank 0 gathers the rows of all, turns the matrix, and scatters it.
+    """Fill `received`: rank 0 gathers the rows of all, transposes the matrix, and scatters it.
 
     Rank 0 has p times the work of the others; but there are 2(p−1) messages in all, no more, and
-    ranks that share a few cores pay for all. Cost: 2(p−1)(α + nβ). Memory at rank 0: 2pn.
+    ranks that share a few cores pay for all. Memory at rank 0: 2pn.
+    Cost: at most 2(p−1)(α + nβ), less what overlaps in the two linear halves.
     """
     p, n = rows.shape
     mine = rows.view(p * n)
-    everyone = turned = None
+    gathered = transposed = None
     if comm.rank == 0:
-        everyone, turned = comm.scratch(mine, "everyone", p), comm.scratch(mine, "turned", p)
-        everyone[0] = mine
-    gather_linear(comm, mine, everyone)
-    if everyone is not None and turned is not None:
-        turned.view(p, p, n).copy_(everyone.view(p, p, n).transpose(0, 1))
-    scatter_linear(comm, turned, received.view(p * n))
+        gathered, transposed = mine.new_empty((p, p * n)), mine.new_empty((p, p * n))
+        gathered[0] = mine
+    gather(comm, mine, gathered)
+    if gathered is not None and transposed is not None:
+        transposed.view(p, p, n).copy_(gathered.view(p, p, n).transpose(0, 1))
+    scatter(comm, transposed, received.view(p * n))
     return received
 
 
@@ -113,14 +120,17 @@ def bruck(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tenso
     (n/2)⌈lg p⌉β. Source: Bruck et al. 1997.
     """
     p, me = comm.size, comm.rank
+    # As bytes, for torch can't select from and flip all that it can hold.
+    rows, received_bytes = rows.view(torch.uint8), received.view(torch.uint8)
     travelling = rows.roll(-me, dims=0)  # travelling[d] must go d ranks further on
     hop = 1
     while hop < p:
         moving = torch.tensor([d for d in range(p) if d & hop], device=rows.device)
         leaving = travelling.index_select(0, moving)
-        arriving = comm.scratch(leaving)
+        arriving = torch.empty_like(leaving)
         comm.sendrecv(leaving, (me + hop) % p, arriving, (me - hop) % p)
         travelling.index_copy_(0, moving, arriving)
         hop *= 2
     # travelling[d] has come from d ranks back: it is row me − d.
-    return received.copy_(travelling.flip(0).roll(me + 1, dims=0))
+    received_bytes.copy_(travelling.flip(0).roll(me + 1, dims=0))
+    return received

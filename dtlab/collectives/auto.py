@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtlab import cost
-from dtlab.collectives.registry import BARE
+from dtlab.collectives.registry import IMPLEMENTATIONS
 from dtlab.machine import Machine
 
 
@@ -15,7 +15,7 @@ def cheapest(collective: str, ranks: int, nbytes: int, itemsize: int, machine: M
         asked = collective, name, ranks, nbytes, machine, itemsize
         return cost.predicted_s(*asked), cost.bounds_s(*asked)[0]
 
-    told = [name for name in BARE[collective] if cost.has_form(collective, name)]
+    told = [name for name in IMPLEMENTATIONS[collective] if cost.has_form(collective, name)]
     return min(told, key=seconds)
 
 

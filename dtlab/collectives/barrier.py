@@ -1,4 +1,4 @@
-"""Barrier: nobody leaves before everybody has come."""
+"""Barrier: no rank leaves before all have entered."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> Non
 
 @algorithm("barrier", "central")
 def central(comm: Comm) -> None:
-    """Everyone tells rank 0, which then tells everyone. Cost: 2(p−1)α."""
-    word = torch.empty(0, device=comm.device)
-    flat_reduce(comm, word)
-    flat_broadcast(comm, word)
+    """All ranks send to rank 0, which then sends to all. Cost: 2(p−1)α."""
+    nothing = torch.empty(0, device=comm.device)
+    flat_reduce(comm, nothing)
+    flat_broadcast(comm, nothing)
 
 
 @algorithm("barrier", "tree")
 def tree(comm: Comm) -> None:
-    """Word comes up a binomial tree to rank 0, and goes down again. Cost: 2⌈lg p⌉α."""
-    word = torch.empty(0, device=comm.device)
-    binomial_reduce(comm, word)
-    binomial_broadcast(comm, word)
+    """Empty messages go up a binomial tree to rank 0, and down again. Cost: 2⌈lg p⌉α."""
+    nothing = torch.empty(0, device=comm.device)
+    binomial_reduce(comm, nothing)
+    binomial_broadcast(comm, nothing)
 
 
 @algorithm("barrier", "dissemination")
 def dissemination(comm: Comm) -> None:
-    """In round k, tell the rank 2^k further on, and hear from the rank 2^k back.
+    """In round k, send to the rank 2^k further on, and receive from the rank 2^k back.
 
     After round k a rank knows of the 2^(k+1) − 1 ranks behind it; after ⌈lg p⌉ rounds, of all.
     Cost: ⌈lg p⌉α. Source: Hensgen, Finkel, Manber 1988.

@@ -1,4 +1,4 @@
-"""Broadcast: what the root has, everyone gets."""
+"""Broadcast: every rank gets what the root has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtlab.collectives.all_gather import ring as all_gather
 from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
@@ -15,10 +16,9 @@ from dtlab.collectives.registry import (
     flattened,
     write_back,
 )
-from dtlab.collectives.ring import all_gather_, one_back
-from dtlab.collectives.tree import subtree
-from dtlab.collectives.view import View
+from dtlab.collectives.tree import subtree_size
 from dtlab.comm import Comm, Recv, Send
+from dtlab.cost.model import lg_ceil
 
 
 def broadcast(
@@ -28,18 +28,18 @@ def broadcast(
 
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    call = call_for(comm, "broadcast", algorithm, options, x, root=root)
+    call = call_for(comm, "broadcast", algorithm, options, x, writes=comm.rank != root, root=root)
     check_root(comm, root, "broadcast")
     vector = flattened(x)
     call(comm, vector, root)
-    return write_back(x, vector)
+    return write_back(x, vector) if comm.rank != root else x
 
 
 @algorithm("broadcast", "flat")
 def flat(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor:
     """In place: the root sends x to each rank in turn.
 
-    Cost: (p−1)(α + nβ). The root's port is the bottleneck, and everyone else is idle.
+    Cost: (p−1)(α + nβ). The root's port is the bottleneck, and all others are idle.
     """
     if comm.rank == root:
         for distance in range(1, comm.size):
@@ -51,7 +51,7 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor:
 
 @algorithm("broadcast", "binomial")
 def binomial(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor:
-    """In place: whoever has x sends it on; every round doubles the ranks that have it.
+    """In place: ranks that have x send it on; every round doubles them.
 
     Ranks are renumbered so that the root is 0. A rank's parent is its number without the lowest
     one-bit; its children set one bit below that. The farthest child comes first, for it has the
@@ -101,12 +101,15 @@ def scatter_allgather(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tenso
     Cost: (⌈lg p⌉ + p−1)α + 2(p−1)/p·nβ. Source: van de Geijn; Thakur et al. 2005, §4.2.
     """
     p = comm.size
-    edges, chunks = chunk_edges(x.numel(), p), cut(x, p)
-    view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
-    parent, children, size = subtree(view.rank, p)
-    if view.rank:
-        view.recv(x[edges[view.rank] : edges[view.rank + size]], parent)
-    for child, first, after in children:
-        view.send(x[edges[view.rank + first] : edges[view.rank + after]], child)
-    all_gather_(view, one_back(chunks))
+    edges = chunk_edges(x.numel(), p)
+    rotated = comm.subgroup([(root + i) % p for i in range(p)])  # the root is its rank 0
+    me = rotated.rank
+    last = me + subtree_size(me, p)  # my subtree's chunks are those from me to last
+    if me:
+        rotated.recv(x[edges[me] : edges[last]], me & me - 1)
+    bit = 1 << lg_ceil(last - me)
+    while bit > 1:
+        bit //= 2
+        rotated.send(x[edges[me + bit] : edges[min(me + 2 * bit, last)]], me + bit)
+    all_gather(rotated, cut(x, p))
     return x

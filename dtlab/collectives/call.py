@@ -1,4 +1,4 @@
-"""From a collective's front door to an algorithm: which one, and what its messages are for."""
+"""From the call of a collective to an algorithm: which one, and what its messages are for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from dtlab import cost
 from dtlab.collectives.auto import cheapest
-from dtlab.collectives.registry import BARE, check_tensor, choose
+from dtlab.collectives.registry import IMPLEMENTATIONS, check_tensor, choose
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
@@ -25,13 +25,12 @@ class Call(NamedTuple):
 
     def __call__(self, comm: Comm, *args: Any) -> None:
         """Run it; its messages carry the label."""
-        with comm.labelled(self.label):
-            self.run(comm, *args)
+        self.run(comm.collective(self.label), *args)
 
 
 def call_for(
     comm: Comm, collective: str, algorithm: str, options: dict[str, Any],
-    x: torch.Tensor | None = None, pieces: int = 1, **how: Any,
+    x: torch.Tensor | None = None, pieces: int = 1, writes: bool = True, **how: Any,
 ) -> Call:
     """What this call of a collective stands for. `how`: its other arguments, for the label.
 
@@ -41,10 +40,10 @@ def call_for(
     """
     if not isinstance(algorithm, str):
         raise ConfigError(f"{collective} takes the name of an algorithm, not {algorithm!r}; "
-                          f"choose one of: {', '.join(BARE[collective])}, or auto")
+                          f"choose one of: {', '.join(IMPLEMENTATIONS[collective])}, or auto")
     kind: tuple[Any, ...] = None, False, None
     if x is not None:
-        check_tensor(comm, x, collective)
+        check_tensor(comm, x, collective, writes)
         kind = x.dtype, x.is_meta, x.shape
     told = {key: value if value.__class__ in (str, int) else getattr(value, "__name__", str(value))
             for key, value in (options | how if options else how).items()}

@@ -16,7 +16,7 @@ from dtlab.collectives.registry import (
     flattened,
     write_back,
 )
-from dtlab.collectives.view import View
+from dtlab.collectives.tree import subtree_size
 from dtlab.comm import Comm, Recv, Send
 from dtlab.reduction import Op, check_op, finish_average_, swapped
 
@@ -30,7 +30,9 @@ def reduce(
     Other ranks keep their x. Returns `x`. Shapes and dtypes are equal everywhere, else
     `ShapeMismatch`; `op` as in `Comm.accumulate_`. Chapter: 04.
     """
-    call = call_for(comm, "reduce", algorithm, options, x, op=op, root=root)
+    call = call_for(
+        comm, "reduce", algorithm, options, x, writes=comm.rank == root, op=op, root=root
+    )
     check_root(comm, root, "reduce")
     check_op(op, x.dtype)
     vector = flattened(x)
@@ -38,24 +40,6 @@ def reduce(
     if comm.rank == root:
         write_back(x, finish_average_(vector, op, comm.size))
     return x
-
-
-class Total:
-    """What a rank has added up so far, `held`: in x itself; or, to `keep` x as it is, where the
-    first summand came in."""
-
-    def __init__(self, comm: Comm, x: torch.Tensor, op: Op, keep: bool):
-        self.comm, self.held, self.op, self.keep = comm, x, op, keep
-
-    def add_from(self, src: int) -> None:
-        """Receive a summand from rank `src`, and add it, on the right."""
-        inbox = self.comm.scratch(self.held, "sum" if self.keep else "inbox")
-        self.comm.recv(inbox, src)
-        if self.keep:
-            self.held = self.comm.accumulate_(inbox, self.held, swapped(self.op))
-            self.keep = False
-        else:
-            self.comm.accumulate_(self.held, inbox, self.op)
 
 
 @algorithm("reduce", "flat")
@@ -67,7 +51,7 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Te
     if comm.rank != root:
         comm.send(x, root)
         return x
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
     for distance in range(1, comm.size):
         comm.recv(inbox, (root + distance) % comm.size)
         comm.accumulate_(x, inbox, op)
@@ -75,25 +59,28 @@ def flat(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Te
 
 
 @algorithm("reduce", "binomial")
-def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
-             keep: bool = True) -> torch.Tensor:
+def binomial(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Tensor:
     """In place at the root: the broadcast's tree, upwards.
 
-    In round k, ranks whose k-th bit is the lowest that is set hand their sum to their parent. Those
-    on the way `keep` their x, which takes memory for a second vector, or add to it, too.
-
+    In round k, ranks whose k-th bit is the lowest that is set send their sum to their parent. Ranks
+    on the way keep their x: they add up where their first summand came in.
     Cost: ⌈lg p⌉(α + nβ + nγ). Source: Thakur, Rabenseifner, Gropp 2005, §4.5.
     """
     p = comm.size
     me = (comm.rank - root) % p
-    total = Total(comm, x, op, keep and me > 0)
+    size = subtree_size(me, p)
+    total = x
     bit = 1
-    while bit < p and not me & bit:
-        if me + bit < p:
-            total.add_from((me + bit + root) % p)
+    while bit < size:
+        inbox = torch.empty_like(x)
+        comm.recv(inbox, (me + bit + root) % p)
+        if me and bit == 1:
+            total = comm.accumulate_(inbox, x, swapped(op))
+        else:
+            comm.accumulate_(total, inbox, op)
         bit *= 2
     if me:
-        comm.send(total.held, (me - bit + root) % p)
+        comm.send(total, ((me & me - 1) + root) % p)
     return x
 
 
@@ -108,9 +95,9 @@ def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
     p, me = comm.size, (comm.rank - root) % comm.size
     ahead, behind = (comm.rank + 1) % p, (comm.rank - 1) % p
     if 0 < me < p - 1:
-        x = comm.scratch(x, "copy").copy_(x)
+        x = x.clone()
     parts = cut(x, segments)
-    inbox = comm.scratch(parts[0])
+    inbox = torch.empty_like(parts[0])
     for i in range(segments + 1):
         ops: list[Send | Recv] = []
         if i < segments and me < p - 1:
@@ -127,39 +114,41 @@ def chain(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum",
 def rabenseifner(comm: Comm, x: torch.Tensor, root: int = 0, op: Op = "sum") -> torch.Tensor:
     """In place at the root: reduce-scatter by halving, then gather. The others work on a copy.
 
-    For long vectors: nobody adds more than (p−1)/p of x. Cost, p a power of two:
+    For long vectors: no rank adds more than (p−1)/p of x. Cost, p a power of two:
     2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ; else, by folding, α + n(β + γ) more.
     Source: Rabenseifner 2004; Thakur et al. 2005, §4.4.
     """
     p = comm.size
-    view = View(comm, [(root + i) % p for i in range(p)])  # the root is its rank 0
-    if view.rank:
-        x = comm.scratch(x, "copy").copy_(x)
+    rotated = comm.subgroup([(root + i) % p for i in range(p)])  # the root is its rank 0
+    if rotated.rank:
+        x = x.clone()
     folding = fold(p)
-    place = folding.place_of(view.rank)
+    place = folding.place_of(rotated.rank)
     if place is None:
-        view.send(x, view.rank - 1)
+        rotated.send(x, rotated.rank - 1)
         return x
-    inbox = comm.scratch(x)
+    inbox = torch.empty_like(x)
     if place < folding.extra:
-        view.recv(inbox, view.rank + 1)
-        view.accumulate_(x, inbox, op)
+        rotated.recv(inbox, rotated.rank + 1)
+        rotated.accumulate_(x, inbox, op)
     edges = chunk_edges(x.numel(), folding.core)
     distance = folding.core // 2
     while distance:  # swap halves, add one
         mine, theirs = place & -distance, (place ^ distance) & -distance
-        keep, room = x[edges[mine] : edges[mine + distance]], edges[mine + distance] - edges[mine]
+        keep = x[edges[mine] : edges[mine + distance]]
+        give = x[edges[theirs] : edges[theirs + distance]]
         partner = folding.rank_of(place ^ distance)
-        view.sendrecv(x[edges[theirs] : edges[theirs + distance]], partner, inbox[:room], partner)
-        view.accumulate_(keep, inbox[:room], op)
+        summand = inbox[: keep.numel()]
+        rotated.sendrecv(give, partner, summand, partner)
+        rotated.accumulate_(keep, summand, op)
         distance //= 2
     distance = 1
     while distance < folding.core:  # the upper of two partners hands over all it has, and is done
         theirs = (place ^ distance) & -distance
         partner = folding.rank_of(place ^ distance)
         if place & distance:
-            view.send(x[edges[place] : edges[place + distance]], partner)
+            rotated.send(x[edges[place] : edges[place + distance]], partner)
             break
-        view.recv(x[edges[theirs] : edges[theirs + distance]], partner)
+        rotated.recv(x[edges[theirs] : edges[theirs + distance]], partner)
         distance *= 2
     return x

@@ -1,7 +1,8 @@
-"""Reduce-scatter: rank r gets the sum of everyone's r-th part."""
+"""Reduce-scatter: rank r gets the sum of all ranks' r-th parts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ import torch
 from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
 from dtlab.collectives.registry import algorithm, check_parts
-from dtlab.collectives.ring import one_back, reduce_scatter_
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
+
+Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 
 def reduce_scatter(
@@ -23,24 +25,31 @@ def reduce_scatter(
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is; the
     algorithms work on a copy. Chapter: 04.
     """
-    call = call_for(comm, "reduce_scatter", algorithm, options, parts, op=op)
+    call = call_for(comm, "reduce_scatter", algorithm, options, parts, writes=False, op=op)
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)
-    rows = parts.detach().reshape(comm.size, -1)
-    rows = comm.scratch(rows, "copy").copy_(rows)
+    rows = parts.detach().reshape(comm.size, -1).clone()
     call(comm, rows, op)
     mine = rows[comm.rank].clone().view(parts.shape[1:])
     return finish_average_(mine, op, comm.size)
 
 
 @algorithm("reduce_scatter", "ring")
-def ring(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+def ring(comm: Comm, rows: Rows, op: Op = "sum") -> Rows:
     """In place: row r is complete at rank r; the other rows hold partial sums.
 
     Each row goes once round the ring, starting right of its owner, and gathers a summand at every
-    rank. Cost: (p−1)α + (p−1)/p·n(β + γ), n bytes in all rows together.
+    rank. Rows may be the chunks of a vector, the largest first.
+    Cost: (p−1)α + (p−1)/p·n(β + γ), n bytes in all rows together.
     """
-    reduce_scatter_(comm, one_back(rows.unbind()), op)
+    p, me = comm.size, comm.rank
+    right, left = (me + 1) % p, (me - 1) % p
+    inbox = torch.empty_like(rows[0])
+    for step in range(p - 1):
+        leaving, staying = rows[(me - step - 1) % p], rows[(me - step - 2) % p]
+        summand = inbox[: staying.numel()]
+        comm.sendrecv(leaving, right, summand, left)
+        comm.accumulate_(staying, summand, op)
     return rows
 
 
@@ -51,7 +60,7 @@ def pairwise(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Every row goes straight to its owner. Cost: (p−1)α + (p−1)/p·n(β + γ).
     """
     p, me = comm.size, comm.rank
-    summand = comm.scratch(rows[0])
+    summand = torch.empty_like(rows[0])
     for distance in range(1, p):
         to, source = (me + distance) % p, (me - distance) % p
         comm.sendrecv(rows[to], to, summand, source)
@@ -72,7 +81,7 @@ def recursive_halving(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.T
         comm.send(rows, me - 1)
         comm.recv(rows[me], me - 1)
         return rows
-    inbox = comm.scratch(rows)
+    inbox = torch.empty_like(rows)
     if place < folding.extra:
         comm.recv(inbox, me + 1)
         comm.accumulate_(rows, inbox, op)

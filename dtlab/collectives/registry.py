@@ -20,35 +20,37 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import overlaps_itself
 
-# What everyone uses: functions with the signature of their collective, less `algorithm`. They check
+COLLECTIVES = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce_scatter",
+               "all_reduce", "all_to_all", "scan", "exscan", "barrier")
+# What callers use: functions with the signature of their collective, less `algorithm`. They check
 # their arguments, take tensors of any shape, and label their messages.
-ALGORITHMS: dict[str, dict[str, Callable[..., Any]]] = {}
+ALGORITHMS: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in COLLECTIVES}
 # The algorithms themselves, which take vectors, and rows of them.
-BARE: dict[str, dict[str, Callable[..., Any]]] = {}
+IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in COLLECTIVES}
 # The collectives themselves, once all are defined.
-_doors: dict[str, Callable[..., Any]] = {}
+_collectives: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
     """Register the decorated function: `ALGORITHMS[collective][name]` calls it with checks.
 
-    It takes what the other algorithms of its collective take, see `BARE`; what it has beyond that
-    are options, by name. Raises `ConfigError` for a collective that there is not, and for a
+    It takes what the other algorithms of its collective take, see `IMPLEMENTATIONS`; what it has
+    beyond that are options, by name. Raises `ConfigError` for an unknown collective, and for a
     function that can't be called so.
     """
 
     def register(function: Function) -> Function:
         @functools.wraps(function)
         def checked(comm: Comm, *args: Any, **options: Any) -> Any:
-            return _doors[collective](comm, *args, algorithm=name, **options)
+            return _collectives[collective](comm, *args, algorithm=name, **options)
 
-        if _doors:  # not one of the package's own
+        if _collectives:  # not one of the package's own
             _check_fits(collective, name, function)
             _sign(checked, collective)
         cost.forget()
-        BARE.setdefault(collective, {})[name] = function
-        ALGORITHMS.setdefault(collective, {})[name] = checked
+        IMPLEMENTATIONS[collective][name] = function
+        ALGORITHMS[collective][name] = checked
         return function
 
     return register
@@ -57,23 +59,23 @@ def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
 def publish(collectives: dict[str, Any]) -> None:
     """All collectives are there: the functions in `ALGORITHMS` call them, and look like them."""
     for collective, algorithms in ALGORITHMS.items():
-        _doors[collective] = collectives[collective]
+        _collectives[collective] = collectives[collective]
         for function in algorithms.values():
             _sign(function, collective)
 
 
 def _sign(function: Any, collective: str) -> None:
     """Give it the signature of its collective, less `algorithm`."""
-    whole = inspect.signature(_doors[collective])
+    whole = inspect.signature(_collectives[collective])
     kept = [p for name, p in whole.parameters.items() if name != "algorithm"]
     function.__signature__ = whole.replace(parameters=kept)
 
 
 def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> None:
     """Raise `ConfigError` unless its collective can call `function`."""
-    if collective not in BARE:
+    if collective not in IMPLEMENTATIONS:
         raise ConfigError(f"there is no collective {collective!r} for an algorithm {name!r}; "
-                          f"choose one of: {', '.join(BARE)}")
+                          f"choose one of: {', '.join(IMPLEMENTATIONS)}")
     if not isinstance(name, str) or name == "auto":
         raise ConfigError(f"an algorithm of {collective} can't be called {name!r}; "
                           f"give it a name of its own")
@@ -92,7 +94,7 @@ def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> Non
 
 def _given(collective: str) -> list[str]:
     """What each algorithm of the collective is given, in that order."""
-    first = inspect.signature(next(iter(BARE[collective].values()))).parameters
+    first = inspect.signature(next(iter(IMPLEMENTATIONS[collective].values()))).parameters
     return [name for name in first if name in _COMMON]
 
 
@@ -101,12 +103,12 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
 
     Raises `ConfigError` that lists what there is.
     """
-    if name not in BARE[collective]:
-        known = ", ".join(BARE[collective])
+    if name not in IMPLEMENTATIONS[collective]:
+        known = ", ".join(IMPLEMENTATIONS[collective])
         raise ConfigError(
             f"{collective} has no algorithm {name!r}; choose one of: {known}, or auto"
         )
-    function = BARE[collective][name]
+    function = IMPLEMENTATIONS[collective][name]
     if not options:
         return function
     parameters = inspect.signature(function).parameters
@@ -116,7 +118,7 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
         whole = parameters[key].annotation in ("int", int)
-        if whole and not (isinstance(value, int) and value >= 1):
+        if whole and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
                               f"not {value!r}")
     return functools.partial(function, **options)
@@ -124,14 +126,17 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
 
 def default_of(collective: str) -> str:
     """The algorithm that a collective takes if none is named."""
-    return str(inspect.signature(_doors[collective]).parameters["algorithm"].default)
+    return str(inspect.signature(_collectives[collective]).parameters["algorithm"].default)
 
 
 _COMMON = ("comm", "x", "rows", "received", "root", "op")
 
 
-def check_tensor(comm: Comm, x: Any, collective: str) -> None:
-    """Raise unless `x` is a dense tensor on the communicator's device (or on "meta": no data)."""
+def check_tensor(comm: Comm, x: Any, collective: str, writes: bool = True) -> None:
+    """Raise unless `x` is a dense tensor on the communicator's device (or on "meta": no data).
+
+    writes: will the collective change `x`? Then its elements must not share memory.
+    """
     if not isinstance(x, torch.Tensor):
         raise ConfigError(
             f"rank {comm.rank}: {collective} takes a tensor, not {type(x).__name__}; "
@@ -144,7 +149,7 @@ def check_tensor(comm: Comm, x: Any, collective: str) -> None:
         )
     if x.layout is not torch.strided:
         raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a dense tensor, not {x.layout}")
-    if not x.is_contiguous() and overlaps_itself(x):
+    if writes and not x.is_contiguous() and overlaps_itself(x):
         raise ShapeMismatch(f"rank {comm.rank}: {collective} can't change an expanded tensor: its "
                             f"elements share memory; give it a copy (x.contiguous())")
 
@@ -166,7 +171,7 @@ def check_parts(
         )
 
 
-def room_for(
+def output_for(
     comm: Comm, out: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor,
     collective: str,
 ) -> torch.Tensor:

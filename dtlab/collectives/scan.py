@@ -56,7 +56,7 @@ def linear(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Cost: (p−1)(α + nβ + nγ).
     """
     if comm.rank:
-        before = comm.scratch(x)
+        before = torch.empty_like(x)
         comm.recv(before, comm.rank - 1)
         comm.accumulate_(x, before, swapped(op))
     if comm.rank + 1 < comm.size:
@@ -70,7 +70,7 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
 
     Cost: ⌈lg p⌉(α + nβ + nγ). Source: Hillis & Steele 1986.
     """
-    before = comm.scratch(x)
+    before = torch.empty_like(x)
     distance = 1
     while distance < comm.size:
         _pass_on(comm, x, before, distance)
@@ -103,7 +103,7 @@ def exclusive_recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") ->
 
     Cost: ⌈lg p⌉(α + nβ) + 2(⌈lg p⌉ − 1)nγ.
     """
-    running, before = x.clone(), comm.scratch(x)  # `running` includes mine
+    running, before = x.clone(), torch.empty_like(x)  # `running` includes mine
     distance = 1
     while distance < comm.size:
         _pass_on(comm, running, before, distance)

@@ -14,11 +14,14 @@ from dtlab.collectives.registry import (
     check_root,
     check_tensor,
     flattened,
+    rows_of,
     write_back,
 )
-from dtlab.collectives.tree import subtree
+from dtlab.collectives.tree import subtree_size
 from dtlab.comm import Comm, Send
-from dtlab.relay import in_turn, others
+from dtlab.cost.model import lg_ceil
+
+Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 
 def scatter(
@@ -34,19 +37,17 @@ def scatter(
     check_root(comm, root, "scatter")
     rows = None
     if comm.rank == root:
-        check_tensor(comm, parts, "scatter")
+        check_tensor(comm, parts, "scatter", writes=False)
         assert parts is not None
         check_parts(comm, parts, "scatter", like=x)
-        rows = parts.detach().reshape(comm.size, -1)
+        rows = rows_of(parts)
     vector = flattened(x)
     call(comm, rows, vector, root)
     return write_back(x, vector)
 
 
 @algorithm("scatter", "linear")
-def linear(
-    comm: Comm, rows: torch.Tensor | Sequence[torch.Tensor] | None, x: torch.Tensor, root: int = 0
-) -> torch.Tensor:
+def linear(comm: Comm, rows: Rows | None, x: torch.Tensor, root: int = 0) -> torch.Tensor:
     """Fill `x`: the root sends each rank its row, one after the other.
 
     Cost: (p−1)α + (p−1)/p·nβ, n bytes in all rows together.
@@ -54,7 +55,25 @@ def linear(
     if rows is None:
         comm.recv(x, root)
         return x
-    in_turn(comm, *(Send(rows[rank], rank) for rank in others(root, range(comm.size))))
+    for distance in range(1, comm.size):
+        target = (root + distance) % comm.size
+        comm.send(rows[target], target)
+    return x.copy_(rows[root])
+
+
+@algorithm("scatter", "linear_nonblocking")
+def linear_nonblocking(
+    comm: Comm, rows: Rows | None, x: torch.Tensor, root: int = 0
+) -> torch.Tensor:
+    """Fill `x`: the root posts all its sends together; one starts while others are under way.
+
+    Cost, b = n/p: α + bβ + (p−2)·max(α, bβ).
+    """
+    if rows is None:
+        comm.recv(x, root)
+        return x
+    targets = [(root + distance) % comm.size for distance in range(1, comm.size)]
+    comm.exchange(*(Send(rows[target], target) for target in targets))
     return x.copy_(rows[root])
 
 
@@ -64,16 +83,20 @@ def binomial(
 ) -> torch.Tensor:
     """Fill `x`: down a binomial tree, each rank receives the rows of its whole subtree.
 
-    Cost: ⌈lg p⌉α + (p−1)/p·nβ. Memory on the way: the rows of the subtree.
+    The tree is that of `gather`. The farthest child comes first, for it has the largest subtree to
+    serve. Cost: ⌈lg p⌉α + (p−1)/p·nβ. Memory on the way: the rows of the subtree.
     """
     p = comm.size
-    parent, children, size = subtree((comm.rank - root) % p, p)
+    me = (comm.rank - root) % p
+    size = subtree_size(me, p)
     if rows is None:
-        held = comm.scratch(x, "rows", size)
-        comm.recv(held, (parent + root) % p)
+        held = x.new_empty((size, *x.shape))  # held[i]: for the rank me + i
+        comm.recv(held, ((me & me - 1) + root) % p)
     else:
-        held = rows.roll(-root, dims=0) if root else rows  # held[i] is for the rank root + i
+        held = rows.roll(-root, dims=0) if root else rows
     x.copy_(held[0])
-    for child, first, after in children:
-        comm.send(held[first:after], (child + root) % p)
+    bit = 1 << lg_ceil(size)
+    while bit > 1:
+        bit //= 2
+        comm.send(held[bit : 2 * bit], (me + bit + root) % p)
     return x

@@ -1,24 +1,13 @@
-"""The binomial tree: who is whose parent, and whose rows a subtree holds."""
+"""The binomial tree over p ranks with root 0: a rank's parent is its number without its lowest
+one-bit, its children set one bit below that."""
 
 from __future__ import annotations
 
 
-def subtree(me: int, p: int) -> tuple[int, list[tuple[int, int, int]], int]:
-    """Of rank `me` in the binomial tree over p ranks with root 0: parent, children, size.
+def subtree_size(me: int, p: int) -> int:
+    """How many ranks the subtree of rank `me` holds: those from it on.
 
-    The subtree of a rank is the `size` ranks from it on. Children come largest first, each as
-    (rank, first, after): its subtree is the ranks me + first … me + after − 1.
-
-    >>> subtree(0, 6)
-    (0, [(4, 4, 6), (2, 2, 4), (1, 1, 2)], 6)
+    >>> [subtree_size(me, 6) for me in range(6)]
+    [6, 1, 2, 1, 2, 1]
     """
-    bit = 1
-    while bit < p and not me & bit:
-        bit *= 2
-    parent, size = me & ~bit, min(bit, p - me)
-    children = []
-    while bit > 1:
-        bit //= 2
-        if me + bit < p:
-            children.append((me + bit, bit, min(2 * bit, p - me)))
-    return parent, children, size
+    return min(me & -me, p - me) if me else p

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import torch
 
+from dtlab.collectives.all_gather import ring as all_gather
 from dtlab.collectives.all_to_all import pairwise
+from dtlab.collectives.gather import linear as gather
 from dtlab.collectives.registry import check_root, check_tensor, flattened, write_back
-from dtlab.collectives.ring import all_gather_, one_back
-from dtlab.collectives.scatter import linear
-from dtlab.comm import Comm, Recv
+from dtlab.collectives.scatter import linear as scatter
+from dtlab.comm import Comm
 from dtlab.errors import ShapeMismatch
-from dtlab.relay import in_turn
 
 Parts = Sequence[torch.Tensor]
 
@@ -30,11 +30,10 @@ def scatterv(comm: Comm, parts: Parts | None, x: torch.Tensor, root: int = 0) ->
     check_tensor(comm, x, "scatterv")
     rows = None
     if comm.rank == root:
-        rows = _vectors(comm, parts, "scatterv")
+        rows = _vectors(comm, parts, "scatterv", writes=False)
         _check_like(comm, rows[root], x, "scatterv")
     vector = flattened(x)
-    with comm.labelled(_label("scatterv", x, root)):
-        linear(comm, rows, vector, root)
+    scatter(comm.collective(_label("scatterv", x, root)), rows, vector, root)
     return write_back(x, vector)
 
 
@@ -43,18 +42,15 @@ def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> P
     into[r] is x_r, whose shape it has. Returns `into`. Cost: Σ(α + b_r β), less the root's own.
     """
     check_root(comm, root, "gatherv")
-    check_tensor(comm, x, "gatherv")
-    vector = flattened(x)
-    with comm.labelled(_label("gatherv", x, root)):
-        if comm.rank != root:
-            comm.send(vector, root)
-            return None
+    check_tensor(comm, x, "gatherv", writes=False)
+    vector, rows = flattened(x), None
+    if comm.rank == root:
         rows = _vectors(comm, into, "gatherv")
         _check_like(comm, rows[root], x, "gatherv")
         rows[root].copy_(vector)
-        ranks = [(root + distance) % comm.size for distance in range(1, comm.size)]
-        in_turn(comm, *(Recv(rows[rank], rank) for rank in ranks))
-    assert into is not None
+    gather(comm.collective(_label("gatherv", x, root)), vector, rows, root)
+    if into is None or rows is None:
+        return None
     return _written(into, rows)
 
 
@@ -63,12 +59,11 @@ def all_gatherv(comm: Comm, x: torch.Tensor, into: Parts) -> Parts:
 
     Every part goes once round the ring. Returns `into`. Cost: at most (p−1)(α + max b_r β).
     """
-    check_tensor(comm, x, "all_gatherv")
+    check_tensor(comm, x, "all_gatherv", writes=False)
     rows = _vectors(comm, into, "all_gatherv")
     _check_like(comm, rows[comm.rank], x, "all_gatherv")
     rows[comm.rank].copy_(flattened(x))
-    with comm.labelled(_label("all_gatherv", x)):
-        all_gather_(comm, one_back(rows))
+    all_gather(comm.collective(_label("all_gatherv", x)), rows)
     return _written(into, rows)
 
 
@@ -79,11 +74,10 @@ def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
     In step k every rank sends to the one k further on. Cost: at most (p−1)(α + max b β). Experts of
     a mixture get their tokens so. Chapter: 04.
     """
-    rows = _vectors(comm, parts, "all_to_allv")
+    rows = _vectors(comm, parts, "all_to_allv", writes=False)
     received = _vectors(comm, into, "all_to_allv")
     _check_like(comm, received[comm.rank], rows[comm.rank], "all_to_allv")
-    with comm.labelled(_label("all_to_allv", rows[0])):
-        pairwise(comm, rows, received)
+    pairwise(comm.collective(_label("all_to_allv", rows[0])), rows, received)
     return _written(into, received)
 
 
@@ -93,14 +87,16 @@ def _label(collective: str, x: torch.Tensor, root: int | None = None) -> str:
     return f"{collective}({dtype}{'' if root is None else f', root={root}'})"
 
 
-def _vectors(comm: Comm, parts: Parts | None, collective: str) -> list[torch.Tensor]:
+def _vectors(
+    comm: Comm, parts: Parts | None, collective: str, writes: bool = True
+) -> list[torch.Tensor]:
     """The parts as vectors. Raises unless they are p tensors of one dtype."""
     if parts is None or len(parts) != comm.size:
         got = "None" if parts is None else str(len(parts))
         raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a tensor for each of the "
                             f"{comm.size} ranks; got {got}")
     for part in parts:
-        check_tensor(comm, part, collective)
+        check_tensor(comm, part, collective, writes)
         if part.dtype != parts[0].dtype:
             raise ShapeMismatch(f"rank {comm.rank}: {collective} needs parts of one dtype; got "
                                 f"{parts[0].dtype} and {part.dtype}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from dtlab.cost import broadcast_reduce as tree
 from dtlab.cost.model import (
@@ -12,24 +12,20 @@ from dtlab.cost.model import (
     core_of,
     costs,
     lg_ceil,
-    one_after_the_other,
+    pipelined,
 )
 
 
 @costs("all_reduce", "flat")
 def flat(p: int, n: int, itemsize: int) -> Form:
     """2(p−1)(α + nβ) + (p−1)nγ: reduce to one, broadcast, both flat."""
-    return one_after_the_other(
-        tree.reduce_flat(p, n, itemsize), tree.broadcast_flat(p, n, itemsize)
-    )
+    return tree.reduce_flat(p, n, itemsize).then(tree.broadcast_flat(p, n, itemsize))
 
 
 @costs("all_reduce", "tree")
 def binomial(p: int, n: int, itemsize: int) -> Form:
     """2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ: reduce to one, broadcast, both binomial."""
-    return one_after_the_other(
-        tree.reduce_binomial(p, n, itemsize), tree.broadcast_binomial(p, n, itemsize)
-    )
+    return tree.reduce_binomial(p, n, itemsize).then(tree.broadcast_binomial(p, n, itemsize))
 
 
 @costs("all_reduce", "ring")
@@ -39,24 +35,15 @@ def ring(p: int, n: int, itemsize: int) -> Form:
     Rank r never sends chunk r+1 in the first half (it ends there), nor chunk r+2 in the second.
     """
     chunks = chunk_bytes(n, p, itemsize)
-    sent = [2 * n - chunks[(r + 1) % p] - chunks[(r + 2) % p] for r in range(p)] if p > 1 else [0]
+    sent = [2 * n - chunks[(r + 1) % p] - chunks[(r + 2) % p] for r in range(p)]
     steps = 2 * (p - 1)
-    return Form(steps, steps * chunks[0], (p - 1) * chunks[0], sent, [steps] * p, relayed=True)
+    return Form(steps, steps * chunks[0], (p - 1) * chunks[0], sent, [steps] * p)
 
 
-@costs("all_reduce", "segmented_ring")
-def segmented_ring(p: int, n: int, itemsize: int) -> Form:
-    """At most (p−1)(k+1)α + 2(p−1)cβ + (p−1)cγ: k segments of 1 MiB a chunk, if nothing overlaps.
-
-    Where adding hides behind sending, only the last segment's γ remains.
-    """
-    whole, chunks = ring(p, n, itemsize), chunk_bytes(n, p, itemsize)
-    k = -(-chunks[0] // (1 << 20))
-    if p == 1 or k < 2:
-        return whole
-    step = k * chunk_bytes(chunks[0], k, itemsize)[0]  # the largest segment sets the pace
-    return Form((p - 1) * (k + 1), (p - 1) * (step + chunks[0]), (p - 1) * step,
-                whole.sent_bytes, [(p - 1) * (k + 1)] * p, exact=False)
+@costs("all_reduce", "pipelined_ring")
+def pipelined_ring(p: int, n: int, itemsize: int) -> Form:
+    """N = 2(p−1)k pieces: see `pipelined`."""
+    return pipelined(ring(p, n, itemsize), chunk_bytes(n, p, itemsize)[0], itemsize)
 
 
 @costs("all_reduce", "recursive_doubling")
@@ -98,14 +85,19 @@ def halving_doubling(p: int, n: int, itemsize: int) -> Form:
 
 @costs("all_reduce", "two_ring")
 def two_ring(p: int, n: int, itemsize: int) -> Form:
-    """2(p−1)(α + cβ) + (p−1)cγ on one port: both rings' largest chunks, c, share it."""
-    halves = chunk_bytes(n, 2, itemsize)
-    forms = [ring(p, half, itemsize) for half in halves]
-    sent = [a + b for a, b in zip(forms[0].sent_bytes, forms[1].sent_bytes[::-1], strict=True)]
-    path = forms[0].path_bytes + forms[1].path_bytes
-    reduced = forms[0].reduced_bytes + forms[1].reduced_bytes
-    steps = 2 * (p - 1)
-    return Form(steps, path, reduced, sent, [2 * steps] * p, exact=False)
+    """At most 4(p−1)(α + cβ) + 2(p−1)cγ on one port, chunks of c = n/2p bytes: in each step one
+    ring's message starts after the other's."""
+    one, other = (ring(p, half, itemsize) for half in chunk_bytes(n, 2, itemsize))
+    sent = [a + b for a, b in zip(one.sent_bytes, other.sent_bytes[::-1], strict=True)]
+    return Form(one.rounds + other.rounds, one.path_bytes + other.path_bytes,
+                one.reduced_bytes + other.reduced_bytes, sent, [4 * (p - 1)] * p, exact=False)
+
+
+def _both_halves(n: int, chunks: list[int]) -> list[int]:
+    """Bytes that each rank sends in a reduce-scatter and an all-gather of `chunks` round a ring:
+    all but its own chunk, and all but the next rank's."""
+    return [2 * n - chunk - following
+            for chunk, following in zip(chunks, chunks[1:] + chunks[:1], strict=True)]
 
 
 @costs("all_reduce", "hierarchical")
@@ -114,21 +106,18 @@ def hierarchical(p: int, n: int, itemsize: int) -> Form:
     leader, a ring of the leaders with all n bytes, and back."""
     k = best_divisor(p)
     inside, among = chunk_bytes(n, k, itemsize), ring(p // k, n, itemsize)
-    others = n - inside[1 % k]  # what the leader lacks after the group's reduce-scatter
+    others = n - inside[0]  # what the leader lacks after the group's reduce-scatter
     path = 2 * (k - 1) * inside[0] + 2 * others + among.path_bytes
     reduced = (k - 1) * inside[0] + among.reduced_bytes
-    member = ring(k, n, itemsize)
-    sent, messages = member.sent_bytes * (p // k), member.messages * (p // k)
+    sent, messages = _both_halves(n, inside) * (p // k), [2 * (k - 1)] * p
     for rank in range(p):
         if rank % k:  # its chunk, to the leader
-            sent[rank] += inside[(rank + 1) % k]
+            sent[rank] += inside[rank % k]
             messages[rank] += 1
         else:
-            sent[rank] += among.sent_bytes[rank // k] + (others if k > 1 else 0)
+            sent[rank] += among.sent_bytes[rank // k] + others
             messages[rank] += among.messages[rank // k] + k - 1
-    if k == 1:
-        return Form(among.rounds, among.path_bytes, among.reduced_bytes, sent, messages)
-    return Form(4 * (k - 1) + among.rounds, path, reduced, sent, messages, exact=False)
+    return Form(4 * (k - 1) + among.rounds, path, reduced, sent, messages, exact=k == 1)
 
 
 @costs("all_reduce", "torus")
@@ -138,20 +127,21 @@ def torus(p: int, n: int, itemsize: int) -> Form:
     columns = p // rows
     across = chunk_bytes(n, columns, itemsize)
     along, down = ring(columns, n, itemsize), [ring(rows, c, itemsize) for c in across]
+    in_row = _both_halves(n, across)
     sent, messages = [], []
     for rank in range(p):
         row, column = divmod(rank, columns)
-        pillar = down[(column + 1) % columns]
-        sent.append(along.sent_bytes[column] + pillar.sent_bytes[row])
-        messages.append(along.messages[column] + pillar.messages[row])
+        sent.append(in_row[column] + down[column].sent_bytes[row])
+        messages.append(along.messages[column] + down[column].messages[row])
     return Form(along.rounds + down[0].rounds, along.path_bytes + down[0].path_bytes,
                 along.reduced_bytes + down[0].reduced_bytes, sent, messages, exact=False)
 
 
 @costs("all_reduce", "binary_blocks")
 def binary_blocks(p: int, n: int, itemsize: int) -> Form:
-    """At most halving and doubling in the largest block, and for each smaller one, of s ranks,
-    2α + 2n/s·β + n/s·γ on top. (A larger block adds only its own, smaller pieces.)"""
+    """At most halving and doubling in the largest block; and where a block of s ranks hands up to
+    one of c·s, (c+1)α + 2n/s·β + n/s·γ on top, less what overlaps of the c messages that a rank
+    posts together."""
     levels = [level for level in reversed(range(p.bit_length())) if p >> level & 1]
     elements = n // itemsize
     sent, messages = [], []
@@ -169,10 +159,13 @@ def binary_blocks(p: int, n: int, itemsize: int) -> Form:
             messages.append(count)
     inside = 2 * sum(_piece(elements, 0, k + 1) for k in range(levels[0]))
     between = sum(_piece(elements, 0, level) for level in levels[1:])
+    together = [((1 << larger - level) - 1, elements >> larger)
+                for larger, level in pairwise(levels)]
     path, reduced = inside + 2 * between, inside / 2 + between
-    rounds = 2 * levels[0] + 2 * (len(levels) - 1)
+    rounds = 2 * levels[0] + sum(count + 2 for count, _ in together)
     return Form(rounds, path * itemsize, reduced * itemsize, sent, messages,
-                exact=len(levels) == 1)
+                exact=len(levels) == 1,
+                together=tuple((count, part * itemsize) for count, part in together))
 
 
 def _piece(n: int, place: int, level: int) -> int:
@@ -184,7 +177,7 @@ def _piece(n: int, place: int, level: int) -> int:
 
 @costs("all_reduce", "double_tree")
 def double_tree(p: int, n: int, itemsize: int) -> Form:
-    """At most (2⌈lg p⌉ + k)(α + c(8β + 2γ)), c = n/2k bytes in a segment, k = 16 a tree."""
+    """At most (2⌈lg p⌉ + k)(4α + c(8β + 2γ)), c = n/2k bytes in a segment, k = 16 a tree."""
     if p == 1:
         return Form(0, 0, 0, [0], [0])
     segments = 16
@@ -196,7 +189,7 @@ def double_tree(p: int, n: int, itemsize: int) -> Form:
             sent[rank] += _degree(p, place) * sum(parts[half::2])
             messages[rank] += _degree(p, place) * segments
     beats = 2 * lg_ceil(p) + segments
-    return Form(beats, 8 * beats * parts[0], 2 * beats * parts[0], sent, messages, exact=False)
+    return Form(4 * beats, 8 * beats * parts[0], 2 * beats * parts[0], sent, messages, exact=False)
 
 
 def _degree(p: int, place: int) -> int:

@@ -8,14 +8,14 @@ from dtlab.cost.model import Form, costs, lg_ceil
 
 @costs("barrier", "dissemination")
 def dissemination(p: int, n: int, itemsize: int) -> Form:
-    """⌈lg p⌉α: in round k everyone tells the rank 2^k further on."""
+    """⌈lg p⌉α: in round k each rank sends to the one 2^k further on."""
     return Form(lg_ceil(p), 0, 0, [0] * p, [lg_ceil(p)] * p)
 
 
 @costs("barrier", "central")
 def central(p: int, n: int, itemsize: int) -> Form:
     """2(p−1)α."""
-    return Form(2 * (p - 1), 0, 0, [0] * p, [p - 1] + [1] * (p - 1), together=max(p - 2, 0))
+    return Form(2 * (p - 1), 0, 0, [0] * p, [p - 1] + [1] * (p - 1))
 
 
 @costs("barrier", "tree")

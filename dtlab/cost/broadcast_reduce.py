@@ -19,8 +19,7 @@ def binomial_children(p: int) -> list[int]:
 def broadcast_flat(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + nβ): the root sends p−1 times."""
     leaves = [0] * (p - 1)
-    return Form(p - 1, (p - 1) * n, 0, [(p - 1) * n, *leaves], [p - 1, *leaves],
-                together=max(p - 2, 0))
+    return Form(p - 1, (p - 1) * n, 0, [(p - 1) * n, *leaves], [p - 1, *leaves])
 
 
 @costs("broadcast", "binomial")

@@ -21,24 +21,48 @@ class Form(NamedTuple):
     sent_bytes: list[int]  # by rank
     messages: list[int]  # sent, by rank
     exact: bool = True  # False: the time is an upper bound
-    # Of the rounds, those that wait for no other rank, only for their turn at this one: real ranks
-    # post them together, and pay less than α for each.
-    together: int = 0
-    # Are long messages cut in pieces, each handed on as it comes, so that little is under way?
-    relayed: bool = False
-    # How often ranks rearrange parts in their memory, all ranks together: no message says so, and
-    # in the simulator it takes no time.
-    moves: int = 0
+    # Of the rounds, those whose message its sender posts together with the one before, as pairs of
+    # their number and their size. They start while the bytes of the one before still flow.
+    together: tuple[tuple[int, int], ...] = ()
+    # How many messages a rank waits for one by one; None: the rounds that are not `together`.
+    awaited: float | None = None
 
-    def seconds(self, alpha: float, beta: float, gamma: float) -> float:
-        """The time of the longest path: rounds·α + path_bytes·β + reduced_bytes·γ."""
-        return self.rounds * alpha + self.path_bytes * beta + self.reduced_bytes * gamma
+    def seconds(
+        self, alpha: float, beta: float, gamma: float, overhead: float = math.inf
+    ) -> float:
+        """The time of the longest path: rounds·α + path_bytes·β + reduced_bytes·γ; but a message of
+        m bytes that is posted together with the one before takes max(o, mβ) instead of α + mβ.
+
+        overhead: o, the seconds between the starts of two messages of one rank; at most α.
+        """
+        time_s = self.rounds * alpha + self.path_bytes * beta + self.reduced_bytes * gamma
+        for count, nbytes in self.together:
+            flow_s = nbytes * beta
+            time_s += count * (max(min(overhead, alpha), flow_s) - (alpha + flow_s))
+        return time_s
+
+    @property
+    def waits(self) -> float:
+        """How many messages a rank waits for one by one, at most."""
+        if self.awaited is not None:
+            return self.awaited
+        return self.rounds - sum(count for count, _ in self.together)
+
+    def then(self, second: Form) -> Form:
+        """The form of this call and a second one after it: every term adds."""
+        return Form(
+            self.rounds + second.rounds,
+            self.path_bytes + second.path_bytes,
+            self.reduced_bytes + second.reduced_bytes,
+            [a + b for a, b in zip(self.sent_bytes, second.sent_bytes, strict=True)],
+            [a + b for a, b in zip(self.messages, second.messages, strict=True)],
+            self.exact and second.exact,
+            self.together + second.together,
+            self.waits + second.waits,
+        )
 
 
 FormOf = Callable[[int, int, int], Form]  # (ranks, nbytes, itemsize) → Form
-# Where cores are shared, a byte of a message that has left the caches costs so many of another's:
-# copying it takes 1.2 to 1.33 times the processor's time (4 and 8 ranks on 2 cores, over loopback).
-COLD = 1.25
 
 FORMS: dict[tuple[str, str], FormOf] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -137,9 +161,9 @@ def rounds(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: i
 def predicted_s(
     collective: str, algorithm: str, ranks: int, nbytes: int, machine: Machine, itemsize: int = 4
 ) -> float:
-    """Seconds of one call on `machine`: all work, shared by its lanes, and for the others than one
-    lane the longest path, on which they may have to wait. No schedule takes longer that leaves a
-    lane idle only if there is nothing to do; none takes less than the longer of the `bounds_s`.
+    """Seconds of one call on `machine`: all work, shared by its lanes, and for the other lanes than
+    one the longest path, on which they may have to wait. No schedule that leaves a lane idle only
+    if there is nothing to do takes longer; none takes less than the longer of the `bounds_s`.
 
     Source: Brent 1974, "The parallel evaluation of general arithmetic expressions", lemma 2.
     """
@@ -155,30 +179,29 @@ def bounds_s(
     few cores, the second.
 
     Of messages that a rank posts together, only the first costs α. Each further one adds the
-    overhead o to the path, and to the work twice that: both who sends and who receives are busy
-    with it. Rearranging parts in memory is about as much work as posting a message; and messages
-    that leave the caches are more work a byte.
-    Source: Culler et al. 1993, "LogP: towards a realistic model of parallel computation"."""
+    overhead o to the path, and to the work twice that: its sender and its receiver are busy with
+    it.
+    Source: Culler et al. 1993, "LogP: towards a realistic model of parallel computation".
+    """
     call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
     overhead = min(machine.overhead, alpha)
-    path_s = call.seconds(alpha, beta, gamma) - call.together * (alpha - overhead)
-    messages = sum(call.messages)
-    unawaited = max(messages - ranks * (call.rounds - call.together), 0)
-    sent_bytes: float = sum(call.sent_bytes)
-    if sent_bytes > messages * machine.cache and not call.relayed:
-        sent_bytes *= COLD
-    work_s = (messages - unawaited) * alpha + unawaited * min(2 * overhead, alpha)
-    work_s += call.moves * overhead + sent_bytes * beta
+    path_s = call.seconds(alpha, beta, gamma, overhead)
+    messages, sent_bytes = sum(call.messages), sum(call.sent_bytes)
+    together = max(messages - ranks * call.waits, 0)
+    work_s = (messages - together) * alpha + together * min(2 * overhead, alpha)
+    work_s += sent_bytes * beta
     return path_s, work_s / lanes
 
 
 def lower_bound_s(
     collective: str, ranks: int, nbytes: int, alpha: float, beta: float, gamma: float = 0.0
 ) -> float:
-    """No algorithm can take less. Source: Chan, Heimlich, Purkayastha, van de Geijn 2007, table 1.
+    """No algorithm can take less where each rank has one port, full-duplex: it sends at most one
+    message at a time, and receives at most one.
 
     Each term is a bound of its own; their sum is what the literature draws. Units as in `time_s`.
+    Source: Chan, Heimlich, Purkayastha, van de Geijn 2007, table 1.
     """
     _check_sizes(ranks, nbytes)
     _check_machine(alpha, beta, gamma)
@@ -193,7 +216,7 @@ def lower_bound_s(
         "gather": (lg, part * n, 0.0),
         "all_gather": (lg, part * n, 0.0),
         "reduce_scatter": (lg, part * n, part * n),
-        "all_to_all": (min(p - 1, 1), part * n, 0.0),  # nothing waits for anything
+        "all_to_all": (lg, part * n, 0.0),
         "scan": (lg, n if p > 1 else 0, part * n),
         "exscan": (lg, n if p > 1 else 0, 0.0),
     }
@@ -222,7 +245,7 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def _check_sizes(ranks: int, nbytes: float = 0, itemsize: int = 1) -> None:
-    """Raise `ConfigError` unless there can be so many ranks and bytes."""
+    """Raise `ConfigError` unless these can be numbers of ranks and bytes."""
     if isinstance(ranks, bool) or not isinstance(ranks, Integral) or ranks < 1:
         raise ConfigError(f"ranks must be a whole number, 1 or more, not {ranks!r}")
     if not (0 <= nbytes < math.inf and nbytes == int(nbytes)):
@@ -244,26 +267,30 @@ def lg_ceil(p: int) -> int:
 
 
 def core_of(p: int) -> tuple[int, int]:
-    """p′, the largest power of two that is at most p, and the p − p′ ranks that are too many."""
+    """p′, the largest power of two that is at most p, and the p − p′ ranks beyond it."""
     core = 1 << (p.bit_length() - 1)
     return core, p - core
 
 
 def best_divisor(p: int) -> int:
-    """The largest divisor of p that is at most √p: how grids and groups are formed unasked."""
+    """The largest divisor of p that is at most √p: the default size of groups and grids."""
     return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
 
 
-def one_after_the_other(first: Form, second: Form) -> Form:
-    """The form of two calls in a row: every term adds."""
-    return Form(
-        first.rounds + second.rounds,
-        first.path_bytes + second.path_bytes,
-        first.reduced_bytes + second.reduced_bytes,
-        [a + b for a, b in zip(first.sent_bytes, second.sent_bytes, strict=True)],
-        [a + b for a, b in zip(first.messages, second.messages, strict=True)],
-        together=first.together + second.together, moves=first.moves + second.moves,
-    )
+PIECE_BYTES = 1 << 20  # of the pipelined rings, by default
+
+
+def pipelined(ring: Form, chunk: int, itemsize: int) -> Form:
+    """The form of a ring whose chunks, of up to `chunk` bytes, travel in pieces: at most
+    α + sβ + (N−1)·max(α, sβ), s bytes in the largest of N pieces, and all additions, as if none hid
+    behind sending."""
+    k = -(-chunk // PIECE_BYTES)
+    if not ring.rounds or k < 2:
+        return ring
+    piece, pieces = chunk_bytes(chunk, k, itemsize)[0], int(ring.rounds) * k
+    reduced = ring.reduced_bytes / chunk * k * piece
+    return Form(pieces, pieces * piece, reduced, ring.sent_bytes, [pieces] * len(ring.messages),
+                exact=False, together=((pieces - 1, piece),), awaited=pieces)
 
 
 def chunk_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:

@@ -6,7 +6,7 @@ n is the size of all p parts together, b = n/p that of one.
 from __future__ import annotations
 
 from dtlab.cost.broadcast_reduce import binomial_children
-from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil, one_after_the_other
+from dtlab.cost.model import Form, best_divisor, core_of, costs, lg_ceil, pipelined
 
 
 def subtree_parts(p: int) -> list[int]:
@@ -18,8 +18,13 @@ def subtree_parts(p: int) -> list[int]:
 def scatter_linear(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ): the root serves one rank after the other."""
     b, leaves = n // p, [0] * (p - 1)
-    return Form(p - 1, (p - 1) * b, 0, [(p - 1) * b, *leaves], [p - 1, *leaves],
-                together=max(p - 2, 0))
+    return Form(p - 1, (p - 1) * b, 0, [(p - 1) * b, *leaves], [p - 1, *leaves])
+
+
+@costs("scatter", "linear_nonblocking")
+def scatter_nonblocking(p: int, n: int, itemsize: int) -> Form:
+    """α + bβ + (p−2)·max(α, bβ): all sends are posted together."""
+    return scatter_linear(p, n, itemsize)._replace(together=((max(p - 2, 0), n // p),))
 
 
 @costs("scatter", "binomial")
@@ -34,8 +39,14 @@ def scatter_binomial(p: int, n: int, itemsize: int) -> Form:
 def gather_linear(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ)."""
     b = n // p
-    return Form(p - 1, (p - 1) * b, 0, [0] + [b] * (p - 1), [0] + [1] * (p - 1),
-                together=max(p - 2, 0))
+    return Form(p - 1, (p - 1) * b, 0, [0] + [b] * (p - 1), [0] + [1] * (p - 1))
+
+
+@costs("gather", "linear_nonblocking")
+def gather_nonblocking(p: int, n: int, itemsize: int) -> Form:
+    """At most α + bβ + (p−2)·max(α, bβ): as if receiving had an overhead, too."""
+    together = ((max(p - 2, 0), n // p),)
+    return gather_linear(p, n, itemsize)._replace(together=together, exact=p < 3)
 
 
 @costs("gather", "binomial")
@@ -50,7 +61,13 @@ def gather_binomial(p: int, n: int, itemsize: int) -> Form:
 def all_gather_ring(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ)."""
     steps, b = p - 1, n // p
-    return Form(steps, steps * b, 0, [steps * b] * p, [steps] * p, relayed=True)
+    return Form(steps, steps * b, 0, [steps * b] * p, [steps] * p)
+
+
+@costs("all_gather", "pipelined_ring")
+def all_gather_pipelined(p: int, n: int, itemsize: int) -> Form:
+    """N = (p−1)k pieces: see `pipelined`."""
+    return pipelined(all_gather_ring(p, n, itemsize), n // p, itemsize)
 
 
 @costs("all_gather", "recursive_doubling")
@@ -84,13 +101,19 @@ def _weight(place: int, count: int, extra: int) -> int:
 def all_gather_bruck(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉α + (p−1)bβ, for any p."""
     lg, b = lg_ceil(p), n // p
-    return Form(lg, (p - 1) * b, 0, [(p - 1) * b] * p, [lg] * p, moves=2 * p)
+    return Form(lg, (p - 1) * b, 0, [(p - 1) * b] * p, [lg] * p)
 
 
 @costs("reduce_scatter", "ring")
 def reduce_scatter_ring(p: int, n: int, itemsize: int) -> Form:
     """(p−1)(α + bβ + bγ)."""
-    return reduce_scatter_pairwise(p, n, itemsize)._replace(relayed=True)
+    return reduce_scatter_pairwise(p, n, itemsize)
+
+
+@costs("reduce_scatter", "pipelined_ring")
+def reduce_scatter_pipelined(p: int, n: int, itemsize: int) -> Form:
+    """N = (p−1)k pieces: see `pipelined`."""
+    return pipelined(reduce_scatter_ring(p, n, itemsize), n // p, itemsize)
 
 
 @costs("reduce_scatter", "pairwise")
@@ -124,9 +147,9 @@ def reduce_scatter_halving(p: int, n: int, itemsize: int) -> Form:
 
 @costs("all_to_all", "linear")
 def all_to_all_linear(p: int, n: int, itemsize: int) -> Form:
-    """α + (p−1)bβ: all at once, through one port."""
-    total = (p - 1) * (n // p)
-    return Form(min(p - 1, 1), total, 0, [total] * p, [p - 1] * p)
+    """α + bβ + (p−2)·max(α, bβ): all sends are posted together."""
+    together = ((max(p - 2, 0), n // p),)
+    return all_to_all_pairwise(p, n, itemsize)._replace(together=together)
 
 
 @costs("all_to_all", "pairwise")
@@ -138,23 +161,24 @@ def all_to_all_pairwise(p: int, n: int, itemsize: int) -> Form:
 
 @costs("all_to_all", "mesh")
 def all_to_all_mesh(p: int, n: int, itemsize: int) -> Form:
-    """2α + (2p − X − Y)bβ on a grid of X × Y: X − 1 messages of Y parts, then Y − 1 of X."""
+    """At most (X + Y − 2)α + (2p − X − Y)bβ, on a grid of X × Y: X − 1 messages of Y parts, posted
+    together, then Y − 1 of X."""
     y = best_divisor(p)
     x = p // y
-    rounds, total = (x > 1) + (y > 1), (2 * p - x - y) * (n // p)
-    return Form(rounds, total, 0, [total] * p, [x + y - 2] * p, moves=2 * p)
+    total = (2 * p - x - y) * (n // p)
+    together = ((max(x - 2, 0), y * (n // p)), (max(y - 2, 0), x * (n // p)))
+    return Form(x + y - 2, total, 0, [total] * p, [x + y - 2] * p, together=together)
 
 
 @costs("all_to_all", "central")
 def all_to_all_central(p: int, n: int, itemsize: int) -> Form:
-    """2(p−1)(α + nβ): gather and scatter, both linear, of all that all have."""
+    """At most 2(α + nβ + (p−2)·max(α, nβ)): gather and scatter of all that all have."""
     whole = p, p * n, itemsize
-    both = one_after_the_other(gather_linear(*whole), scatter_linear(*whole))
-    return both._replace(moves=2)  # rank 0's
+    return gather_nonblocking(*whole).then(scatter_nonblocking(*whole))
 
 
 @costs("all_to_all", "bruck")
 def all_to_all_bruck(p: int, n: int, itemsize: int) -> Form:
     """⌈lg p⌉α, and bβ for every one-bit in the numbers 0 … p−1: about (n/2)⌈lg p⌉β."""
     lg, total = lg_ceil(p), sum(d.bit_count() for d in range(p)) * (n // p)
-    return Form(lg, total, 0, [total] * p, [lg] * p, moves=(4 + 2 * lg) * p)
+    return Form(lg, total, 0, [total] * p, [lg] * p)

@@ -1,4 +1,4 @@
-"""What the referee tries, and what comes of it: plain data, no behaviour."""
+"""What the referee tries, and with what result: plain data, no behaviour."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dtlab.trace import Trace
 
 @dataclass(frozen=True)
 class Submission:
-    """A learner's function, pickled, and what a process needs to open it. Whoever judges it never
-    does: it is opened by the processes that are its ranks."""
+    """A learner's function, pickled, and what a process needs to open it. Only the sandboxed ranks
+    open it, never the process that judges it."""
 
     pickled: bytes
     path: list[str]  # sys.path
@@ -46,7 +46,7 @@ class Case:
     meter: bool = False  # measure the memory it takes
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
     hint: str = ""  # instead of the check's own
-    facts: dict[str, Any] = field(default_factory=dict)  # for whoever judges: n, dtype, …
+    facts: dict[str, Any] = field(default_factory=dict)  # for the check: n, dtype, …
 
     @property
     def ranks(self) -> int:
@@ -55,20 +55,23 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a call gave no result. `kind`: raised, deadlock, hung, died, chatter."""
+class CaseFailure:
+    """Why a call gave no result.
+
+    kind: "raised", "deadlock", "pending", "hung", "died", "limit" or "skipped".
+    """
 
     kind: str
     rank: int = -1
     error: str = ""  # the class of the exception
     message: str = ""
     at: str = ""  # the learner's line
-    details: str = ""  # a traceback, or the table of who waits for whom
+    details: str = ""  # a traceback, or the table of waiting ranks
 
 
 @dataclass
 class Outcome:
-    """What came of a case. If `failure` is set, the rest means nothing."""
+    """The result of a case. If `failure` is set, the rest means nothing."""
 
     values: list[Any] = field(default_factory=list)  # returned, by rank
     after: list[tuple[Any, ...]] = field(default_factory=list)  # the arguments afterwards, by rank
@@ -76,7 +79,7 @@ class Outcome:
     trace: Trace = field(default_factory=lambda: Trace(0))
     peak_bytes: list[int] = field(default_factory=list)  # by rank
     printed: list[str] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: CaseFailure | None = None
 
 
 def describe_case(ranks: int, n: int | None = None, dtype: torch.dtype | None = None) -> str:

@@ -13,10 +13,10 @@ import cloudpickle
 
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Submission
-from dtlab.grading.court import hold_court
 from dtlab.grading.exercise import find_exercise
+from dtlab.grading.judge import grade_submission
 from dtlab.grading.report import Report
-from dtlab.processes.transfer import own_module
+from dtlab.processes.serialization import own_module
 
 
 def check(
@@ -36,7 +36,7 @@ def check(
     exercise = find_exercise(exercise_id)
     if not isinstance(submission, Submission):
         submission = seal(submission, exercise.function)
-    report = hold_court(submission, exercise.id, seed)
+    report = grade_submission(submission, exercise.id, seed)
     if show:
         report.show()
     return report

@@ -14,13 +14,13 @@ from functools import cache
 from typing import NamedTuple
 
 from dtlab.errors import ConfigError
-from dtlab.grading.case import Case, Failure, Outcome
+from dtlab.grading.case import Case, CaseFailure, Outcome
 from dtlab.grading.report import Row, whole
 
 
 class Verdict(NamedTuple):
-    """What a check says of one case. `clue` is a hint, if the failure betrays its cause; if it
-    does so for `sure`, the clue goes before the check's own hint."""
+    """What a check says of one case. `clue` is a hint, if the result shows the mistake; if it is
+    `sure`, the clue goes before the check's own hint."""
 
     passed: bool
     came: str
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A case, what came of it, and the verdict."""
+    """A case, its outcome, and the verdict."""
 
     case: Case
     outcome: Outcome
@@ -103,9 +103,11 @@ def find_exercise(exercise_id: str) -> Exercise:
 # ---- judging -----------------------------------------------------------------------------------
 
 
-def judge(check: Check, outcomes: Mapping[Case, Outcome], first: Row | None) -> Row:
-    """The row of `check`, given what came of its cases, and the row of the first check (None: this
-    is the first)."""
+def grade_check(check: Check, outcomes: Mapping[Case, Outcome], first: Row | None) -> Row:
+    """The row of `check`, given the outcomes of its cases.
+
+    first: the row of the exercise's first check; None: this is the first.
+    """
     if check.provided is not None and first is not None and not first.passed:
         return not_tried(check, f"counts once “{first.name}” is right")
     trials = []
@@ -142,8 +144,9 @@ def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
 _KINDS = {
     "deadlock": "deadlock",
     "hung": "still running",
+    "pending": "not waited for",
     "died": "process died",
-    "chatter": "never stopped",
+    "limit": "never stopped",
     "skipped": "not tried",
 }
 
@@ -155,11 +158,15 @@ def failure_hint(outcome: Outcome) -> str:
     if failure.kind == "skipped":
         return ""
     if failure.kind == "deadlock":
-        return ("Every rank waits for another. A send may wait until its receiver is there, so a "
-                "circle in which all send first never moves: use comm.sendrecv, or comm.exchange.")
-    if failure.kind in ("hung", "chatter"):
+        return ("Every rank waits for another. A send may block until its receiver is there, so a "
+                "cycle in which all ranks send first never ends: use comm.sendrecv, or "
+                "comm.exchange.")
+    if failure.kind == "pending":
+        return ("Call wait() on everything that isend, irecv, post and begin return, or cancel() "
+                f"it, before the function returns. This line began it: {failure.at}.")
+    if failure.kind in ("hung", "limit"):
         at = f" The last line seen: {failure.at}." if failure.at else ""
-        return f"The function does not end: look for a loop without an end.{at}"
+        return f"The function does not end: look for an infinite loop.{at}"
     if failure.kind == "died":
         return ("A rank's process ended before the function returned. Don't call exit; return, or "
                 "raise an error.")
@@ -176,8 +183,9 @@ def _raised_hint(error: str, message: str) -> str:
         return (f"{message.capitalize()}: define what the function needs in the solution cell "
                 "itself, or import it there.")
     if error == "ShapeMismatch":
-        return ("What one rank sends is not what the other makes room for. Do both ends cut the "
-                "vector in the same places? The pieces differ in size when p does not divide n.")
+        return ("What one rank sends differs in size from what the other receives into. Do both "
+                "ends cut the vector in the same places? Its parts differ in size when p does not "
+                "divide n.")
     if error == "MemoryError":
         return "The function asks for more memory than there is."
     return ""
@@ -197,21 +205,21 @@ def row_of(check: Check, trials: Sequence[Trial], basics: bool | None) -> Row:
     good = sum(trial.verdict.passed for trial in trials)
     score = f"; {good} of {len(trials)} cases right" if len(trials) > 1 else ""
     hint = v.clue
-    if basics is not False and _unhurt(bad.outcome):
+    if basics is not False and _ended(bad.outcome):
         own = bad.case.hint or check.hint
         hint = own or v.clue if basics and not v.sure else v.clue or own
     return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
                v.nbytes, v.rounds, hint)
 
 
-def _unhurt(outcome: Outcome) -> bool:
-    """Was the function at least not endless or deadly? Then the check's own hint may apply."""
-    return outcome.failure is None or outcome.failure.kind in ("raised", "deadlock")
+def _ended(outcome: Outcome) -> bool:
+    """Did the function end, and its process live on? Then the check's own hint may apply."""
+    return outcome.failure is None or outcome.failure.kind in ("raised", "deadlock", "pending")
 
 
 def skipped(reason: str) -> Outcome:
     """The outcome of a case that was not tried."""
-    return Outcome(failure=Failure("skipped", message=reason))
+    return Outcome(failure=CaseFailure("skipped", message=reason))
 
 
 def _clip(text: str, limit: int = 220) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ SLACK_BYTES = 65_536  # Python objects any function makes: frames, views, caches
 
 
 class Meter(TorchDispatchMode):
-    """Measures the peak of live memory allocated while it is entered, on this thread.
+    """Measures the peak of live memory allocated while it is entered, on this thread and on those
+    that it is `on_this_thread`. One thread at a time runs; the others are `paused`.
 
     Tensors: every operation reports the storages of its results; those alive at the same time
     and not among `given` are summed up. Everything else (NumPy arrays, lists, bytes) is seen by
@@ -32,7 +34,7 @@ class Meter(TorchDispatchMode):
         self._tensor_peak = 0
         self._python_peak = 0
         self._python_start = 0
-        self._paused = False
+        self._paused: set[int] = set()  # threads
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -55,7 +57,7 @@ class Meter(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self._paused:
+        if threading.get_ident() not in self._paused:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                     storage = leaf.untyped_storage()
@@ -72,15 +74,25 @@ class Meter(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is allocated and freed again inside does not count."""
+        """What this thread allocates and frees again inside does not count."""
         self._note_python()
-        outer, self._paused = self._paused, True
+        self._paused.add(threading.get_ident())
         try:
             yield
         finally:
-            self._paused = outer
+            self._paused.discard(threading.get_ident())
             if tracemalloc.is_tracing():
                 tracemalloc.reset_peak()
+
+    @contextmanager
+    def on_this_thread(self) -> Iterator[None]:
+        """Measure another thread of the process as well."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+            self._note_python()
 
     def _note_python(self) -> None:
         if tracemalloc.is_tracing():

@@ -12,11 +12,11 @@ from typing import Any
 
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Submission
+from dtlab.grading.cell_executor import Executed, execute_cells
 from dtlab.grading.check import check
 from dtlab.grading.exercise import catalogue, find_exercise
 from dtlab.grading.report import Report, Row, text_table, whole
-from dtlab.grading.submitted import Paper, read_paper
-from dtlab.grading.workshop import Made, open_workshop
+from dtlab.grading.submitted import SubmittedNotebook, read_submitted
 
 
 @dataclass
@@ -69,9 +69,9 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None) -> Not
     if it is not beside the package. Raises `ConfigError`, in one sentence, for a file that is
     missing, corrupt, empty, or holds no exercise of this course.
     """
-    paper = read_paper(path, solutions)
-    made = open_workshop(paper.pieces, [each.function for each in catalogue().values()])
-    reports = [_grade(test, paper, made) for test in paper.tests]
+    notebook = read_submitted(path, solutions)
+    executed = execute_cells(notebook.cells, [each.function for each in catalogue().values()])
+    reports = [_grade(test, notebook, executed) for test in notebook.tests]
     return NotebookReport(str(path), [report for report in reports if report is not None])
 
 
@@ -88,7 +88,7 @@ def grade_many(
 
 
 def to_csv(reports: Iterable[NotebookReport]) -> str:
-    """A line a notebook: its points, those of each exercise, and why it has none."""
+    """One line per notebook: its points, those of each exercise, and why it has none."""
     reports = list(reports)
     ids = [i for i in catalogue() if any(e.exercise == i for r in reports for e in r.exercises)]
     page = io.StringIO()
@@ -102,7 +102,7 @@ def to_csv(reports: Iterable[NotebookReport]) -> str:
 
 
 def class_table(reports: Iterable[NotebookReport], width: int = 110) -> str:
-    """The same as `to_csv`, for people: a line a notebook."""
+    """The same as `to_csv`, for people: one line per notebook."""
     rows = []
     for report in reports:
         each = ", ".join(f"{e.exercise} {e.points:g}/{e.max_points:g}" for e in report.exercises)
@@ -114,13 +114,13 @@ def class_table(reports: Iterable[NotebookReport], width: int = 110) -> str:
 # ---- one graded cell ---------------------------------------------------------------------------
 
 
-def _grade(test: str, paper: Paper, made: Made) -> Report | None:
+def _grade(test: str, notebook: SubmittedNotebook, executed: Executed) -> Report | None:
     """Run a graded cell of the course's notebook. It is ours, so it runs here; in it, the learner's
     function is a sealed `Submission`, which `check` sends to the sandbox."""
     exercise = catalogue()[_exercise_of(test)]
-    submission = made.functions.get(exercise.function)
+    submission = executed.functions.get(exercise.function)
     if submission is None:
-        trouble = made.troubles.get(paper.cell_of.get(exercise.function, ""))
+        trouble = executed.troubles.get(notebook.cell_of.get(exercise.function, ""))
         return _missing(exercise.id, trouble or "no cell defines it")
     reports: list[Report] = []
 
@@ -128,8 +128,8 @@ def _grade(test: str, paper: Paper, made: Made) -> Report | None:
         reports.append(check(exercise_id, function, show=False, seed=seed))
         return reports[-1]
 
-    space: dict[str, Any] = {"check": recorded, exercise.function: submission}
-    exec(compile(test, f"<test of {exercise.id}>", "exec"), space)
+    namespace: dict[str, Any] = {"check": recorded, exercise.function: submission}
+    exec(compile(test, f"<test of {exercise.id}>", "exec"), namespace)
     return reports[-1]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-COLUMNS = ("", "check", "tried", "came", "expected", "bytes sent", "rounds", "points")
+COLUMNS = ("", "check", "tried", "result", "expected", "bytes sent", "rounds", "points")
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Report:
     title: str
     rows: list[Row] = field(default_factory=list)
     printed: str = ""  # what the learner's function printed in the case of the first hint
-    details: str = ""  # a traceback or a table of who waits for whom, if a case ended so
+    details: str = ""  # a traceback or the table of waiting ranks, if a case ended so
     seconds: float = 0.0
     _shown_in: int = field(default=-1, repr=False, compare=False)  # the notebook cell that did
 
     @property
     def points(self) -> float:
-        """Points earned. A whole number is an int, as markers and nbgrader like it."""
+        """Points earned. A whole number is an int, as nbgrader expects."""
         return whole(sum(row.points for row in self.rows))
 
     @property
@@ -181,7 +181,7 @@ def whole(points: float) -> float:
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
                unbroken: Sequence[int] = ()) -> str:
     """A table as plain text; all columns but those `unbroken` wrap to fit into `width`."""
-    from rich import box  # here, as the court judges without rich, and wants to be quick
+    from rich import box  # here, as the judge does without rich, whose import takes time
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -20,7 +20,7 @@ SETUP = "setup"  # the tag of a cell that answers may rely on: imports
 
 
 @dataclass
-class Piece:
+class SubmittedCell:
     """Code to execute. `answers`: the grade id of the solution cell it is from, "" if from none."""
 
     code: str
@@ -29,17 +29,17 @@ class Piece:
 
 
 @dataclass
-class Paper:
+class SubmittedNotebook:
     """A learner's notebook, ready to be graded."""
 
     path: Path
     source: Path  # the course's notebook
-    pieces: list[Piece]
+    cells: list[SubmittedCell]
     tests: list[str]  # the course's graded cells, with hidden tests
     cell_of: dict[str, str]  # function → the grade id of the cell that shall define it
 
 
-def read_paper(path: str | Path, solutions: str | Path | None = None) -> Paper:
+def read_submitted(path: str | Path, solutions: str | Path | None = None) -> SubmittedNotebook:
     """Read a learner's notebook and find the course's notebook that it answers.
 
     Raises `ConfigError`, in one sentence, if there is no such file, if it isn't a notebook, or if
@@ -49,7 +49,7 @@ def read_paper(path: str | Path, solutions: str | Path | None = None) -> Paper:
     notebook = read_notebook(path)
     folder = _solutions_folder(solutions)
     sources = {file: read_notebook(file) for file in sorted(folder.glob("*.ipynb"))}
-    shared = {file: len(_kin(notebook, source)) for file, source in sources.items()}
+    shared = {file: len(_answered(notebook, source)) for file, source in sources.items()}
     best = max(shared, key=lambda file: shared[file], default=None)
     if best is None or not shared[best]:
         raise ConfigError(
@@ -57,11 +57,11 @@ def read_paper(path: str | Path, solutions: str | Path | None = None) -> Paper:
             f"exercises/"
         )
     source = sources[best]
-    pieces = [Piece(_text(cell)) for cell in _code_cells(source) if SETUP in _tags(cell)]
-    pieces += _answers(notebook, source)
+    cells = [SubmittedCell(_text(cell)) for cell in _code_cells(source) if SETUP in _tags(cell)]
+    cells += _answers(notebook, source)
     tests = [_text(cell) for cell in _code_cells(source) if _mark(cell).get("grade")]
     cell_of = {name: i for i, names in _solution_cells(source).items() for name in names}
-    return Paper(path, best, pieces, tests, cell_of)
+    return SubmittedNotebook(path, best, cells, tests, cell_of)
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def _solutions_folder(given: str | Path | None) -> Path:
 # ---- answers -----------------------------------------------------------------------------------
 
 
-def _kin(notebook: Any, source: Any) -> set[str]:
+def _answered(notebook: Any, source: Any) -> set[str]:
     """The solution cells of `source` that `notebook` answers."""
-    return {piece.answers for piece in _answers(notebook, source) if piece.answers and piece.code}
+    return {cell.answers for cell in _answers(notebook, source) if cell.answers and cell.code}
 
 
-def _answers(notebook: Any, source: Any) -> list[Piece]:
-    """The learner's pieces, in the order of the notebook; at the end, one for each answer that is
+def _answers(notebook: Any, source: Any) -> list[SubmittedCell]:
+    """The cells to execute, in the order of the notebook; at the end, one for each answer that is
     missing. A copied or re-made cell is known by the function that it defines."""
     wanted = _solution_cells(source)
     cells = _code_cells(notebook)
@@ -117,15 +117,15 @@ def _answers(notebook: Any, source: Any) -> list[Piece]:
         cell = marked.get(grade_id) or (same_name[-1] if same_name else None)
         if cell is not None:
             chosen[id(cell)] = grade_id
-    pieces = []
+    found = []
     for cell in cells:
         if id(cell) in chosen:
-            pieces.append(Piece(_text(cell), chosen[id(cell)]))
+            found.append(SubmittedCell(_text(cell), chosen[id(cell)]))
         elif helpers := _definitions(_text(cell)):
-            pieces.append(Piece(helpers))
+            found.append(SubmittedCell(helpers))
     for grade_id in wanted.keys() - set(chosen.values()):
-        pieces.append(Piece("", grade_id, "the answer's cell is not in the notebook"))
-    return pieces
+        found.append(SubmittedCell("", grade_id, "the answer's cell is not in the notebook"))
+    return found
 
 
 def _solution_cells(source: Any) -> dict[str, set[str]]:
@@ -153,7 +153,7 @@ def _metadata(cell: Any) -> dict[str, Any]:
 
 
 def _mark(cell: Any) -> dict[str, Any]:
-    """What nbgrader has noted about a cell."""
+    """nbgrader's metadata of a cell."""
     mark = _metadata(cell).get("nbgrader")
     return mark if isinstance(mark, dict) else {}
 

@@ -12,49 +12,57 @@ MOST_SLOTS = 4  # messages side by side in one track; further ones lie on top of
 
 
 class Bar(NamedTuple):
-    """One rectangle of the timeline: `kind` says how it looks, `tint` whose colour it wears."""
+    """One rectangle of the timeline: `kind` gives its style, `tint` the colour's rank."""
 
     rank: int
-    kind: str  # "compute" | "reduce" | "send" | "recv" | "wait"
-    track: str  # "work" | "send" | "recv": where in the rank's lane
+    kind: str  # "compute" | "reduce" | "wait" | "send" | "recv" | "posted": unmatched
+    track: str  # "work" | "send" | "recv": where in the lane of its rank, or stream
     start_s: float
     end_s: float
     tint: int
     text: str
     slot: int = 0  # of `slots` equal shares of the track, from the top
     slots: int = 1
+    stream: int = 0  # 0: the rank itself
 
 
 _KNOWN: WeakKeyDictionary[Trace, list[Bar]] = WeakKeyDictionary()
 
 
 def bars_of(trace: Trace) -> list[Bar]:
-    """Every span once, every message at both ends, each preceded by the wait for its partner.
+    """Every span and wait once; every message at both ends, after the wait for its partner.
 
-    Kept as long as the trace lives: whoever zooms asks again and again.
+    Kept as long as the trace lives: zooming asks again and again.
     """
     if trace not in _KNOWN:
         _KNOWN[trace] = _bars(trace)
     return _KNOWN[trace]
 
 
+def end_of(trace: Trace) -> float:
+    """When the last message, span or wait of `trace` ends, in seconds; 0 if there is none."""
+    ends = [message.end_s for message in trace.transfers]
+    return max([*ends, *(span.end_s for span in (*trace.spans, *trace.waits))], default=0.0)
+
+
 def _bars(trace: Trace) -> list[Bar]:
-    bars = [Bar(rank, kind, "work", start_s, end_s, rank, label or kind)
-            for rank, kind, start_s, end_s, label in trace.spans]
-    ends: dict[tuple[int, str], list[tuple[float, Message]]] = defaultdict(list)
+    bars = [Bar(s.rank, s.kind, "work", s.start_s, s.end_s, s.rank,
+                "" if s.kind == "wait" else s.label or s.kind, stream=s.stream)
+            for s in (*trace.spans, *trace.waits)]
+    ends: dict[tuple[int, int, str], list[tuple[float, Message]]] = defaultdict(list)
     for m in trace.transfers:
-        ends[m.src, "send"].append((m.sent_s, m))
-        ends[m.dst, "recv"].append((m.wanted_s, m))
-    for (rank, track), posted in ends.items():
+        ends[m.src, m.src_stream, "send"].append((m.sent_s, m))
+        ends[m.dst, m.dst_stream, "recv"].append((m.wanted_s, m))
+    for (rank, stream, track), posted in ends.items():
         posted.sort(key=lambda pair: (pair[0], pair[1].end_s))
         slot_of = side_by_side([(begin, m.end_s) for begin, m in posted])
         slots = min(MOST_SLOTS, max(slot_of) + 1)
         for (begin, m), slot in zip(posted, slot_of, strict=True):
-            text = f"→{m.dst}" if track == "send" else f"←{m.src}"
-            place = {"tint": m.src, "slot": slot % MOST_SLOTS, "slots": slots}
+            peer = f"→{m.dst}" if track == "send" else f"←{m.src}"
+            rest = m.src, peer, slot % MOST_SLOTS, slots, stream
             if m.start_s > begin:
-                bars.append(Bar(rank, "wait", track, begin, m.start_s, text="", **place))
-            bars.append(Bar(rank, track, track, m.start_s, m.end_s, text=text, **place))
+                bars.append(Bar(rank, "posted", track, begin, m.start_s, *rest))
+            bars.append(Bar(rank, track, track, m.start_s, m.end_s, *rest))
     return bars
 
 
@@ -76,10 +84,10 @@ def merge_slivers(bars: list[Bar], pixel_s: float) -> list[Bar]:
 
     Then a picture has no more bars than it has pixels, however long the trace.
     """
-    last: dict[tuple[int, str, str, int], Bar] = {}
+    last: dict[tuple[int, int, str, str, int], Bar] = {}
     done: list[Bar] = []
     for bar in sorted(bars, key=lambda b: b.start_s):
-        key = bar.rank, bar.track, bar.kind, bar.slot
+        key = bar.rank, bar.stream, bar.track, bar.kind, bar.slot
         before = last.get(key)
         narrow = bar.end_s - bar.start_s < 2 * pixel_s
         if before and narrow and not before.text and bar.start_s - before.end_s < pixel_s:

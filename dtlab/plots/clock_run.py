@@ -45,7 +45,7 @@ class ClockRun:
     name: str
     workers: int
     end_s: float
-    slack: float  # so many clocks a worker may be ahead of the slowest
+    slack: float  # by how many clocks a worker may be ahead of the slowest
     iterations: list[Iteration]  # in order of `asked_s`
 
     @property
@@ -88,7 +88,7 @@ class ClockRun:
                       for i in self.iterations)
 
     def most_ahead(self, at_s: float) -> int:
-        """The most clocks that anybody who read until then was ahead of the slowest."""
+        """The most clocks by which a worker that read until then was ahead of the slowest."""
         return max((lead for read_s, lead in self.leads if read_s <= at_s), default=0)
 
     def gradients(self, at_s: float) -> int:
@@ -145,24 +145,25 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
             node.serve()
             return []
         node.init({"w": torch.zeros(())})
-        diary: list[tuple[float, float, float]] = []
+        times: list[tuple[float, float, float]] = []
         while (asked_s := comm.now()) < end_s:
             node.pull(["w"])
             read_s = comm.now()
-            with comm.compute("gradient", seconds=pace(comm.rank, len(diary))):
+            with comm.compute("gradient", seconds=pace(comm.rank, len(times))):
                 pass
-            diary.append((asked_s, read_s, comm.now()))
-            node.push({"w": torch.tensor(float(len(diary) - 1))})
+            times.append((asked_s, read_s, comm.now()))
+            node.push({"w": torch.tensor(float(len(times) - 1))})
             node.clock()
         node.finish()
-        return diary
+        return times
 
-    diaries = simulate(body, network=uniform(workers + 1, 1e-6, math.inf), trace=False).values[1:]
+    network = uniform(workers + 1, 1e-6, math.inf)
+    times_by_worker = simulate(body, network=network, trace=False).values[1:]
     by_clock = not consistency.group(workers)  # then as many updates as clocks are behind
     found = [Iteration(w, watch.clocks[w][k] if by_clock else k, asked_s, read_s, done_s,
                        watch.missed.get((w, k)))
-             for w, diary in enumerate(diaries, start=1)
-             for k, (asked_s, read_s, done_s) in enumerate(diary)]
+             for w, times in enumerate(times_by_worker, start=1)
+             for k, (asked_s, read_s, done_s) in enumerate(times)]
     slack = getattr(consistency, "staleness", 0 if by_clock else math.inf)
     return ClockRun(name or repr(consistency), workers, end_s, slack,
                     sorted(found, key=lambda i: (i.asked_s, i.worker)))
@@ -179,7 +180,7 @@ def uneven(worker: int, iteration: int) -> float:
 
 
 def pauses(worker: int, iteration: int) -> float:
-    """Everyone takes about 0.12 s, but one time in eight somebody else is served first: 0.6 s."""
+    """Everyone takes about 0.12 s, but one time in eight another job comes first: 0.6 s."""
     chance = _random(worker, iteration)
     return 0.6 if chance > 0.75 else 0.12 * (1 + 0.1 * chance)
 

@@ -135,8 +135,8 @@ def _numbers(axes: Axes, texts: dict[str, list[tuple[str, float, float]]], run: 
 
 
 def _draw_arrows(axes: Axes, run: ClockRun, now: float, whole: bool) -> None:
-    """From the middle of each wait that is over to the end of whoever it waited for; from each that
-    is not, to everyone it still waits for."""
+    """From the middle of each wait that is over to the end of the worker it waited for; from each
+    that is not, to every worker it still waits for."""
     tails, heads = [], []
     for i in run.iterations:
         if min(i.read_s, now) - i.asked_s < _SHORT * run.end_s:

@@ -68,11 +68,11 @@ def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(False)
-    told = "; ".join(f"{name}: " + " = ".join(e.algorithm for e in entries if e.cluster == name and
+    note = "; ".join(f"{name}: " + " = ".join(e.algorithm for e in entries if e.cluster == name and
                                               (name, nbytes, e.algorithm) in best)
                      + f" {seconds_text(min(e.elapsed_s for e in entries if e.cluster == name))}"
                      for name in rows)
-    picture.alt = f"{heading}. Fastest on {told}."
+    picture.alt = f"{heading}. Fastest on {note}."
     return picture
 
 
@@ -106,12 +106,12 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
     others = f" (and {alike} alike)" if alike and shown.needed_s[a, b] else ""
     heading = (f"All-reduce of {bytes_text(shown.nbytes)} on {shown.cluster}, "
                f"{count_text(shown.ranks, 'rank')} (simulated)")
-    told = (f"{algorithm} takes {seconds_text(shown.elapsed_s)}; its busiest link, "
+    note = (f"{algorithm} takes {seconds_text(shown.elapsed_s)}; its busiest link, "
             f"{a} → {b}{others}, carries {bytes_text(shown.crossed[a, b])} and needs "
             f"{seconds_text(shown.needed_s[a, b])} for them")
     with styled():
         picture = new_picture(11, 7.5, dpi)
-        write_title(picture, heading, told)
+        write_title(picture, heading, note)
         axes = place_axes(picture, left=0.3, right=0.3, bottom=3.25, top=0.95)
         _draw_loads(axes, cluster, shown)
         axes = place_axes(picture, left=1.95, right=1.0, bottom=0.75, top=4.4)
@@ -123,7 +123,7 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
     fastest = " = ".join(e.algorithm for e in entries
                          if (e.cluster, e.nbytes, e.algorithm) in best)
     times = ", ".join(f"{e.algorithm} {seconds_text(e.elapsed_s)}" for e in entries)
-    picture.alt = f"{heading}: {times}. Fastest: {fastest}. {told}."
+    picture.alt = f"{heading}: {times}. Fastest: {fastest}. {note}."
     return picture
 
 

@@ -20,7 +20,7 @@ from dtlab.plots.units import bytes_text, count_text, seconds_text
 
 Measured = Mapping[str, Mapping[int, Sequence[float]]]  # algorithm → bytes → seconds, repeated
 POINTS = 64
-SAME = 1e-3  # times are told apart if they differ by more
+SAME = 1e-3  # times that differ by more are different
 
 
 class Crossover(NamedTuple):
@@ -56,8 +56,8 @@ def cost_curves(
     The band on top names the fastest algorithm; a dashed line marks each crossover; the dotted
     curve is what no algorithm can beat. Raises `ConfigError` for unknown names.
     """
-    told = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
-    names = told if algorithms is None else list(algorithms)
+    known = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
+    names = known if algorithms is None else list(algorithms)
     if not names:
         raise ConfigError(f"no algorithm of {collective!r}; there are: {', '.join(ALGORITHMS)}")
     grid = _grid(*sizes)
@@ -96,7 +96,7 @@ def crossovers(
 ) -> list[Crossover]:
     """The sizes in bytes at which the fastest of `algorithms` changes, smallest first.
 
-    Whoever is less than 0.1 % faster has not overtaken anyone: cutting vectors between elements
+    Being less than 0.1 % faster does not count as overtaking: cutting vectors between elements
     makes such differences.
     """
 
@@ -132,15 +132,15 @@ def _stretches(times: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
 
 
 @cost.remembered
-def _form(collective: str, name: str, ranks: int, nbytes: int) -> tuple[float, float, float]:
-    return cost.form(collective, name, ranks, nbytes)[:3]
+def _form(collective: str, name: str, ranks: int, nbytes: int) -> cost.Form:
+    """Kept without what each rank sends: that would fill the memory."""
+    return cost.form(collective, name, ranks, nbytes)._replace(sent_bytes=[], messages=[])
 
 
 def _time_s(collective: str, name: str, ranks: int, nbytes: int, alpha: float, beta: float,
             gamma: float) -> float:
     """As `cost.time_s`; the closed form is kept, so that a slider only multiplies."""
-    rounds, path_bytes, reduced_bytes = _form(collective, name, ranks, nbytes)
-    return rounds * alpha + path_bytes * beta + reduced_bytes * gamma
+    return _form(collective, name, ranks, nbytes).seconds(alpha, beta, gamma)
 
 
 def _bound_text(collective: str, name: str, ranks: int, nbytes: int) -> str:

@@ -154,9 +154,9 @@ def predicted_vs_measured(
             axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5), numticks=12))
         _time_axis(axes)
         picture.legend(loc="lower right", bbox_to_anchor=(0.99, 0.01), ncols=2)
-    told = "; ".join(f"{what}: predicted {seconds_text(guess)}, measured "
+    note = "; ".join(f"{what}: predicted {seconds_text(guess)}, measured "
                      f"{seconds_text(float(np.median(times)))}" for what, guess, times in table)
-    picture.alt = f"{title}. {told}."
+    picture.alt = f"{title}. {note}."
     return picture
 
 

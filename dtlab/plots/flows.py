@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 
 from dtlab.errors import ConfigError
-from dtlab.plots.film import HIGH_IN, WIDE_IN, Box, Film, Link, link_name
+from dtlab.plots.link_history import HIGH_IN, WIDE_IN, Box, Link, LinkHistory, link_name
 from dtlab.plots.network import draw_nodes
 from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
@@ -28,7 +28,7 @@ _STRIP_IN = 1.25  # height of the loads over time, below the cluster
 _HEAD_IN, _FOOT_IN = 0.95, _STRIP_IN + 1.15  # above and below the cluster
 WIDTH_IN, HEIGHT_IN = WIDE_IN + 2 * MARGIN_IN, HIGH_IN + _HEAD_IN + _FOOT_IN
 _LEFT_IN = 1.1  # of loads over time
-_LOOKS = (  # up to this load: colour, name in the legend
+_STYLES = (  # up to this load: colour, name in the legend
     (0.0, FAINT, "idle link"),
     (0.5, "#b57cc6", "up to half"),
     (FULL, "#7d2f96", "more than half"),
@@ -45,27 +45,28 @@ def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *, title: 
     own, on its right-hand side. at_s None: the first moment at which something moves. Raises
     `ConfigError` unless the trace was simulated on this cluster.
     """
-    film = Film(cluster, trace)
+    history = LinkHistory(cluster, trace)
     if at_s is None:
-        at_s = next((s.start_s for s in film.stretches if s.moving), 0.0)
-    return draw_flows(film, at_s, title=title, dpi=dpi)
+        at_s = next((s.start_s for s in history.stretches if s.moving), 0.0)
+    return draw_flows(history, at_s, title=title, dpi=dpi)
 
 
-def draw_flows(film: Film, at_s: float, *, title: str = "", dpi: float = 100) -> Picture:
-    """As `flows`, of a film that is there already."""
-    stretch = film.at(at_s)
-    heading = f"{title or film.cluster.name.split('(')[0]}, {_clock(at_s, film.end_s)} (simulated)"
-    told = _told(film, stretch)
+def draw_flows(history: LinkHistory, at_s: float, *, title: str = "", dpi: float = 100) -> Picture:
+    """As `flows`, of a history that is there already."""
+    stretch = history.at(at_s)
+    heading = f"{title or history.cluster.name.split('(')[0]}, " \
+              f"{_clock(at_s, history.end_s)} (simulated)"
+    note = _note(history, stretch)
     with styled():
         picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
-        write_title(picture, heading, told)
-        _draw_cluster(picture, film, stretch)
+        write_title(picture, heading, note)
+        _draw_cluster(picture, history, stretch)
         strip = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.66,
                            top=HEIGHT_IN - _STRIP_IN - 0.66)
-        _draw_loads(strip, film, film.busiest[:_columns(film.busiest)])
-        strip.axvline(at_s / time_unit(film.end_s)[0], color=INK, linewidth=2.5, zorder=5)
+        _draw_loads(strip, history, history.busiest[:_columns(history.busiest)])
+        strip.axvline(at_s / time_unit(history.end_s)[0], color=INK, linewidth=2.5, zorder=5)
         _draw_legend(picture)
-    picture.alt = f"{heading}: {told}. {_rates(stretch)}"
+    picture.alt = f"{heading}: {note}. {_rates(stretch)}"
     return picture
 
 
@@ -73,30 +74,30 @@ def link_loads(cluster: Topology, trace: Trace, links: Sequence[Link] | None = N
                title: str = "Load of links", dpi: float = 100) -> Picture:
     """The load of `links`, each as (from, to), over the time of a simulated run; None: of those
     with most to do. Raises `ConfigError` for links that aren't there."""
-    film = Film(cluster, trace)
+    history = LinkHistory(cluster, trace)
     with styled():
         heading = f"{title} (simulated)"
-        chosen = film.busiest[:MOST_SHOWN] if links is None else _series(film, links)
+        chosen = history.busiest[:MOST_SHOWN] if links is None else _series(history, links)
         legend_in = 0.27 * -(-len(chosen) // _columns(chosen))
         picture = new_picture(WIDTH_IN, 3.3 + legend_in, dpi)
-        told = f"{cluster.name} · {seconds_text(film.end_s)}"
-        write_title(picture, heading, told)
+        note = f"{cluster.name} · {seconds_text(history.end_s)}"
+        write_title(picture, heading, note)
         axes = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.7,
                           top=1.05 + legend_in)
-        _draw_loads(axes, film, chosen)
-    spans = [s.end_s - s.start_s for s in film.stretches]
-    means = [f"{name} {np.dot(load, spans) / (film.end_s or 1):.0%}" for name, load in chosen]
-    picture.alt = f"{heading}: {told}. On average: {', '.join(means) or 'no load'}."
+        _draw_loads(axes, history, chosen)
+    spans = [s.end_s - s.start_s for s in history.stretches]
+    means = [f"{name} {np.dot(load, spans) / (history.end_s or 1):.0%}" for name, load in chosen]
+    picture.alt = f"{heading}: {note}. On average: {', '.join(means) or 'no load'}."
     return picture
 
 
-def _series(film: Film, links: Sequence[Link]) -> list[tuple[str, list[float]]]:
-    number = {ends: link for link, ends in enumerate(film.links)}
+def _series(history: LinkHistory, links: Sequence[Link]) -> list[tuple[str, list[float]]]:
+    number = {ends: link for link, ends in enumerate(history.links)}
     for link in links:
         if link not in number:
             raise ConfigError(f"there is no link from {link[0]!r} to {link[1]!r} in "
-                              f"{film.cluster.name}")
-    return [(link_name(link), [s.loads.get(number[link], 0.0) for s in film.stretches])
+                              f"{history.cluster.name}")
+    return [(link_name(link), [s.loads.get(number[link], 0.0) for s in history.stretches])
             for link in links]
 
 
@@ -109,12 +110,13 @@ def _clock(at_s: float, end_s: float) -> str:
     return f"at {seconds_text(at_s)} of {seconds_text(end_s)}"
 
 
-def _told(film: Film, stretch: Stretch | None) -> str:
+def _note(history: LinkHistory, stretch: Stretch | None) -> str:
     """Who moves, and which links are full, in one line."""
     if stretch is None or not stretch.moving:
         return "no bytes are on the move"
-    full = [link_name(film.links[link]) for link, load in stretch.loads.items() if load > FULL]
-    down = [link_name(film.links[link]) for link in stretch.loads if not stretch.capacity_Bps[link]]
+    full = [link_name(history.links[link]) for link, load in stretch.loads.items() if load > FULL]
+    down = [link_name(history.links[link]) for link in stretch.loads
+            if not stretch.capacity_Bps[link]]
     parts = [f"{count_text(len(stretch.moving), 'message')} on the move"]
     for word, names in (("full", full), ("failed", down)):
         if names:
@@ -140,21 +142,21 @@ def _rates(stretch: Stretch | None, most: int = 8) -> str:
 
 
 def _look(load: float) -> str:
-    return next(color for limit, color, _ in _LOOKS if load <= limit)
+    return next(color for limit, color, _ in _STYLES if load <= limit)
 
 
 def _width_pt(load: float) -> float:
     return 1.2 + 5.8 * load
 
 
-def _draw_cluster(picture: Picture, film: Film, stretch: Stretch | None) -> None:
+def _draw_cluster(picture: Picture, history: LinkHistory, stretch: Stretch | None) -> None:
     """Nodes, and a lane for each direction of each link. The axes count inches."""
     axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=_FOOT_IN, top=_HEAD_IN)
     axes.set_axis_off()
     axes.set_xlim(0, WIDE_IN)
     axes.set_ylim(0, HIGH_IN)
     loads = {} if stretch is None else stretch.loads
-    shape = film.geometry
+    shape = history.geometry
     order = sorted(shape.lanes, key=lambda link: loads.get(link, 0.0))  # the fullest on top
     shares = [loads.get(link, 0.0) for link in order]
     axes.add_collection(LineCollection(
@@ -164,7 +166,7 @@ def _draw_cluster(picture: Picture, film: Film, stretch: Stretch | None) -> None
     _draw_heads(axes, busy, shape.thin)
     if len(busy) <= MOST_LABELS:
         _draw_shares(axes, busy, [*shape.boxes])
-    draw_nodes(axes, film.graph, shape.places)
+    draw_nodes(axes, history.graph, shape.places)
 
 
 def _point(lane: np.ndarray, share: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
@@ -213,10 +215,11 @@ def _meet(one: Box, other: Box) -> bool:
     return (one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3])
 
 
-def _draw_loads(axes: Axes, film: Film, chosen: Sequence[tuple[str, list[float]]]) -> None:
+def _draw_loads(axes: Axes, history: LinkHistory,
+                chosen: Sequence[tuple[str, list[float]]]) -> None:
     """Load against time, a line for each of the chosen links."""
-    scale, unit = time_unit(film.end_s)
-    edges = [0.0, *(s.end_s / scale for s in film.stretches)]
+    scale, unit = time_unit(history.end_s)
+    edges = [0.0, *(s.end_s / scale for s in history.stretches)]
     for number, (name, loads) in enumerate(chosen):
         style = line_style(number)
         axes.stairs(np.array(loads) * 100, edges, baseline=None, color=style.color,
@@ -234,6 +237,6 @@ def _draw_loads(axes: Axes, film: Film, chosen: Sequence[tuple[str, list[float]]
 
 def _draw_legend(picture: Picture) -> None:
     handles = [Line2D([], [], color=color, linewidth=_width_pt(min(limit, 1.0)), label=name)
-               for limit, color, name in _LOOKS]
+               for limit, color, name in _STYLES]
     picture.legend(handles=handles, loc="lower left", ncols=4, borderaxespad=0, fontsize=12,
                    bbox_to_anchor=(MARGIN_IN / WIDTH_IN, 0.1 / HEIGHT_IN), labelcolor=QUIET)

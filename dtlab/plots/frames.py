@@ -1,4 +1,4 @@
-"""The frames of a collective's film: what `dtlab.plots.recording` records, and `stepper` draws."""
+"""The frames of a collective: what `dtlab.plots.recording` records, and `stepper` draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Arrow:
-    """A message of this step; `pieces` are those it carried, () if that can't be told."""
+    """A message of this step; `pieces` are those it carried, () if that is unknown."""
 
     src: int
     dst: int
@@ -22,7 +22,7 @@ class Frame:
     """The state of all ranks after step `step` of `steps`; step 0 is the start.
 
     holds[r, j, c]: how often rank c's contribution is in piece j of rank r. Shape (p, pieces, p).
-    Where pieces only change hands (scatter, all-to-all, …): whether rank r has got piece j of
+    Where pieces are only moved (scatter, all-to-all, …): whether rank r has got piece j of
     rank c; in the end, whether it lies in its place (2: another one lies there).
     wanted[r, j, c]: whether it must be there in the end; judged[r, j]: whether piece j of rank r
     matters in the end at all (a reduce asks nothing of other ranks than the root).
@@ -40,8 +40,8 @@ class Frame:
     sent_bytes: int
     total_bytes: int
     vector_bytes: int
-    what: str  # "piece", or "news" if only the spreading of news could be watched
-    wide: bool  # whether messages anywhere in the film carry several pieces, or unknown ones
+    what: str  # "piece", or "arrivals" if only who knows of whose arrival could be watched
+    wide: bool  # whether messages of any of the frames carry several pieces, or unknown ones
 
     @property
     def ranks(self) -> int:

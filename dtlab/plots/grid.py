@@ -84,9 +84,9 @@ def rank_grid(
         for rank, tile in enumerate(tiles):
             _draw(axes, rank, tile, (rank % columns) * tile_w, (rank // columns) * tile_h,
                   tile_w, tile_h)
-    told = "; ".join(f"rank {rank} {tile.status}" + (f" {tile.text}" if tile.text else "")
+    note = "; ".join(f"rank {rank} {tile.status}" + (f" {tile.text}" if tile.text else "")
                      for rank, tile in enumerate(tiles[:16]))
-    picture.alt = f"{heading}: {told}" + ("; …" if len(tiles) > 16 else "") + "."
+    picture.alt = f"{heading}: {note}" + ("; …" if len(tiles) > 16 else "") + "."
     return picture
 
 

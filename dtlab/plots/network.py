@@ -31,12 +31,12 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     kinds = sorted({kind for _, _, kind in links}, reverse=True)
     thin = min(1.0, 16 / cluster.ranks)
     heading = title or f"{cluster.name.split('(')[0].strip().capitalize()} cluster"
-    told = (f"{count_text(cluster.ranks, 'rank')} · "
+    note = (f"{count_text(cluster.ranks, 'rank')} · "
             f"{count_text(_switches(graph), 'switch', 'switches')} · links: "
             + ", ".join(_speed(kind) for kind in kinds[:3]))
     with styled():
         picture = new_picture(11, 5.2, dpi)
-        write_title(picture, heading, told)
+        write_title(picture, heading, note)
         rows = -(-len(kinds) // 3) if len(kinds) > 1 else 0  # of the legend
         foot = 0.15 + 0.45 * (rows > 0) + 0.3 * max(0, rows - 1)
         axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
@@ -55,7 +55,7 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
         if len(kinds) > 1:
             picture.legend(loc="lower left", bbox_to_anchor=(MARGIN_IN / 11, 0.02), ncols=3,
                            handlelength=3)
-    picture.alt = f"{heading}: {told}."
+    picture.alt = f"{heading}: {note}."
     return picture
 
 

@@ -1,4 +1,4 @@
-"""All collectives on one sheet: what every rank holds before, and what it must hold after."""
+"""All collectives in one picture: what every rank holds before, and what it must hold after."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from matplotlib.collections import PolyCollection
 
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
-from dtlab.plots.goals import goal_of
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.recording import stepper_frames
+from dtlab.plots.specification import spec_of
 from dtlab.plots.texts import write_many
 from dtlab.plots.units import count_text
 
@@ -27,12 +27,12 @@ def before_and_after(
 ) -> Picture:
     """For each collective two grids, ranks × pieces: before, and after. Number and colour are the
     rank that contributed; several side by side, their sum; one below the other, the parts of
-    several. Boxes in which nobody is interested in the end are left out there.
+    several. Boxes that do not matter in the end are left out there.
 
     ranks: 2 to 8. Raises `ConfigError` for others, or a name that doesn't exist.
     """
     if not 2 <= ranks <= MOST_RANKS:
-        raise ConfigError(f"the sheet can show 2 to {MOST_RANKS} ranks, not {ranks}")
+        raise ConfigError(f"this picture can show 2 to {MOST_RANKS} ranks, not {ranks}")
     rows = -(-len(collectives) // ACROSS)
     side, cell_w = 1.25, (WIDTH_IN - 2 * MARGIN_IN) / ACROSS
     cell_h = side + 0.75
@@ -56,15 +56,15 @@ def before_and_after(
 def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, side: float) -> None:
     if name not in DATA:
         raise ConfigError(f"no data to show of {name!r}; there are: {', '.join(DATA)}")
-    goal = goal_of(name, p, root)
+    spec = spec_of(name, p, root)
     before = stepper_frames(name, next(iter(ALGORITHMS[name])), p, root)[0].holds > 0
-    after = goal.wanted & goal.judged[..., None]
+    after = spec.wanted & spec.judged[..., None]
     axes.text(x, y + 0.12, name, weight="bold", size=14, va="center", color=INK)
     top, middle = y + 0.32, y + 0.32 + side / 2
-    _draw_grid(axes, before, np.ones_like(goal.judged), x, top, side, goal.moves)
+    _draw_grid(axes, before, np.ones_like(spec.judged), x, top, side, spec.moves)
     axes.annotate("", (x + side + 0.62, middle), (x + side + 0.12, middle),
                   arrowprops={"arrowstyle": "-|>", "color": QUIET, "lw": 2.5})
-    _draw_grid(axes, after, goal.judged, x + side + 0.74, top, side, goal.moves)
+    _draw_grid(axes, after, spec.judged, x + side + 0.74, top, side, spec.moves)
 
 
 def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: float,

@@ -1,4 +1,4 @@
-"""The sheet of paper under every picture: one size of type, one place for the title, an alt text.
+"""What all pictures have in common: one size of type, one place for the title, an alt text.
 
 Pictures never touch pyplot, so nothing is drawn twice, none stays open, and a widget may render in
 a few milliseconds.

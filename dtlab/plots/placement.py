@@ -20,7 +20,7 @@ from dtlab.plots.network import draw_nodes, layout_of
 from dtlab.plots.palette import FAINT, HUES, INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
-from dtlab.ps.where import PLACES, gpus_and_cpu, servers_of, sum_on_gpus
+from dtlab.ps.gpu_placement import GPU_PLACEMENTS, gpus_and_cpu, servers_of, sum_on_gpus
 from dtlab.simulator import simulate
 from dtlab.topology import link_bytes
 
@@ -59,27 +59,27 @@ def placed(where: str, gpus: int, nbytes: int, bandwidth_Bps: float, switches: i
     return Placed(result.elapsed_s, links)
 
 
-def placement(where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
+def placement(where: str = GPU_PLACEMENTS[0], gpus: int = 4, nbytes: int = 160_000_000,
               bandwidth_Bps: float = 16e9, switches: int = 1, *, dpi: float = 100) -> Picture:
     """Left: the machine, with the bytes that cross each link, each way, while the gradients are
     summed up; the thicker the more, the busiest dark. Right: how long each placement takes.
 
-    where: one of `dtlab.ps.where.PLACES`. gpus: 1 to 8; nbytes: of gradients, on each;
+    where: one of `dtlab.ps.gpu_placement.GPU_PLACEMENTS`. gpus: 1 to 8; nbytes: of gradients, each;
     bandwidth_Bps: of each PCIe link, bytes per second, one direction; switches: PCIe switches.
     Latency and addition cost nothing here. Raises `ConfigError` for what doesn't exist.
     """
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"the picture has room for 1 to {MOST_GPUS} GPUs, not {gpus}")
     servers = servers_of(where, gpus)
-    shown = {name: placed(name, gpus, nbytes, bandwidth_Bps, switches) for name in PLACES}
+    shown = {name: placed(name, gpus, nbytes, bandwidth_Bps, switches) for name in GPU_PLACEMENTS}
     chosen = shown[where]
     heading = f"Gradients summed {where}: {seconds_text(chosen.elapsed_s)} (simulated)"
-    told = (f"{count_text(gpus, 'GPU')} · {bytes_text(nbytes)} of gradients on each · "
+    note = (f"{count_text(gpus, 'GPU')} · {bytes_text(nbytes)} of gradients on each · "
             f"{count_text(switches, 'PCIe switch', 'PCIe switches')}, "
             f"{bytes_text(bandwidth_Bps)}/s · busiest link: {bytes_text(chosen.busiest)} each way")
     with styled():
         picture = new_picture(_WIDTH_IN, _HEIGHT_IN, dpi)
-        write_title(picture, heading, told)
+        write_title(picture, heading, note)
         tree = place_axes(picture, left=MARGIN_IN, right=_WIDTH_IN - _TREE_IN, bottom=0.55, top=1.0)
         graph = gpus_and_cpu(gpus, switches, bandwidth_Bps).graph()
         graph.remove_node(gpus)
@@ -90,7 +90,7 @@ def placement(where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
     links = ", ".join(f"{_called(a)} – {_called(b)} {bytes_text(count)}"
                       for (a, b), count in sorted(chosen.links.items(), key=lambda i: str(i[0])))
     times = "; ".join(f"{name} {seconds_text(one.elapsed_s)}" for name, one in shown.items())
-    picture.alt = f"{heading}. {told}. Each way: {links or 'nothing'}. Times: {times}."
+    picture.alt = f"{heading}. {note}. Each way: {links or 'nothing'}. Times: {times}."
     return picture
 
 
@@ -175,11 +175,11 @@ def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_0
     floor_s = cost.parameter_server_s(1, 1, nbytes, bandwidth_Bps)
     kind = "predicted and simulated" if simulated else "predicted"
     title = f"Push and pull, m workers and n servers: {kind} time"
-    told = (f"{bytes_text(nbytes)} each way and worker · every port {bytes_text(bandwidth_Bps)}/s "
+    note = (f"{bytes_text(nbytes)} each way and worker · every port {bytes_text(bandwidth_Bps)}/s "
             f"· floor: {seconds_text(floor_s)}")
     with styled():
         picture = new_picture(_WIDTH_IN, 5.6, dpi)
-        write_title(picture, title, told)
+        write_title(picture, title, note)
         axes = place_axes(picture, left=1.25, right=2.0, bottom=0.85, top=1.1)
         counts = np.unique(np.geomspace(1, 2 * most, 40).round().astype(int))
         axes.axhline(floor_s, color=QUIET, linewidth=2, linestyle=":", zorder=1)
@@ -197,7 +197,7 @@ def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_0
                     handlelength=3)
     ends = "; ".join(f"m = {m}: {seconds_text(m * floor_s)} with one server, "
                      f"{seconds_text(floor_s)} from n = {m} on" for m in workers)
-    picture.alt = f"{title}. {told}. {ends}."
+    picture.alt = f"{title}. {note}. {ends}."
     return picture
 
 

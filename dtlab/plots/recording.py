@@ -1,18 +1,22 @@
-"""A collective as a film: after each step, which pieces hold whose contributions.
+"""A collective as frames: after each step, which pieces hold whose contributions.
 
-The film is a recording, not a drawing: the algorithm runs in the simulator, on a network where
-every message takes one second, and each rank contributes a vector of pieces with p elements each,
-all zero but for element r. Whatever the algorithm does, element c of a piece then says how often
-rank c's contribution is in it. There are p pieces, unless the algorithm cuts the vector otherwise.
+Frames are recorded, not drawn by hand: the algorithm runs in the simulator, on a network where
+every message takes one second, and those posted together the same one. Each rank contributes a
+vector of pieces with p elements each, all zero but for element r. Whatever the algorithm does,
+element c of a piece then says how often rank c's contribution is in it. There are p pieces, unless
+the algorithm cuts the vector otherwise.
 
-Where pieces only change hands, they are told by their contents instead: see `dtlab.plots.custody`.
+Where pieces are only moved, never added, their contents tell which they are: see
+`dtlab.plots.ownership`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +25,9 @@ import torch
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.plots import custody, goals
+from dtlab.plots import ownership
 from dtlab.plots.frames import Arrow, Frame
+from dtlab.plots.specification import Spec, arguments, spec_of
 from dtlab.plots.watched import Notes, Posted, Region, WatchedComm, region_of, unwritten_is_nan
 from dtlab.simulator import simulate
 from dtlab.simulator.isolation import private
@@ -31,26 +36,31 @@ from dtlab.trace import Message, Trace
 
 MOST_RANKS = 32  # more can't be read in one picture
 MOST_PIECES = 16
-FILMED_WITH = {("all_reduce", "double_tree"): {"segments": 1}}  # 16 a tree could not be followed
+RECORDED_WITH = {("all_reduce", "double_tree"): {"segments": 1}}  # 16 a tree could not be followed
 
 
 class _Seen(NamedTuple):
-    """Of one rank: its notes, the buffer that shows its pieces, the one that did so at the start,
-    and what its function returned."""
+    """Of one rank: its notes, the buffer that shows its pieces, the one that shows them until that
+    changes (the same one, unless partial sums stand elsewhere), and what its function returned."""
 
     notes: Notes
     canvas: int
-    start: int
+    sums: int
     result: Any
+
+    @property
+    def buffers(self) -> tuple[int, int]:
+        """The two of them."""
+        return self.canvas, self.sums
 
 
 def stepper_frames(
     collective: str, algorithm: str, ranks: int, root: int = 0, op: Any = "sum"
 ) -> list[Frame]:
-    """The film of a registered algorithm: one frame for the start, one for each step.
+    """The frames of a registered algorithm: one for the start, one for each step.
 
     A step is a moment at which messages arrive. `op` only enters the title: contributions are
-    counted by adding them. A double tree is filmed with one segment a tree. Raises `ConfigError`
+    counted by adding them. A double tree is recorded with one segment a tree. Raises `ConfigError`
     for names or ranks that don't exist.
     """
     known = ALGORITHMS.get(collective, {})
@@ -58,7 +68,7 @@ def stepper_frames(
         names = ", ".join(f"{c} {a}" for c, algorithms in ALGORITHMS.items() for a in algorithms)
         raise ConfigError(f"no algorithm {collective!r} {algorithm!r}; there are: {names}")
     title = f"{collective}, {algorithm}" + ("" if op == "sum" else f", {op}")
-    options = FILMED_WITH.get((collective, algorithm), {})
+    options = RECORDED_WITH.get((collective, algorithm), {})
     return frames_of(partial(known[algorithm], **options), ranks, collective, root=root,
                      title=title)
 
@@ -67,7 +77,7 @@ def frames_of(
     fn: Callable[..., Any], ranks: int, collective: str = "all_reduce", *, root: int = 0,
     title: str = "",
 ) -> list[Frame]:
-    """The film of any function `fn(comm, x)`, such as a learner's own ring.
+    """The frames of any function `fn(comm, x)`, such as a learner's own ring.
 
     `x` is a vector of ranks² elements, to be cut into `ranks` pieces, or of another length if `fn`
     cuts it into others; `fn` changes it in place or returns the result. collective: what `fn` ought
@@ -77,42 +87,42 @@ def frames_of(
     """
     check_ranks(ranks)
     if ranks > MOST_RANKS:
-        raise ConfigError(f"a film of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")
+        raise ConfigError(f"frames of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")
     if not 0 <= root < ranks:
         raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
     inner = getattr(fn, "func", fn)  # of a functools.partial
     title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"
-    film = first = _record(fn, title, goals.goal_of(collective, ranks, root), root)
+    recorded = first = _record(fn, title, spec_of(collective, ranks, root), root)
     for _ in range(3):  # few elements may not show all cuts
-        pieces = film.natural_pieces()
-        if pieces == film.pieces:
-            return film.frames()
-        film = _record(fn, title, goals.goal_of(collective, ranks, root, pieces), root)
+        pieces = recorded.natural_pieces()
+        if pieces == recorded.pieces:
+            return recorded.frames()
+        recorded = _record(fn, title, spec_of(collective, ranks, root, pieces), root)
     return first.frames()
 
 
-def _record(fn: Callable[..., Any], title: str, goal: goals.Goal, root: int) -> _Film:
+def _record(fn: Callable[..., Any], title: str, spec: Spec, root: int) -> _Recording:
     """Run `fn` on every rank, watched."""
-    p, pieces = len(goal.wanted), goal.wanted.shape[1]
+    p, pieces = len(spec.wanted), spec.wanted.shape[1]
 
     def watched(comm: Comm) -> _Seen:
         notes = Notes()
-        given = goals.arguments(fn, goal, comm.rank, p, root)
+        given = arguments(fn, spec, comm.rank, p, root)
         for tensor in given.values():
             notes.watch(tensor, 0.0)
         result = private(fn)(WatchedComm(comm, notes, range(p)), **given)
         notes.watch(result, comm.now())
         notes.look(comm.now())
         tensors = list(given.values())
-        start = _canvas(notes, result, tensors, comm.rank, (pieces, p))
-        canvas = _elsewhere(notes, start, tensors) or start
+        canvas = _canvas(notes, result, tensors, comm.rank, (pieces, p))
+        sums = _elsewhere(notes, canvas, tensors) or canvas
         returned = isinstance(result, torch.Tensor)
         last = next((t for t in reversed(tensors) if isinstance(t, torch.Tensor)), None)
-        return _Seen(notes, canvas, start, result if returned else last)
+        return _Seen(notes, canvas, sums, result if returned else last)
 
     with unwritten_is_nan():
-        run = simulate(watched, network=uniform(p, 1.0, float("inf")), echo=False)
-    return _Film(title, goal, run.trace, run.values)
+        run = simulate(watched, network=uniform(p, 1.0, math.inf), overhead_s=0.0, echo=False)
+    return _Recording(title, spec, run.trace, run.values)
 
 
 def _canvas(
@@ -132,38 +142,37 @@ def _canvas(
     return next((m for m in (candidates[0], *alike, *candidates[1:]) if m in whole), 0)
 
 
-def _elsewhere(notes: Notes, start: int, given: Sequence[Any]) -> int:
-    """If what was given is left as it is (as by a reduce), then the buffer as large from which
-    messages were sent instead; 0 if there is none."""
-    sent = [side.region.memory for side in notes.sent if side.region]
-    regions = [region_of(tensor) for tensor in given]
-    if len(notes.history.get(start, ())) != 1 or start in sent or start not in [
-            region.memory for region in regions if region]:
+def _elsewhere(notes: Notes, canvas: int, given: Sequence[Any]) -> int:
+    """If messages were sent from another buffer as large before any was sent from the one that was
+    given (as by a reduce, which leaves that as it is): that buffer; 0 if there is none."""
+    if canvas not in [region.memory for region in map(region_of, given) if region]:
         return 0
-    numel = notes.history[start][0][1].numel()
-    return next((m for m in sent if notes.history[m][-1][1].numel() == numel), 0)
+    sent = [side.region.memory for side in notes.sent if side.region]
+    numel = notes.history[canvas][0][1].numel()
+    return next((m for m in takewhile(lambda m: m != canvas, sent)
+                 if notes.history[m][-1][1].numel() == numel), 0)
 
 
-class _Film:
+class _Recording:
     """Cuts the notes of all ranks at the moments when messages arrived."""
 
-    def __init__(self, title: str, goal: goals.Goal, trace: Trace, seen: Sequence[_Seen]):
-        self.title, self.goal, self.trace, self.seen = title, goal, trace, seen
-        self.pieces = int(goal.wanted.shape[1])
+    def __init__(self, title: str, spec: Spec, trace: Trace, seen: Sequence[_Seen]):
+        self.title, self.spec, self.trace, self.seen = title, spec, trace, seen
+        self.pieces = int(spec.wanted.shape[1])
         self.times = sorted({m.end_s for m in trace.transfers})
         self.sides = self._both_sides()
-        # else show how the news spreads
-        self.data = goal.moves or all(each.canvas for each in seen)
+        # else show whose arrival each rank knows of
+        self.data = spec.moves or all(each.canvas for each in seen)
 
     def natural_pieces(self) -> int:
-        """Into how many pieces its messages cut the vector; p if it can't be shown in so many."""
+        """Into how many pieces its messages cut the vector; p if it can't be shown in as many."""
         p, whole = self.trace.ranks, self.pieces * self.trace.ranks
-        if self.goal.moves or not self.data or not self.goal.judged.all(axis=1).any():
+        if self.spec.moves or not self.data or not self.spec.judged.all(axis=1).any():
             return p
         regions = [(rank, side.region) for m, sides in self.sides
                    for rank, side in zip((m.src, m.dst), sides, strict=True) if side]
         cuts = {0, whole} | {edge for rank, region in regions
-                             if region and region.memory == self.seen[rank].canvas
+                             if region and region.memory in self.seen[rank].buffers
                              for edge in (region.first, region.first + region.length)}
         if all(cut % p == 0 for cut in cuts):
             return self.pieces
@@ -171,12 +180,13 @@ class _Film:
 
     def frames(self) -> list[Frame]:
         """One frame for the start and one for each moment at which messages arrived."""
-        p, goal = self.trace.ranks, self.goal
-        states = (self._moved() if goal.moves else self._states()) if self.data else self._news()
-        wanted, judged = goal.wanted, goal.judged
+        p, spec = self.trace.ranks, self.spec
+        record = self._moved if spec.moves else self._states if self.data else self._arrivals
+        states = record()
+        wanted, judged = spec.wanted, spec.judged
         if not self.data:
             wanted = np.ones((p, 1, p), bool)
-            judged = np.full((p, 1), goal.spreads_news)
+            judged = np.full((p, 1), spec.synchronizes)
         vector_bytes = self.pieces * p * 4 if self.data else 0
         arrived: dict[float, list[Arrow]] = defaultdict(list)
         for m, sides in self.sides:
@@ -190,7 +200,7 @@ class _Film:
             changed = (holds != states[max(0, step - 1)]).any(axis=2)
             frames.append(Frame(
                 self.title, step, len(self.times), holds, wanted, judged, changed, arrows,
-                sent, total, vector_bytes, "piece" if self.data else "news", wide,
+                sent, total, vector_bytes, "piece" if self.data else "arrivals", wide,
             ))
         return frames
 
@@ -203,16 +213,18 @@ class _Film:
             limit = float("inf") if step == len(self.times) else now
             rows = []
             for each in self.seen:
-                known = [held for memory in (each.start, each.canvas)
-                         for when, held in each.notes.history[memory]
-                         if when <= limit and (memory == each.start or held.any())]
+                history = each.notes.history
+                known = [held for when, held in history[each.canvas] if when <= limit]
+                if len(known) < 2:  # not changed yet
+                    known += [held for when, held in history[each.sums]
+                              if when <= limit and held.any()]
                 last = (known or [torch.zeros(self.pieces * p)])[-1]
                 rows.append(last.reshape(self.pieces, p).double().numpy())
             states.append(_counted(np.stack(rows)))
         return states
 
-    def _news(self) -> list[np.ndarray]:
-        """holds, after each step, of one piece: whose news can have reached the rank by then."""
+    def _arrivals(self) -> list[np.ndarray]:
+        """holds, after each step, of one piece: of whose arrival the rank can know by then."""
         p = self.trace.ranks
         states = [np.eye(p, dtype=np.int64)[:, None, :]]
         known_at = [(-1.0, states[0])]
@@ -227,17 +239,17 @@ class _Film:
         return states
 
     def _moved(self) -> list[np.ndarray]:
-        """holds, after each step, where pieces only change hands; at last, by the results."""
-        p, goal = self.trace.ranks, self.goal
-        given = [np.any([custody.pieces_in(history[0][1], p) for history in
+        """holds, after each step, where pieces are only moved; at last, by the results."""
+        p, spec = self.trace.ranks, self.spec
+        given = [np.any([ownership.pieces_in(history[0][1], p) for history in
                          each.notes.history.values() if history[0][0] == 0.0], axis=0)
                  for each in self.seen]
-        moves = [(m.end_s, m.dst, custody.pieces_in(sent.data, p))
+        moves = [(m.end_s, m.dst, ownership.pieces_in(sent.data, p))
                  for m, (sent, _) in self.sides if sent]
-        states = custody.custody(p, given, self.times, moves)
+        states = ownership.owned_pieces(p, given, self.times, moves)
         for rank, each in enumerate(self.seen):
-            wanted = goal.wanted[rank] & goal.judged[rank][:, None]
-            custody.place(states[-1][rank], wanted, each.result)
+            wanted = spec.wanted[rank] & spec.judged[rank][:, None]
+            ownership.correct_order_(states[-1][rank], wanted, each.result)
         return states
 
     def _both_sides(self) -> list[tuple[Message, tuple[Posted | None, Posted | None]]]:
@@ -259,8 +271,8 @@ class _Film:
         self, m: Message, sides: tuple[Posted | None, Posted | None]
     ) -> tuple[int, ...]:
         """Which pieces a message carried: by its contents, or where they lay at one of its ends."""
-        if self.goal.moves:
-            found = custody.pieces_in(sides[0].data if sides[0] else None, self.trace.ranks)
+        if self.spec.moves:
+            found = ownership.pieces_in(sides[0].data if sides[0] else None, self.trace.ranks)
             return tuple(int(piece) for piece in np.flatnonzero(found.any(axis=1)))
         ends = zip((m.src, m.dst), sides, strict=True)
         by_place = (self._pieces(rank, side.region) for rank, side in ends if side)
@@ -270,7 +282,7 @@ class _Film:
         p = self.trace.ranks
         if region is not None and region.length == self.pieces * p:
             return tuple(range(self.pieces))  # a whole vector, wherever it lies
-        if region is None or region.memory != self.seen[rank].canvas:
+        if region is None or region.memory not in self.seen[rank].buffers:
             return ()
         return tuple(range(region.first // p, (region.first + region.length - 1) // p + 1))
 

@@ -1,4 +1,4 @@
-"""Three copies of a server, two workers, and what befalls them: what the replica picture draws."""
+"""Three copies of a server, two workers, and a failure: the run that `replicas` draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from dtlab import ps
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.ps.master import Chronicle
+from dtlab.ps.master import MasterLog
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, with_link
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
@@ -26,20 +26,20 @@ NEVER_S = 0.3  # a cut link heals then at the latest, when all that is shown is 
 END_S = 0.17  # of what is shown
 
 
-class Told(NamedTuple):
-    """What a worker was told of one push."""
+class PushReply(NamedTuple):
+    """The answer that a worker got to one push."""
 
     worker: int
     asked_s: float
-    told_s: float
+    replied_s: float
     acknowledged: bool  # else refused: done, or not
     weight: float | None = None  # what it reads then, if it looks; None if that is refused
 
 
-class WorkerDiary(NamedTuple):
+class WorkerResult(NamedTuple):
     """What a worker returns."""
 
-    told: list[Told]
+    replies: list[PushReply]
     last: float  # the weight that it reads in the end
 
 
@@ -51,26 +51,26 @@ def count_pushes(comm: Comm, rule: ps.Replication, pushes: int = 10, look: bool 
     if node.is_server:
         return node.serve()
     node.init({"w": torch.zeros(1)})
-    told = []
+    replies = []
     for step in range(pushes):
         late = step == 0 and comm.rank == NEAR  # so that the workers take turns
         with comm.compute("gradient", seconds=PAUSE_S * (1 + late)):
             pass
-        told.append(_push_one(comm, node))
+        replies.append(_push_one(comm, node))
         if look:
-            told[-1] = told[-1]._replace(weight=_pull(node))
+            replies[-1] = replies[-1]._replace(weight=_pull(node))
     last = _pull_at_last(comm, node)
     node.finish()
-    return WorkerDiary(told, last)
+    return WorkerResult(replies, last)
 
 
-def _push_one(comm: Comm, node: ps.Node) -> Told:
+def _push_one(comm: Comm, node: ps.Node) -> PushReply:
     asked_s = comm.now()
     try:
         node.push({"w": -torch.ones(1)})  # returns: it is acknowledged
     except ps.Unavailable:
-        return Told(comm.rank, asked_s, comm.now(), False)
-    return Told(comm.rank, asked_s, comm.now(), True)
+        return PushReply(comm.rank, asked_s, comm.now(), False)
+    return PushReply(comm.rank, asked_s, comm.now(), True)
 
 
 def _pull(node: ps.Node) -> float | None:
@@ -120,20 +120,20 @@ class ReplicaRun:
     trace: Trace
 
     @property
-    def told(self) -> list[Told]:
-        """What both workers were told, in the order of time."""
-        both = [*self.values[FAR].told, *self.values[NEAR].told]
-        return sorted(both, key=lambda told: told.told_s)
+    def replies(self) -> list[PushReply]:
+        """The replies to both workers, in the order of time."""
+        both = [*self.values[FAR].replies, *self.values[NEAR].replies]
+        return sorted(both, key=lambda reply: reply.replied_s)
 
     @property
     def acknowledged(self) -> int:
-        """Pushes that the workers were told are safe."""
-        return sum(told.acknowledged for told in self.told)
+        """Pushes that were acknowledged to the workers."""
+        return sum(reply.acknowledged for reply in self.replies)
 
     @property
     def refused(self) -> int:
-        """Pushes of which they were told: done, or not."""
-        return len(self.told) - self.acknowledged
+        """Pushes that were refused: they may have been carried out, or not."""
+        return len(self.replies) - self.acknowledged
 
     @property
     def counted(self) -> int:
@@ -143,23 +143,23 @@ class ReplicaRun:
 
     @property
     def lost(self) -> int:
-        """Acknowledged pushes that are not in the weight: at least so many."""
+        """Acknowledged pushes that are not in the weight, at least."""
         return max(0, self.acknowledged - self.counted)
 
     @property
     def longest_s(self) -> float:
-        """The longest time for which a worker waited to be told."""
-        return max(told.told_s - told.asked_s for told in self.told)
+        """The longest time for which a worker waited for a reply."""
+        return max(reply.replied_s - reply.asked_s for reply in self.replies)
 
     @property
-    def chronicle(self) -> Chronicle:
+    def master_log(self) -> MasterLog:
         """What the master has seen."""
-        found: Chronicle = self.values[MASTER]
+        found: MasterLog = self.values[MASTER]
         return found
 
     @cached_property
     def died_s(self) -> float:
-        """When the victim was last heard of; infinity if nobody died."""
+        """When the victim sent its last message; infinity if no copy died."""
         if self.victim is None or self.values[self.victim] is not None:
             return math.inf
         return max((m.start_s for m in self.trace.transfers if m.src == self.victim), default=0.0)

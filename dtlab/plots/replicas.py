@@ -1,4 +1,4 @@
-"""Copies of a server, message by message: who leads, who dies, what workers are told."""
+"""Copies of a server, message by message: who leads, who dies, what is acknowledged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, rank_color, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.replica_run import COPIES, END_S, FAR, MASTER, NEAR, ReplicaRun, Told
+from dtlab.plots.replica_run import COPIES, END_S, FAR, MASTER, NEAR, PushReply, ReplicaRun
 from dtlab.plots.units import count_text, seconds_text
 from dtlab.trace import Message
 
@@ -38,7 +38,7 @@ def replicas(run: ReplicaRun, *, begin_s: float = 0.0, end_s: float = END_S, tit
         _draw_lines(axes, run, end_s)
         _draw_messages(axes, run, begin_s, end_s)
         _draw_cut(axes, run, begin_s, end_s)
-        _draw_told(axes, [told for told in run.told if begin_s <= told.told_s <= end_s])
+        _draw_replies(axes, [each for each in run.replies if begin_s <= each.replied_s <= end_s])
         axes.set_xlim(begin_s * 1e3, end_s * 1e3)
         axes.set_ylim(-0.5, len(_ROWS) - 0.5)
         axes.set_yticks([_HEIGHT[rank] for rank in _ROWS], [_NAMES[rank] for rank in _ROWS])
@@ -73,9 +73,9 @@ def _event_text(run: ReplicaRun) -> str:
 def _story(run: ReplicaRun) -> str:
     """Who led when, and who was declared dead."""
     terms = [f"copy {term.head} leads from {seconds_text(term.from_s)}"
-             for term in run.chronicle.terms]
+             for term in run.master_log.terms]
     dead = [f"the master gives copy {rank} up at {seconds_text(at_s)}"
-            for rank, at_s in run.chronicle.dead.items()]
+            for rank, at_s in run.master_log.dead.items()]
     return "; ".join(terms + dead) + "."
 
 
@@ -93,12 +93,12 @@ def _draw_lines(axes: Axes, run: ReplicaRun, end_s: float) -> None:
                       markeredgecolor=PAPER, zorder=6)
             axes.text(until_s * 1e3, _HEIGHT[rank] + 0.22, "dies", color=ALARM, size=12,
                       ha="center", va="bottom", zorder=6, bbox=_PLATE)
-    for term in run.chronicle.terms:
+    for term in run.master_log.terms:
         until_s = min(term.until_s, run.died_s if term.head == run.victim else math.inf, end_s)
         axes.plot([term.from_s * 1e3, until_s * 1e3], [_HEIGHT[term.head]] * 2,
                   color=rank_color(term.head), linewidth=9, solid_capstyle="butt", alpha=0.55,
                   zorder=1.5)
-    for rank, at_s in run.chronicle.dead.items():
+    for rank, at_s in run.master_log.dead.items():
         if at_s < end_s:
             axes.plot(at_s * 1e3, _HEIGHT[MASTER], marker="v", markersize=9, color=INK, zorder=6)
             axes.text(at_s * 1e3, _HEIGHT[MASTER] - 0.2, f"gives up copy {rank}", size=11,
@@ -139,11 +139,11 @@ def _draw_cut(axes: Axes, run: ReplicaRun, begin_s: float, end_s: float) -> None
                   zorder=6, bbox=_PLATE)
 
 
-def _draw_told(axes: Axes, told: list[Told]) -> None:
-    """What a worker was told, when."""
+def _draw_replies(axes: Axes, replies: list[PushReply]) -> None:
+    """Each reply to a worker, when it came."""
     for yes in (True, False):
-        some = [one for one in told if one.acknowledged == yes]
-        axes.scatter([one.told_s * 1e3 for one in some], [_HEIGHT[one.worker] for one in some],
+        some = [one for one in replies if one.acknowledged == yes]
+        axes.scatter([one.replied_s * 1e3 for one in some], [_HEIGHT[one.worker] for one in some],
                      marker="o" if yes else "X", s=46 if yes else 80, zorder=5,
                      c=[rank_style(one.worker).color if yes else ALARM for one in some],
                      edgecolors=PAPER, linewidths=0.8)

@@ -31,9 +31,9 @@ def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[
     with styled():
         picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
         shares = [arc_shares(servers, v) for v in vnodes]
-        told = " · ".join(f"{_nodes_text(v)}: largest share {max(found):.0%}, smallest "
+        note = " · ".join(f"{_nodes_text(v)}: largest share {max(found):.0%}, smallest "
                           f"{min(found):.0%}" for v, found in zip(vnodes, shares, strict=True))
-        write_title(picture, title, told)
+        write_title(picture, title, note)
         axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.6, top=1.0)
         axes.set_axis_off()
         axes.set_xlim(0, WIDTH_IN - 2 * MARGIN_IN)
@@ -48,7 +48,7 @@ def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[
         picture.legend(handles=handles, loc="lower left", ncols=len(handles), fontsize=12,
                        bbox_to_anchor=(MARGIN_IN / WIDTH_IN, 0.1 / HEIGHT_IN), labelcolor=QUIET,
                        borderaxespad=0, handlelength=1.6)
-    picture.alt = f"{title}, computed: {servers} servers. {told}."
+    picture.alt = f"{title}, computed: {servers} servers. {note}."
     return picture
 
 

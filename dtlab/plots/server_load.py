@@ -21,11 +21,11 @@ def server_load(loads: Mapping[str, Sequence[int]], *, title: str = "Requests a 
     if not loads or not all(loads.values()):
         raise ConfigError("server_load needs at least one case, and a number for each server")
     clock = "simulated" if virtual else "measured"
-    told = " · ".join(f"{name}: busiest {max(counts) / np.mean(counts):.1f} × the mean"
+    note = " · ".join(f"{name}: busiest {max(counts) / np.mean(counts):.1f} × the mean"
                       for name, counts in loads.items())
     with styled():
         picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
-        write_title(picture, f"{title} ({clock})", told)
+        write_title(picture, f"{title} ({clock})", note)
         panels = picture.subplots(1, len(loads), sharey=True, squeeze=False)[0]
         picture.subplots_adjust(left=0.95 / WIDTH_IN, right=1 - MARGIN_IN / WIDTH_IN,
                                 bottom=0.75 / HEIGHT_IN, top=1 - 1.3 / HEIGHT_IN, wspace=0.08)
@@ -44,5 +44,5 @@ def server_load(loads: Mapping[str, Sequence[int]], *, title: str = "Requests a 
         panels[0].set_ylim(0, 1.12 * max(max(counts) for counts in loads.values()))
     cases = "; ".join(f"{name}: {', '.join(f'{count:,}' for count in counts)}"
                       for name, counts in loads.items())
-    picture.alt = (f"{title} ({clock}), {count_text(len(loads), 'case')}. {told}. {cases}.")
+    picture.alt = (f"{title} ({clock}), {count_text(len(loads), 'case')}. {note}. {cases}.")
     return picture

@@ -1,4 +1,4 @@
-"""One frame of a collective's film: who holds which piece with whose contributions."""
+"""One frame of a collective: who holds which piece with whose contributions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(frame: Frame, height: float | None) -> Layout:
-        """The layout of a film: equal for all its frames, so that nothing jumps between them."""
+        """The layout of all frames of one run: the same, so that nothing jumps between them."""
         width = WIDTH_IN - _LEFT_IN - _RIGHT_IN
         row = min(((height or HEIGHT_IN) - _TOP_IN - _BOTTOM_IN) / frame.ranks, 1.2)
         height = height or _TOP_IN + _BOTTOM_IN + row * frame.ranks
         margin = 1.7 if frame.wide else 0.0
-        column = min((width - margin) / frame.pieces, 3.4 if frame.what == "news" else 2.2)
+        column = min((width - margin) / frame.pieces, 3.4 if frame.what == "arrivals" else 2.2)
         gutter = max(0.14, min(0.45, 0.24 * column)) if not frame.wide else 0.1
         grid = column * frame.pieces
         return Layout(row, column, column - gutter, row * 0.8, grid, width - grid, height)
@@ -133,7 +133,7 @@ def _draw_labels(axes: Axes, frame: Frame, layout: Layout) -> None:
         axes.text(-0.34, middle, f"rank {rank}", ha="right", va="center_baseline", size=size)
     narrow = layout.box_w < 0.8
     for piece in range(frame.pieces):
-        name = "has heard from" if frame.what == "news" else f"piece {piece}"
+        name = "has heard from" if frame.what == "arrivals" else f"piece {piece}"
         axes.text(piece * layout.column + layout.box_w / 2, -0.1,
                   str(piece) if narrow else name, ha="center", va="bottom",
                   size=13 if not narrow else 12)
@@ -279,7 +279,7 @@ def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
 
 
 def _draw_foot(picture: Picture, frame: Frame) -> None:
-    """How far the film is, as a bar with one field a step; and what the signs mean."""
+    """Which step this is, as a bar with one field a step; and what the signs mean."""
     axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
                       top=picture.get_figheight() - 0.62)
     width = WIDTH_IN - 2 * MARGIN_IN

@@ -30,16 +30,16 @@ def loss_curves(runs: Mapping[str, Sequence[Curve]], x_label: str, title: str = 
         picture = new_picture(11, 5.8, dpi)
         write_title(picture, heading, subtitle)
         axes = place_axes(picture, left=1.15, right=0.4, bottom=0.9, top=1.1)
-        told = []
+        note = []
         for index, (name, curves) in enumerate(runs.items()):
             x, y = _median(curves)
             _draw_curve(axes, index, name, curves, x, y)
-            told.append(f"{name}: {y[-1]:.2g} at {x[-1]:.3g}")
+            note.append(f"{name}: {y[-1]:.2g} at {x[-1]:.3g}")
         axes.set_xlabel(x_label)
         axes.set_xlim(left=0)
         _loss_axis(axes)
         axes.legend(loc="upper right", handlelength=4)
-    picture.alt = f"{heading}. {subtitle} Median loss at the end, {x_label}: {'; '.join(told)}."
+    picture.alt = f"{heading}. {subtitle} Median loss at the end, {x_label}: {'; '.join(note)}."
     return picture
 
 
@@ -81,9 +81,9 @@ def loss_sweep(
         picture = new_picture(11, 6.0, dpi)
         write_title(picture, heading, subtitle)
         axes = place_axes(picture, left=1.15, right=0.4, bottom=0.9, top=1.5)
-        told = []
+        note = []
         for index, (name, found) in enumerate(losses.items()):
-            told.append(f"{name}: " + _draw_sweep(axes, index, name, found, ceiling))
+            note.append(f"{name}: " + _draw_sweep(axes, index, name, found, ceiling))
             if limits and name in limits:
                 axes.axvline(limits[name], color=line_style(index).color, linestyle=":", zorder=1)
         axes.set_xscale("log")
@@ -100,7 +100,7 @@ def loss_sweep(
                     columnspacing=1.4)
     predicted = "".join(f" {name} is predicted to diverge above {x:.2g}."
                         for name, x in (limits or {}).items())
-    picture.alt = f"{heading}. {subtitle} {'; '.join(told)}.{predicted}"
+    picture.alt = f"{heading}. {subtitle} {'; '.join(note)}.{predicted}"
     return picture
 
 
@@ -136,7 +136,7 @@ def staleness_histograms(seen: Mapping[str, Mapping[int, int]], title: str = "St
     heading = f"{title} (simulated)"
     most = max(max(counts) for counts in seen.values())
     highest = max(max(counts.values()) / sum(counts.values()) for counts in seen.values()) * 100
-    told = []
+    note = []
     with styled():
         picture = new_picture(11, 4.6, dpi)
         write_title(picture, heading, "how many updates a gradient had missed when it arrived")
@@ -158,8 +158,8 @@ def staleness_histograms(seen: Mapping[str, Mapping[int, int]], title: str = "St
                 axes.set_yticklabels([])
             else:
                 axes.set_ylabel("of gradients (%)")
-            told.append(f"{name}: mean {mean:.2f}, at most {max(counts)}")
-    picture.alt = f"{heading}. {'; '.join(told)}."
+            note.append(f"{name}: mean {mean:.2f}, at most {max(counts)}")
+    picture.alt = f"{heading}. {'; '.join(note)}."
     return picture
 
 

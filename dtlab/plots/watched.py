@@ -1,14 +1,15 @@
-"""A communicator that looks over an algorithm's shoulder: it notes what every buffer held, when."""
+"""A communicator that records what every buffer of an algorithm held, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.machine import Machine
 
 
 class Region(NamedTuple):
@@ -44,6 +45,7 @@ class Notes:
 
     def watch(self, tensor: Any, now: float) -> None:
         """From now on note what the buffer of `tensor` holds."""
+        tensor = as_floats(tensor)
         where = region_of(tensor)
         if where is not None and where.memory not in self._buffers:
             whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
@@ -75,8 +77,18 @@ def unwritten_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
+def as_floats(x: Any) -> Any:
+    """`x`; if it is a row of bytes, the float32 numbers that they stand for: some algorithms move
+    elements as bytes."""
+    if (isinstance(x, torch.Tensor) and x.dtype == torch.uint8 and x.is_contiguous()
+            and x.numel() % 4 == x.storage_offset() % 4 == 0):
+        return x.detach().view(-1).view(torch.float32)
+    return x
+
+
 def region_of(tensor: Any) -> Region | None:
     """Where the data of a tensor lies; None for other objects, empty and scattered tensors."""
+    tensor = as_floats(tensor)
     if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.is_contiguous():
         return None
     return Region(tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tensor.numel())
@@ -85,12 +97,13 @@ def region_of(tensor: Any) -> Region | None:
 class WatchedComm(Comm):
     """`inner`, with every message, wait and reduction noted in `notes`. Changes nothing else.
 
-    members[i]: the rank, in the whole run, of the i-th rank of `inner`.
+    members[i]: the rank, in the whole run, of the i-th rank of `inner`. Groups, collectives and
+    streams of this communicator are watched, too.
     """
 
     def __init__(self, inner: Comm, notes: Notes, members: Sequence[int]):
+        super().__init__(inner.rank, inner.size, inner.device)
         self.inner, self.notes, self.members = inner, notes, members
-        self.rank, self.size, self.device = inner.rank, inner.size, inner.device
 
     def post(self, *ops: Send | Recv) -> list[Work]:
         now = self.now()
@@ -99,12 +112,24 @@ class WatchedComm(Comm):
         for op in ops:
             self.notes.watch(op.x, now)
             if isinstance(op, Send):
-                data = op.x.detach().clone() if isinstance(op.x, torch.Tensor) else None
+                data = as_floats(op.x).clone() if isinstance(op.x, torch.Tensor) else None
                 self.notes.sent.append(Posted(self.members[op.dst], now, region_of(op.x), data))
             else:
                 src = None if op.src is None else self.members[op.src]
                 self.notes.received.append(Posted(src, now, region_of(op.x)))
         return list(works)
+
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        watched = {id(work.inner): work for work in works if isinstance(work, _WatchedWork)}
+        done = self.inner.wait_any([work.inner for work in watched.values()], timeout_s)
+        self.notes.look(self.now())
+        return watched[id(done)] if done else None
+
+    def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
+        def watched(stream: Comm, *args: Any, **options: Any) -> Any:
+            return fn(WatchedComm(stream, self.notes, self.members), *args, **options)
+
+        return _WatchedWork(self.inner.begin(watched, *args, **options), self)
 
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         self.notes.watch(into, 0.0)  # a sum begins with what its buffer held from the start
@@ -118,27 +143,31 @@ class WatchedComm(Comm):
     def now(self) -> float:
         return self.inner.now()
 
-    @contextmanager
-    def labelled(self, label: str) -> Iterator[None]:
-        with self.inner.labelled(label):
-            yield
+    @property
+    def machine(self) -> Machine:
+        return self.inner.machine
+
+    def labelled(self, label: str) -> WatchedComm:
+        named = super().labelled(label)
+        named.inner = self.inner.labelled(label)
+        return named
 
     def _agree(self, value: Any) -> list[Any]:
         return self.inner._agree(value)
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> Comm:
-        group = self.inner._subgroup(ranks, context)
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+        group = self.inner._form(ranks, context)
         return WatchedComm(group, self.notes, [self.members[rank] for rank in ranks])
-
-    def _next_context(self) -> int:
-        return self.inner._next_context()
 
 
 class _WatchedWork(Work):
     def __init__(self, inner: Work, comm: WatchedComm):
         self.inner, self.comm = inner, comm
 
-    def wait(self) -> int:
-        peer = self.inner.wait()
+    def wait(self) -> Any:
+        result = self.inner.wait()
         self.comm.notes.look(self.comm.now())
-        return peer
+        return result
+
+    def cancel(self) -> None:
+        self.inner.cancel()

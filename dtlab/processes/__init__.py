@@ -1,18 +1,23 @@
 """Real processes: `run`, `Session`, and the communicator over torch.distributed.
 
-    run           one function, N processes; session: ranks that stay; magic: %%ranks
-    launcher      starts a crew of ranks and attends to it; verdict: who is to blame when it fails;
-                  watchdog: can it still go on?
-    server        forks ranks from one process that has torch loaded
-    rank          what a rank's process does; group: how it joins the others
-    communicator  the messages, over Gloo (nccl: over NCCL); messages: one side of one message;
-                  lane, relay: the short way; endpoint: what a rank's communicators share
-    board         shared memory: who waits for what; ledger: what was posted, and does it fit?
-    shelf         shared memory for tensors that need not travel; post: letters of one host
-    transfer      functions, arguments and results on their way; failures: exceptions on theirs;
-                  luggage: algorithms that a learner has registered
-    wire, store   small frames between launcher and ranks; the ranks' address book
-    torchrun      ranks that someone else started
+    run              one function, N processes; session: ranks that stay; magic: %%ranks
+    launcher         starts a group of ranks and serves it; rank_monitor: one rank, and which
+                     failure counts; watchdog: can the run still go on?
+    fork_server      forks ranks from one process that has torch loaded (fork_server_main)
+    rank_main        what a rank's process does; process_group: how it joins the others
+    communicator     Comm over torch.distributed (nccl_communicator: between GPUs), composed of:
+      match_check      does a message fit its receive?
+      message          one side of one message; object_frames: objects as messages
+      transport        moves bytes, over Gloo or NCCL; same_host_transport: out of the sender's
+                       memory
+      status_writer    says what the rank does in the shared_status
+      recorder         takes down the trace
+      streams          threads that run what `begin` begins
+      endpoint         what the communicators of one rank share
+    serialization    functions, arguments and results between processes; failures: exceptions;
+                     registered: algorithms that a learner has registered
+    control_channel  frames between launcher and ranks; store: the ranks' addresses
+    torchrun         ranks that torchrun has started
 """
 
 from dtlab.processes.run import run

@@ -1,195 +1,213 @@
-"""The communicator of real processes: messages over Gloo, one socket a pair of ranks.
+"""The communicator of real processes, composed of its layers.
 
-Gloo's own send and receive do the moving. Around them: numbered contexts, so that communicators
-don't mix; the ledger, so that a message that does not fit is refused; the board, so that a wait
-has a name; and the trace.
+Every message passes the check that it fits (`match_check`), the transport that moves it
+(`transport`), the status, which says what the rank waits for (`status_writer`), and the recorder of
+the trace (`recorder`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
-from dtlab.errors import ConfigError
-from dtlab.matching import Header, describe, describe_all
-from dtlab.processes.board import ANYONE, COMPUTE, RUNNING
+from dtlab.errors import ConfigError, RankDied
+from dtlab.matching import describe
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.lane import NOTHING, Fan, Lane, Way, is_plain, room_of, wire_of
-from dtlab.processes.ledger import Announced, Anyone, announced
-from dtlab.processes.messages import Message, framed, receiving
-from dtlab.processes.post import Letters
-from dtlab.processes.relay import relay
-from dtlab.processes.shelf import Passing
-from dtlab.processes.watch import Bell
+from dtlab.processes.match_check import Channel, EncodedHeader, encoded
+from dtlab.processes.message import Message
+from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
+from dtlab.processes.streams import BegunWork, Stream
+from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport, WatchedHandle
 from dtlab.reduction import combine_
-from dtlab.relay import one_call, others
+from dtlab.tracebacks import calling_place
 
-_SCRATCH_BYTES = 64 << 20  # keep no more than this
-_TAG = 1 << 20  # below are the tags that learners use with torch.distributed itself
+_FIRST_TAG, _TAGS = 1 << 20, 1 << 30  # below are those that learners use with torch.distributed
 
 
-class GlooComm(Comm):
+class ProcessComm(Comm):
     """A group of ranks, each a process. `members[r]` is the rank r's number in the whole run."""
 
-    def __init__(self, end: Endpoint, members: list[int], context: int = 0, visible: bool = True):
+    def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...],
+                 visible: bool = True):
+        super().__init__(members.index(end.rank), len(members), end.device)
         self.end, self.members, self.context, self.visible = end, members, context, visible
-        self.rank, self.size, self.device = members.index(end.rank), len(members), end.device
-        self._on_cpu = end.device.type == "cpu"
-        self.tag = _TAG + context
-        self.sent = [0] * self.size  # messages posted so far, by peer
-        self.received = [0] * self.size
-        self._ways: dict[tuple[int, bool], Way] = {}
-        self._lanes: dict[tuple[int, int], Lane] = {}
-        self._fans: dict[tuple[tuple[int, ...], tuple[int, ...]], Fan] = {}
-        self.anyone = Anyone(end.board, end.rank, context) if end.board is not None else None
-        self._headers: dict[Any, Announced] = {}
-        self._scratch: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and a view of it
-        self._bell = Bell()
-        self._hidden: GlooComm | None = None  # for `_agree`; contexts come in pairs
-        self.shared = Passing(self, end.shelf) if end.shelf is not None and self._on_cpu else None
-        self.letters = Letters(self, end.post) if end.post is not None and self._on_cpu else None
+        self.transport: Transport = end.transport
+        self.tag = _tag_of(context)
+        self._check = end.context_check(self.tag)
+        self._index = self._check.index or 0 if self._check is not None else 0
+        self._channels: dict[tuple[int, bool], Channel] = {}
+        self._headers: dict[Any, EncodedHeader] = {}
+        self._hidden: list[ProcessComm] = []  # for `_agree`
+        self._streams: list[tuple[Stream, ProcessComm]] = []
 
     # ---- messages -------------------------------------------------------------------------------
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        """Start all of `ops` together and return at once; wait for each with `Work.wait`."""
-        for op in ops:
-            self._check(op)
-        # Receives first: a message that finds its buffer ready moves at once.
-        works: list[Any] = [
-            self._recv(op.x, op.src) if isinstance(op, Recv) else None for op in ops
-        ]
-        for place, op in enumerate(ops):
-            if isinstance(op, Send):
-                works[place] = self._send(op.x, op.dst)
-        peers = tuple(dict.fromkeys([message.world for message in works]))
-        for message in works:
-            message.peers = peers
-        return works
-
-    def isend(self, x: Any, dst: int) -> Work:
         """As in `Comm`."""
-        if not self._on_cpu:
-            return super().isend(x, dst)
-        self._check(Send(x, dst))
-        return self._send(x, dst)
-
-    def irecv(self, x: Any, src: int | None = None) -> Work:
-        """As in `Comm`."""
-        if not self._on_cpu:
-            return super().irecv(x, src)
-        self._check(Recv(x, src))
-        return self._recv(x, src)
+        messages = [self._message(op) for op in ops]
+        self._start(messages)
+        place = calling_place()
+        return [self.end.posted_at(PostedMessage(self, message), place) for message in messages]
 
     def exchange(self, *ops: Send | Recv) -> None:
-        """Post all of `ops` together, then wait for all of them."""
-        into, out, srcs, dsts = [], [], [], []
-        for op in ops:
-            x, peer = op
-            if peer.__class__ is not int or not is_plain(x) or not self._on_cpu:
-                super().exchange(*ops)
-                return
-            if op.__class__ is Recv:
-                into.append(x)
-                srcs.append(peer)
-            else:
-                out.append(x)
-                dsts.append(peer)
-        if len(srcs) == len(dsts) == 1:
-            self._lane(dsts[0], srcs[0]).exchange(out[0], into[0])
-        elif ops:
-            into += out
-            headers = [self.header(x) for x in into]
-            wires = [x if x.nbytes else NOTHING for x in into]
-            self._fan(tuple(srcs), tuple(dsts)).move(
-                into, headers, wires, sum([wire.nbytes for wire in wires])
-            )
-
-    def rows(self, leaving: torch.Tensor, arriving: torch.Tensor, members: range) -> None:
-        """See `dtlab.relay.rows`."""
-        if not (self._on_cpu and is_plain(leaving) and is_plain(arriving)):
-            one_call(self, leaving, arriving, members)
-            return
-        into, out = list(arriving.unbind()), list(leaving.unbind())
-        me, peers = members.index(self.rank), others(self.rank, members)
-        room, own = into.pop(me), out.pop(me)
-        if not peers:
-            room.copy_(own)
-            return
-        xs = into[me:] + into[:me] + out[me:] + out[:me]  # in the order of `peers`
-        headers = [self.header(room)] * len(peers) + [self.header(own)] * len(peers)
-        wires = xs if own.nbytes else [NOTHING] * len(xs)
-        nbytes = arriving.nbytes + leaving.nbytes
-        self._fan(peers, peers).move(xs, headers, wires, nbytes, lambda: room.copy_(own))
+        """As in `Comm`."""
+        self._finish(self._start([self._message(op) for op in ops]))
 
     def send(self, x: Any, dst: int) -> None:
-        """As in `Comm`; tensors that Gloo can take as they are go the short way, here and below."""
-        if dst.__class__ is int and self._on_cpu and is_plain(x):
-            self.way(dst, True).move(x)
-        else:
-            super().send(x, dst)
+        """As in `Comm`."""
+        self._finish(self._start([self._message(Send(x, dst))]))
 
     def recv(self, x: Any, src: int | None = None) -> int:
         """As in `Comm`."""
-        if src.__class__ is int and self._on_cpu and is_plain(x):
-            assert src is not None
-            self.way(src, False).move(x)
-            return src
-        return super().recv(x, src)
+        messages = self._start([self._message(Recv(x, src))])
+        self._finish(messages)
+        return messages[0].peer
 
-    def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        """As in `Comm`."""
-        ints = dst.__class__ is int is src.__class__  # else the long way says what is wrong
-        if ints and self._on_cpu and is_plain(out) and is_plain(into):
-            assert src is not None
-            self._lane(dst, src).exchange(out, into)
-        else:
-            super().sendrecv(out, dst, into, src)
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        """As in `Comm`. Gloo can't be asked whether a message has come, and closes every connection
+        of the process if it is told to wait for a limited time: so threads wait for messages."""
+        over = threading.Event()
+        for work in works:
+            work.notify(over)  # type: ignore[attr-defined]
+        begun_s, writer = time.perf_counter(), self.end.writer
+        if not over.is_set():
+            peers = tuple(work.message.world for work in works if isinstance(work, PostedMessage))
+            writer.waits(WAIT_ANY, peers, self.label, self._index, 0, False, 0, 0)
+            over.wait(timeout_s)
+            writer.runs()
+            self.end.recorder.add_wait(begun_s, self.label, writer.number)
+        done = next((work for work in works if work.is_over), None)  # type: ignore[attr-defined]
+        if done is not None and not done.has_failed:  # type: ignore[attr-defined]
+            done.wait()
+        return done
 
-    relay, in_turn = relay, exchange  # see `dtlab.relay`
-
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        """See `dtlab.patience`."""
-        return self._bell.wait_any(works, seconds)
-
-    def _lane(self, dst: int, src: int) -> Lane:
-        lane = self._lanes.get((dst, src))
-        if lane is None:
-            lane = self._lanes[dst, src] = Lane(self, dst, src)
-        return lane
-
-    def _fan(self, srcs: tuple[int, ...], dsts: tuple[int, ...]) -> Fan:
-        fan = self._fans.get((srcs, dsts))
-        if fan is None:
-            fan = self._fans[srcs, dsts] = Fan(self, srcs, dsts)
-        return fan
-
-    def way(self, peer: int, sends: bool) -> Way:
-        """The short way to rank `peer`, or (not `sends`) from it."""
-        way = self._ways.get((peer, sends))
-        if way is None:
-            way = self._ways[peer, sends] = Way(self, peer, sends)
-        return way
-
-    def _check(self, op: Send | Recv) -> None:
+    def _message(self, op: Send | Recv) -> Message:
+        """This side of the message, checked, not yet posted."""
         x, peer = op
-        if not (type(peer) is int and 0 <= peer < self.size and peer != self.rank):
-            self._check_peer(peer, "send to" if isinstance(op, Send) else "receive from")
+        sends = op.__class__ is Send
         if isinstance(x, torch.Tensor):
-            self.check_tensor(x)
-        elif isinstance(op, Recv) and not isinstance(x, list):
+            self._check_tensor(x)
+        elif not sends and not isinstance(x, list):
             raise ConfigError(
                 f"rank {self.rank}: can't receive into a {type(x).__name__}; give a tensor, "
                 f"a list that takes an object, or call recv_object"
             )
+        header = self._header(x)
+        if peer is None and not sends:
+            return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None)
+        channel = self._channel(peer, sends)
+        world = channel.dst if sends else channel.src
+        return Message(sends, x, int(peer), world, self.tag, header, channel)  # type: ignore[arg-type]
 
-    def check_tensor(self, x: torch.Tensor) -> None:
-        """Raise `ConfigError` unless `x` is dense and on this communicator's device."""
+    def _start(self, messages: list[Message]) -> list[Message]:
+        """Post all `messages` together. Returns them in the order in which to wait for them:
+        receives first, for a message that finds its buffer ready moves at once."""
+        ordered = sorted(messages, key=attrgetter("sends"))
+        with self.end.lock:
+            self._announce(ordered)
+            posted_s = time.perf_counter()
+            handles = self._move([message.operation for message in ordered])
+            for message, handle in zip(ordered, handles, strict=True):
+                message.handle, message.posted_s = handle, posted_s
+                if message.rest is not None:
+                    message.rest_handle = self.end.transport.start([message.rest])[0]
+        return ordered
+
+    def _move(self, operations: list[Operation]) -> Sequence[Handle]:
+        """Hand operations to the transport. Returns their handles."""
+        return self.transport.start(operations)
+
+    def _announce(self, messages: list[Message]) -> None:
+        """Number the messages and check that they fit. Raises `ShapeMismatch`."""
+        announced = []
+        try:
+            for message in messages:
+                if message.channel is not None:
+                    message.number = message.channel.announce(message.header)
+                elif self._check is not None:
+                    taken = [(self.members[peer], self._channel(peer, False).posted)
+                             for peer in range(self.size) if peer != self.rank]
+                    self._check.add_wildcard(message, message.header, taken)
+                announced.append(message)
+        except Exception:
+            for message in reversed(announced):
+                if message.channel is not None:
+                    message.channel.withdraw()
+                elif self._check is not None:
+                    self._check.remove_wildcard(message)
+            raise
+
+    def _finish(self, messages: Sequence[Message]) -> None:
+        """Wait until all are done, and put what was received in its place."""
+        writer, recorder = self.end.writer, self.end.recorder
+        peers = tuple(dict.fromkeys([message.world for message in messages]))
+        directions = {message.sends for message in messages}
+        doing = EXCHANGE if len(directions) > 1 else SEND if True in directions else RECV
+        begun_s, label, nbytes = time.perf_counter(), self.label, 0
+        try:
+            for message in messages:
+                sends = message.sends
+                writer.waits(doing, peers, label, self._index, message.nbytes, sends,
+                             message.world, message.number)
+                message.handle.wait()
+                if message.rest is not None:
+                    message.rest_handle.wait()
+                if not sends:
+                    if message.peer == ANY_SOURCE:
+                        self._met(message)
+                    message.deliver(self.end.transport)
+                message.done_s = time.perf_counter()
+                nbytes += message.nbytes
+        except RuntimeError as error:
+            who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+            raise RankDied(f"rank {self.rank}: the connection to {who} has broken",
+                           message.peer) from error
+        finally:
+            writer.runs()
+            self.transport.release([message.handle for message in messages], nbytes)
+        if recorder.enabled and self.visible:
+            recorder.messages += [(m.sends, m.world, self.tag, m.nbytes, m.posted_s, m.done_s,
+                                   label, writer.number) for m in messages]
+            recorder.add_wait(begun_s, label, writer.number)
+
+    def _met(self, message: Message) -> None:
+        """A receive from any source has met its sender."""
+        message.world = message.handle._source_rank()  # type: ignore[attr-defined]
+        message.peer = self.members.index(message.world)
+        with self.end.lock:
+            if self._check is not None:
+                self._check.remove_wildcard(message)  # before it is counted: see `Channel`
+            message.number = self._channel(message.peer, False).count()
+
+    def _channel(self, peer: Any, sends: bool) -> Channel:
+        channel = self._channels.get((peer, sends)) if peer.__class__ is int else None
+        if channel is None:
+            self._check_peer(peer, "send to" if sends else "receive from")
+            me, other = self.end.rank, self.members[peer]
+            src, dst = (me, other) if sends else (other, me)
+            channel = Channel(self._check, src, dst, not sends)
+            channel = self._channels.setdefault((int(peer), sends), channel)
+        return channel
+
+    def _header(self, x: Any) -> EncodedHeader:
+        """What the match check says of a message that carries `x`."""
+        key = (x.dtype, x.shape, self.label) if isinstance(x, torch.Tensor) else self.label
+        header = self._headers.get(key)
+        if header is None:
+            if len(self._headers) > 1000:
+                self._headers.clear()
+            header = self._headers[key] = encoded(describe(x, self.label))
+        return header
+
+    def _check_tensor(self, x: torch.Tensor) -> None:
         if x.device != self.device:
             raise ConfigError(
                 f"rank {self.rank}: the tensor is on {x.device}, this communicator works on "
@@ -200,118 +218,26 @@ class GlooComm(Comm):
                 f"rank {self.rank}: can't send or receive a {x.layout} tensor; make it dense"
             )
 
-    def _send(self, x: Any, dst: int) -> Message:
-        payload = None
-        if isinstance(x, torch.Tensor):
-            nbytes = x.nbytes
-            wire = wire_of(x)
-        else:
-            wire, payload, nbytes, tag = framed(x, self.end.payload_tag)
-        message = Message(self, True, dst, wire, None, nbytes)
-        end, group = self.end, self.end.group
-        with end.lock:
-            message.number = self.way(dst, True).announce(self.header(x))
-            message.posted_s = time.perf_counter()
-            message.handles = (group.send([wire], message.world, self.tag),)
-            if payload is not None:
-                message.handles += (group.send([payload], message.world, tag),)
-            end.posted(message)
-        return message
-
-    def _recv(self, x: Any, src: int | None) -> Message:
-        nbytes, frame = 0, None
-        if isinstance(x, list):
-            wire, frame = self.end.frames.take()
-        else:
-            nbytes = x.nbytes
-            wire = room_of(x)
-        message = Message(self, False, ANYONE if src is None else src, wire, x, nbytes)
-        message.frame = frame
-        end, group = self.end, self.end.group
-        with end.lock:
-            if src is None:
-                self._announce_recv_anyone(message, self.header(x))
-                message.posted_s = time.perf_counter()
-                message.handles = (receiving(group.recv_anysource, [wire], self.tag),)
-            else:
-                message.number = self.way(src, False).announce(self.header(x))
-                message.posted_s = time.perf_counter()
-                message.handles = (receiving(group.recv, [wire], message.world, self.tag),)
-            end.posted(message)
-        return message
-
-    # ---- the ledger's numbers -------------------------------------------------------------------
-
-    def header(self, x: Any) -> Announced:
-        """What the ledger says of a message that carries `x`."""
-        tensor = isinstance(x, torch.Tensor)
-        key = (x.dtype, x.shape, self.label) if tensor else self.label
-        return self._headers.get(key) or self._keep(key, describe(x, self.label))
-
-    def header_of_all(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> Announced:
-        """The same of several messages that go as one: vectors of these sizes."""
-        key = (dtype, sizes, self.label)
-        return self._headers.get(key) or self._keep(key, describe_all(dtype, sizes, self.label))
-
-    def _keep(self, key: Any, header: Header) -> Announced:
-        if len(self._headers) > 1000:
-            self._headers.clear()
-        announcement = self._headers[key] = announced(header)
-        return announcement
-
-    def _announce_recv_anyone(self, message: Message, header: Announced) -> None:
-        """`message` is about to be received from whoever comes. Raises `ShapeMismatch`."""
-        if self.anyone is not None:
-            self.anyone.announce(message, header, zip(self.members, self.received, strict=True))
-
-    def met(self, message: Message) -> None:
-        """A receive from anyone has got its sender: count it as that one's."""
-        with self.end.lock:
-            message.peer = src = self.members.index(message.world)
-            message.number = self.received[src]
-            self.received[src] += 1
-            if self.end.board and self.anyone is not None:
-                self.anyone.met(message)  # before it is counted: see `Way.meet_anyone`
-                self.end.board.set_count(
-                    message.world, self.end.rank, True, self.context, self.received[src]
-                )
-
-    # ---- the rest of the page -------------------------------------------------------------------
+    # ---- work, time, groups ---------------------------------------------------------------------
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
         """Mark the work done inside as a span of the trace; it takes what it takes."""
-        self.end.say(COMPUTE, label)
+        writer = self.end.writer
+        writer.does(COMPUTE, label)
         start_s = time.perf_counter()
         try:
             yield
         finally:
-            self.end.span("compute", start_s, time.perf_counter(), label)
-            self.end.say(RUNNING)
+            self.end.recorder.add_span("compute", start_s, label, writer.number)
+            writer.does(RUNNING)
 
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         """into ← into op x, in place, as a span of the trace. Returns `into`."""
-        if not self.end.traced:
-            return combine_(into, x, op)
         start_s = time.perf_counter()
         combine_(into, x, op)
-        self.end.span("reduce", start_s, time.perf_counter(), self.label)
+        self.end.recorder.add_span("reduce", start_s, self.label, self.end.writer.number)
         return into
-
-    def scratch(self, like: torch.Tensor, use: str = "inbox", rows: int = 0) -> torch.Tensor:
-        """As in `Comm`: the same memory for every call with the same `use`."""
-        memory, last = self._scratch.get(use, (None, None))
-        shape = (rows, *like.shape) if rows else like.shape
-        if last is not None and last.shape == shape and last.dtype is like.dtype:
-            return last
-        wanted = like.nbytes * (rows or 1)
-        if not (like.is_cpu and like.is_contiguous() and 0 < wanted <= _SCRATCH_BYTES):
-            return super().scratch(like, use, rows)
-        if memory is None or memory.nbytes < wanted:
-            memory = torch.empty(wanted, dtype=torch.uint8)
-        tensor = memory[:wanted].view(like.dtype).view(shape)
-        self._scratch[use] = memory, tensor
-        return tensor
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -320,12 +246,29 @@ class GlooComm(Comm):
     def __reduce__(self) -> NoReturn:
         raise TypeError("a communicator can't leave its rank")
 
+    def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> BegunWork:
+        """As in `Comm`: on a thread of its own."""
+        if not callable(fn):
+            raise ConfigError(f"rank {self.rank}: begin takes a function of a communicator, "
+                              f"not {fn!r}")
+        if not self._streams:
+            comm = self._formed(range(self.size), ("stream",))
+            self._streams.append((self._new_stream(), comm))  # type: ignore[arg-type]
+        stream, comm = self._streams[0]
+        if self.label:
+            comm = comm.labelled(self.label)
+        return stream.begin(lambda: fn(comm, *args, **options),
+                            getattr(fn, "__name__", repr(fn)), calling_place())
+
+    def _new_stream(self) -> Stream:
+        return Stream(self.end)
+
     def _agree(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank, through rank 0. On messages that no trace shows."""
-        if self._hidden is None:
-            self._hidden = GlooComm(self.end, self.members, self.context + 1, visible=False)
-            self._hidden.label = "split"
-        hidden = self._hidden
+        if not self._hidden:
+            hidden = ProcessComm(self.end, self.members, (*self.context, "agree"), visible=False)
+            self._hidden.append(hidden.labelled("split"))
+        hidden = self._hidden[0]
         if self.rank:
             hidden.send(value, 0)
             values: list[Any] = hidden.recv_object(0)
@@ -335,9 +278,57 @@ class GlooComm(Comm):
             hidden.send(values, peer)
         return values
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> GlooComm:
-        self.end.next_context = max(self.end.next_context, context + 1)
-        return GlooComm(self.end, [self.members[rank] for rank in ranks], 2 * context)
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> ProcessComm:
+        members = [self.members[rank] for rank in ranks]
+        return type(self)(self.end, members, (*self.context, *context))
 
-    def _next_context(self) -> int:
-        return self.end.next_context
+
+class PostedMessage(Work):
+    """A message under way."""
+
+    def __init__(self, comm: ProcessComm, message: Message):
+        self._comm, self.message = comm, message
+
+    def wait(self) -> int:
+        """As in `Work`."""
+        self._comm.end.posted.pop(self, None)
+        if not self.message.done_s:
+            self._comm._finish([self.message])
+        return self.message.peer
+
+    def cancel(self) -> None:
+        """As in `Work`. Gloo can't take a receive back: what comes for it is lost."""
+        if self._comm.end.posted.pop(self, None) is not None:
+            self._comm.end.cancelled.append(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Does `wait` return, or raise, at once?"""
+        handle = self.message.handle
+        return bool(self.message.done_s) or (
+            isinstance(handle, WatchedHandle) and handle.over.is_set())
+
+    @property
+    def has_failed(self) -> bool:
+        """It is over; does `wait` raise?"""
+        handle = self.message.handle
+        return isinstance(handle, WatchedHandle) and handle.error is not None
+
+    def notify(self, listener: threading.Event) -> None:
+        """Set `listener` once it is over."""
+        message = self.message
+        if message.done_s:
+            listener.set()
+            return
+        if not isinstance(message.handle, WatchedHandle):
+            message.handle = WatchedHandle(message.handle, self._comm.end.threads.start)
+        message.handle.notify(listener)
+
+    def __str__(self) -> str:
+        return str(self.message)
+
+
+def _tag_of(context: tuple[Any, ...]) -> int:
+    """The tag of a context's messages: the same on all ranks, another one for each context."""
+    digest = hashlib.blake2b(repr(context).encode(), digest_size=8).digest()
+    return _FIRST_TAG + int.from_bytes(digest) % (_TAGS - _FIRST_TAG)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from dtlab.errors import DtlabError, RankFailed
-from dtlab.tracebacks import PACKAGE, shown_name
+from dtlab.errors import DtlabError, RankDied, RankFailed
+from dtlab.tracebacks import PACKAGE, shown_name, with_cell_names
 
 _HERE = str(Path(__file__).parent)
 _BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "gloo")  # Gloo's words
@@ -24,7 +24,7 @@ _CAUSE = "\nThe above exception was the direct cause of the following exception:
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
-class Link(NamedTuple):
+class ChainedException(NamedTuple):
     """One exception of a chain: how it follows from the one before, where it came from."""
 
     joint: str
@@ -32,27 +32,28 @@ class Link(NamedTuple):
     text: list[str]  # "ValueError: …"
 
 
-class Failure(NamedTuple):
+class CapturedError(NamedTuple):
     """All that a rank says of its exception."""
 
     headline: str
-    chain: list[Link]
+    chain: list[ChainedException]
     pickled: bytes | None  # the exception itself, if it can travel
-    secondary: bool  # perhaps only an echo: the wire broke because another rank went away
+    secondary: bool  # perhaps only a consequence: a connection broke as another rank had ended
 
 
-def capture(error: BaseException) -> Failure:
+def capture(error: BaseException) -> CapturedError:
     """Describe `error`, in the rank where it was raised."""
     try:
         pickled = cloudpickle.dumps(error)
     except Exception:
         pickled = None
-    secondary = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN)
+    secondary = isinstance(error, RankDied) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN))
     text = f"{type(error).__name__}: {error}"
-    return Failure(text, list(_chain(error, set())), pickled, secondary)
+    return CapturedError(text, list(_chain(error, set())), pickled, secondary)
 
 
-def _chain(error: BaseException, seen: set[int]) -> Iterator[Link]:
+def _chain(error: BaseException, seen: set[int]) -> Iterator[ChainedException]:
     seen.add(id(error))
     joint, before = _CAUSE, error.__cause__
     if before is None and not error.__suppress_context__:
@@ -61,7 +62,7 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[Link]:
         yield from _chain(before, seen)
     else:
         joint = ""
-    yield Link(joint, _frames(error), traceback.format_exception_only(error))
+    yield ChainedException(joint, _frames(error), traceback.format_exception_only(error))
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:
@@ -82,13 +83,16 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     return frames
 
 
-def rank_failed(rank: int, failure: Failure, dead: Sequence[int] = ()) -> RankFailed:
+def rank_failed(rank: int, failure: CapturedError, dead: Sequence[int] = ()) -> RankFailed:
     """The error that the launcher raises for it. dead: ranks that have died, and may."""
     cause = _headline_with(failure, dead) if failure.secondary and dead else _cause(failure)
+    if isinstance(cause, DtlabError):  # its words may name a notebook's cell
+        cause.args = tuple(with_cell_names(arg) if isinstance(arg, str) else arg
+                           for arg in cause.args)
     return RankFailed.from_rank(rank, cause, render(failure))
 
 
-def _cause(failure: Failure) -> BaseException | str:
+def _cause(failure: CapturedError) -> BaseException | str:
     """The exception itself, or its text if it can't be had."""
     if failure.pickled is not None:
         with contextlib.suppress(Exception):
@@ -98,14 +102,14 @@ def _cause(failure: Failure) -> BaseException | str:
     return failure.headline
 
 
-def _headline_with(failure: Failure, dead: Sequence[int]) -> str:
+def _headline_with(failure: CapturedError, dead: Sequence[int]) -> str:
     kind, _, words = failure.headline.partition(": ")
     who = " and ".join(f"rank {number}" for number in dead)
-    return (f"{kind}, after {who} had died; whoever talks to a rank that may die must be ready for "
-            f"that, see dtlab.patience\n{words}")
+    return (f"{kind}, after {who} had died; a rank that talks to one that may die must expect "
+            f"that: wait with comm.wait_any, and catch RankDied\n{words}")
 
 
-def render(failure: Failure) -> str:
+def render(failure: CapturedError) -> str:
     """The traceback as Python prints it, with source lines as this process knows them."""
     linecache.checkcache()
     lines = []
@@ -117,5 +121,5 @@ def render(failure: Failure) -> str:
                 lines.append(f'  File "{shown_name(file)}", line {number}, in {function}\n')
                 source = linecache.getline(file, number).strip()
                 lines.append(f"    {source}\n" if source else "")
-        lines.extend(text)
+        lines.extend(map(with_cell_names, text))
     return "".join(lines).lstrip("\n")

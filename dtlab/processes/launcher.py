@@ -1,4 +1,4 @@
-"""The launcher: starts ranks, watches over them, and brings home what they return or why not."""
+"""The launcher: starts ranks, watches them, and returns their results or raises their failures."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from typing import Any
 
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.output import RankOutput
-from dtlab.processes import post, transfer, verdict
-from dtlab.processes.board import EPOCH, Board
+from dtlab.processes import rank_monitor, serialization
+from dtlab.processes.control_channel import ControlChannel
 from dtlab.processes.endpoint import Reply
-from dtlab.processes.rank import Settings
-from dtlab.processes.server import STATUS, ask_rank, new_crew
-from dtlab.processes.store import StoreDesk
-from dtlab.processes.verdict import RankView
+from dtlab.processes.fork_server import ask_rank, new_rank_group
+from dtlab.processes.fork_server_main import STATUS
+from dtlab.processes.rank_main import Settings
+from dtlab.processes.rank_monitor import RankHandle
+from dtlab.processes.shared_status import SharedStatus
+from dtlab.processes.store import StoreServer
 from dtlab.processes.watchdog import Watchdog
-from dtlab.processes.wire import Line
 
 _PIPE_BYTES = 1 << 20
 _HOLD_S = 0.25
 
 
-class Crew:
-    """Ranks that are alive, and what can be asked of them. Close it, or use `with`."""
+class RankGroup:
+    """Ranks that are alive, and what they can be asked to do. Close it, or use `with`."""
 
     def __init__(self, ranks: int, *, backend: str = "gloo", device: str = "cpu",
                  threads: int = 1, trace: bool = True):
         self.size = ranks
         self._select = selectors.DefaultSelector()
-        self._ranks: list[RankView] = []
-        self._desk = StoreDesk()
-        self._context = 0
+        self._ranks: list[RankHandle] = []
+        self._store = StoreServer()
+        self._run_number = 0
         self._screen: list[tuple[int, str]] = []  # (rank, line) to show
         self._held_since = 0.0
         self._channel: socket.socket | None = None
@@ -53,25 +54,21 @@ class Crew:
     # ---- start and end --------------------------------------------------------------------------
 
     def _start(self, backend: str, device: str, threads: int, trace: bool) -> None:
-        board = transfer.memory_file("dtlab-board")
-        self._files.append(board)
-        self.board = Board(board, self.size)
+        status = serialization.memory_file("dtlab-status")
+        self._files.append(status)
+        self.status = SharedStatus(status, self.size)
         self._diagnosis, diagnosis = os.pipe()
         os.set_blocking(self._diagnosis, False)
         self._files += [self._diagnosis, diagnosis]
-        self._channel = new_crew()
+        self._channel = new_rank_group()
         self._watch(self._channel, self._on_status)
         told = Settings(
             0, self.size, backend, device, threads, trace, dict(os.environ), _cwd(), list(sys.path)
         )
-        with contextlib.ExitStack() as open_here:  # once the ranks have them, only they
-            boxes = [tuple(map(open_here.enter_context, ends)) for ends in post.boxes(self.size)]
-            others = [write.fileno() for _, write in boxes]
-            for rank in range(self.size):
-                box = [boxes[rank][0].fileno(), *others] if boxes else []
-                self._start_rank(told._replace(rank=rank), [diagnosis, board], box)
+        for rank in range(self.size):
+            self._start_rank(told._replace(rank=rank), [diagnosis, status])
 
-    def _start_rank(self, told: Settings, shared: list[int], box: list[int]) -> None:
+    def _start_rank(self, told: Settings, shared: list[int]) -> None:
         assert self._channel is not None
         ours, theirs = socket.socketpair()
         store, their_store = socket.socketpair()
@@ -81,17 +78,17 @@ class Crew:
 
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(output, False)
-        rank = RankView(Line(ours), Line(store), output)
+        rank = RankHandle(ControlChannel(ours), ControlChannel(store), output)
         self._ranks.append(rank)
         try:
             ask_rank(self._channel, theirs)
             with contextlib.suppress(OSError):  # it died at once; the server will tell
-                rank.line.send(told, [their_output, *shared, their_store.fileno(), *box])
+                rank.control.send(told, [their_output, *shared, their_store.fileno()])
         finally:
             theirs.close()
             their_store.close()
             os.close(their_output)
-        self._watch(rank.line, lambda: self._on_frame(rank))
+        self._watch(rank.control, lambda: self._on_frame(rank))
         self._watch(rank.store, lambda: self._on_store(rank))
         self._watch(output, lambda: self._on_output(rank))
 
@@ -99,16 +96,16 @@ class Crew:
         self._select.register(file, selectors.EVENT_READ, act)
 
     def close(self, wait: bool = False) -> None:
-        """The end for all ranks, whatever they do. `wait`: until they are gone, and heard out."""
+        """End all ranks, whatever they do. `wait`: until they are gone and their output is read."""
         try:
             if self._channel is not None:
                 with contextlib.suppress(OSError):
                     self._channel.shutdown(socket.SHUT_WR)
                 if wait:
-                    self._hear_out()
+                    self._read_to_end()
         finally:
             for rank in self._ranks:
-                rank.line.close()
+                rank.control.close()
                 rank.store.close()
                 os.close(rank.pipe)
                 if rank.returned is not None:
@@ -121,14 +118,14 @@ class Crew:
             self._select.close()
             self._ranks, self._files = [], []
 
-    def _hear_out(self) -> None:
+    def _read_to_end(self) -> None:
         assert self._channel is not None
         deadline = time.monotonic() + 5
         while self._channel in self._select.get_map() and time.monotonic() < deadline:
             self._pump(0.1)
         self._finish_output()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RankGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,7 +138,7 @@ class Crew:
 
     # ---- one call -------------------------------------------------------------------------------
 
-    def call(self, what: str, parcel: int, *, timeout: float | None, echo: bool,
+    def call(self, what: str, call: int, *, timeout: float | None, echo: bool,
              stay: bool = False, may_die: Collection[int] = ()) -> tuple[list[Reply], list[str]]:
         """Have all ranks do the same; returns their replies and their output, by rank.
 
@@ -154,11 +151,12 @@ class Crew:
         try:
             for rank in self._ranks:
                 with contextlib.suppress(OSError):  # it died; the server tells how
-                    rank.line.send((what, self._context), [parcel])
+                    rank.control.send((what, self._run_number), [call])
             return self._attend(timeout)
         except DtlabError:
-            self._context += EPOCH  # messages of this call may be astray: leave its context behind
+            self._run_number += 1  # messages of this call may be astray: leave its contexts behind
             if stay and self._all_came_back():
+                self.status.clear()
                 self._finish_output()
             else:
                 self.close(wait=True)
@@ -168,7 +166,7 @@ class Crew:
             raise
 
     def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:
-        watchdog = Watchdog(self.board, timeout)
+        watchdog = Watchdog(self.status, timeout)
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
         start_s = time.perf_counter()  # one clock for the whole machine
@@ -176,8 +174,8 @@ class Crew:
         self._began = True
         for rank in self._ranks:
             with contextlib.suppress(OSError):
-                rank.line.send(("go", start_s))
-        self._wait_for(lambda: all(rank.returned is not None or self._spared(number)
+                rank.control.send(("go", start_s))
+        self._wait_for(lambda: all(rank.returned is not None or self._died_as_allowed(number)
                                    for number, rank in enumerate(self._ranks)), watchdog)
         replies = [self._unpack(number, rank) for number, rank in enumerate(self._ranks)]
         return replies, self._finish_output()
@@ -185,21 +183,21 @@ class Crew:
     def _wait_for(self, done: Callable[[], bool], watchdog: Watchdog) -> None:
         while not done():
             self._pump(watchdog.pause_s())
-            spared = self._may_die if self._began else ()
-            verdict.raise_failure(self._ranks, self._orphaned, spared)
-            watchdog.check(lambda n: verdict.where(self._ranks[n], self._diagnosis))
+            may_die = self._may_die if self._began else ()
+            rank_monitor.raise_failure(self._ranks, self._orphaned, may_die)
+            watchdog.check(lambda n: rank_monitor.current_line(self._ranks[n], self._diagnosis))
 
-    def _spared(self, number: int) -> bool:
+    def _died_as_allowed(self, number: int) -> bool:
         """Has this rank died, as it may?"""
         return number in self._may_die and self._ranks[number].died is not None
 
-    def _unpack(self, number: int, rank: RankView) -> Reply:
-        if rank.returned is None and self._spared(number):
-            return Reply(0.0, None, [], [])
+    def _unpack(self, number: int, rank: RankHandle) -> Reply:
+        if rank.returned is None and self._died_as_allowed(number):
+            return Reply(0.0, None, [], [], [])
         assert rank.returned is not None
         file, rank.returned = rank.returned, None
         try:
-            reply: Reply = transfer.unpack(file)
+            reply: Reply = serialization.unpack(file)
         except Exception as error:
             raise ConfigError(
                 f"what rank {number} returned can't be read here: {type(error).__name__}: {error}"
@@ -211,8 +209,8 @@ class Crew:
         for rank in self._ranks:
             if not self._began:
                 with contextlib.suppress(OSError):
-                    rank.line.send(("stop", 0.0))
-        deadline = time.monotonic() + verdict.GRACE_S
+                    rank.control.send(("stop", 0.0))
+        deadline = time.monotonic() + rank_monitor.GRACE_S
         while time.monotonic() < deadline:
             if all(rank.answered for rank in self._ranks):
                 return True
@@ -225,7 +223,7 @@ class Crew:
         """Take what comes within `pause_s`."""
         for key, _ in self._select.select(pause_s):
             key.data()
-        self._desk.look_again()
+        self._store.look_again()
         if self._screen and time.monotonic() - self._held_since > _HOLD_S:
             self._show()
 
@@ -255,15 +253,15 @@ class Crew:
         number, status = STATUS.unpack(data)
         self._ranks[number].died = status
 
-    def _on_frame(self, rank: RankView) -> None:
+    def _on_frame(self, rank: RankHandle) -> None:
         if not rank.read_frames():
-            self._select.unregister(rank.line)
+            self._select.unregister(rank.control)
 
-    def _on_store(self, rank: RankView) -> None:
-        if not self._desk.serve(rank.store):
+    def _on_store(self, rank: RankHandle) -> None:
+        if not self._store.serve(rank.store):
             self._select.unregister(rank.store)
 
-    def _on_output(self, rank: RankView) -> None:
+    def _on_output(self, rank: RankHandle) -> None:
         if rank.read_output() == b"":
             self._select.unregister(rank.pipe)
 

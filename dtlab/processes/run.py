@@ -15,8 +15,8 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import torchrun
 from dtlab.processes.endpoint import Reply
-from dtlab.processes.launcher import Crew
-from dtlab.processes.transfer import pack_order
+from dtlab.processes.launcher import RankGroup
+from dtlab.processes.serialization import pack_call
 from dtlab.result import Result
 from dtlab.trace import Trace
 
@@ -44,8 +44,8 @@ def run(
     rank raises, `RankDied` when one dies, `Deadlock` or `RunTimeout` when nobody goes on,
     `ConfigError` for arguments that make no sense. Whatever happens, no process is left.
 
-    may_die: ranks whose death ends nothing: their value is then None, and the others go on. Whoever
-        talks to one that has died must be ready for it: see `dtlab.patience`.
+    may_die: ranks that may die without failing the run: their value is then None, and the others go
+        on. A rank that talks to one of them must expect its death: see `Comm.wait_any`.
 
     Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo` and
     `threads` don't count.
@@ -58,16 +58,16 @@ def run(
     if torchrun.launched():
         replies = torchrun.run_here(fn, args, backend, device, trace)
         return gather(replies, [""] * len(replies))
-    parcel = pack_order(fn, args)
+    call = pack_call(fn, args)
     try:
-        with Crew(ranks, backend=backend, device=device, threads=threads, trace=trace) as crew:
-            return gather(*crew.call("call", parcel, timeout=timeout, echo=echo,
-                                     may_die=may_die))
+        with RankGroup(ranks, backend=backend, device=device, threads=threads,
+                       trace=trace) as group:
+            return gather(*group.call("call", call, timeout=timeout, echo=echo, may_die=may_die))
     except DtlabError as error:
         error.__traceback__ = None  # our own frames would only hide the rank's
         raise
     finally:
-        os.close(parcel)
+        os.close(call)
 
 
 def introduce(comm: Comm) -> str:
@@ -134,14 +134,14 @@ def check_may_die(may_die: Any, ranks: int) -> None:
 
 
 def gather(replies: Sequence[Reply], output: list[str]) -> Result:
-    """One result from what each rank brought home."""
+    """One result of what all ranks replied."""
     values = [reply.value for reply in replies]
     elapsed_s = max(reply.done_s for reply in replies)
     return Result(values, elapsed_s, merge(replies), output)
 
 
 def merge(replies: Sequence[Reply]) -> Trace:
-    """One trace from both sides' diaries: the k-th send of a pair and context meets its k-th
+    """One trace of what all ranks recorded: the k-th send of a pair and context meets its k-th
     receive. A message moves once both have posted it, and ends when the first of them knows."""
     sides: dict[tuple[int, int, int], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     for rank, reply in enumerate(replies):
@@ -150,13 +150,13 @@ def merge(replies: Sequence[Reply]) -> Trace:
             sides[*pair, context][0 if sends else 1].append(rest)
     messages = []
     for (src, dst, _), (sent, received) in sides.items():
-        for (nbytes, sent_s, left_s, label), (_, wanted_s, got_s, _) in zip(
+        for (nbytes, sent_s, left_s, label, src_stream), (_, wanted_s, got_s, _, dst_stream) in zip(
             sent, received, strict=False
         ):
-            known = [end_s for end_s in (left_s, got_s) if end_s is not None]
-            if known:  # else nobody waited for it
-                begin_s = max(sent_s, wanted_s)
-                end_s = max(begin_s, min(known))
-                messages.append((src, dst, nbytes, sent_s, wanted_s, begin_s, end_s, label))
+            begin_s = max(sent_s, wanted_s)
+            end_s = max(begin_s, min(left_s, got_s))
+            messages.append((src, dst, nbytes, sent_s, wanted_s, begin_s, end_s, label,
+                             src_stream, dst_stream))
     spans = [(rank, *span) for rank, reply in enumerate(replies) for span in reply.spans]
-    return Trace(len(replies), messages, spans)
+    waits = [(rank, *wait) for rank, reply in enumerate(replies) for wait in reply.waits]
+    return Trace(len(replies), messages, spans, waits=waits)

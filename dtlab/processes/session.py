@@ -12,8 +12,8 @@ from typing import Any
 
 from dtlab.calls import check_call
 from dtlab.errors import ConfigError, DtlabError
-from dtlab.processes import transfer
-from dtlab.processes.launcher import Crew
+from dtlab.processes import serialization
+from dtlab.processes.launcher import RankGroup
 from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
 from dtlab.result import Result
 
@@ -46,13 +46,13 @@ class Session:
             "backend": backend, "device": device, "threads": threads, "trace": trace,
         }
         self.timeout, self._echo = timeout, echo
-        self._crew: Crew | None = None
+        self._group: RankGroup | None = None
         self._closed = False
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Result:
         """Call `fn(comm, *args)` on every rank, as `dtlab.run` does."""
         check_call(fn, args, "run")
-        return self._ask("call", transfer.pack_order(fn, args))
+        return self._ask("call", serialization.pack_call(fn, args))
 
     def execute(self, source: str, name: str | None = None) -> Result:
         """Run `source` on every rank, like a notebook cell: a last expression is shown, as text.
@@ -62,40 +62,40 @@ class Session:
         ast.parse(source, name or "<ranks>")  # a syntax error is shown here, not four times
         name = name or f"<ranks {next(_cells)}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        result = self._ask("execute", transfer.pack_order(source, (name,)))
+        result = self._ask("execute", serialization.pack_call(source, (name,)))
         for rank, text in enumerate(result.values):
             if text is not None and self._echo:
                 print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="")
         return result
 
-    def _ask(self, what: str, parcel: int) -> Result:
+    def _ask(self, what: str, call: int) -> Result:
         try:
             if self._closed:
                 raise ConfigError("this session is closed; open a new one with Session(ranks)")
-            if self._crew is None or self._crew.closed:
-                self._crew = Crew(self.ranks, **self._how)
-            return gather(*self._crew.call(
-                what, parcel, timeout=self.timeout, echo=self._echo, stay=True
+            if self._group is None or self._group.closed:
+                self._group = RankGroup(self.ranks, **self._how)
+            return gather(*self._group.call(
+                what, call, timeout=self.timeout, echo=self._echo, stay=True
             ))
         except DtlabError as error:
-            if self._crew is not None and self._crew.closed and not self._closed:
+            if self._group is not None and self._group.closed and not self._closed:
                 error.add_note("The ranks had to be stopped, so their variables are gone; "
                                "the next call starts new ones.")
             error.__traceback__ = None  # our own frames would only hide the rank's
             raise
         finally:
-            os.close(parcel)
+            os.close(call)
 
     @property
     def alive(self) -> bool:
         """Are there ranks now, with variables?"""
-        return self._crew is not None and not self._crew.closed
+        return self._group is not None and not self._group.closed
 
     def close(self) -> None:
         """Say goodbye to the ranks. A closed session stays closed."""
         self._closed = True
-        if self._crew is not None:
-            self._crew.close()
+        if self._group is not None:
+            self._group.close()
 
     def __enter__(self) -> Session:
         return self

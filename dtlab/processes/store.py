@@ -16,23 +16,23 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dtlab.processes.wire import Line
+from dtlab.processes.control_channel import ControlChannel
 
 _TIMED_OUT = "the other ranks did not write what this one waits for in the store"
 
 
 class RankStore(dist.Store):
-    """The store, seen from a rank. `line` leads to the launcher's `StoreDesk`."""
+    """The store, seen from a rank. `channel` leads to the launcher's `StoreServer`."""
 
-    def __init__(self, line: Line):
+    def __init__(self, channel: ControlChannel):
         super().__init__()
-        self._line = line
+        self._channel = channel
         self._one_at_a_time = threading.Lock()
 
     def _ask(self, *request: Any) -> Any:
         with self._one_at_a_time:
-            self._line.send(request)
-            (done, reply), _ = self._line.recv()
+            self._channel.send(request)
+            (done, reply), _ = self._channel.recv()
         if not done:
             raise dist.DistStoreError(reply)
         return reply
@@ -98,69 +98,70 @@ class RankStore(dist.Store):
         return self
 
 
-class StoreDesk:
+class StoreServer:
     """The store itself, in the launcher: answers one request at a time, or later."""
 
     def __init__(self) -> None:
         self._data: dict[str, bytes] = {}
-        self._waiting: list[tuple[Line, str, list[str], float]] = []  # who, what, keys, deadline
+        # channel, what is asked, keys, deadline
+        self._waiting: list[tuple[ControlChannel, str, list[str], float]] = []
 
-    def serve(self, line: Line) -> bool:
-        """Answer what has come on `line`. False: its rank is gone."""
+    def serve(self, channel: ControlChannel) -> bool:
+        """Answer what has come on `channel`. False: its rank is gone."""
         try:
-            for request, _ in line.ready_frames():
-                self._answer(line, *request)
+            for request, _ in channel.ready_frames():
+                self._answer(channel, *request)
         except EOFError:
-            self._waiting = [entry for entry in self._waiting if entry[0] is not line]
+            self._waiting = [entry for entry in self._waiting if entry[0] is not channel]
             return False
         return True
 
-    def _answer(self, line: Line, what: str, *args: Any) -> None:
+    def _answer(self, channel: ControlChannel, what: str, *args: Any) -> None:
         data = self._data
         if what in ("get", "multi_get"):
             keys = [args[0]] if what == "get" else args[0]
-            self._waiting.append((line, what, keys, float("inf")))
+            self._waiting.append((channel, what, keys, float("inf")))
         elif what == "wait":
             limit_s = args[1] if args[1] is not None else float("inf")
-            self._waiting.append((line, what, args[0], time.monotonic() + limit_s))
+            self._waiting.append((channel, what, args[0], time.monotonic() + limit_s))
         elif what == "check":
-            _reply(line, all(key in data for key in args[0]))
+            _reply(channel, all(key in data for key in args[0]))
         elif what == "num_keys":
-            _reply(line, len(data))
+            _reply(channel, len(data))
         elif what == "delete_key":
-            _reply(line, data.pop(args[0], None) is not None)
+            _reply(channel, data.pop(args[0], None) is not None)
         elif what == "set":
             data[args[0]] = args[1]
-            _reply(line, None)
+            _reply(channel, None)
         elif what == "append":
             data[args[0]] = data.get(args[0], b"") + args[1]
-            _reply(line, None)
+            _reply(channel, None)
         elif what == "add":
             total = int(data.get(args[0], b"0")) + args[1]
             data[args[0]] = str(total).encode()
-            _reply(line, total)
+            _reply(channel, total)
         elif what == "compare_set":
             key, expected, desired = args
             if data.get(key, b"") == expected:
                 data[key] = desired
-            _reply(line, data.get(key, expected))
+            _reply(channel, data.get(key, expected))
         self.look_again()
 
     def look_again(self) -> None:
         """Answer those who wait: what they want has come, or their time is over."""
         now, still = time.monotonic(), []
         for entry in self._waiting:
-            line, what, keys, deadline = entry
+            channel, what, keys, deadline = entry
             if all(key in self._data for key in keys):
                 values = [self._data[key] for key in keys]
-                _reply(line, values[0] if what == "get" else values)
+                _reply(channel, values[0] if what == "get" else values)
             elif now > deadline:
-                _reply(line, _TIMED_OUT, done=False)
+                _reply(channel, _TIMED_OUT, done=False)
             else:
                 still.append(entry)
         self._waiting = still
 
 
-def _reply(line: Line, answer: Any, done: bool = True) -> None:
+def _reply(channel: ControlChannel, answer: Any, done: bool = True) -> None:
     with contextlib.suppress(OSError):  # its rank has just died
-        line.send((done, answer))
+        channel.send((done, answer))

@@ -1,8 +1,8 @@
-"""Ranks that someone else started: under torchrun, `run` uses the processes that are there.
+"""Ranks that torchrun has started: `run` uses the processes that are there.
 
-That is how the course leaves one machine. There is no launcher of ours then: no board, so that
+That is how the course leaves one machine. There is no launcher of ours then, and no shared status:
 neither mismatches nor deadlocks are named; output goes where torchrun sends it; and torchrun stops
-the others when one fails.
+the other ranks when one fails.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import cloudpickle
 import torch.distributed as dist
 
 from dtlab.processes import failures
-from dtlab.processes.board import EPOCH
-from dtlab.processes.communicator import GlooComm
+from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.endpoint import Reply
-from dtlab.processes.group import join_group, open_communicator
+from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
 
-_PATIENCE_S = 2.0  # a rank whose wire broke waits so long to hear who broke it
+_PATIENCE_S = 2.0  # how long a rank waits to hear which rank has failed
 _calls = 0
 
 
@@ -52,15 +51,15 @@ def run_here(
         join_group(backend, None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         atexit.register(_leave_group)
     here, _calls = _calls, _calls + 1
-    comm = open_communicator(
-        backend, device, int(os.environ.get("LOCAL_RANK", 0)), None, trace, context=here * EPOCH
-    )
+    end = open_endpoint(backend, device, int(os.environ.get("LOCAL_RANK", 0)), None, trace)
+    comm = open_communicator(backend, end, here)
     dist.barrier()
-    comm.end.begin(time.perf_counter())
+    end.begin_run(time.perf_counter())
     store = dist.PrefixStore(f"dtlab/{here}", dist.distributed_c10d._get_default_store())
     try:
         value = fn(comm, *args)
-        reply = cloudpickle.dumps(Reply(comm.now(), value, *comm.end.diary()))
+        end.end_run()
+        reply = cloudpickle.dumps(Reply(comm.now(), value, *end.recorder.rows(end.start_s)))
     except Exception as error:
         failure = failures.capture(error)
         if failure.secondary:
@@ -73,7 +72,7 @@ def run_here(
     return [pickle.loads(reply) for reply in replies]
 
 
-def _wait_for_all(comm: GlooComm, store: dist.Store) -> None:
+def _wait_for_all(comm: ProcessComm, store: dist.Store) -> None:
     """Until all ranks have returned; raise `RankFailed` if one of them has raised instead."""
     store.set(f"returned/{comm.rank}", "")
     everyone = [f"returned/{rank}" for rank in range(comm.size)]

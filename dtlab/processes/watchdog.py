@@ -1,4 +1,4 @@
-"""The watchdog: tells from the board when a run can't go on, and gives the hang a name."""
+"""The watchdog: tells from the shared status when a run can't go on, and gives the hang a name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from dtlab.errors import Deadlock, RunTimeout, Waiting, why_stuck
-from dtlab.processes.board import RAISED, RETURNED, Board, State
+from dtlab.processes.shared_status import RAISED, RETURNED, SharedStatus, State
 
 _LOOK_EVERY_S = 0.2
 _STILL_S = 0.5  # so long nothing may have changed before a deadlock is called one
@@ -16,13 +16,13 @@ _START_LIMIT_S = 120.0
 class Watchdog:
     """Watches one call. `check` raises once the call has no future."""
 
-    def __init__(self, board: Board, timeout: float | None):
-        self._board = board
+    def __init__(self, status: SharedStatus, timeout: float | None):
+        self._status = status
         self._timeout = timeout
         self._began = time.monotonic()
         self._started = False
         self._looked = 0.0
-        self._seen: list[State] = []
+        self._seen: list[tuple[State, list[tuple[int, State]]]] = []
         self._since = 0.0  # when `_seen` was first seen
 
     def start(self) -> None:
@@ -49,10 +49,9 @@ class Watchdog:
             self._looked = now
             if self._is_deadlock(now):
                 rows = self._table(where)
-                calls = [state.label for state in self._seen if state.doing != RETURNED]
                 raise Deadlock(
                     "every rank waits for a message that nobody will send or receive"
-                    + why_stuck(rows, calls), rows,
+                    + why_stuck(rows, self._labels()), rows,
                 )
         if self._timeout is not None and now - self._began > self._timeout:
             raise RunTimeout(
@@ -62,14 +61,15 @@ class Watchdog:
             )
 
     def _is_deadlock(self, now: float) -> bool:
-        """Has nobody who could go on been seen for a while?
+        """Has no rank that could go on been seen for a while?
 
         A rank may just have been slow to be scheduled, hence the while; and its record may be
         half written, hence the comparison of two complete readings.
         """
-        states = [self._board.state(rank) for rank in range(self._board.ranks)]
-        stuck = [self._board.stuck(rank, state) for rank, state in enumerate(states)]
-        over = [state.doing == RETURNED for state in states]
+        status = self._status
+        states = [(status.state(rank), status.streams(rank)) for rank in range(status.ranks)]
+        over = [state.doing == RETURNED for state, _ in states]
+        stuck = [not done and status.stuck(rank) for rank, done in enumerate(over)]
         if states != self._seen or not any(stuck):
             self._seen, self._since = states, now
             return False
@@ -77,10 +77,15 @@ class Watchdog:
             return False
         return now - self._since >= _STILL_S
 
+    def _labels(self) -> list[str]:
+        """Of the collectives in which strands wait."""
+        return [state.label for main, streams in self._seen
+                for state in (main, *(state for _, state in streams)) if state.doing != RETURNED]
+
     def _table(self, where: Callable[[int], str]) -> list[Waiting]:
         rows = []
-        for rank in range(self._board.ranks):
-            state = self._board.state(rank)
-            line = "" if state.doing in (RETURNED, RAISED) else where(rank)
-            rows.append(state.waiting(rank, line))
+        for rank in range(self._status.ranks):
+            doing = self._status.state(rank).doing
+            line = "" if doing in (RETURNED, RAISED) else where(rank)
+            rows += self._status.table(rank, line)
         return rows

@@ -23,7 +23,7 @@ Update        SGD(lr, momentum=0) Adam(lr) StalenessAwareSGD(lr) DCASGD(lr, lam,
 Partition     Hash() Range() ConsistentHash(vnodes=64)
 
 More of a worker's calls: `pull(keys, out={key: tensor})` fills tensors that are there, and
-`room(keys)` makes such as travel without a copy, the way for thousands of small keys;
+`buffer(keys)` makes such as travel without a copy, the way for thousands of small keys;
 `pull_async`, `push_async` return handles with `wait()`; `init(…, tables=["emb"])` makes a table, of
 which `pull_rows("emb", index)` and `push_rows("emb", index, grad)` move rows only, and `push` takes
 sparse gradients; `push(…, weight=n)` weighs an average; `use_servers([0, 1, 2])` moves keys to

@@ -45,7 +45,7 @@ class Checkpoints:
 
     def save(self, server: int, clock: int, state: Any, copy: int = 0) -> Path:
         """Write `state` (what torch.save takes), and drop what is older than the newest `keep`.
-        copy: which one of the server writes; another that believes it should does no harm.
+        copy: the number of the copy that writes, so that two that write at once do no harm.
         """
         body = io.BytesIO()
         torch.save(state, body)

@@ -1,22 +1,16 @@
-"""What a worker asked for makes no sense? Say so at its own line, before a letter is sent."""
+"""Checks of what a worker asks for, at its own line, before a request is sent."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from operator import attrgetter, eq, is_
-from typing import TYPE_CHECKING
 
 import torch
 
-from dtlab.cores import several_cores
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, Spec
-from dtlab.ps.parts import Parts
-
-if TYPE_CHECKING:
-    from dtlab.ps.layout import Plan
+from dtlab.ps.slices import Slices
 
 
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
@@ -65,23 +59,6 @@ def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.T
     return x
 
 
-def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
-    """`fits` for all keys of a plan, in few steps."""
-    types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
-    if not (all(issubclass(kind, torch.Tensor) for kind in types)
-            and all(map(eq, map(shape, tensors), plan.shapes))
-            and all(map(is_, map(dtype, tensors), plan.dtypes))):
-        for key, x, spec in zip(plan.keys, tensors, plan.specs, strict=True):
-            fits(rank, verb, key, x, spec)
-
-
-def contiguous(rank: int, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `ConfigError` unless answers can be put into these as they come."""
-    if not all(map(torch.Tensor.is_contiguous, tensors)):
-        key = next(key for key, x in zip(plan.keys, tensors, strict=True) if not x.is_contiguous())
-        raise ConfigError(f"rank {rank}: pull needs a contiguous tensor in out[{key!r}]")
-
-
 def is_table(rank: int, key: Key, spec: Spec) -> None:
     """Raise `ConfigError` unless the key's rows can be had one by one."""
     if not spec.table:
@@ -107,16 +84,16 @@ def weight(rank: int, value: float) -> None:
         raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {value!r}")
 
 
-def nan(rank: int, given: Mapping[int, Parts], wires: Iterable[torch.Tensor],
+def nan(rank: int, given: Mapping[int, Slices], tensors: Iterable[torch.Tensor],
         policy: str) -> frozenset[Key]:
     """The keys of a push whose gradients hold NaN; `ConfigError` if the policy is to "raise".
 
-    wires: all that shall travel. One pass over it: a sum is NaN if any element is.
+    tensors: all that shall be sent. One pass over them: a sum is NaN if any element is.
     """
-    if not any(map(_has_nan, wires)):
+    if not any(map(_has_nan, tensors)):
         return frozenset()
-    bad = {key: None for found in given.values() for part in found
-           for key, x in part.tensors() if _has_nan(x)}
+    bad = {key: None for found in given.values() for each in found
+           for key, x in each.tensors() if _has_nan(x)}
     if bad and policy == "raise":
         raise ConfigError(f"rank {rank}: the gradient of {next(iter(bad))!r} holds NaN; "
                           f'join(nan="drop") leaves such out, join(nan="pass") lets them through')
@@ -126,8 +103,7 @@ def nan(rank: int, given: Mapping[int, Parts], wires: Iterable[torch.Tensor],
 def _has_nan(x: torch.Tensor) -> bool:
     if x.is_meta or not (x.is_floating_point() or x.is_complex()):
         return False
-    with several_cores(x.nbytes):
-        total = x.sum().item()
+    total = x.sum().item()
     return total != total and bool(x.isnan().any())  # NaN alone is unlike itself
 
 

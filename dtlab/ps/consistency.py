@@ -1,11 +1,11 @@
-"""Who waits for whom. Each rule answers three small questions; the server's loop asks them.
+"""Which pulls wait for which clocks. Each rule answers three questions, asked by the server's loop.
 
 - `limit`: pulls of which iterations may be answered now?
 - `group`: how many pushes of a key make an update (0: those of one clock, when it closes)?
 - `quorum`: of n workers, how many must have passed a clock to close it?
 
 An update averages the gradients that make it. Where a clock closes before anyone reads on (BSP and
-its kin) these are the gradients of one clock; where nobody waits, each push is an update of its
+its kin) these are the gradients of one clock; where no pull waits, each push is an update of its
 own.
 """
 
@@ -84,11 +84,11 @@ class Consistency:
     """The rule of bulk-synchronous training, which the others change where they differ."""
 
     def group(self, workers: int) -> int:
-        """So many pushes of a key make an update at once; 0: the close of a clock makes it."""
+        """How many pushes of a key make an update; 0: the close of a clock makes it."""
         return 0
 
     def quorum(self, workers: int) -> int:
-        """Of so many workers that take part, this many close a clock."""
+        """How many of the `workers` that take part must have passed a clock to close it."""
         return workers
 
     def limit(self, clocks: Clocks) -> float:
@@ -96,7 +96,7 @@ class Consistency:
         return clocks.closed
 
     def check(self, workers: int) -> None:
-        """Raise `ConfigError` if the rule makes no sense for so many workers."""
+        """Raise `ConfigError` if the rule makes no sense for this number of workers."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class BSP(Consistency):
 
 @dataclass(frozen=True)
 class ASP(Consistency):
-    """Asynchronous parallel: nobody waits; each push is an update, made as it arrives.
+    """Asynchronous parallel: no pull waits; each push is an update, made as it arrives.
 
     Source: Dean et al., Large scale distributed deep networks (Downpour SGD), NeurIPS 2012.
     """
@@ -152,7 +152,7 @@ class SSP(Consistency):
 
 @dataclass(frozen=True)
 class SoftSync(Consistency):
-    """n-softsync: of λ workers, every ⌊λ/n⌋ gradients of a key make an update; nobody waits.
+    """n-softsync: of λ workers, every ⌊λ/n⌋ gradients of a key make an update; no pull waits.
 
     1-softsync gathers as many as BSP, without its barrier; λ-softsync is ASP. The mean staleness is
     about n: divide the step by it, with `StalenessAwareSGD`.

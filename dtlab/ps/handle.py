@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from dtlab.comm import Work
-from dtlab.ps import parts
-from dtlab.ps.mail import Mail
-from dtlab.ps.packing import Size
-from dtlab.ps.parts import Parts
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.ps import slices
 from dtlab.ps.replication import Unavailable
+from dtlab.ps.slices import Slices
 
-if TYPE_CHECKING:
-    from dtlab.ps.node import Node
+
+class Requester(Protocol):
+    """The node that has made a request."""
+
+    comm: Comm
+    finished: bool
+
+    def process_message(self) -> None:
+        """Wait for the next message and do what it asks for."""
 
 
 class Handle:
     """A request under way. `wait` returns what the blocking call would."""
 
-    def __init__(self, node: Node, mail: Mail, result: Any = None):
-        self._node, self._mail, self._result = node, mail, result
+    def __init__(self, node: Requester, result: Any = None):
+        self._node, self._result = node, result
         self.refused = ""  # why, if a server may not answer
-        self.more: Any = None  # the last answer's remark
-        # Number of what was asked → whom, and where the answer goes.
-        self.open: dict[int, tuple[int, Parts]] = {}
-        self._made: list[torch.Tensor] = []  # memory for what is under way
-        self.coming: list[tuple[Parts, list[torch.Tensor], list[Work]]] = []
+        self.remark: Any = None  # what the last reply said besides
+        # Number of the request → the server asked, and where the reply goes.
+        self.open: dict[int, tuple[int, Slices]] = {}
 
-    def room(self, size: Size) -> torch.Tensor:
-        """Memory until all is answered."""
-        self._made.append(self._mail.memory(size))
-        return self._made[-1]
+    def answered(self, number: int, remark: Any, payload: list[torch.Tensor]) -> None:
+        """The reply to request `number` is here."""
+        _, wanted = self.open.pop(number)
+        self.remark = remark
+        if isinstance(remark, str):
+            self.refused = remark
+        else:
+            slices.write_all(wanted, payload)
 
     def wait(self) -> Any:
         """Block until every server that was asked has answered, and all of it is in its place.
         Raises `Unavailable` if one may not, see `Replication`."""
+        if self.open and self._node.finished:
+            raise ConfigError(f"rank {self._node.comm.rank}: a handle's wait() after finish(); "
+                              f"call it before")
         while self.open:
-            self._node.read_letter(next(iter(self.open.values()))[0])
+            self._node.process_message()
         if self.refused:
             raise Unavailable(f"rank {self._node.comm.rank}: {self.refused}")
-        while self.coming:
-            places, wires, works = self.coming.pop()
-            for work in works:
-                work.wait()
-            self._made += parts.place(places, wires)
-        while self._made:
-            self._mail.recycle(self._made.pop())
         return self._result

@@ -1,4 +1,4 @@
-"""The way in: every rank calls `join`, with equal arguments."""
+"""How ranks form a parameter server: every rank calls `join`, with equal arguments."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ def join(
 ) -> Node:
     """Every rank calls it with equal arguments; the first `servers` ranks serve, the others work.
 
-    consistency: who waits for whom. update: what a server does with gradients.
+    consistency: which pulls wait for which clocks. update: what a server does with gradients.
     partition: which server holds what.
     active: how many of the servers hold keys at first (see `Node.use_servers`); None: all.
     colocated: the servers work as well, so that every rank is a worker.
-    nan: what becomes of gradients that hold NaN: "raise" (`ConfigError` at the worker), "drop"
+    nan: what happens to gradients that hold NaN: "raise" (`ConfigError` at the worker), "drop"
         (left out and counted) or "pass" (used and counted).
     replicas: copies of each key beside the first; `servers` must divide by replicas + 1. Then one
         rank more serves: rank `servers`, the configuration master.
     replication: how copies keep up with each other: Chain(), Leader(sync=True).
     lease_s: a copy that is silent for longer is declared dead; seconds, virtual in the simulator.
-    grace_s: so long a leader that has lost touch with the master keeps what it is asked for; then
-        it refuses, and the worker's call raises `Unavailable`. None: 10 leases. Who is still not
-        heard of 20 leases later has gone for good.
+    grace_s: how long a leader that has lost touch with the master keeps requests; then it refuses
+        them, and the worker's call raises `Unavailable`. None: 10 leases. A rank that is silent for
+        20 leases more is given up.
     checkpoints: where to keep them; None: nowhere.
     patience_s: a worker that is silent for longer, without waiting for an answer, is lost; None:
         servers wait for ever. lost_worker: "stop" (`RankDied`) or "go on" without it. With replicas
-        more than 2 leases: so long a worker may wait for another server to get a new head.
+        more than 2 leases: a worker may wait that long for another server to get a new head.
 
     Raises `ConfigError` for arguments that make no sense. Chapters: 07, 08.
     """
@@ -84,7 +84,7 @@ def join(
         _check_patience(patience_s, lease_s)
         policy = replace(policy, replication=replication, copies=copies, master=servers,
                          lease_s=float(lease_s), grace_s=_grace(grace_s, lease_s))
-    if not copies:  # letters don't mix with what others send, say once a worker has finished
+    if not copies:  # its messages meet none that these ranks send otherwise
         comm = comm.split(0)  # type: ignore[assignment]
     return Node(comm, policy)
 

@@ -1,4 +1,4 @@
-"""The configuration master: says who lives, and who leads, by leases.
+"""The configuration master: says which copies live, and which lead, by leases.
 
 Every copy tells it now and then that it lives, and is granted a lease of `lease_s` seconds from the
 moment at which it had said so. A copy that has not been heard of for longer than that can hold no
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dtlab.comm import Comm
-from dtlab.ps.mail import Mail
+from dtlab.ps.messages import Endpoint
 from dtlab.ps.policy import Policy
 from dtlab.ps.replication import View
 
@@ -46,7 +46,7 @@ class Return(NamedTuple):
 
 
 @dataclass
-class Chronicle:
+class MasterLog:
     """What the master has seen; `serve` returns it."""
 
     master: int
@@ -65,8 +65,8 @@ class Chronicle:
 class Master:
     """The loop of the master's rank."""
 
-    def __init__(self, comm: Comm, mail: Mail, policy: Policy):
-        self._comm, self._mail, self._policy = comm, mail, policy
+    def __init__(self, comm: Comm, endpoint: Endpoint, policy: Policy):
+        self._comm, self._endpoint, self._policy = comm, endpoint, policy
         self._views = {server: View(0, copies) for server, copies in policy.copies.items()}
         self._server_of = {rank: s for s, copies in policy.copies.items() for rank in copies}
         self._heard = dict.fromkeys(self._server_of, comm.now())
@@ -82,22 +82,22 @@ class Master:
         self._behind: dict[int, int] = {}  # server → the member that has not all that it needs
         self._needed = dict.fromkeys(self._views, 0)  # server → the place that all had at the last
         # announcement: all that was answered till then is there
-        self.chronicle = Chronicle(comm.rank)
+        self.log = MasterLog(comm.rank)
 
-    def serve(self) -> Chronicle:
+    def serve(self) -> MasterLog:
         """Until every worker has finished."""
         while self._at_work - self._long_gone():
-            letter = self._mail.receive_within(self._policy.lease_s / BEATS)
-            while letter is not None:  # if it is me who has been asleep, signs of life wait there
-                src, body, *_ = letter
+            message = self._endpoint.receive(self._policy.lease_s / BEATS)
+            while message is not None:  # if I have slept myself, signs of life wait there
+                src, body, _ = message
                 if src in self._heard:
                     self._heard[src] = self._comm.now()
                 getattr(self, f"_{body[0]}")(src, body)
-                letter = self._mail.receive_within(0.0)
-            self._look_for_the_silent()
+                message = self._endpoint.receive(0.0)
+            self._find_silent()
         for rank in self._server_of:
-            self._mail.send(rank, ("over",))
-        return self.chronicle
+            self._endpoint.send(rank, ("over",))
+        return self.log
 
     def _long_gone(self) -> set[int]:
         """Workers that left long ago and have not said so here: they have died."""
@@ -105,12 +105,12 @@ class Master:
         for worker in frozenset.intersection(*self._left.values()):
             self._left_s.setdefault(worker, now_s)
         return {worker for worker, at_s in self._left_s.items()
-                if worker in self._mail.dead or now_s - at_s > patience_s}
+                if worker in self._endpoint.dead or now_s - at_s > patience_s}
 
-    def _look_for_the_silent(self) -> None:
+    def _find_silent(self) -> None:
         for rank in list(self._heard):
             if rank in self._heard and self._is_long_ago(self._heard[rank], self._patience_s(rank)):
-                self._bury(rank)
+                self._declare_dead(rank)
         for server, coming in list(self._returning.items()):
             if self._is_long_ago(coming.heard_s, PATIENCE * self._policy.lease_s):
                 self._give_up(server, coming)
@@ -119,18 +119,18 @@ class Master:
         return self._comm.now() - heard_s > patience_s
 
     def _patience_s(self, rank: int) -> float:
-        """For how long `rank` may be silent: for longer if nobody else has everything."""
+        """How long `rank` may be silent: longer if no other copy has everything."""
         server = self._server_of[rank]
         old = self._views[server]
         now, _ = self._elections.get(server, (old, {}))
         others = set(now.members) & set(old.members) - {rank, self._behind.get(server)}
-        gone, policy = self._mail.dead, self._policy
+        gone, policy = self._endpoint.dead, self._policy
         return PATIENCE * policy.lease_s if others - gone or rank in gone else policy.give_up_s
 
     def _beat(self, src: int, body: tuple[Any, ...]) -> None:
         """("beat", when it was sent, how much of the log the copy has, workers that have left…)."""
         if src not in self._heard:
-            self._mail.send(src, ("heard",))
+            self._endpoint.send(src, ("heard",))
             self._call_back(src)
             return
         server = self._server_of[src]
@@ -140,11 +140,11 @@ class Master:
         view, until_s = self._views[server], body[1] + self._policy.lease_s
         if view.head == src and server not in self._elections:
             self._note(Term(server, view.epoch, src, body[1], until_s))
-        self._mail.send(src, ("lease", until_s))
+        self._endpoint.send(src, ("lease", until_s))
 
     def _call_back(self, rank: int) -> None:
         """A copy that was declared dead lives: have it brought up to date, then count it again. If
-        nobody has gone on without it yet, it counts as it is."""
+        the others have not gone on without it yet, it counts as it is."""
         server = self._server_of[rank]
         view, coming = self._views[server], self._returning.get(server)
         if server in self._elections:
@@ -156,7 +156,7 @@ class Master:
         if coming is None or coming.epoch != view.epoch:
             self._snapshots += 1
             coming = Return(rank, view.epoch, self._snapshots, 0.0)
-            self._mail.send(self._rule.answers(view), ("adopt", rank, self._snapshots))
+            self._endpoint.send(self._rule.answers(view), ("adopt", rank, self._snapshots))
         elif coming.rank != rank:
             return  # one after the other
         self._returning[server] = coming._replace(heard_s=self._comm.now())
@@ -166,17 +166,17 @@ class Master:
         now, _ = self._elections[server]
         if not now.members:
             return  # the workers have been told that all are gone
-        self._heard[rank] = self.chronicle.back[rank] = self._comm.now()
+        self._heard[rank] = self.log.back[rank] = self._comm.now()
         old = self._views[server].members
         living = {*now.members, rank}
         members = tuple(member for member in (*old, *now.members) if member in living)
         self._elect(server, View(now.epoch + 1, tuple(dict.fromkeys(members))))
 
     def _give_up(self, server: int, coming: Return) -> None:
-        """It has fallen silent again: nobody need keep the log for it."""
+        """It has fallen silent again: the log need not be kept for it."""
         del self._returning[server]
         if coming.epoch == self._views[server].epoch:
-            self._mail.send(self._rule.answers(self._views[server]), ("adopt", None, 0))
+            self._endpoint.send(self._rule.answers(self._views[server]), ("adopt", None, 0))
 
     def _ready(self, src: int, body: tuple[Any, ...]) -> None:
         """("ready", number): it has the snapshot of this number."""
@@ -185,7 +185,7 @@ class Master:
         if coming and server not in self._elections and (coming.epoch, coming.number) == (
                 view.epoch, body[1]):
             del self._returning[server]
-            self._heard[src] = self.chronicle.back[src] = self._comm.now()
+            self._heard[src] = self.log.back[src] = self._comm.now()
             self._elect(server, View(view.epoch + 1, (*view.members, src)))
 
     def _finish(self, src: int, body: tuple[Any, ...]) -> None:
@@ -202,11 +202,11 @@ class Master:
             if view.members and set(had) == set(view.members):
                 self._announce(server, view, had)
 
-    def _bury(self, rank: int) -> None:
+    def _declare_dead(self, rank: int) -> None:
         """Declare `rank` dead, and ask the others what they have. One that was about to be
         announced must start again if `rank` kept the log for it."""
         del self._heard[rank]
-        self.chronicle.dead[rank] = self._comm.now()
+        self.log.dead[rank] = self._comm.now()
         server = self._server_of[rank]
         now, _ = self._elections.get(server, (self._views[server], {}))
         members = tuple(member for member in now.members if member != rank)
@@ -222,13 +222,13 @@ class Master:
     def _lose(self, server: int) -> None:
         epoch = self._elections[server][0].epoch
         for worker in self._policy.workers:
-            self._mail.send(worker, ("lost", server, epoch, ALL_GONE))
+            self._endpoint.send(worker, ("lost", server, epoch, ALL_GONE))
 
     def _elect(self, server: int, view: View) -> None:
-        """Ask who is to be of `view` how much of the log each has."""
+        """Ask the members of `view` how much of the log each has."""
         self._elections[server] = view, {}
         for member in view.members:
-            self._mail.send(member, ("elect", view.epoch))
+            self._endpoint.send(member, ("elect", view.epoch))
 
     def _announce(self, server: int, view: View, had: dict[int, int]) -> None:
         members = self._who_lives(server, view, had)
@@ -243,10 +243,10 @@ class Master:
         self._note(Term(server, view.epoch, view.head, now_s, now_s))
         others = (rank for rank, its in self._server_of.items() if its != server)
         for rank in (*view.members, *others, *sorted(self._at_work)):
-            self._mail.send(rank, ("view", server, view.epoch, view.members))
+            self._endpoint.send(rank, ("view", server, view.epoch, view.members))
 
     def _who_lives(self, server: int, view: View, had: dict[int, int]) -> tuple[int, ...]:
-        """Those who have all that was answered, and the one that comes back with their help."""
+        """The copies that have all that was answered, and the one that comes back."""
         old, needed = self._views[server].members, self._needed[server]
         whole = tuple(m for m in view.members if m in old and had[m] >= needed)
         coming = tuple(m for m in view.members if m not in old)
@@ -260,7 +260,7 @@ class Master:
 
     def _note(self, term: Term) -> None:
         """One line a term, the last one growing with each lease."""
-        terms = self.chronicle.terms
+        terms = self.log.terms
         for place, old in enumerate(terms):
             if (old.server, old.epoch) == (term.server, term.epoch):
                 terms[place] = old._replace(until_s=max(old.until_s, term.until_s))

@@ -1,4 +1,4 @@
-"""A node: one rank's place among servers and workers, and all that a worker can ask for."""
+"""A node: one rank among servers and workers, and all that a worker can ask for."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 import torch
 
-from dtlab.comm import Comm, Work
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.ps import care, checks, parts
-from dtlab.ps.copies import Requests, serve_copy
+from dtlab.ps import checks, failures, slices
 from dtlab.ps.handle import Handle
-from dtlab.ps.layout import Layout, Plan, Room
-from dtlab.ps.mail import Mail, Rooms, anywhere
-from dtlab.ps.master import Chronicle, Master
+from dtlab.ps.master import Master, MasterLog
+from dtlab.ps.messages import Buffers, Endpoint, Message, fresh
 from dtlab.ps.packing import Size, pack
 from dtlab.ps.partition import Key
-from dtlab.ps.parts import Bundle, Part, Parts
 from dtlab.ps.policy import Policy
+from dtlab.ps.replica_loop import serve_replica
+from dtlab.ps.retry import Requests
 from dtlab.ps.server import Server
+from dtlab.ps.sharding import Buffer, Plan, ShardMap, all_fit, check_contiguous
+from dtlab.ps.slices import Bundle, Slice, Slices
 from dtlab.ps.statistics import Statistics
 
 
@@ -34,20 +35,18 @@ class Node:
         self.is_server = not self.is_worker
         self.clock_count = 0
         self.finished = False
-        self._mail = Mail(comm)
-        self._mail.to_myself = self._to_myself
-        if not policy.replication:  # else an answer that is late might overwrite a newer one
-            self._mail.room = self._room
+        # Where ranks may die, a wait has a limit.
+        self._tolerant = policy.replication is not None or policy.patience_s is not None
+        self._endpoint = Endpoint(comm, policy.peers(comm.rank), self._tolerant)
         self._server: Server | None = None
-        self._requests = Requests(self._mail, policy) if policy.replication else None
-        # Where ranks die, some letters never come in full: nobody waits for a certain one.
-        self._listens = policy.replication is not None or policy.patience_s is not None
-        if self._listens:
-            self._mail.listen()
-        if comm.rank in policy.servers and not policy.replication:
-            self._server = Server(comm, self._mail, policy, comm.rank)
-            self._mail.borrowing = ("push",)
-        self._layout = Layout()
+        self._requests: Requests | None = None
+        if policy.replication:
+            self._requests = Requests(self._endpoint, policy)
+        else:  # with replicas, a reply that is late might overwrite a newer one
+            self._endpoint.buffers = self._buffers
+            if comm.rank in policy.servers:
+                self._server = Server(comm, self._endpoint, policy, comm.rank)
+        self._shards = ShardMap()
         self._active = policy.active
         self._moves = 0  # of keys, by `use_servers`
         self._numbers = 0
@@ -55,20 +54,22 @@ class Node:
 
     # ---- servers --------------------------------------------------------------------------------
 
-    def serve(self) -> Statistics | Chronicle:
+    def serve(self) -> Statistics | MasterLog:
         """Servers only: serve until every worker has finished. Returns what happened here."""
         if not self.is_server:
             raise ConfigError(f"rank {self.comm.rank} is a worker; serve() is for servers, the "
                               f"ranks {', '.join(map(str, sorted(self.policy.serving)))}")
+        found: Statistics | MasterLog
         if self.comm.rank == self.policy.master:
-            return Master(self.comm, self._mail, self.policy).serve()
-        if self._server is None:
-            return serve_copy(self.comm, self._mail, self.policy)
-        while not self._server.over:
-            self.read_letter()
-        if not self.policy.patience_s:
-            self._mail.flush()
-        return self._server.account()
+            found = Master(self.comm, self._endpoint, self.policy).serve()
+        elif self._server is None:
+            found = serve_replica(self.comm, self._endpoint, self.policy)
+        else:
+            while not self._server.over:
+                self.process_message()
+            found = self._server.account(self._endpoint)
+        self._endpoint.close()
+        return found
 
     # ---- workers: the calls of an iteration -----------------------------------------------------
 
@@ -78,19 +79,18 @@ class Node:
         placed, pulled and pushed one by one. Returns once all workers have called it: the clock
         of the checkpoint from which the values are instead, or 0."""
         self._check("init")
-        specs = checks.specs(self.comm.rank, tensors, frozenset(tables), self._layout.specs)
-        pieces = self._layout.add(specs, self.policy.partition.place(specs, self._active))
-        plan = self._layout.plan(self.comm.rank, tuple(specs))
+        specs = checks.specs(self.comm.rank, tensors, frozenset(tables), self._shards.specs)
+        held = self._shards.add(specs, self.policy.partition.place(specs, self._active))
+        plan = self._shards.plan(self.comm.rank, tuple(specs))
         by_server = plan.cut([x.detach().contiguous() for x in tensors.values()])
-        handle = Handle(self, self._mail)
+        handle = Handle(self)
         first = self.comm.rank == self.policy.workers[0]
         for server in self.policy.servers:
             mine = by_server.get(server, []) if first else []
-            given = tuple((piece.key, piece.numel) for piece in pieces.get(server, []) if first)
-            wires = pack([part.read(handle.room) for part in mine])
-            self._ask(handle, server, "init", (specs, given), wires)
+            given = tuple((shard.key, shard.numel) for shard in held.get(server, []) if first)
+            self._ask(handle, server, "init", (specs, given), pack([each.read() for each in mine]))
         handle.wait()
-        return handle.more or 0
+        return handle.remark or 0
 
     def pull(self, keys: Iterable[Key],
              out: Mapping[Key, torch.Tensor] | None = None) -> dict[Key, torch.Tensor]:
@@ -101,8 +101,8 @@ class Node:
                    out: Mapping[Key, torch.Tensor] | None = None) -> Handle:
         """`pull`, without waiting: `wait()` on the handle returns the weights."""
         self._check("pull")
-        if isinstance(out, Room) and keys is out and self._is_sound(out):
-            return self._pull(dict(out.tensors), out.parts)
+        if isinstance(out, Buffer) and keys is out and self._is_sound(out):
+            return self._pull(dict(out.tensors), out.slices)
         plan, xs = self._targets("pull", keys, out or {})
         return self._pull(dict(zip(plan.keys, xs, strict=True)), plan.cut(xs))
 
@@ -117,45 +117,44 @@ class Node:
     def push_async(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> Handle:
         """`push`, without waiting; leave the gradients unchanged until `wait()` has returned."""
         self._check("push")
-        if isinstance(grads, Room) and self._is_sound(grads):
-            return self._push(grads.parts, weight)
-        rank, layout = self.comm.rank, self._layout
-        plan, xs = layout.plan(rank, tuple(grads)), list(grads.values())
-        checks.all_fit(rank, "push", plan, xs)
+        if isinstance(grads, Buffer) and self._is_sound(grads):
+            return self._push(grads.slices, weight)
+        rank, shards = self.comm.rank, self._shards
+        plan, xs = shards.plan(rank, tuple(grads)), list(grads.values())
+        all_fit(rank, "push", plan, xs)
         sparse = {}
         if torch.sparse_coo in {*map(attrgetter("layout"), xs)}:
             sparse = {key: x for key, x in grads.items() if x.layout is torch.sparse_coo}
-            plan = layout.plan(rank, tuple(key for key in grads if key not in sparse))
+            plan = shards.plan(rank, tuple(key for key in grads if key not in sparse))
             xs = [grads[key] for key in plan.keys]
         if not all(map(torch.Tensor.is_contiguous, xs)):
             xs = [x.contiguous() for x in xs]
         given = plan.cut(xs)
         for key, g in sparse.items():
-            spec = layout.specs[key]
+            spec = shards.specs[key]
             checks.is_table(rank, key, spec)
             g = g.detach().coalesce()
             values = g.values().reshape(-1, spec.width)
-            given = parts.both(given, layout.some_rows(key, g.indices()[0], values, True))
+            given = slices.both(given, shards.some_rows(key, g.indices()[0], values, True))
         return self._push(given, weight)
 
-    def room(self, keys: Iterable[Key]) -> Room:
-        """Tensors for these keys, as a mapping, their elements not set: for `pull(room, out=room)`
-        or, once gradients are written into them, `push(room)`.
+    def buffer(self, keys: Iterable[Key]) -> Buffer:
+        """Tensors for these keys, as a mapping, their elements not set: for `pull(b, out=b)` or,
+        once gradients are written into them, `push(b)`.
 
         Small keys that go to one server lie end to end there, as they travel. So nothing is copied
-        or looked at key by key, and thousands of keys are as fast as one. Where nodes can read each
-        other's memory, what is pushed isn't copied at all."""
-        self._check("room")
-        plan = self._layout.plan(self.comm.rank, tuple(checks.as_keys(self.comm.rank, keys)))
-        return Room(plan, self._mail.empty)
+        or looked at key by key, and thousands of keys are as fast as one."""
+        self._check("buffer")
+        plan = self._shards.plan(self.comm.rank, tuple(checks.as_keys(self.comm.rank, keys)))
+        return Buffer(plan, self.comm.device)
 
     def pull_rows(self, key: Key, index: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """Rows `index` of a table, shape (len(index), *the rest). Moves these rows only."""
         self._check("pull")
-        spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
+        spec, index = checks.rows(self.comm.rank, key, index, self._shards.specs)
         result = torch.empty(len(index), *spec.shape[1:], dtype=spec.dtype,
                              device=self.comm.device)
-        rows = self._layout.some_rows(key, index, result.view(-1, spec.width))
+        rows = self._shards.some_rows(key, index, result.view(-1, spec.width))
         self._pull({key: result}, rows).wait()
         return result
 
@@ -163,10 +162,10 @@ class Node:
                   weight: float = 1.0) -> None:
         """Hand in the gradient of rows `index` of a table; a row named twice counts twice."""
         self._check("push")
-        spec, index = checks.rows(self.comm.rank, key, index, self._layout.specs)
+        spec, index = checks.rows(self.comm.rank, key, index, self._shards.specs)
         wanted = spec._replace(shape=(len(index), *spec.shape[1:]))
         checks.fits(self.comm.rank, "push", key, grad, wanted)
-        found = self._layout.some_rows(key, index, grad.detach().reshape(-1, spec.width), True)
+        found = self._shards.some_rows(key, index, grad.detach().reshape(-1, spec.width), True)
         self._push(found, weight).wait()
 
     def clock(self) -> None:
@@ -177,7 +176,7 @@ class Node:
             self._to_all_servers("clock")
         else:
             for server in self.policy.servers:
-                self._mail.send(server, ("clock", 0))
+                self._endpoint.send(server, ("clock", 0))
 
     def finish(self) -> Statistics | None:
         """The worker's last call. Where workers serve as well, it serves until all have finished,
@@ -185,98 +184,80 @@ class Node:
         self._check("finish")
         self._to_all_servers("finish").wait()
         self.finished = True
+        found = None
         if self._requests:
-            self._mail.send(self.policy.master, ("finish",))
-        if self._server is None:
-            return None
-        while not self._server.over:
-            self.read_letter()
-        self._mail.flush()
-        return self._server.account()
+            self._endpoint.send(self.policy.master, ("finish",))
+        elif self._server is not None:
+            while not self._server.over:
+                self.process_message()
+            found = self._server.account(self._endpoint)
+        self._endpoint.close()
+        return found
 
     def use_servers(self, servers: Sequence[int] | int) -> None:
-        """From here on these servers (ranks; or the first so many) hold the keys. Every worker
+        """From here on these servers (ranks, or a number of them) hold the keys. Every worker
         calls it at the same point, between iterations; what must move moves, weights and state."""
         self._check("use_servers")
         chosen = checks.active(servers, self.policy.servers)
-        for handle in dict.fromkeys(self._open.values()):  # they name keys by their old places
+        for handle in dict.fromkeys(self._open.values()):  # they name keys by their old numbers
             handle.wait()
         self._to_all_servers("move", chosen).wait()
         self._active = chosen
         self._moves += 1
-        self._layout.move([self.policy.partition.place(specs, chosen)
-                           for specs in self._layout.batches])
+        self._shards.move([self.policy.partition.place(specs, chosen)
+                           for specs in self._shards.batches])
 
-    # ---- letters --------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------
 
-    def read_letter(self, server: int = -1) -> None:
-        """Wait for the next letter and do what it says. `server`: one from which an answer is still
-        to come; a node that only works needs to listen to no one else."""
-        mail, policy = self._mail, self.policy
-        if not self._listens:
-            self._take(*(mail.receive() if self._server else mail.receive_from(server)))
-            return
-        letter = mail.receive_within((policy.patience_s or policy.lease_s) / care.LOOKS)
-        if letter is not None:
-            self._take(*letter)
+    def process_message(self) -> None:
+        """Wait for the next message and do what it says; where ranks may die, not for long."""
+        policy = self.policy
+        patience_s = policy.patience_s or policy.lease_s
+        message = self._endpoint.receive(
+            patience_s / failures.LOOKS if self._tolerant else None)
+        if message is not None:
+            self._process(message)
         elif self._requests:
             self._requests.check()
         if self._server is not None:
-            care.miss(self._server, mail)
+            failures.give_up_silent(self._server, self._endpoint)
 
-    def _take(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
-              works: list[Work], borrowed: frozenset[int] = frozenset()) -> None:
+    def _process(self, message: Message) -> None:
+        src, body, payload = message
         if body[0] == "reply":
-            self._answered(src, body, wires, works)
+            self._answered(src, body, payload)
         elif body[0] == "there?":
-            self._mail.send(src, ("here", 0))
+            self._endpoint.send(src, ("here", 0))
         elif self._requests:
             self._requests.hear(src, body)
         else:
-            assert self._server is not None, f"a letter to a worker: {body}"
-            for work in works:
-                work.wait()
-            self._mail.borrowed = borrowed
-            self._server.handle(src, body, wires)
+            assert self._server is not None, f"a request to a worker: {body}"
+            self._server.handle(src, body, payload)
 
-    def _answered(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor],
-                  works: list[Work]) -> None:
-        number: int = body[1]
+    def _answered(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+        """("reply", number of the request, remark)."""
+        _, number, remark = body
         handle = self._open.get(number)
         if handle is None:  # answered before: it was asked twice
             return
         if self._requests and not self._requests.answered(src, handle.open[number][0], body):
             return
         del self._open[number]
-        _, places = handle.open.pop(number)
-        handle.more = body[2]
-        if isinstance(body[2], str):
-            handle.refused = body[2]
-        else:
-            handle.coming.append((places, wires, works))
+        handle.answered(number, remark, payload)
 
-    def _to_myself(self, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        self._take(self.comm.rank, body, wires, [])
-
-    def _room(self, src: int, body: tuple[Any, ...], sizes: list[Size]) -> Rooms:
-        """Answers go straight to where they are wanted."""
+    def _buffers(self, src: int, body: tuple[Any, ...], sizes: Sequence[Size]) -> Buffers:
+        """Replies go straight to where they are wanted."""
         if body[0] != "reply" or body[1] not in self._open or not sizes:
-            return anywhere(src, body, sizes)
-        return parts.spots(self._open[body[1]].open[body[1]][1])
+            return fresh(src, body, sizes)
+        return slices.spots(self._open[body[1]].open[body[1]][1])
 
     def _ask(self, handle: Handle, server: int, what: str, more: tuple[Any, ...],
-             wires: Sequence[torch.Tensor] = (), places: Sequence[Part | Bundle] = (),
-             marked: bool = False) -> None:
-        """Send one request, whose answer belongs to `handle` and goes to `places`."""
+             payload: Sequence[torch.Tensor] = (), wanted: Sequence[Slice | Bundle] = ()) -> None:
+        """Send one request, whose reply belongs to `handle` and goes to `wanted`."""
         self._numbers += 1
         number = self._numbers
-        handle.open[number], self._open[number] = (server, list(places)), handle
-        if self._requests:
-            self._requests.send(server, (what, number, *more), wires)
-        else:
-            if self._server is None and not self._listens:
-                self._mail.expect(server)
-            self._mail.send(server, (what, number, *more), wires, marked)
+        handle.open[number], self._open[number] = (server, list(wanted)), handle
+        (self._requests or self._endpoint).send(server, (what, number, *more), payload)
 
     def peek(self, keys: Iterable[Key]) -> dict[Key, torch.Tensor]:
         """The weights as they are, whatever the clocks; where there are copies, from any of them,
@@ -287,7 +268,7 @@ class Node:
         return self._pull(found, plan.cut(xs), "peek").wait()  # type: ignore[no-any-return]
 
     def _to_all_servers(self, what: str, *more: Any) -> Handle:
-        handle = Handle(self, self._mail)
+        handle = Handle(self)
         for server in self.policy.servers:
             self._ask(handle, server, what, more)
         return handle
@@ -296,44 +277,41 @@ class Node:
                  out: Mapping[Key, torch.Tensor]) -> tuple[Plan, list[torch.Tensor]]:
         """How to ask for these keys, and where each shall go: to `out`, or to fresh memory."""
         rank, device = self.comm.rank, self.comm.device
-        plan = self._layout.plan(rank, tuple(checks.as_keys(rank, keys)))
+        plan = self._shards.plan(rank, tuple(checks.as_keys(rank, keys)))
         xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) if x is None else x
               for x, spec in zip(map(out.get, plan.keys), plan.specs, strict=True)]
-        checks.all_fit(rank, verb, plan, xs)
-        checks.contiguous(rank, plan, xs)
+        all_fit(rank, verb, plan, xs)
+        check_contiguous(rank, plan, xs)
         return plan, xs
 
-    def _pull(self, xs: dict[Key, torch.Tensor], by_server: Mapping[int, Parts],
+    def _pull(self, xs: dict[Key, torch.Tensor], by_server: Mapping[int, Slices],
               what: str = "pull") -> Handle:
-        handle = Handle(self, self._mail, xs)
+        handle = Handle(self, xs)
         for server, wanted in by_server.items():
-            more: tuple[Any, ...] = (parts.runs(wanted), parts.counts(wanted))
+            more: tuple[Any, ...] = (slices.runs(wanted), slices.counts(wanted))
             if what == "peek":
                 more = (*more, self._moves)
-            self._ask(handle, server, what, more, pack(list(parts.row_numbers(wanted))), wanted)
+            self._ask(handle, server, what, more, pack(list(slices.row_numbers(wanted))), wanted)
         return handle
 
-    def _push(self, by_server: Mapping[int, Parts], weight: float) -> Handle:
+    def _push(self, by_server: Mapping[int, Slices], weight: float) -> Handle:
         checks.weight(self.comm.rank, weight)
-        # Where servers work as well, nobody may wait for a send: its receiver may be doing so too.
-        several = len(self.policy.workers) > 1 and not self._server and not self._requests
-        handle = Handle(self, self._mail)
-        values = {server: [part.read(handle.room) for part in given]
-                  for server, given in by_server.items()}
+        handle = Handle(self)
+        values = {server: [each.read() for each in given] for server, given in by_server.items()}
         bad = checks.nan(self.comm.rank, by_server, chain(*values.values()), self.policy.nan)
         for server, given in by_server.items():
-            nans = sum(key in bad for part in given for key in part.keys) if bad else 0
+            nans = sum(key in bad for each in given for key in each.keys) if bad else 0
             if bad and self.policy.nan == "drop":
-                given = [left for part in given for left in part.without(bad)]
-                values[server] = [part.read(handle.room) for part in given]
-            wires = pack([*parts.row_numbers(given), *values[server]])
-            more = (parts.runs(given), parts.counts(given), weight, nans)
-            self._ask(handle, server, "push", more, wires, marked=several)
+                given = [left for each in given for left in each.without(bad)]
+                values[server] = [each.read() for each in given]
+            payload = pack([*slices.row_numbers(given), *values[server]])
+            more = (slices.runs(given), slices.counts(given), weight, nans)
+            self._ask(handle, server, "push", more, payload)
         return handle
 
-    def _is_sound(self, room: Room) -> bool:
+    def _is_sound(self, buffer: Buffer) -> bool:
         """Is it this node's, and cut as the servers are now?"""
-        return room.plan.age is self._layout.age
+        return buffer.plan.age is self._shards.age
 
     def _check(self, what: str) -> None:
         if not self.is_worker:

@@ -1,4 +1,4 @@
-"""Tensors as they travel between nodes: flat, big ones alone, small ones of one dtype together."""
+"""The payload of a message: flat tensors, big ones alone, small ones of one dtype joined."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from functools import cache
 
 import torch
 
-BIG_BYTES = 1 << 16  # tensors from this size up travel alone, and side by side with others' letters
+BIG_BYTES = 1 << 16  # tensors from this size up travel alone
 Size = tuple[torch.dtype, int]  # of a flat tensor: its dtype and number of elements
 
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """What letters call it."""
+    """What headers call it."""
     return str(dtype).removeprefix("torch.")
 
 
-def together(sizes: Sequence[Size]) -> list[list[int]]:
-    """Which flat tensors share a wire: big ones go alone, small ones of one dtype in one go.
+def grouped(sizes: Sequence[Size]) -> list[list[int]]:
+    """Which flat tensors travel as one: small ones of one dtype do.
 
-    >>> together([(torch.float32, 3), (torch.float32, 1 << 20), (torch.float32, 5)])
+    >>> grouped([(torch.float32, 3), (torch.float32, 1 << 20), (torch.float32, 5)])
     [[0, 2], [1]]
     """
     groups: list[list[int]] = []
@@ -37,16 +37,16 @@ def together(sizes: Sequence[Size]) -> list[list[int]]:
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Flat tensors as wires; those that travel alone are not copied."""
+    """Flat tensors as a payload; those that travel alone are not copied."""
     sizes = [(x.dtype, x.numel()) for x in tensors]
     return [tensors[group[0]] if len(group) == 1 else torch.cat([tensors[i] for i in group])
-            for group in together(sizes)]
+            for group in grouped(sizes)]
 
 
-def unpack(wires: Sequence[torch.Tensor], sizes: Sequence[Size]) -> list[torch.Tensor]:
-    """The tensors that `pack` has packed, as views of the wires."""
+def unpack(payload: Sequence[torch.Tensor], sizes: Sequence[Size]) -> list[torch.Tensor]:
+    """The tensors that `pack` has packed, as views of the payload."""
     found: dict[int, torch.Tensor] = {}
-    for wire, group in zip(wires, together(sizes), strict=True):
-        parts = wire.split([sizes[i][1] for i in group]) if len(group) > 1 else [wire]
+    for x, group in zip(payload, grouped(sizes), strict=True):
+        parts = x.split([sizes[i][1] for i in group]) if len(group) > 1 else [x]
         found.update(zip(group, parts, strict=True))
     return [found[place] for place in range(len(sizes))]

@@ -1,7 +1,7 @@
-"""Which server holds what. Every node computes the same answer, so nobody needs to ask.
+"""Which server holds what. Every node computes the same answer, so none needs to ask.
 
 The unit that is placed is an element of a dense tensor, a row of a table (an embedding), or, where
-hashing decides, a whole dense key. A *piece* is what one server holds of one key: a range of its
+hashing decides, a whole dense key. A *shard* is what one server holds of one key: a range of its
 units, or an array of their numbers.
 """
 
@@ -21,7 +21,7 @@ from dtlab.errors import ConfigError
 
 Key = Hashable
 Units = Any  # a range, or a sorted array of int64
-Placement = dict[Key, list[tuple[int, Units]]]  # key → (server, its units), servers ascending
+Shards = dict[Key, list[tuple[int, Units]]]  # key → (server, its units), servers ascending
 
 
 class Spec(NamedTuple):
@@ -46,9 +46,9 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """Before: keys and servers. After: who holds which units. The same in every process."""
+    """Before: keys and servers. After: which server holds which units. Equal in every process."""
 
-    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Shards:
         """Place the keys, which were made together, on `servers` (ranks, ascending)."""
         raise NotImplementedError
 
@@ -62,19 +62,19 @@ class Range(Partition):
     Source: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014.
     """
 
-    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Shards:
         total = sum(spec.units * max(spec.width, 1) for spec in specs.values())
         cuts = [total * i // len(servers) for i in range(len(servers) + 1)]
-        placement, begin = {}, 0
+        shards, begin = {}, 0
         for key, spec in specs.items():
             width = max(spec.width, 1)
             # A cut inside a row goes after it.
             edges = [min(max(-(-(cut - begin) // width), 0), spec.units) for cut in cuts]
-            pieces = [(server, range(edges[i], edges[i + 1])) for i, server in enumerate(servers)]
-            placement[key] = [piece for piece in pieces if len(piece[1])] or [(servers[0],
+            found = [(server, range(edges[i], edges[i + 1])) for i, server in enumerate(servers)]
+            shards[key] = [shard for shard in found if len(shard[1])] or [(servers[0],
                                                                               range(0))]
             begin += spec.units * width
-        return placement
+        return shards
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Hash(Partition):
     keys: all but about 1/(n+1) of them when one comes to n.
     """
 
-    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Shards:
         def owner(hashes: np.ndarray) -> np.ndarray:
             return hashes % np.uint64(len(servers))
 
@@ -108,7 +108,7 @@ class ConsistentHash(Partition):
         if isinstance(v, bool) or not isinstance(v, Integral) or v < 1:
             raise ConfigError(f"ConsistentHash's vnodes is a whole number, 1 or more, not {v!r}")
 
-    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Placement:
+    def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Shards:
         points, owners = ring_of(tuple(servers), self.vnodes)
 
         def owner(hashes: np.ndarray) -> np.ndarray:
@@ -134,7 +134,7 @@ def row_hashes(key: Key, rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def ring_of(servers: tuple[int, ...], vnodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ring: hashes in ascending order, and whose they are (as places in `servers`)."""
+    """The ring: hashes in ascending order, and the server of each (as an index into `servers`)."""
     points = [(stable_hash(("server", server, v)), place)
               for place, server in enumerate(servers) for v in range(vnodes)]
     points.sort()
@@ -143,18 +143,18 @@ def ring_of(servers: tuple[int, ...], vnodes: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _by_hash(specs: Mapping[Key, Spec], servers: Sequence[int],
-             owner: Callable[[np.ndarray], np.ndarray]) -> Placement:
-    placement: Placement = {}
+             owner: Callable[[np.ndarray], np.ndarray]) -> Shards:
+    shards: Shards = {}
     for key, spec in specs.items():
         if spec.table and spec.units:
             owners = owner(row_hashes(key, spec.units))
-            pieces = [(server, np.flatnonzero(owners == place))
+            found = [(server, np.flatnonzero(owners == place))
                       for place, server in enumerate(servers)]
-            placement[key] = [piece for piece in pieces if len(piece[1])]
+            shards[key] = [shard for shard in found if len(shard[1])]
         else:
             place = int(owner(np.array([stable_hash(key)], dtype=np.uint64))[0])
-            placement[key] = [(servers[place], range(spec.units))]
-    return placement
+            shards[key] = [(servers[place], range(spec.units))]
+    return shards
 
 
 def common(a: Units, b: Units) -> Units:
@@ -165,7 +165,7 @@ def common(a: Units, b: Units) -> Units:
 
 
 def positions(units: Units, within: Units) -> Any:
-    """Where `units` stand in the piece `within`: a slice, or a tensor of int64."""
+    """Where `units` stand in the shard `within`: a slice, or a tensor of int64."""
     if isinstance(within, range):
         if isinstance(units, range):
             return slice(units.start - within.start, units.stop - within.start)

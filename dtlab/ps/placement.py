@@ -39,7 +39,8 @@ def aggregate(comm: Comm, x: torch.Tensor, placement: str = "spread", op: Op = "
 def on_one(comm: Comm, x: torch.Tensor, server: int = 0) -> int:
     """In place; all push to the device of one worker, and pull from it.
 
-    Cost: 2α + 2(p−1)nβ + (p−1)nγ at the server. Returns how many worked: p.
+    Cost, for an x that takes m = nβ: α + (p−1)m + (p−1)nγ, for receiving has no overhead; then
+    α + m + (p−2)·max(α, m) back. Returns how many worked: p.
     """
     _up_and_down(comm, x, server, [r for r in range(comm.size) if r != server], "")
     return comm.size
@@ -48,7 +49,7 @@ def on_one(comm: Comm, x: torch.Tensor, server: int = 0) -> int:
 def on_cpu(comm: Comm, x: torch.Tensor, server: int = 0) -> int:
     """In place; as `on_one`, but rank `server` is a machine of its own, without a gradient.
 
-    Cost: 2α + 2(p−1)nβ with p−1 workers, a worker's n more each way than `on_one` for as many.
+    With as many workers, a worker's n more than `on_one` goes each way.
     """
     if comm.rank == server:
         x.zero_()
@@ -60,18 +61,18 @@ def spread(comm: Comm, x: torch.Tensor) -> int:
     """In place; every worker serves an equal part: a push is a reduce-scatter, a pull an
     all-gather, and both together an all-reduce.
 
-    Cost: 2α + 2(p−1)/p·nβ + (p−1)/p·nγ. Memory: one more x.
+    Each rank begins with its next neighbour, so that no server hears from all of them at once.
+    Cost, for parts that take m = nβ/p: 2(α + m + (p−2)·max(α, m)) + (p−1)/p·nγ. Memory: one more x.
     """
-    me, parts = comm.rank, cut(x, comm.size)
-    others = [r for r in range(comm.size) if r != me]
-    inboxes = {r: torch.empty_like(parts[me]) for r in others}
-    with comm.labelled("push"):
-        comm.exchange(*(Send(parts[r], r) for r in others),
-                      *(Recv(inboxes[r], r) for r in others))
-    for r in others:
-        comm.accumulate_(parts[me], inboxes[r])
-    with comm.labelled("pull"):
-        comm.exchange(*(Send(parts[me], r) for r in others), *(Recv(parts[r], r) for r in others))
+    me, p, parts = comm.rank, comm.size, cut(x, comm.size)
+    others = [(me + distance) % p for distance in range(1, p)]
+    inboxes = {r: torch.empty_like(parts[me]) for r in sorted(others)}
+    comm.labelled("push").exchange(*(Send(parts[r], r) for r in others),
+                                   *(Recv(inbox, r) for r, inbox in inboxes.items()))
+    for inbox in inboxes.values():
+        comm.accumulate_(parts[me], inbox)
+    comm.labelled("pull").exchange(*(Send(parts[me], r) for r in others),
+                                   *(Recv(parts[r], r) for r in others))
     return comm.size
 
 
@@ -87,12 +88,9 @@ def tree(comm: Comm, x: torch.Tensor, fanout: int = 2) -> int:
     _gather(comm, x, children, "push")
     if comm.rank:
         parent = (comm.rank - 1) // fanout
-        with comm.labelled("push"):
-            comm.send(x, parent)
-        with comm.labelled("pull"):
-            comm.recv(x, parent)
-    with comm.labelled("pull"):
-        comm.exchange(*(Send(x, child) for child in children))
+        comm.labelled("push").send(x, parent)
+        comm.labelled("pull").recv(x, parent)
+    comm.labelled("pull").exchange(*(Send(x, child) for child in children))
     return comm.size
 
 
@@ -142,23 +140,20 @@ def _push(comm: Comm, x: torch.Tensor, server: int, workers: list[int], label: s
     if comm.rank == server:
         _gather(comm, x, workers, label)
     else:
-        with comm.labelled(label):
-            comm.send(x, server)
+        comm.labelled(label).send(x, server)
 
 
 def _pull(comm: Comm, x: torch.Tensor, server: int, workers: list[int], label: str) -> None:
-    with comm.labelled(label):
-        if comm.rank == server:
-            comm.exchange(*(Send(x, worker) for worker in workers))
-        else:
-            comm.recv(x, server)
+    if comm.rank == server:
+        comm.labelled(label).exchange(*(Send(x, worker) for worker in workers))
+    else:
+        comm.labelled(label).recv(x, server)
 
 
 def _gather(comm: Comm, x: torch.Tensor, workers: list[int], label: str) -> None:
     """x ← x + what each of `workers` sends, all at the same time; added in order of rank."""
     inboxes = [torch.empty_like(x) for _ in workers]
-    with comm.labelled(label):
-        comm.exchange(*(Recv(box, worker) for box, worker in zip(inboxes, workers, strict=True)))
+    comm.labelled(label).exchange(*map(Recv, inboxes, workers))
     for box in inboxes:
         comm.accumulate_(x, box)
 

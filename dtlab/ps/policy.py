@@ -27,7 +27,7 @@ class Policy:
     nan: str  # "raise" | "drop" | "pass"
     replication: Replication | None = None
     copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # server → its copies
-    master: int = -1  # the rank that says who lives, if there are copies
+    master: int = -1  # the configuration master's rank, if there are copies
     lease_s: float = 0.0
     grace_s: float = 0.0  # for how long a leader without a lease keeps requests, then refuses them
     checkpoints: Checkpoints | None = None
@@ -36,11 +36,17 @@ class Policy:
 
     @property
     def give_up_s(self) -> float:
-        """Who has been silent for so long is not there: for a copy the master, and for the master
-        a copy without which nobody has everything."""
+        """Silence after which a copy gives up the master, and the master a copy without which no
+        other has everything."""
         return GIVE_UP * self.lease_s + self.grace_s
 
     @property
     def serving(self) -> frozenset[int]:
         """Every rank that holds keys, copies included."""
         return frozenset(self.servers).union(*self.copies.values())
+
+    def peers(self, rank: int) -> frozenset[int]:
+        """The ranks that `rank` gets messages from: workers hear of all that serve, who hear of
+        all others."""
+        serving = self.serving | ({self.master} if self.copies else frozenset())
+        return (serving if rank not in serving else serving.union(self.workers)) - {rank}

@@ -1,4 +1,4 @@
-"""One copy of a server: it puts requests into one order, hands them on, and carries them out.
+"""One copy of a server: its log, its messages, its lease. What it does with them: `replication`.
 
 Nothing is done twice: a request carries its worker's number, and each copy knows the last it has
 had. Nothing that was answered is lost: a copy keeps a request until all that follow have it.
@@ -13,91 +13,71 @@ from typing import Any, NamedTuple
 import torch
 
 from dtlab.comm import Comm
-from dtlab.ps import care
-from dtlab.ps.handover import Handover
-from dtlab.ps.mail import Mail
+from dtlab.ps import failures
 from dtlab.ps.master import BEATS
+from dtlab.ps.messages import Endpoint
+from dtlab.ps.migration import ShardTransfers
 from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Replication, View
 from dtlab.ps.server import Server
 
-Wires = list[torch.Tensor]
+Payload = list[torch.Tensor]
 _AMONG_COPIES = ("op", "ack", "again")
-_UNANSWERED = ("clock", "pieces", "lose")  # nobody waits for their answer
+_UNANSWERED = ("clock", "shards", "lose")  # they get no answer
 NO_LEASE = ("the server's leader has lost touch with the master and may not answer; what you asked "
             "for may be done, or not")
 
 
-class Logged(NamedTuple):
+class Request(NamedTuple):
     """A request in the log."""
 
     worker: int
     body: tuple[Any, ...]
-    wires: Wires
+    payload: Payload
 
 
 class Replica:
     """The copy on this rank of server `shard`. `lease_end_s`: until when it may lead."""
 
-    def __init__(self, comm: Comm, mail: Mail, policy: Policy, shard: int, rule: Replication):
-        self.comm, self.mail, self.policy, self.shard, self.rule = comm, mail, policy, shard, rule
+    def __init__(self, comm: Comm, endpoint: Endpoint, policy: Policy, shard: int,
+                 rule: Replication):
+        self.comm, self.endpoint, self.policy = comm, endpoint, policy
+        self.shard, self.rule, self.me = shard, rule, comm.rank
         self.view = View(0, policy.copies[shard])
         self.server = Server(comm, self, policy, shard)
-        self.handover = Handover(mail, policy, shard)
+        self.transfers = ShardTransfers(endpoint, policy, shard)
         self.lease_end_s = -1.0
-        self.log: dict[int, Logged] = {}  # by place, what those that follow may not have yet
-        self.had = self.done = self.stable = 0  # places: received, carried out, on all that follow
+        self.log: dict[int, Request] = {}  # by number, what those that follow may not have yet
+        self.had = self.done = self.stable = 0  # received, carried out, on all that follow
         self.promised = 0  # the epoch of an election in which this copy has told what it has
-        self._acked: dict[int, int] = {}
-        self._kept: int | None = None  # forget nothing after this place: see `adopt`
-        self._told = -1  # the place that I acknowledged last
+        self.acknowledged: dict[int, int] = {}
+        self._kept: int | None = None  # forget nothing after this request: see `adopt`
+        self._told = -1  # what I acknowledged last
         self._last: dict[int, int] = {}  # worker → the number of its last request in the log
         self._carried: dict[int, int] = {}  # the same, of those carried out
         self._peeks: list[tuple[int, tuple[Any, ...]]] = []  # for keys that have not come yet
-        # Letters of an epoch to come, and requests as long as I don't lead: whatever a worker asks
+        # Messages of an epoch to come, and requests as long as I don't lead: whatever a worker asks
         # of me, all that it asked before is done or stands here too.
-        self._early: list[tuple[int, tuple[Any, ...], Wires]] = []
+        self._early: list[tuple[int, tuple[Any, ...], Payload]] = []
         self._lapsed = 0  # signs of life given since my lease was over: time spent asleep is none
         self._refused: dict[int, int] = {}  # worker → the number of its last request refused
 
-    # ---- what the server writes, as if it had the letter box to itself --------------------------
+    # ---- what the server sends, see `server.Outbox` ---------------------------------------------
 
-    def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
+    def send(self, dst: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor] = ()) -> None:
         """An answer of the state machine, or what another server is given: one copy sends it."""
-        if body[0] == "pieces":
-            self.handover.sent[dst] = body, wires
+        if body[0] == "shards":
+            self.transfers.sent[dst] = body, payload
             if self.answers:
-                self.handover.send(dst)
+                self.transfers.send(dst)
         elif self.answers:
-            self.mail.send(dst, body, wires)
+            self.endpoint.send(dst, body, payload)
 
     def lends(self, x: torch.Tensor) -> bool:
-        """See `Mail.lends`."""
-        return self.mail.lends(x)
-
-    def recycle(self, wire: torch.Tensor) -> None:
-        """See `Mail.recycle`."""
-        self.mail.recycle(wire)
-
-    def borrows(self, x: torch.Tensor) -> bool:
-        """What is in the log is ours."""
-        return False
-
-    def own(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Mail.own`."""
-        return self.mail.own(x)
-
-    @property
-    def moved_bytes(self) -> tuple[int, int]:
-        """See `Mail`."""
-        return self.mail.moved_bytes
+        """See `Endpoint.lends`."""
+        return self.endpoint.lends(x)
 
     # ---- roles ----------------------------------------------------------------------------------
-
-    @property
-    def me(self) -> int:
-        """My rank."""
-        return self.comm.rank
 
     @property
     def is_member(self) -> bool:
@@ -106,16 +86,16 @@ class Replica:
 
     @property
     def answers(self) -> bool:
-        """Is it me who answers workers?"""
+        """Do I answer workers?"""
         return self.is_member and self.rule.answers(self.view) == self.me
 
     @property
     def following(self) -> tuple[int, ...]:
-        """To whom I hand requests on."""
+        """The copies to which I forward requests."""
         return self.rule.following(self.view, self.me) if self.is_member else ()
 
     def may_lead(self) -> bool:
-        """Have I a lease? Weak rules don't ask for one."""
+        """Have I a lease? Weak rules need none."""
         return not self.rule.strong or self.comm.now() < self.lease_end_s
 
     @property
@@ -125,62 +105,60 @@ class Replica:
 
     @property
     def leads(self) -> bool:
-        """Is it me who puts requests into order now? Not between an election and its outcome: the
-        master counts on what it was told."""
+        """Do I put requests into order now? Not between an election and its outcome: the master
+        counts on what it was told."""
         return self.is_head and self.may_lead() and self.promised <= self.view.epoch
 
-    # ---- letters --------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------
 
-    def request(self, worker: int, body: tuple[Any, ...], wires: Wires) -> None:
+    def request(self, worker: int, body: tuple[Any, ...], payload: Payload) -> None:
         """From a worker, or from another server: (what, number, …)."""
         if body[0] == "peek":
             self._peeks.append((worker, body))
-            self._show()
+            self._answer_peeks()
             return
         if not self.leads:  # perhaps I shall soon
-            self._early.append((worker, body, wires))
+            self._early.append((worker, body, payload))
         elif body[1] <= self._last.get(worker, 0):
-            self._again(worker, body, wires)
+            self._again(worker, body, payload)
         else:
             if body[0] == "init":  # what the disk holds now, no copy may look up later
-                body = (*body, care.newest(self.policy))
-            self._accept(Logged(worker, body, wires))
+                body = (*body, failures.newest(self.policy))
+            self._append(Request(worker, body, payload))
 
-    def handle(self, src: int, body: tuple[Any, ...], wires: Wires) -> None:
-        """From another copy: ("op", epoch, place, stable, worker, request), ("ack", epoch, place)
+    def handle(self, src: int, body: tuple[Any, ...], payload: Payload) -> None:
+        """From another copy: ("op", epoch, number, stable, worker, request), ("ack", epoch, number)
         or ("again", epoch, worker, request)."""
         epoch = body[1]
         if epoch > self.view.epoch:
-            self._early.append((src, body, wires))
-        elif epoch < self.view.epoch or epoch < self.promised:
+            self._early.append((src, body, payload))
+        elif epoch < self.view.epoch or epoch < self.promised or not self.is_member:
             return  # from one that does not know yet that it leads no more
         elif body[0] == "op":
-            _, _, place, stable, worker, request = body
-            if place == self.had + 1:
-                self._accept(Logged(worker, request, wires))
-            elif src == self._before():
-                self._acknowledge(even_so=True)
-            if not self.following:
-                self._forget(stable)
+            _, _, number, stable, worker, request = body
+            self.stable = max(self.stable, min(stable, self.had))
+            if number == self.had + 1:
+                self._append(Request(worker, request, payload))
+            else:  # it has been here: say so once more
+                self._told = -1
+                self.rule.acknowledged(self)
         elif body[0] == "ack":
-            self._acked[src] = max(body[2], self._acked.get(src, 0))
-            self._settle()
+            self.acknowledged[src] = max(body[2], self.acknowledged.get(src, 0))
+            self.rule.acknowledged(self)
         else:
-            self._again(body[2], body[3], wires)
+            self._again(body[2], body[3], payload)
 
     def change(self, view: View) -> None:
-        """The master has announced who lives."""
+        """The master has announced the live copies."""
         if view.epoch <= self.view.epoch:
             return
         self.view, self._refused = view, {}
         if self.is_member:
-            self._acked, self._told, self._kept = {}, -1, None
-            for place in sorted(self.log):
-                self._hand_on(place)
-            self._settle()
+            self.acknowledged, self._told, self._kept = {}, -1, None
+            self.rule.reconfigured(self)
         if self.answers:
-            self.handover.send_again()
-        self._read_early()
+            self.transfers.send_again()
+        self._process_early()
 
     def granted(self, until_s: float) -> None:
         """The master lets me lead, if I am the head, until `until_s`."""
@@ -188,18 +166,18 @@ class Replica:
         if self.may_lead():
             self._lapsed = 0
         if not led:
-            self._read_early()
+            self._process_early()
 
     def adopt(self, rank: int | None, number: int) -> None:
-        """Give `rank`, which was declared dead, all that it needs to be a copy again, as snapshot
-        `number`; from here on it will get the log, once the master has announced it. None: it is
-        gone again."""
+        """Send `rank`, which was declared dead, all that it needs to be a copy again, as snapshot
+        `number`; once the master has announced it, it gets the log from here on. None: it is gone
+        again."""
         self._kept = None if rank is None else self.done
         if rank is not None:
-            state = self.server.snapshot(), self._carried, self.handover.sent
-            self.mail.send(rank, ("snapshot", number, self.view.epoch, self.done, state))
+            state = self.server.snapshot(), self._carried, self.transfers.sent
+            self.endpoint.send(rank, ("snapshot", number, self.view.epoch, self.done, state))
 
-    def install(self, epoch: int, place: int, state: tuple[Any, ...]) -> bool:
+    def install(self, epoch: int, number: int, state: tuple[Any, ...]) -> bool:
         """Forget all that I had and go on from another copy's snapshot, unless it comes too late.
         Returns whether I do."""
         if epoch < max(self.view.epoch, self.promised):
@@ -208,11 +186,11 @@ class Replica:
         seen.rejoined += 1
         seen.lost += sum(entry.body[0] == "push" for at, entry in self.log.items()
                          if self.stable < at <= self.done)
-        snapshot, self._carried, self.handover.sent = state
-        self._last = dict(self._carried)  # requests after `place` will come with the log
+        snapshot, self._carried, self.transfers.sent = state
+        self._last = dict(self._carried)  # requests after `number` will come with the log
         self.server.restore(snapshot)
         self.view = View(epoch, tuple(m for m in self.policy.copies[self.shard] if m != self.me))
-        self.log, self.had, self.done, self.stable = {}, place, place, place
+        self.log, self.had, self.done, self.stable = {}, number, number, number
         return True
 
     def lapse(self) -> None:
@@ -227,118 +205,93 @@ class Replica:
 
     def refuse(self) -> None:
         """Tell workers that what they asked for may be done, or not. It stays in line, for what
-        they ask next must not overtake it. Not of a clock: nobody waits for that."""
+        they ask next must not overtake it. Not of a clock: that gets no answer."""
         for src, (what, number, *_), _ in (*self.log.values(), *self._early):
             if what not in (*_AMONG_COPIES, *_UNANSWERED) and number > self._refused.get(src, 0):
                 self._refused[src] = number
-                self.mail.send(src, ("reply", number, NO_LEASE))
+                self.endpoint.send(src, ("reply", number, NO_LEASE))
 
-    def _read_early(self) -> None:
+    def _process_early(self) -> None:
         early, self._early = self._early, []
-        for src, body, wires in early:
-            self.dispatch(src, body, wires)
+        for src, body, payload in early:
+            self.dispatch(src, body, payload)
 
-    def dispatch(self, src: int, body: tuple[Any, ...], wires: Wires) -> None:
-        """A letter of either kind."""
+    def dispatch(self, src: int, body: tuple[Any, ...], payload: Payload) -> None:
+        """A message of either kind."""
         if body[0] in _AMONG_COPIES:
-            self.handle(src, body, wires)
+            self.handle(src, body, payload)
         elif body[0] == "here":
-            self.server.handle(src, body, wires)
+            self.server.handle(src, body, payload)
         else:
-            self.request(body[2] if body[0] == "pieces" else src, body, wires)
+            self.request(body[2] if body[0] == "shards" else src, body, payload)
 
-    def miss(self) -> None:
+    def give_up_silent(self) -> None:
         """Called now and then: if I lead, workers that are lost are so for all copies."""
         if self.leads:
-            for worker in care.silent(self.server, self.mail):
-                self._accept(Logged(worker, ("lose", math.inf), []))
+            for worker in failures.silent(self.server, self.endpoint):
+                self._append(Request(worker, ("lose", math.inf), []))
 
     @property
     def left(self) -> tuple[int, ...]:
         """The workers that have finished or are lost, if any may be lost."""
         return tuple(sorted(self.server.clocks.ended)) if self.policy.patience_s else ()
 
-    # ---- the log --------------------------------------------------------------------------------
+    # ---- the log, see `replication.Copy` --------------------------------------------------------
 
-    def _accept(self, entry: Logged) -> None:
-        """`entry` is the next in the log."""
+    def _append(self, request: Request) -> None:
+        """`request` is the next in the log."""
         self.had += 1
-        self.log[self.had] = entry
-        self._last[entry.worker] = entry.body[1]
-        if self.rule.strong or entry.body[0] != "push":
-            self._hand_on(self.had)
-            self._settle()
-        else:  # answer first: sooner, but what was answered may be lost
-            self._settle()
-            if self.following:
-                self._hand_on(self.had)
+        self.log[self.had] = request
+        self._last[request.worker] = request.body[1]
+        self.rule.updated(self, request.body[0] == "push")
 
-    def _hand_on(self, place: int) -> None:
-        entry = self.log[place]
-        for dst in self.following:
-            body = ("op", self.view.epoch, place, self.stable, entry.worker, entry.body)
-            self.mail.send(dst, body, entry.wires)
+    def forward(self, number: int, dst: int) -> None:
+        """Send request `number` to another copy."""
+        worker, request, payload = self.log[number]
+        body = ("op", self.view.epoch, number, self.stable, worker, request)
+        self.endpoint.send(dst, body, payload)
 
-    def _settle(self) -> None:
-        """Carry out what may be, forget what all that follow have, and say how far that is."""
-        if self.rule.strong and self.promised > self.view.epoch:
-            return
-        following = self.following
-        if following:
-            self.stable = max(self.stable, min(self._acked.get(dst, 0) for dst in following))
-        elif self.answers:
-            self.stable = self.had
-        self._carry_out_until(self.stable if self.rule.waits(self.view, self.me) else self.had)
-        self._forget(self.stable)
-        self._acknowledge()
-
-    def _carry_out_until(self, place: int) -> None:
-        while self.done < place:
+    def carry_out(self, number: int) -> None:
+        """Carry out all requests up to `number`."""
+        while self.done < number:
             self.done += 1
-            worker, body, wires = self.log[self.done]
+            worker, body, payload = self.log[self.done]
             self._carried[worker] = body[1]
-            self.handover.goes_on(body[0])
+            self.transfers.goes_on(body[0])
             # The log's tensors stay as they are, for copies that may need them yet.
-            self.server.handle(worker, body, [wire.clone() for wire in wires])
+            self.server.handle(worker, body, [x.clone() for x in payload])
         if self._peeks:
-            self._show()
+            self._answer_peeks()
 
-    def _show(self) -> None:
-        """Answer those who look at what is here, as far as it is here."""
-        waiting, self._peeks = self._peeks, []
-        for worker, body in waiting:
-            asked, here = body[4], self.server.resizing.moves
-            if asked == here and all(
-                    last <= len(self.server.store.places.keys) for _, last in body[2]):
-                self.server.peek(self.mail, worker, body)
-            elif asked >= here:  # else it has been answered by another
-                self._peeks.append((worker, body))
+    def forget(self, number: int) -> None:
+        """Every copy has the requests up to `number`. One that comes back will need what follows
+        its snapshot."""
+        until = min(number, self.done, math.inf if self._kept is None else self._kept)
+        while self.log and (first := next(iter(self.log))) <= until:
+            del self.log[first]
 
-    def _forget(self, stable: int) -> None:
-        # A copy that comes back will need what follows its snapshot.
-        until = min(stable, self.done, math.inf if self._kept is None else self._kept)
-        for place in [place for place in self.log if place <= until]:
-            del self.log[place]
-
-    def _before(self) -> int | None:
-        """The copy that hands requests to me."""
-        for other in self.view.members:
-            if self.me in self.rule.following(self.view, other):
-                return other
-        return None
-
-    def _acknowledge(self, even_so: bool = False) -> None:
+    def acknowledge(self, dst: int, number: int) -> None:
         """Tell the copy before me how far I, and all after me, have come, unless it knows."""
-        before, place = self._before(), self.stable if self.following else self.had
-        if before is not None and (even_so or place > self._told):
-            self._told = place
-            self.mail.send(before, ("ack", self.view.epoch, place))
+        if number > self._told:
+            self._told = number
+            self.endpoint.send(dst, ("ack", self.view.epoch, number))
 
-    def _again(self, worker: int, body: tuple[Any, ...], wires: Wires) -> None:
-        """`worker` asks again for what is in the log: whoever answers does so once more."""
+    def _again(self, worker: int, body: tuple[Any, ...], payload: Payload) -> None:
+        """`worker` asks again for what is in the log: the copy that answers does so once more."""
         if self.answers:
             if body[1] <= self._carried.get(worker, 0):
-                self.server.answer_again(worker, body, wires)
+                self.server.answer_again(worker, body, payload)
         else:
             for dst in self.following:
-                self.mail.send(dst, ("again", self.view.epoch, worker, body), wires)
+                self.endpoint.send(dst, ("again", self.view.epoch, worker, body), payload)
+
+    def _answer_peeks(self) -> None:
+        """Answer peeks, as far as their keys are here."""
+        waiting, self._peeks = self._peeks, []
+        for worker, body in waiting:
+            asked, here = body[4], self.server.migration.moves
+            if asked == here and all(
+                    last <= len(self.server.store.index.keys) for _, last in body[2]):
+                self.server.peek(self.endpoint, worker, body)
+            elif asked >= here:  # else it has been answered by another
+                self._peeks.append((worker, body))

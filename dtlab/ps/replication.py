@@ -1,19 +1,16 @@
-"""Copies of servers: who holds them, in which order requests reach them, when they are answered.
+"""Copies of servers: how an update reaches all of them, and which of them answers.
 
 A server is a state machine: equal requests in equal order give equal weights, bit for bit. So
 copies need not send weights to each other; they need to agree on one order of requests, the *log*.
-A rule here says how the log travels among the live copies of a server, head first:
-
-- `following`: to whom a copy hands a request on;
-- `answers`: which copy answers workers;
-- `strong`: is a push answered only once every live copy has it?
+`Chain` and `Leader` say what a copy does on an update, on an acknowledgement, and when its
+neighbours change. Elections, leases and what a copy does with messages: `master` and `replica`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from dtlab.errors import DtlabError
 
@@ -34,6 +31,44 @@ class View(NamedTuple):
         """The copy that takes workers' requests: the leader."""
         return self.members[0]
 
+    @property
+    def tail(self) -> int:
+        """The copy that is last to have a request, in a chain."""
+        return self.members[-1]
+
+    def before(self, rank: int) -> tuple[int, ...]:
+        """The predecessor of `rank`, if it has one."""
+        place = self.members.index(rank)
+        return self.members[max(place - 1, 0) : place]
+
+    def after(self, rank: int) -> tuple[int, ...]:
+        """The successor of `rank`, if it has one."""
+        place = self.members.index(rank)
+        return self.members[place + 1 : place + 2]
+
+
+class Copy(Protocol):
+    """What a rule sees of the copy on this rank. Requests are numbered from 1, in their order."""
+
+    me: int
+    view: View  # in which this copy is a member
+    had: int  # how many requests it has received
+    stable: int  # how many every copy has
+    log: dict[int, Any]  # by number, the requests that some copy may not have yet
+    acknowledged: dict[int, int]  # by rank of a copy, how many it has said that it has
+
+    def forward(self, number: int, dst: int) -> None:
+        """Send request `number` of the log to the copy on rank `dst`."""
+
+    def carry_out(self, number: int) -> None:
+        """Carry out all requests up to `number`; the copy that `answers` replies to workers."""
+
+    def forget(self, number: int) -> None:
+        """Every copy has the requests up to `number`: they need not stay in the log."""
+
+    def acknowledge(self, dst: int, number: int) -> None:
+        """Tell the copy on rank `dst` that requests up to `number` are here, and behind here."""
+
 
 @dataclass(frozen=True)
 class Replication:
@@ -45,7 +80,7 @@ class Replication:
         return True
 
     def following(self, view: View, me: int) -> tuple[int, ...]:
-        """To whom `me` hands requests on."""
+        """The successors of `me`: the copies to which it forwards requests."""
         raise NotImplementedError
 
     def answers(self, view: View) -> int:
@@ -56,9 +91,22 @@ class Replication:
         """The live copies in their new order, head first; `had`: how much of the log each has."""
         return members
 
-    def waits(self, view: View, me: int) -> bool:
-        """Does `me` carry a request out only once those that follow have it?"""
-        return False
+    def updated(self, copy: Copy, push: bool) -> None:
+        """Request `copy.had` is new in the log: at the head from a worker, elsewhere from the copy
+        before. push: a worker waits for nothing but the answer."""
+        raise NotImplementedError
+
+    def acknowledged(self, copy: Copy) -> None:
+        """A copy that follows has said how many requests it has, see `Copy.acknowledged`."""
+        raise NotImplementedError
+
+    def reconfigured(self, copy: Copy) -> None:
+        """`copy.view` is new: a successor may lack anything that is in the log, and what a copy has
+        said to one that is gone is said again."""
+        for successor in self.following(copy.view, copy.me):
+            for number in copy.log:
+                copy.forward(number, successor)
+        self.acknowledged(copy)
 
 
 @dataclass(frozen=True)
@@ -67,22 +115,37 @@ class Chain(Replication):
     tail, which is the last to have them. Of t copies, t − 1 may crash.
 
     Each copy keeps what the tail has not acknowledged. Head dies: its successor leads. Tail dies:
-    its predecessor is the tail. One in the middle dies: its predecessor hands what it has kept to
-    the next. Source: van Renesse & Schneider, Chain replication for supporting high throughput and
-    availability, OSDI 2004.
+    its predecessor is the tail. One in the middle dies: its predecessor forwards what it has kept
+    to the next. Source: van Renesse & Schneider, Chain replication for supporting high throughput
+    and availability, OSDI 2004.
     """
 
     def following(self, view: View, me: int) -> tuple[int, ...]:
-        place = view.members.index(me)
-        return view.members[place + 1 : place + 2]
+        return view.after(me)
 
     def answers(self, view: View) -> int:
-        return view.members[-1]
+        return view.tail
+
+    def updated(self, copy: Copy, push: bool) -> None:
+        for successor in copy.view.after(copy.me):
+            copy.forward(copy.had, successor)
+        copy.carry_out(copy.had)  # the tail's answer goes to the worker
+        self.acknowledged(copy)
+
+    def acknowledged(self, copy: Copy) -> None:
+        """What the tail has, all have: it says so, and the chain passes that on to its head."""
+        for successor in copy.view.after(copy.me):
+            copy.stable = max(copy.stable, copy.acknowledged.get(successor, 0))
+        if copy.me == copy.view.tail:
+            copy.stable = copy.had
+        copy.forget(copy.stable)
+        for predecessor in copy.view.before(copy.me):
+            copy.acknowledge(predecessor, copy.stable)
 
 
 @dataclass(frozen=True)
 class Leader(Replication):
-    """A leader and its followers: it hands every request to all of them.
+    """A leader and its followers: it forwards every request to all of them.
 
     sync: it answers once all have it. Otherwise at once: sooner, but if it dies then, what it has
     answered last may be lost; and if it is cut off, it goes on alone.
@@ -101,9 +164,26 @@ class Leader(Replication):
         return view.head
 
     def order(self, members: tuple[int, ...], had: Mapping[int, int]) -> tuple[int, ...]:
-        """Who has most leads: what a follower has beyond its leader's log would be lost, or worse,
-        stand in the place of something else. Each had it from the same leader, in order."""
+        """The copy that has most leads: what a follower has beyond its leader's log would be lost,
+        or stand in the place of another request. Each had it from the same leader, in order."""
         return tuple(sorted(members, key=lambda member: -had[member]))
 
-    def waits(self, view: View, me: int) -> bool:
-        return self.sync and me == view.head
+    def updated(self, copy: Copy, push: bool) -> None:
+        answers_first = push and not self.sync
+        if answers_first:
+            self.acknowledged(copy)
+        for follower in self.following(copy.view, copy.me):
+            copy.forward(copy.had, follower)
+        if not answers_first:
+            self.acknowledged(copy)
+
+    def acknowledged(self, copy: Copy) -> None:
+        if copy.me == copy.view.head:
+            followers = copy.view.members[1:]
+            known = [copy.acknowledged.get(follower, 0) for follower in followers]
+            copy.stable = max(copy.stable, min(known, default=copy.had))
+            copy.carry_out(copy.stable if self.sync else copy.had)
+        else:
+            copy.carry_out(copy.had)
+            copy.acknowledge(copy.view.head, copy.had)
+        copy.forget(copy.stable)

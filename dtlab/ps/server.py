@@ -1,4 +1,4 @@
-"""A server: it reads letters one by one, and each changes its state or is answered, or both.
+"""A server: it takes requests one by one, and each changes its state or is answered, or both.
 
 Consistency says when, the update rule says what; here is only the order of things.
 """
@@ -6,124 +6,62 @@ Consistency says when, the update rule says what; here is only the order of thin
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from dtlab.comm import Comm
-from dtlab.cores import several_cores
 from dtlab.errors import ConfigError
-from dtlab.ps import care
-from dtlab.ps.consistency import Clocks
+from dtlab.ps import failures
+from dtlab.ps.index import Shard
+from dtlab.ps.messages import Endpoint
+from dtlab.ps.migration import Migration
 from dtlab.ps.packing import pack, unpack
-from dtlab.ps.partition import Key, Placement, Spec
-from dtlab.ps.places import Piece
+from dtlab.ps.partition import Key, Shards, Spec
 from dtlab.ps.policy import Policy
-from dtlab.ps.resize import Resizing
+from dtlab.ps.server_state import Held, Outbox, ServerState
 from dtlab.ps.statistics import Statistics
-from dtlab.ps.store import NOW, Entry, Store, joined
+from dtlab.ps.store import NOW, Entry, joined
 
 
-class Outbox(Protocol):
-    """Where a server puts its letters: its node's mail, or the copy that it is."""
-
-    @property
-    def answers(self) -> bool:
-        """Is it me who speaks for the server, to others and to the disk?"""
-
-    @property
-    def moved_bytes(self) -> tuple[int, int]:
-        """Bytes of tensors received and sent."""
-
-    def send(self, dst: int, body: tuple[Any, ...], wires: Sequence[torch.Tensor] = ()) -> None:
-        """Post a letter."""
-
-    def lends(self, x: torch.Tensor) -> bool:
-        """Must `x` stay as it is?"""
-
-    def recycle(self, wire: torch.Tensor) -> None:
-        """What came is not needed any more."""
-
-    def borrows(self, x: torch.Tensor) -> bool:
-        """Is `x` only lent to me, until I have answered?"""
-
-    def own(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy of `x`, best where it can be sent from."""
-
-
-class Held(NamedTuple):
-    """A pull that waits for others' clocks."""
-
-    worker: int
-    body: tuple[Any, ...]
-    rows: list[torch.Tensor]
-    since_s: float
-
-
-class Server:
+class Server(ServerState):
     """The serving half of a node. `handle` never blocks; `over` once every worker has finished.
 
     number: which of `policy.servers` it is, or a copy of.
     """
 
-    def __init__(self, comm: Comm, mail: Outbox, policy: Policy, number: int):
-        self.comm, self.mail, self.policy, self.number = comm, mail, policy, number
-        self.clocks = Clocks(policy.workers)
-        self.store = Store(policy.update)
-        self.batches: list[dict[Key, Spec]] = []  # what was made together is placed together
-        self.active = policy.active
-        self.statistics = Statistics(comm.rank)
-        self._group = policy.consistency.group(len(policy.workers))
-        self.held: dict[int, list[Held]] = {}  # by the clock of the worker
-        self._began: set[int] = set()  # workers that have pulled in this iteration
-        self.inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
-        self.unheard: Counter[int] = Counter()  # worker → looks in vain: see `care.silent`
-        self.look_s = 0.0  # when to look again
-        self.lost: list[int] = []  # workers that were given up: their clocks are nobody's any more
-        self.resumed: int | None = None  # the clock of the checkpoint to go on from; 0: of none
-        self.found: list[Any] | None = None  # what stands there of keys that are not made yet
-        self.saved = 0  # the clock of the last checkpoint, since then
-        self.resizing = Resizing(number)
+    def __init__(self, comm: Comm, outbox: Outbox, policy: Policy, number: int):
+        super().__init__(comm, outbox, policy, number)
+        self.migration = Migration(number)
 
-    @property
-    def over(self) -> bool:
-        """Has every worker finished?"""
-        return not self.clocks.of
-
-    def handle(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """Do what a letter asks for. Bodies: see the methods named after them."""
+    def handle(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+        """Do what a message asks for. Bodies: see the methods named after them."""
         if src in self.lost:
             self.reply(src, body[1], GIVEN_UP)
             return
         self.unheard[src] = 0
-        getattr(self, f"_{body[0]}")(src, body, wires)
-
-    def reply(self, dst: int, number: int, more: Any = None,
-              tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Answer request `number` of `dst`, which may be this very node."""
-        self.mail.send(dst, ("reply", number, more), pack(tensors))
+        getattr(self, f"_{body[0]}")(src, body, payload)
 
     # ---- what workers ask for -------------------------------------------------------------------
 
-    def _init(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _init(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("init", number, specs of all keys, (key, elements) whose values follow, which checkpoint
         to go on from if that is settled), from each worker."""
         _, number, specs, given, *settled = body
         if self.resumed is None:
-            self.resumed = settled[0] if settled else care.newest(self.policy)
+            self.resumed = settled[0] if settled else failures.newest(self.policy)
         self.inits[src] = number, specs
         for key, spec in specs.items():
             for other, (_, theirs) in self.inits.items():
                 if theirs.get(key) != spec:
                     raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
-        new = self.store.add([Piece(key, specs[key], numel) for key, numel in given])
-        of = [specs[self.store.places.keys[entry.first]] for entry in new]
-        sizes = [(spec.dtype, self.store.places.numel((entry.first, entry.last)))
+        new = self.store.add([Shard(key, specs[key], numel) for key, numel in given])
+        of = [specs[self.store.index.keys[entry.first]] for entry in new]
+        sizes = [(spec.dtype, self.store.index.numel((entry.first, entry.last)))
                  for spec, entry in zip(of, new, strict=True)]
-        for entry, spec, value in zip(new, of, unpack(wires, sizes), strict=True):
-            own = self.mail.own(value)
+        for entry, spec, value in zip(new, of, unpack(payload, sizes), strict=True):
+            own = value.clone()
             entry.value = own.view(-1, spec.width) if spec.table else own
         self.made()
 
@@ -132,19 +70,19 @@ class Server:
         if self.inits and self.inits.keys() >= self.clocks.of.keys():
             specs = next(iter(self.inits.values()))[1]
             self.batches.append(specs)
-            care.resume(self, specs)
+            failures.resume(self, specs)
             for worker, (its_number, _) in self.inits.items():
                 self.reply(worker, its_number, self.resumed)
             self.inits = {}
 
-    def _pull(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _pull(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("pull", number, runs, rows of each or None)."""
         if src not in self._began:
             self._began.add(src)
             self.clocks.catch_up(src)
         clock = self.clocks.of[src]
         counts = [(torch.int64, count) for count in body[3] if count is not None]
-        pull = Held(src, body, unpack(wires, counts), self.comm.now())
+        pull = Held(src, body, unpack(payload, counts), self.comm.now())
         if clock <= self.policy.consistency.limit(self.clocks):
             self._answer(pull)
         else:
@@ -164,30 +102,30 @@ class Server:
         seen.waits[src] = seen.waits.get(src, 0.0) + self.comm.now() - pull.since_s
         self.reply(src, number, None, values)
 
-    def peek(self, mail: Outbox, src: int, body: tuple[Any, ...]) -> None:
+    def peek(self, outbox: Outbox, src: int, body: tuple[Any, ...]) -> None:
         """("peek", number, runs, rows: None, moves of keys): the weights as they are here and now.
         """
         values = [self.store.values(run).view(-1) for run in body[2]]
         for run in body[2]:
             self.statistics.load.update(self.store.keys(run))
-        mail.send(src, ("reply", body[1], None), pack(values))
+        outbox.send(src, ("reply", body[1], None), pack(values))
 
-    def _peek(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        self.peek(self.mail, src, body)
+    def _peek(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+        self.peek(self.outbox, src, body)
 
-    def answer_again(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def answer_again(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """A request that has been carried out, whose answer may be lost."""
         what, number = body[:2]
         if src in self.lost:
             self.reply(src, number, GIVEN_UP)
             return
-        if what == "pieces" or number < self.resizing.last.get(src, 0):
+        if what == "shards" or number < self.migration.last.get(src, 0):
             return  # the worker had its answer before it let keys move
         if self._is_still_to_come(src, what, number):
             return
         values = []
         if what == "pull":
-            rows = iter(unpack(wires, [(torch.int64, n) for n in body[3] if n is not None]))
+            rows = iter(unpack(payload, [(torch.int64, n) for n in body[3] if n is not None]))
             for run, count in zip(body[2], body[3], strict=True):
                 w = self.store.values(run)
                 values.append((w if count is None else w[next(rows)]).view(-1))
@@ -196,23 +134,21 @@ class Server:
     def _is_still_to_come(self, src: int, what: str, number: int) -> bool:
         """Does this request wait for others'?"""
         return ((what == "init" and src in self.inits)
-                or (what == "move" and src in self.resizing.asked)
+                or (what == "move" and src in self.migration.asked)
                 or (what == "pull" and any(pull.worker == src and pull.body[1] == number
                                            for pulls in self.held.values() for pull in pulls)))
 
-    def _push(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _push(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("push", number, runs, rows of each or None, weight, how many hold NaN)."""
         _, number, runs, counts, weight, nans = body
         found = [self.store.at(run) for run in runs]
         sizes = [(torch.int64, count) for count in counts if count is not None]
         for run, entries, count in zip(runs, found, counts, strict=True):
             w = entries[0].value
-            numel = self.store.places.numel(run) if count is None else count * w.shape[1]
+            numel = self.store.index.numel(run) if count is None else count * w.shape[1]
             sizes.append((w.dtype, numel))
-        borrowed = any(map(self.mail.borrows, wires))
-        if not borrowed:  # answer at once: whoever asks after this, asks after the update, too
-            self.reply(src, number)
-        parts = unpack(wires, sizes)
+        self.reply(src, number)  # at once: what is asked after this is asked after the update, too
+        parts = unpack(payload, sizes)
         first = len(parts) - len(runs)
         rows = iter(parts[:first])
         self.statistics.pushes += 1
@@ -224,8 +160,6 @@ class Server:
             for entry, its in zip(entries, g.split(numels) if len(numels) > 1 else [g],
                                   strict=True):
                 self._take(src, entry, its, some, weight)
-        if borrowed:
-            self.reply(src, number)
 
     def _take(self, src: int, entry: Entry, g: torch.Tensor, rows: torch.Tensor | None,
               weight: float) -> None:
@@ -237,14 +171,10 @@ class Server:
         self.statistics.staleness[entry.version - entry.read.get(src, 0)] += entry.count
         bucket = NOW if self._group else clock
         gathered = entry.push(self.comm, src, g, rows, weight, bucket)
-        if not entry.is_table and gathered.total is not g:  # of a table, rows are kept as they came
-            self.mail.recycle(g)
         if self._group and gathered.count >= self._group:
             self.update(entry, bucket)
-        else:
-            gathered.keep(self.mail.borrows)
 
-    def _clock(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _clock(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("clock", number): the worker has ended an iteration. Number 0 wants no answer."""
         self.clocks.tick(src)
         self._began.discard(src)
@@ -252,43 +182,50 @@ class Server:
         if body[1]:
             self.reply(src, body[1])
 
-    def _finish(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _finish(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("finish", number)."""
-        if src in self.clocks.of:  # else it was told "done, or not", and asks once more
+        if src in self.clocks.of:  # else it was refused, and asks once more
             self.clocks.leave(src)
+            for clock, pulls in self.held.items():  # which it has not waited for
+                self.held[clock] = [pull for pull in pulls if pull.worker != src]
             self.advance()
         self.reply(src, body[1])
 
-    def _move(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _move(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("move", number, servers that shall hold keys from now on), from each worker."""
-        self.resizing.ask(self, src, body[1], body[2])
+        self.migration.ask(self, src, body[1], body[2])
 
-    def _pieces(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
-        """From another server, what moves here: see `Resizing`."""
-        self.resizing.take(self, body, wires)
+    def _shards(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+        """From another server, what moves here: see `Migration`."""
+        self.migration.take(self, body, payload)
 
-    def _here(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _here(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("here", 0): a worker that waits for another server, and was asked, lives."""
 
-    def _lose(self, src: int, body: tuple[Any, ...], wires: list[torch.Tensor]) -> None:
+    def _lose(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
         """("lose", number): `src` is lost. From the copy that leads."""
         if src in self.clocks.of:
-            care.lose(self, src)
+            self.lose(src)
 
     # ---- what follows from it -------------------------------------------------------------------
 
     def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
-        """Make an update, on a copy of the weights if these are still on their way to someone."""
-        if self.mail.lends(entry.value):
-            entry.value = self.mail.own(entry.value)
-        with several_cores(entry.value.nbytes):
-            used = entry.update(bucket, absent)
-        if used is not None:
-            self.mail.recycle(used)
+        """Make an update, on a copy of the weights if these are still being sent."""
+        if self.outbox.lends(entry.value):
+            entry.value = entry.value.clone()
+        entry.update(bucket, absent)
         self.statistics.updates += entry.count
 
+    def lose(self, worker: int) -> None:
+        """Go on without `worker`: its clock holds up no other worker any more."""
+        self.lost.append(worker)
+        self.clocks.leave(worker)
+        self.made()
+        self.migration.begin(self)
+        self.advance()
+
     def advance(self) -> None:
-        """A clock has moved: close those that can be closed, answer those who waited."""
+        """A clock has moved: close those that can be closed, answer pulls that waited for it."""
         clocks, rule = self.clocks, self.policy.consistency
         while not self._group and (part := clocks.taking_part):
             passed = clocks.passed[clocks.closed]
@@ -299,15 +236,15 @@ class Server:
                     workers = len(entry.sums[clocks.closed].weights)
                     self.update(entry, clocks.closed, max(passed - workers, 0))
             clocks.close()
-        care.save_if_due(self)
+        failures.save_if_due(self)
         limit = rule.limit(clocks)
         for clock in sorted(clock for clock in self.held if clock <= limit):
             for pull in self.held.pop(clock):
                 self._answer(pull)
 
-    def placement(self, servers: Sequence[int]) -> Placement:
-        """Where all keys are if `servers` hold them."""
-        found: Placement = {}
+    def shards(self, servers: Sequence[int]) -> Shards:
+        """The shards of all keys if `servers` hold them."""
+        found: Shards = {}
         for specs in self.batches:
             found |= self.policy.partition.place(specs, servers)
         return found
@@ -320,7 +257,7 @@ class Server:
         """Go on from another's snapshot."""
         vars(self).update(snapshot)
 
-    def account(self) -> Statistics:
+    def account(self, endpoint: Endpoint) -> Statistics:
         """The statistics, completed."""
         seen = self.statistics
         seen.clocks = {**self.clocks.ended, **self.clocks.of}
@@ -328,8 +265,8 @@ class Server:
         seen.resumed = self.resumed or 0
         seen.unused = sum(s.count * e.count for e in self.store.entries for s in e.sums.values())
         seen.held_bytes = sum(entry.value.nbytes for entry in self.store.entries)
-        seen.received_bytes, seen.sent_bytes = self.mail.moved_bytes
-        for key, w in sorted(self.store.each(), key=lambda piece: repr(piece[0])):
+        seen.received_bytes, seen.sent_bytes = endpoint.received_bytes, endpoint.sent_bytes
+        for key, w in sorted(self.store.each(), key=lambda shard: repr(shard[0])):
             if not w.is_meta:
                 data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
                 seen.checksum = zlib.crc32(repr(key).encode() + data, seen.checksum)
@@ -338,7 +275,7 @@ class Server:
 
 GIVEN_UP = "the servers have given this worker up as lost"
 _STATE = ("clocks", "store", "batches", "active", "held", "_began", "inits", "lost", "resumed",
-          "found", "saved", "resizing")
+          "found", "saved", "migration")
 
 
 def _unlike(key: Key, rank: int, spec: Spec, other: int, theirs: Spec | None) -> str:

@@ -31,9 +31,9 @@ class Statistics:
     rejoined: int = 0  # times that this copy was declared dead and came back
     lost: int = 0  # pushes that it had carried out by then, without knowing that others had them
     checksum: int = 0  # of the weights, at the end
-    moved: int = 0  # units handed over to other servers (see `use_servers`)
+    moved: int = 0  # units given to other servers (see `use_servers`)
     held_bytes: int = 0  # of weights, at the end
-    received_bytes: int = 0  # of tensors, without the letters around them
+    received_bytes: int = 0  # of payloads, without headers
     sent_bytes: int = 0
 
     @property

@@ -1,8 +1,8 @@
 """One server's memory: for each run of keys their weights, the rule's state, and the gradients
 that have come for updates not yet made.
 
-A block begins as one entry. As all rules work element by element, one step for many keys is many
-steps for one; as soon as someone asks for some keys of an entry alone, it is cut there, and each
+A block begins as one entry. As all rules work element by element, one step for many keys equals
+many steps for one; as soon as some keys of an entry are asked for alone, it is cut there, and each
 half goes on with the history that both have had.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from dtlab.comm import Comm
+from dtlab.ps.index import KeyIndex, Run, Shard
 from dtlab.ps.partition import Key, Spec
-from dtlab.ps.places import Piece, Places, Run
 from dtlab.ps.updates import State, Update
 
 NOW = -1  # the bucket of gradients that belong to no clock
@@ -35,7 +35,7 @@ class Sum:
 
     def add(self, comm: Comm, worker: int, g: torch.Tensor, rows: torch.Tensor | None,
             weight: float) -> None:
-        """Add `worker`'s gradient `g`, which is ours to change."""
+        """Add `worker`'s gradient `g`, which may be changed."""
         self.count += 1
         self.weights[worker] = weight
         if weight != 1:
@@ -46,13 +46,6 @@ class Sum:
             self.total = g
         else:
             comm.accumulate_(self.total, g)
-
-    def keep(self, borrowed: Callable[[torch.Tensor], bool]) -> None:
-        """Make copies of what is `borrowed`: it is needed for longer."""
-        if self.total is not None and borrowed(self.total):
-            self.total = self.total.clone()
-        if self.rows and borrowed(self.rows[-1][1]):
-            self.rows[-1] = self.rows[-1][0], self.rows[-1][1].clone()
 
     def gathered(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that have a gradient, each once, and the sum of theirs."""
@@ -76,7 +69,7 @@ class Sum:
 
 
 class Entry:
-    """The pieces of one key or several, end to end, that have always been pulled and pushed
+    """The shards of one key or several, end to end, that have always been pulled and pushed
     together. `value` is flat, or (rows, width) for a table."""
 
     def __init__(self, run: Run, value: torch.Tensor, rule: Update):
@@ -125,9 +118,9 @@ class Entry:
         gathered.add(comm, worker, found[0], rows, weight)
         return gathered
 
-    def update(self, bucket: int, absent: int = 0) -> torch.Tensor | None:
+    def update(self, bucket: int, absent: int = 0) -> None:
         """Make the update of `bucket`. `absent`: workers that took part without a gradient for this
-        key; theirs count as zero. Returns the gradient, which nobody needs any more."""
+        key; theirs count as zero."""
         gathered = self.sums.pop(bucket)
         self.version += 1
         weight = sum(gathered.weights.values())
@@ -139,12 +132,11 @@ class Entry:
             total /= weight
         count = len(gathered.weights)
         self._on(rows, lambda w, state: self.rule.step_(w, total, state, count))
-        return gathered.total
 
-    def cut(self, place: int, at: int) -> Entry:
-        """Keep the keys before `place`, which are the first `at` elements. Returns the others."""
-        rest = Entry((place, self.last), self.value[at:], self.rule)
-        self.last, self.value = place, self.value[:at]
+    def cut(self, number: int, at: int) -> Entry:
+        """Keep the keys before `number`, which are the first `at` elements. Returns the others."""
+        rest = Entry((number, self.last), self.value[at:], self.rule)
+        self.last, self.value = number, self.value[:at]
         rest.version, rest.read = self.version, dict(self.read)
         rest.sums = {bucket: gathered.cut(at) for bucket, gathered in self.sums.items()}
         for name, x in self.state.items():
@@ -180,15 +172,15 @@ class Entry:
 
 
 class Store:
-    """All entries of one server, in order of their places."""
+    """All entries of one server, in order of their keys' numbers."""
 
     def __init__(self, rule: Update):
-        self._rule, self.places = rule, Places()
+        self._rule, self.index = rule, KeyIndex()
         self.entries: list[Entry] = []
 
-    def add(self, pieces: Sequence[Piece]) -> list[Entry]:
+    def add(self, shards: Sequence[Shard]) -> list[Entry]:
         """These were made together. Returns their entries, without values yet."""
-        new = [Entry(run, torch.empty(0), self._rule) for run in self.places.add(pieces)]
+        new = [Entry(run, torch.empty(0), self._rule) for run in self.index.add(shards)]
         self.entries += new
         return new
 
@@ -199,7 +191,7 @@ class Store:
 
     def keys(self, run: Run) -> list[Key]:
         """The keys of a run, or of an entry."""
-        return self.places.keys[slice(*run)]
+        return self.index.keys[slice(*run)]
 
     def values(self, run: Run) -> torch.Tensor:
         """The weights of a run, or of a table (rows, width); not a copy if in one entry."""
@@ -210,38 +202,38 @@ class Store:
         for entry in self.entries:
             run = entry.first, entry.last
             parts = [entry.value] if entry.count == 1 else entry.value.split(
-                self.places.numels(run))
+                self.index.numels(run))
             yield from zip(self.keys(run), parts, strict=True)
 
     def one_by_one(self) -> dict[Key, Entry]:
         """An entry a key."""
-        for place in range(len(self.places.keys)):
-            self._edge(place)
-        return dict(zip(self.places.keys, self.entries, strict=True))
+        for number in range(len(self.index.keys)):
+            self._edge(number)
+        return dict(zip(self.index.keys, self.entries, strict=True))
 
     def replace(self, entries: Mapping[Key, Entry], batches: Sequence[Mapping[Key, Spec]]) -> None:
         """Hold these keys from now on; side by side where they are of one batch, and together
         where they have the same history. None of them waits for an update."""
-        self.places, self.entries = Places(), []
+        self.index, self.entries = KeyIndex(), []
         for specs in batches:
-            pieces = [Piece(key, spec, entries[key].value.numel())
+            shards = [Shard(key, spec, entries[key].value.numel())
                       for key, spec in specs.items() if key in entries]
-            for run in self.places.add(pieces):
+            for run in self.index.add(shards):
                 mine = [entries[key] for key in self.keys(run)]
-                for place, entry in enumerate(mine, run[0]):
-                    entry.first, entry.last = place, place + 1
+                for number, entry in enumerate(mine, run[0]):
+                    entry.first, entry.last = number, number + 1
                 self.entries += [_join(list(alike))
                                  for _, alike in groupby(mine, key=Entry.history)]
 
-    def _edge(self, place: int) -> int:
-        """Which entry begins at `place`; it is cut there if it does not."""
-        i = bisect_left(self.entries, place, key=attrgetter("first"))
-        if i < len(self.entries) and self.entries[i].first == place:
+    def _edge(self, number: int) -> int:
+        """Which entry begins at `number`; it is cut there if it does not."""
+        i = bisect_left(self.entries, number, key=attrgetter("first"))
+        if i < len(self.entries) and self.entries[i].first == number:
             return i
         before = self.entries[i - 1]
-        if before.last > place:
-            at = self.places.numel((before.first, place))
-            self.entries.insert(i, before.cut(place, at))
+        if before.last > number:
+            at = self.index.numel((before.first, number))
+            self.entries.insert(i, before.cut(number, at))
         return i
 
 

@@ -4,188 +4,185 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
-from dtlab.reduction import Op, overlaps_itself
-from dtlab.relay import one_by_one
+from dtlab.reduction import overlaps_itself
 from dtlab.simulator.engine import Engine
-from dtlab.simulator.messages import Channel, Envelope, Inbox, Mailbox, Message, Receiving, Sending
-from dtlab.simulator.strands import Errand, Stopped, Strand
+from dtlab.simulator.lines import learner_line
+from dtlab.simulator.messages import (
+    Channel,
+    ObjectBuffer,
+    ObjectPayload,
+    PendingMessage,
+    ReceiveQueue,
+)
+from dtlab.simulator.streams import Stream
+from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
 
 
 class SimComm(Comm):
     """`ranks[i]` is, in the numbering of the whole run, the i-th member of this communicator."""
 
-    def __init__(self, engine: Engine, strand: Strand, ranks: Sequence[int], context: int = 0,
-                 contexts: list[int] | None = None):
-        self._engine, self._strand = engine, strand
+    def __init__(self, engine: Engine, me: int, ranks: Sequence[int],
+                 context: tuple[Any, ...] = ()):
+        super().__init__(ranks.index(me), len(ranks), torch.device("cpu"))
+        self._engine, self._me = engine, me
         self._ranks, self._context = ranks, context
-        self._contexts = contexts if contexts is not None else [1]  # the next free one, shared
-        self.rank, self.size = ranks.index(strand.rank), len(ranks)
-        self.device = torch.device("cpu")
         self._to = _Made(self._channel_to)
         self._from = _Made(self._channel_from)
-        self._meetings = 0
+        self._agreements = itertools.count()
+        self._streams: list[Stream] = []  # the stream, once something has begun
 
-    def post(self, *ops: Send | Recv) -> list[Sending | Receiving]:  # type: ignore[override]
-        works: list[Sending | Receiving] = []
+    def post(self, *ops: Send | Recv) -> list[Work]:
+        line, engine, me = learner_line(sys._getframe(1)), self._engine, self._me
+        works: list[Work] = []
         for op in ops:
             if op.__class__ is Send:
-                works.append(Sending(self._send(op[0], self._to[op[1]]), self._strand, op[1]))
+                message = self._send(op[0], self._to[op[1]])
+                works.append(Sending(engine, me, line, message, op[1]))
             else:
-                works.append(Receiving(self._recv(op[0], self._from[op[1]]), self._strand))
+                message = self._recv(op[0], self._from[op[1]])
+                works.append(Receiving(engine, me, line, message))
         return works
 
-    def exchange(self, *ops: Send | Recv) -> None:
-        # As in Comm, but all of them stand in the table if none comes.
-        works = self.post(*ops)
-        self._strand.waits_for = [work.message for work in works]
-        for work in works:
-            work.finish()
+    # The next four are as in Comm, without the works, of which nothing is seen outside.
+
+    def send(self, x: Any, dst: int) -> None:
+        self._wait((self._send(x, self._to[dst]),), ())
+
+    def recv(self, x: Any, src: int | None = None) -> int:
+        message = self._recv(x, self._from[src])
+        self._wait((), (message,))
+        peer: int = message.channel.peer
+        return peer
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
-        # As in Comm, without its intermediate records: rings live in this call.
+        # `_wait` written out: rings live in this call.
         sent, received = self._send(out, self._to[dst]), self._recv(into, self._from[src])
-        strand = self._strand
+        engine = self._engine
+        strand = engine.running
         strand.waits_for = sent, received
         if not sent.left:
-            sent.sender = strand
-            strand.pause()
+            engine.wait_for(sent, self.label)
         if not received.arrived:
-            received.receiver = strand
-            strand.pause()
+            engine.wait_for(received, self.label)
 
-    def relay(
-        self, chunks: Sequence[torch.Tensor], dst: int, src: int, op: Op, adding: int
-    ) -> None:
-        """See `dtlab.relay`. Without data there is nothing to be done on this strand."""
-        if len(chunks) > 1 and all(chunk.is_meta for chunk in chunks):
-            errand = Errand(self._strand, self._engine.wake)
-            errand.run(self._steps(errand, chunks, self._to[dst], self._from[src], adding))
-        else:
-            one_by_one(self, chunks, dst, src, op, adding)
+    def exchange(self, *ops: Send | Recv) -> None:
+        messages = [self._send(op[0], self._to[op[1]]) if op.__class__ is Send
+                    else self._recv(op[0], self._from[op[1]]) for op in ops]
+        self._wait([m for op, m in zip(ops, messages, strict=True) if op.__class__ is Send],
+                   [m for op, m in zip(ops, messages, strict=True) if op.__class__ is not Send])
 
-    def _steps(self, errand: Errand, chunks: Sequence[torch.Tensor], to: Channel,
-               origin: Channel | Mailbox, adding: int) -> Iterator[None]:
-        """A relay without data: messages, and the time that adding takes."""
-        engine, strand = self._engine, self._strand
-        for step, (leaving, staying) in enumerate(pairwise(chunks)):
-            sent, received = self._send(leaving, to), self._recv(staying, origin)
-            strand.waits_for = sent, received
-            if not sent.left:
-                sent.sender = errand
-                yield
-            if not received.arrived:
-                received.receiver = errand
-                yield
-            if step < adding and engine.gamma and staying.nbytes:
-                start_s = engine.now
-                strand.waits_for = "reduce"
-                engine.wake_after(engine.gamma * staying.nbytes, errand)
-                yield
-                self._note("reduce", start_s, self.label)
+    def _wait(self, sends: Sequence[PendingMessage], receives: Sequence[PendingMessage]) -> None:
+        """Pause until all of them have left, and have arrived."""
+        engine = self._engine
+        engine.running.waits_for = *sends, *receives
+        for message in sends:
+            if not message.left:
+                engine.wait_for(message, self.label)
+        for message in receives:
+            if not message.arrived:
+                engine.wait_for(message, self.label)
 
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        if not 0 <= seconds < math.inf:
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        if timeout_s is not None and not 0 <= timeout_s < math.inf:
             raise ConfigError(f"rank {self.rank}: wait_any takes seconds that are 0 or more and "
-                              f"finite, not {seconds!r}")
-        messages = [work.message for work in works if isinstance(work, Receiving)]
-        if not any(message.arrived for message in messages):
-            self._strand.waits_for = messages
-            self._engine.wait_any(self._strand, messages, seconds)
-        return any(message.arrived for message in messages)
+                              f"finite, not {timeout_s!r}")
+        ours = [work for work in works if isinstance(work, SimWork)]
+        if not any(work.is_done() for work in ours):
+            strand = self._engine.running
+            strand.waits_for = [work.message for work in ours if isinstance(work, MessageWork)] or (
+                "wait_any")
+            self._engine.wait_for_any([work.await_on(strand) for work in ours], self.label,
+                                      timeout_s)
+        done = next((work for work in ours if work.is_done()), None)
+        if done is not None and done.error is None:
+            done.wait()
+        return done
 
-    def _send(self, x: Any, channel: Channel) -> Message:
+    def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
+        if not self._streams:
+            comm = self._formed(range(self.size), ("stream",))
+            self._streams.append(Stream(self._engine, comm))
+        line = learner_line(sys._getframe(1))
+        return self._streams[0].begin(line, self.label, fn, args, options)
+
+    def _send(self, x: Any, channel: Channel) -> PendingMessage:
         """Post the sender's side of a message."""
         engine = self._engine
-        if engine.stopping:
-            raise Stopped
-        if isinstance(x, torch.Tensor):
+        strand = engine.running
+        if isinstance(x, Tensor):
             real = not x.is_meta
             if real:
                 self._check_tensor(x, "send")
         else:
-            x, real = Envelope(x), True
-        message = channel.first
-        if channel.shared:  # the receiver also takes from anyone
-            message = channel.take_recv()
-        elif message is not None:  # something waits: a receive? (`take_recv`, the short way)
-            if message.x is None:
-                channel.first = message.next
-            else:
-                message = None
+            x, real = ObjectPayload(x), True
+        message = channel.take_recv()
         if message is None:
-            message = Message()
-            message.into = message.receiver = None
+            message = PendingMessage()
+            message.into = None
             message.arrived = False
-            engine.order = message.order = engine.order + 1
+            message.label = self.label
             channel.put_send(message)
+        engine.order = message.order = engine.order + 1
         message.channel = channel
+        message.links = channel.links
         message.x = x
-        message.nbytes = x.nbytes
-        message.real = self._strand.real = real
-        message.label = self.label
+        message.nbytes = message.remaining = nbytes = x.nbytes
+        message.real = strand.real = real
         message.sent_s = engine.now
         message.left = False
-        message.sender = None
-        if message.nbytes <= engine.eager_bytes:
+        message.sender = strand
+        if nbytes <= engine.eager_bytes:
             self._send_eagerly(message)
         if message.into is not None:
-            engine.match(message)
+            engine.match(message, self.label, message.label)
         return message
 
-    def _send_eagerly(self, message: Message) -> None:
+    def _send_eagerly(self, message: PendingMessage) -> None:
         """Let a small message go before its receiver is there; its sender is free at once."""
-        if isinstance(message.x, torch.Tensor):
+        if isinstance(message.x, Tensor):
             message.x = message.x.detach().clone()
         message.left = True
         message.end_s = 0.0
-        self._engine.start(message)
+        self._engine.start_eagerly(message)
 
-    def _recv(self, x: Any, source: Channel | Mailbox) -> Message:
+    def _recv(self, x: Any, source: Channel | ReceiveQueue) -> PendingMessage:
         """Post the receiver's side of a message."""
         engine = self._engine
-        if engine.stopping:
-            raise Stopped
-        if not isinstance(x, torch.Tensor):
-            x = self._inbox(x)
-        elif self._strand.real:
+        strand = engine.running
+        if not isinstance(x, Tensor):
+            x = self._buffer(x)
+        elif strand.real:
             self._check_tensor(x, "receive into")
-        message = source.first
-        if source.shared:
-            message = source.take_send()
-        elif message is not None:  # something waits: a send? (`take_send`, the short way)
-            if message.x is not None:
-                source.first = message.next
-            else:
-                message = None
+        message = source.take_send()
         if message is None:
-            message = Message()
-            message.x = message.sender = None
-            message.left = False
-            message.source = source
+            message = PendingMessage()
+            message.x = None
+            message.channel = source
+            message.label = self.label
             engine.order = message.order = engine.order + 1
             source.put(message)
         message.into = x
-        message.wanted_label = self.label
         message.wanted_s = engine.now
         message.arrived = False
-        message.receiver = None
+        message.receiver = strand
         if message.x is not None:
-            engine.match(message)
+            engine.match(message, message.label, self.label)
         return message
 
-    def _inbox(self, x: Any) -> Inbox:
+    def _buffer(self, x: Any) -> ObjectBuffer:
         if isinstance(x, list):
-            return Inbox(x)
+            return ObjectBuffer(x)
         raise ConfigError(f"rank {self.rank}: recv needs a tensor or a list to receive into, "
                           f"not {type(x).__name__}")
 
@@ -200,13 +197,13 @@ class SimComm(Comm):
 
     def _channel_to(self, dst: int) -> Channel:
         self._check_peer(dst, "send to")
-        return self._engine.channel(self._context, self._strand.rank, self._ranks[dst], self.rank)
+        return self._engine.channels.get(self._context, self._me, self._ranks[dst], self.rank)
 
-    def _channel_from(self, src: int | None) -> Channel | Mailbox:
+    def _channel_from(self, src: int | None) -> Channel | ReceiveQueue:
         if src is None:
-            return self._engine.mailbox(self._context, self._strand.rank).open()
+            return self._engine.channels.receive_queue(self._context, self._me).open()
         self._check_peer(src, "receive from")
-        return self._engine.channel(self._context, self._ranks[src], self._strand.rank, src)
+        return self._engine.channels.get(self._context, self._ranks[src], self._me, src)
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
@@ -220,8 +217,8 @@ class SimComm(Comm):
         self._note("compute", start_s, label)
 
     def _pass_time(self, seconds: float, doing: str) -> None:
-        self._strand.waits_for = doing
-        self._engine.sleep(self._strand, seconds)
+        self._engine.running.waits_for = doing
+        self._engine.sleep(seconds)
 
     def _reduced(self, into: torch.Tensor) -> None:
         engine = self._engine
@@ -234,14 +231,15 @@ class SimComm(Comm):
         """A span of the trace has come to its end."""
         engine = self._engine
         if engine.tracing:
-            engine.spans.append((self._strand.rank, kind, start_s, engine.now, label))
+            engine.spans.append((self._me, kind, start_s, engine.now, label,
+                                 engine.running.stream))
 
     def now(self) -> float:
         return self._engine.now
 
     @property
     def machine(self) -> Machine:
-        """Of the way from the first rank to the last, as if nothing else were on it."""
+        """Of the route from the first rank to the last, as if nothing else used it."""
         topology = self._engine.topology
         if self.size < 2:
             return Machine(0.0, 0.0, self._engine.gamma)
@@ -250,25 +248,21 @@ class SimComm(Comm):
         return Machine(latency_s, 1 / max(slowest_Bps, 1e-9), self._engine.gamma)  # 0: failed
 
     def _agree(self, value: Any) -> list[Any]:
-        key = (self._context, self._ranks[0], self._meetings)  # groups of a split share a context
-        self._meetings += 1
-        meeting = self._engine.meetings.setdefault(key, {})
-        meeting[self.rank] = (value, self._strand)
-        if len(meeting) == self.size:
-            del self._engine.meetings[key]
-            for _, (_, strand) in sorted(meeting.items()):  # all go on in order of their ranks
-                self._engine.wake(strand)
-        self._strand.waits_for = "split"
-        self._strand.pause()
-        return [meeting[rank][0] for rank in range(self.size)]
+        engine, strand = self._engine, self._engine.running
+        key = self._context, next(self._agreements)
+        agreement = engine.agreements.setdefault(key, {})
+        agreement[self.rank] = (value, strand)
+        if len(agreement) == self.size:
+            del engine.agreements[key]
+            for _, (_, waiting) in sorted(agreement.items()):  # all go on in order of their ranks
+                engine.wake(waiting)
+        strand.waits_for = "split"
+        engine.wait_for(agreement, self.label)
+        return [agreement[rank][0] for rank in range(self.size)]
 
-    def _subgroup(self, ranks: Sequence[int], context: int) -> SimComm:
-        self._contexts[0] = context + 1
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
         members = [self._ranks[rank] for rank in ranks]
-        return SimComm(self._engine, self._strand, members, context, self._contexts)
-
-    def _next_context(self) -> int:
-        return self._contexts[0]
+        return SimComm(self._engine, self._me, members, (*self._context, context))
 
 
 Peer = TypeVar("Peer", int, int | None)
@@ -276,7 +270,7 @@ Found = TypeVar("Found")
 
 
 class _Made(dict[Peer, Found]):
-    """By peer; made when first asked for."""
+    """By peer; made at the first use."""
 
     def __init__(self, make: Callable[[Peer], Found]):
         super().__init__()
@@ -285,44 +279,3 @@ class _Made(dict[Peer, Found]):
     def __missing__(self, peer: Peer) -> Found:
         found = self[peer] = self._make(peer)
         return found
-
-
-class Crashed(BaseException):
-    """Ends a rank that was to crash; the others go on. Never seen outside."""
-
-
-class MortalComm(SimComm):
-    """Crashes before its next event once it has had `limit` of them: an event is a call of `post`,
-    a wait with a limit, or a `compute`, here or in a part of it. What it has posted by then still
-    goes its way."""
-
-    def __init__(self, *where: Any, limit: float, events: Iterator[int] | None = None):
-        super().__init__(*where)
-        self._limit, self._events = limit, events or itertools.count()  # shared by all its parts
-
-    def _subgroup(self, ranks: Sequence[int], context: int) -> SimComm:
-        part = super()._subgroup(ranks, context)
-        return MortalComm(part._engine, part._strand, part._ranks, context, part._contexts,
-                          limit=self._limit, events=self._events)
-
-    def _count(self) -> None:
-        if next(self._events) >= self._limit:
-            raise Crashed
-
-    def post(self, *ops: Send | Recv) -> list[Sending | Receiving]:  # type: ignore[override]
-        self._count()
-        return super().post(*ops)
-
-    def wait_any(self, works: Sequence[Work], seconds: float) -> bool:
-        self._count()
-        return super().wait_any(works, seconds)
-
-    @contextmanager
-    def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
-        self._count()
-        with super().compute(label, seconds):
-            yield
-
-    exchange = Comm.exchange
-    sendrecv = Comm.sendrecv
-    relay = one_by_one

@@ -1,45 +1,39 @@
 """The engine: one clock, one agenda of what happens next, and the rule that time moves only when
 every rank waits.
 
-A message lives through: *posted* by one side, *matched* when the other side posts too, *moving*
-once its latency has passed, *arrived*. Ties are broken by order of posting, so that equal inputs
-give equal traces, bit for bit.
+A message lives through: *posted* by one side; *matched* when the other side posts too; *started*
+as soon as its sender's port is free; *moving* once its latency has passed; *arrived*. Ties are
+broken by order of posting, so that equal inputs give equal traces, bit for bit.
+
+A rank has one port for all its communicators. A message that starts occupies its sender's port for
+the network's `overhead_s`, or for all of the message's latency if that is less. Messages start in
+the order in which they were matched; those matched at one instant, in the order of their sends.
 """
 
 from __future__ import annotations
 
 import gc
-import heapq
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from dtlab.errors import Deadlock, RunTimeout
 from dtlab.matching import check_match, describe
+from dtlab.simulator.agenda import Agenda
 from dtlab.simulator.changes import Changes
-from dtlab.simulator.messages import Channel, Mailbox, Message
+from dtlab.simulator.messages import Channels, PendingMessage, put
 from dtlab.simulator.network import ARRIVED, Network
-from dtlab.simulator.strands import Errand, Strand
-from dtlab.simulator.waiting import hint, table
+from dtlab.simulator.strands import Strand
+from dtlab.simulator.waiting import CRASHED, hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
 
-
-class Instant:
-    """What is due at one instant, in order of planning."""
-
-    __slots__ = ("alarms", "arriving", "starting", "waking")
-
-    def __init__(self) -> None:
-        self.arriving: list[Message] = []  # the last byte comes, if no rate changes until then
-        self.starting: list[Message] = []  # the latency has passed
-        self.waking: list[Strand | Errand] = []  # the strand has slept enough
-        # The strand has waited enough for one of those.
-        self.alarms: list[tuple[Strand, Sequence[Message]]] | None = None
+ANY = object()  # what a strand awaits that waits for any of `Strand.any_of`
 
 
 class Engine:
@@ -50,24 +44,30 @@ class Engine:
         self.gamma = gamma
         self.eager_bytes = eager_bytes or -1  # even empty messages wait for their receivers
         self.now = 0.0
-        self.order = 0  # of the last message that found no partner at once
+        self.order = 0  # of the last message or receive that was posted
         self.stopping = False
         self.tracing = trace
-        self.messages = Rows(8)  # the fields of trace.Message
+        self.messages = Rows(10)  # the fields of trace.Message
         self.spans: list[tuple[Any, ...]] = []  # the fields of trace.Span
-        self.meetings: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
-        self._channels: dict[tuple[int, int, int], Channel] = {}
-        self._mailboxes: dict[tuple[int, int], Mailbox] = {}
+        self.waits: list[tuple[Any, ...]] = []  # the fields of trace.Span
+        self.running: Strand  # the strand that runs now
+        self.unwaited: dict[Any, Any] = {}  # works not waited for → lines that began them
+        self.crashed: set[int] = set()
+        self.failure: tuple[int, BaseException] | None = None  # which rank raised, and what
+        self.agreements: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
+        self._strands: list[Strand] = []
+        self._streams: Counter[int] = Counter()  # how many each rank has
         self._network = Network(topology)
-        self._ready: deque[Strand | Errand] = deque()
-        self._agenda: dict[float, Instant] = {}
-        self._times: list[float] = []  # the keys of the agenda, as a heap
-        self._due_s = -1.0  # the agenda's entry for this time was asked for last:
-        self._due: list[Message] = []  # what is to start then
+        self._overhead_s = topology.overhead_s
+        self._port_free_s = [0.0] * topology.ranks  # when each rank can start another message
+        self._matched: list[PendingMessage] = []  # at this instant
+        self._ready: deque[Strand] = deque()
+        self._agenda = Agenda()
         self._changes = Changes(topology)
+        self.channels = Channels(topology, self._changes.slower_s)
         self._change_s = self._changes.next_s
         for change in topology.changes:
-            self._at(change.at_s)
+            self._agenda.at(change.at_s)
         self._begun = False
         self._limit_s: float | None = None  # of real time
         self._broken: BaseException | None = None  # why `next_strand` gave up
@@ -76,19 +76,21 @@ class Engine:
 
     def run(self, strands: Sequence[Strand], timeout: float | None) -> None:
         """Run all strands to their ends. Raises `Deadlock` or `RunTimeout`. The rows of the trace
-        are in `messages` and `spans` afterwards."""
+        are in `messages`, `spans` and `waits` afterwards; if a rank raised, that is `failure`."""
+        self._strands = list(strands)
         self._limit_s = None if timeout is None else time.monotonic() + timeout
         try:
             with _seldom_collecting():
-                self._drive(strands)
+                self._drive()
         finally:
             self.stopping = True
-            for strand in strands:
-                if not strand.done:
-                    strand.stop()
+            for strand in self._strands:
+                self.running = strand
+                strand.stop()
 
-    def _drive(self, strands: Sequence[Strand]) -> None:
-        for strand in strands:  # the first steps of each; nobody hands over meanwhile
+    def _drive(self) -> None:
+        for strand in self._strands[:]:  # the first steps of each; none hands over meanwhile
+            self.running = strand
             strand.resume()
             if self.stopping:
                 return
@@ -96,13 +98,36 @@ class Engine:
         while following := self.next_strand():
             following.resume()
         if isinstance(self._broken, RunTimeout):
-            raise RunTimeout(str(self._broken), table(strands))
+            raise RunTimeout(str(self._broken), table(self._strands))
         if self._broken is not None:
             raise self._broken
-        if not self.stopping and not all(strand.done for strand in strands):
-            why = self._failed_links() or hint(strands)
+        if not self.stopping and any(strand.is_busy() for strand in self._strands):
+            why = self._failed_links() or hint(self._strands)
             raise Deadlock("deadlock: every rank that is left waits for another" + why,
-                           table(strands))
+                           table(self._strands))
+
+    def add_stream(self, body: Callable[[Strand], None]) -> Strand:
+        """Called on a strand: one more of its rank, which runs `body` as soon as this one pauses.
+        """
+        rank = self.running.rank
+        self._streams[rank] += 1
+        strand = self.running.beside(self._streams[rank], body)
+        self._strands.append(strand)
+        self._ready.append(strand)
+        return strand
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """`rank` has raised `error`, which ends the run. The first one is reported."""
+        self.failure = self.failure or (rank, error)
+        self.stopping = True
+
+    def crash(self, rank: int) -> None:
+        """`rank` and its streams end without a word. What they have posted still arrives."""
+        self.crashed.add(rank)
+        for strand in self._strands:
+            if strand.rank == rank:
+                self.end_wait(strand)
+                strand.done, strand.waits_for = True, CRASHED
 
     def _failed_links(self) -> str:
         """Which failed links messages wait for, in words; "" if none."""
@@ -114,7 +139,7 @@ class Engine:
         """The strand to go on next, once the clock has moved as far as it takes. None: there is
         none, for all are done, or for a reason that `run` will raise.
 
-        Called by whoever pauses, so that control passes from strand to strand directly.
+        Called by the strand that pauses, so that control passes from strand to strand directly.
         """
         ready = self._ready
         if self.stopping or not self._begun:
@@ -126,9 +151,9 @@ class Engine:
                     if not ready:
                         return None
                 following = ready.popleft()
-                if isinstance(following, Strand):
+                if not following.done:  # else its rank has crashed
+                    self.running = following
                     return following
-                following.go_on()
         except BaseException as error:  # must not surface in the rank that happened to pause
             self._broken = error
             return None
@@ -140,155 +165,154 @@ class Engine:
         while not ready:
             if self._limit_s is not None and time.monotonic() > self._limit_s:
                 raise RunTimeout("the simulation did not end within its limit of real time")
+            if self._matched:
+                self._start_matched()
             arriving_s = -1.0
             for flow in network.settle(self.now):
                 if flow.end_s != arriving_s:  # as a rule many end at once
                     arriving_s = flow.end_s
-                    arriving = self._at(arriving_s).arriving
+                    arriving = self._agenda.at(arriving_s).arriving
                 arriving.append(flow)  # type: ignore[arg-type]
-            if not self._times:
+            if not agenda:
                 return
-            self.now = now = heapq.heappop(self._times)
-            instant = agenda.pop(now)
-            self._due_s = -1.0
+            self.now, instant = agenda.pop()
+            now = self.now
             if now >= self._change_s:
                 self._change_links()
             self._deliver(network.end(instant.arriving, now))
-            network.start(instant.starting, now)
+            network.start(instant.entering, now)
             ready.extend(instant.waking)
-            if instant.alarms is not None:
-                self._ring(instant.alarms)
+            if instant.timeouts is not None:
+                self._expire(instant.timeouts)
 
     def _change_links(self) -> None:
         """Apply the changes of links that are due."""
         for link, capacity_Bps, growth_s in self._changes.due(self.now):
             self._network.change(link, capacity_Bps)
             if growth_s:
-                for channel in self._channels.values():
-                    if link in channel.links:
-                        channel.latency_s += growth_s
+                self.channels.slow_down(link, growth_s)
+                self._agenda.delay(link, self.now)
         self._change_s = self._changes.next_s
-
-    def _at(self, when_s: float) -> Instant:
-        """What is due at virtual time `when_s`, to be added to."""
-        instant = self._agenda.get(when_s)
-        if instant is None:
-            instant = self._agenda[when_s] = Instant()
-            heapq.heappush(self._times, when_s)
-        return instant
 
     def wake(self, strand: Strand) -> None:
         """Let a paused strand go on at this instant."""
         self._ready.append(strand)
 
-    def sleep(self, strand: Strand, seconds: float) -> None:
-        """Called on `strand`: pause it for virtual `seconds`."""
-        self._at(self.now + seconds).waking.append(strand)
+    def sleep(self, seconds: float) -> None:
+        """Called on a strand: pause it for virtual `seconds`, in which it works."""
+        strand = self.running
+        self.end_wait(strand)
+        self._agenda.at(self.now + seconds).waking.append(strand)
+        strand.pause()
+        strand.idle_since_s = self.now
+
+    def wait_for(self, what: object, label: str) -> None:
+        """Called on a strand: pause it until `what`, a message or a begun function, is done."""
+        strand = self.running
+        if strand.label is not label:
+            self.end_wait(strand, label)
+        strand.awaits = what
         strand.pause()
 
-    def wake_after(self, seconds: float, errand: Errand) -> None:
-        """Let `errand` go on once virtual `seconds` have passed."""
-        self._at(self.now + seconds).waking.append(errand)
+    def end_wait(self, strand: Strand, label: str = "") -> None:
+        """`strand` has waited, until now, since it last worked, or waited under another label than
+        `label`."""
+        if self.tracing and self.now > strand.idle_since_s:
+            self.waits.append((strand.rank, "wait", strand.idle_since_s, self.now, strand.label,
+                               strand.stream))
+        strand.idle_since_s, strand.label = self.now, label
 
-    def wait_any(self, strand: Strand, messages: Sequence[Message], seconds: float) -> None:
-        """Called on `strand`: pause it until one of `messages` has arrived, or virtual `seconds`
-        have passed."""
-        instant = self._at(self.now + seconds)
-        instant.alarms = instant.alarms or []
-        instant.alarms.append((strand, messages))
-        strand.any_of = messages
-        for message in messages:
-            message.receiver = strand
-        strand.pause()
+    def wait_for_any(self, what: Sequence[object], label: str, seconds: float | None) -> None:
+        """Called on a strand: pause it until one of `what`, a list of its own, is done, or virtual
+        `seconds` have passed."""
+        strand = self.running
+        if seconds is not None:
+            instant = self._agenda.at(self.now + seconds)
+            instant.timeouts = instant.timeouts or []
+            instant.timeouts.append((strand, what))
+        strand.any_of = what
+        self.wait_for(ANY, label)
 
-    def _ring(self, alarms: list[tuple[Strand, Sequence[Message]]]) -> None:
-        for strand, messages in alarms:
-            if strand.any_of is messages:
-                _forget_others(strand)
+    def done(self, what: object, strand: Strand) -> None:
+        """`what` is done: wake `strand` if it waits for that."""
+        if strand.awaits is what or (strand.awaits is ANY
+                                     and any(one is what for one in strand.any_of)):
+            strand.awaits = None
+            self._ready.append(strand)
+
+    def _expire(self, timeouts: list[tuple[Strand, Sequence[object]]]) -> None:
+        for strand, what in timeouts:
+            if strand.awaits is ANY and strand.any_of is what:
+                strand.awaits = None
                 self._ready.append(strand)
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def channel(self, context: int, src: int, dst: int, peer: int) -> Channel:
-        """The channel from `src` to `dst` (ranks of the run) in one communicator's context."""
-        key = (context, src, dst)
-        if key not in self._channels:
-            mailbox = self.mailbox(context, dst)
-            channel = self._channels[key] = Channel(src, dst, peer, mailbox, self.topology)
-            for link, slower_s in self._changes.slower_s.items():
-                if link in channel.links:
-                    channel.latency_s += slower_s
-        return self._channels[key]
-
-    def mailbox(self, context: int, dst: int) -> Mailbox:
-        """Where `dst` receives the messages of one communicator's context."""
-        return self._mailboxes.setdefault((context, dst), Mailbox())
-
-    def match(self, message: Message) -> None:
+    def match(self, message: PendingMessage, sent_label: str, wanted_label: str) -> None:
         """Both sides are there: let it move, if they fit together. Else raises `ShapeMismatch`."""
         x, into = message.x, message.into
         if not (
             x.dtype is into.dtype
             and message.nbytes == into.nbytes
             and (x.ndim == into.ndim == 1 or x.shape == into.shape)  # the first is the cheaper
-            and message.label == message.wanted_label
+            and sent_label == wanted_label
         ):
-            channel = message.channel
-            check_match(describe(x, message.label), channel.src,
-                        describe(into, message.wanted_label), channel.dst)
+            check_match(describe(x, sent_label), message.channel.src,
+                        describe(into, wanted_label), message.channel.dst)
         if not message.left:
-            self.start(message)
+            self._matched.append(message)
         elif message.end_s == ARRIVED:  # it was sent eagerly
             with torch.no_grad():
                 self._deliver([message])
 
-    def start(self, message: Message) -> None:
-        """Send `message` on its way: its bytes flow once its latency has passed."""
-        channel = message.channel
-        message.start_s = self.now
-        message.remaining = message.nbytes
-        message.links = channel.links
-        due_s = self.now + channel.latency_s
-        if due_s != self._due_s:  # as a rule many start at once
-            self._due_s, self._due = due_s, self._at(due_s).starting
-        self._due.append(message)
+    def start_eagerly(self, message: PendingMessage) -> None:
+        """Let `message` start although it is not asked for yet."""
+        self._matched.append(message)
 
-    def _deliver(self, messages: Sequence[Message]) -> None:
+    def _start_matched(self) -> None:
+        """Every rank waits: let the messages matched at this instant occupy their ports."""
+        now, overhead_s, free_s = self.now, self._overhead_s, self._port_free_s
+        self._matched.sort(key=_order)
+        due_s = -1.0
+        for message in self._matched:
+            channel = message.channel
+            src, latency_s = channel.src, channel.latency_s
+            message.start_s = start_s = free_s[src] if free_s[src] > now else now
+            free_s[src] = start_s + (overhead_s if overhead_s < latency_s else latency_s)
+            enters_s = start_s + latency_s
+            if enters_s != due_s:  # as a rule many enter at once
+                due_s, due = enters_s, self._agenda.at(enters_s).entering
+            due.append(message)
+        self._matched.clear()
+
+    def _deliver(self, messages: Sequence[PendingMessage]) -> None:
         """Put the data in place and let both sides go on."""
-        now, ready, record = self.now, self._ready, self.messages.extend
+        now, tracing = self.now, self.tracing
+        ready, record = self._ready, self.messages.extend
         for m in messages:
-            if m.into is None:  # sent eagerly, and nobody has asked for it yet
+            if m.into is None:  # sent eagerly, and not asked for yet
                 continue
             if m.real:
-                _put(m.into, m.x)
-            if self.tracing:
-                channel = m.channel
-                record((channel.src, channel.dst, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
-                        m.label))
+                put(m.into, m.x)
+            sender, receiver = m.sender, m.receiver
+            if tracing:
+                record((sender.rank, receiver.rank, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
+                        m.label, sender.stream, receiver.stream))
             m.left = m.arrived = True
-            if m.sender is not None:
-                ready.append(m.sender)
-            receiver = m.receiver
-            if receiver is not None:
+            # `done` written out, but for what is rare.
+            if sender.awaits is m:
+                ready.append(sender)
+            elif sender.awaits is ANY:
+                self.done(m, sender)
+            if receiver.awaits is m:
                 ready.append(receiver)
-                if receiver.any_of and isinstance(receiver, Strand):
-                    _forget_others(receiver)
+            elif receiver.awaits is ANY:
+                self.done(m, receiver)
 
 
-def _forget_others(strand: Strand) -> None:
-    """`strand` goes on: whatever else it has waited for shall not wake it once more."""
-    for message in strand.any_of:
-        message.receiver = None
-    strand.any_of = ()
+_order = attrgetter("order")
 
 
-def _put(into: Any, x: Any) -> None:
-    """Copy `x` into its place."""
-    if isinstance(into, torch.Tensor) and into.is_inference():
-        with torch.inference_mode():  # where else torch refuses to change it
-            into.copy_(x)
-    else:
-        into.copy_(x)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class Isolation:
         copier = _Copier(self._readers)
         return copier.function(self._fn), tuple(copier.copied(value) for value in self._args)
 
-    def check_room(self, ranks: int) -> None:
+    def check_memory(self, ranks: int) -> None:
         """Raise `ConfigError` if the memory of this machine can't hold the copies of all ranks."""
         nbytes = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
@@ -70,10 +70,10 @@ class _Copier:
         self._readers = readers
         self._memo: dict[int, Any] = {}  # of copy.deepcopy
         self._scopes: dict[int, dict[str, Any]] = {}  # copies of the globals of a file, by id
-        self._twins: dict[int, FunctionType] = {}
+        self._functions: dict[int, FunctionType] = {}
 
     def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` itself if it reads no tensors and sets no globals, else a twin with its own."""
+        """`fn` itself if it reads no tensors and sets no globals, else a copy with its own."""
         if id(fn) not in self._readers:
             self._readers[id(fn)] = any(
                 _assigns_globals(value.__code__) if isinstance(value, FunctionType)
@@ -87,25 +87,25 @@ class _Copier:
         if isinstance(fn, MethodType):
             return MethodType(self.function(fn.__func__), self.copied(fn.__self__))
         if isinstance(fn, FunctionType):
-            return self._twins.get(id(fn)) or self._twin(fn)
+            return self._functions.get(id(fn)) or self._copy_of(fn)
         return self.copied(fn)  # type: ignore[no-any-return]  # an object that can be called
 
-    def _twin(self, fn: FunctionType) -> FunctionType:
+    def _copy_of(self, fn: FunctionType) -> FunctionType:
         scope = self._scopes.setdefault(id(fn.__globals__), dict(fn.__globals__))
         cells = tuple(CellType() for _ in fn.__closure__ or ())
-        twin = FunctionType(fn.__code__, scope, fn.__name__, None, cells)
-        self._twins[id(fn)] = twin  # known before its contents, which may refer to it
-        twin.__defaults__ = self.copied(fn.__defaults__)
-        twin.__kwdefaults__ = self.copied(fn.__kwdefaults__)
+        function = FunctionType(fn.__code__, scope, fn.__name__, None, cells)
+        self._functions[id(fn)] = function  # known before its contents, which may refer to it
+        function.__defaults__ = self.copied(fn.__defaults__)
+        function.__kwdefaults__ = self.copied(fn.__kwdefaults__)
         for own, cell in zip(cells, fn.__closure__ or (), strict=True):
             for value in _content(cell):
                 own.cell_contents = self._own(value)
         for name, value in _globals_of(fn):
             scope[name] = self._own(value)
-        return twin
+        return function
 
     def _own(self, value: Any) -> Any:
-        """`value` as the twin shall see it."""
+        """`value` as the copy of a function sees it."""
         if isinstance(value, FunctionType):
             return self.function(value)
         return self.copied(value) if _holds_tensors(value) else value

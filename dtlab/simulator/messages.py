@@ -1,103 +1,58 @@
-"""What ranks have posted: messages, and the channels on which their two sides find each other."""
+"""What ranks have posted: messages, and the queues in which their two sides find each other."""
 
 from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cloudpickle
+import torch
 
-from dtlab.comm import Work
 from dtlab.simulator.network import Flow
-from dtlab.simulator.strands import Errand, Strand
+from dtlab.simulator.strands import Strand
 from dtlab.topology import Topology
 
 
-class Message(Flow):
-    """One message. Whichever side comes first makes it, the other side completes it.
+class PendingMessage(Flow):
+    """One message, from its first side's post to its arrival. The side that posts first makes it,
+    the other side completes it.
 
     There are millions of them, so there is no `__init__`: each side fills in its own fields.
     """
 
     __slots__ = ("arrived", "channel", "into", "label", "left", "nbytes", "next", "order", "real",
-                 "receiver", "sender", "sent_s", "source", "start_s", "wanted_label", "wanted_s",
-                 "x")
+                 "receiver", "sender", "sent_s", "start_s", "wanted_s", "x")
 
     # The sender's side.
-    channel: Channel
-    x: Any  # a tensor or an `Envelope`; None: nobody has sent it yet
+    x: Any  # a tensor or an `ObjectPayload`; None: it is not sent yet
     nbytes: int
     real: bool  # False: a tensor without data, so there is nothing to copy
-    label: str
     sent_s: float  # when it was posted
     left: bool  # the sender may go on
-    sender: Strand | Errand | None  # whoever waits for that
+    sender: Strand  # the strand that posted it, or waits for that
 
     # The receiver's side.
-    source: Channel | Mailbox  # where it looked for a sender, in vain
-    into: Any  # a tensor or an `Inbox`; None: nobody has asked for it yet
-    wanted_label: str
+    into: Any  # a tensor or an `ObjectBuffer`; None: it is not asked for yet
     wanted_s: float
     arrived: bool  # the receiver may go on
-    receiver: Strand | Errand | None
+    receiver: Strand  # the strand that posted it, or waits for that
 
     # Both.
-    next: Message | None  # in a queue of messages that have one side only
-    order: int  # of posting, among those
-    start_s: float  # when it began to move, its latency included
+    channel: Any  # a `Channel`; a `ReceiveQueue` as long as it may come from anyone
+    label: str  # of the side that came first; both must be equal
+    next: PendingMessage | None  # in a queue of messages that have one side only
+    order: int  # of sending it; of asking for it, as long as it is not sent
+    start_s: float  # when it occupied its sender's port, before its latency
 
     def is_sent_by(self, rank: int) -> bool:
         """Is `rank`, which has a side of this message, the one that sends it?"""
         return self.x is not None and self.channel.src == rank
 
 
-class Sending(Work):
-    """The sender's end of a message to rank `dst` of its communicator."""
-
-    __slots__ = ("_dst", "_strand", "message")
-
-    def __init__(self, message: Message, strand: Strand, dst: int):
-        self.message, self._strand, self._dst = message, strand, dst
-
-    def wait(self) -> int:
-        self._strand.waits_for = (self.message,)
-        return self.finish()
-
-    def finish(self) -> int:
-        """Wait, as one of several in `Strand.waits_for`."""
-        if not self.message.left:
-            self.message.sender = self._strand
-            self._strand.pause()
-        return self._dst
-
-
-class Receiving(Work):
-    """The receiver's end of a message."""
-
-    __slots__ = ("_strand", "message")
-
-    def __init__(self, message: Message, strand: Strand):
-        self.message, self._strand = message, strand
-
-    def wait(self) -> int:
-        self._strand.waits_for = (self.message,)
-        return self.finish()
-
-    def arrived(self) -> bool:
-        return self.message.arrived
-
-    def finish(self) -> int:
-        """Wait, as one of several in `Strand.waits_for`."""
-        if not self.message.arrived:
-            self.message.receiver = self._strand
-            self._strand.pause()
-        return self.message.channel.peer
-
-
-class Envelope:
-    """An object on its way, pickled: looks like a tensor as far as a message is concerned."""
+class ObjectPayload:
+    """An object, pickled. It has what a message needs to know of a tensor."""
 
     __slots__ = ("nbytes", "pickled")
     dtype, ndim, shape, is_meta = "object", 0, (), False
@@ -107,32 +62,32 @@ class Envelope:
         self.nbytes = len(self.pickled)
 
 
-class Inbox:
-    """A list that takes an object out of its `Envelope`: the counterpart of `Tensor.copy_`."""
+class ObjectBuffer:
+    """A list that takes an object out of its `ObjectPayload`: the counterpart of `Tensor.copy_`."""
 
     __slots__ = ("objects",)
-    dtype, ndim, shape, nbytes = "object", 0, (), -1  # how large it is, its sender knows
+    dtype, ndim, shape, nbytes = "object", 0, (), -1  # only its sender knows its size
 
     def __init__(self, objects: list[Any]):
         self.objects = objects
 
-    def copy_(self, envelope: Envelope) -> None:
-        self.objects.append(pickle.loads(envelope.pickled))
+    def copy_(self, payload: ObjectPayload) -> None:
+        self.objects.append(pickle.loads(payload.pickled))
 
 
 class Queue:
     """Messages that have one side only, oldest first, each holding on to the next.
 
-    Two references and no more, for there are as many queues as pairs of ranks.
+    It has two references and no more, for there are as many queues as pairs of ranks.
     """
 
     __slots__ = ("first", "last")
 
     def __init__(self) -> None:
-        self.first: Message | None = None
-        self.last: Message | None = None
+        self.first: PendingMessage | None = None
+        self.last: PendingMessage | None = None
 
-    def put(self, message: Message) -> None:
+    def put(self, message: PendingMessage) -> None:
         """`message` is the newest."""
         message.next = None
         if self.first is None:
@@ -141,54 +96,69 @@ class Queue:
             self.last.next = message  # type: ignore[union-attr]
         self.last = message
 
-    def take(self) -> Message:
+    def take(self) -> PendingMessage:
         """Take out the oldest; there is one."""
         message = self.first
         assert message is not None
         self.first = message.next
         return message
 
+    def remove(self, message: PendingMessage) -> None:
+        """Take out `message`, wherever it stands in the queue."""
+        others = [other for other in self if other is not message]
+        self.first = None
+        for other in others:
+            self.put(other)
+
+    def __iter__(self) -> Iterator[PendingMessage]:
+        message = self.first
+        while message is not None:
+            following = message.next
+            yield message
+            message = following
+
 
 class Channel(Queue):
-    """From one rank to another on one communicator: sends that wait for their receives, or
-    receives that wait for their sends."""
+    """From one rank to another in one context: sends that wait for their receives, or receives that
+    wait for their sends."""
 
-    __slots__ = ("dst", "latency_s", "links", "mailbox", "peer", "shared", "src")
+    __slots__ = ("dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
 
-    def __init__(self, src: int, dst: int, peer: int, mailbox: Mailbox, topology: Topology):
+    def __init__(self, src: int, dst: int, peer: int, from_anyone: ReceiveQueue,
+                 topology: Topology):
         super().__init__()
         self.src, self.dst = src, dst  # in the numbering of the whole run
         self.peer = peer  # the sender, in the numbering of the communicator
         self.latency_s, self.links = topology.route(src, dst)
-        self.mailbox = mailbox
-        self.shared = mailbox.opened  # the receiver also takes from anyone
-        mailbox.channels.append(self)
+        self.from_anyone = from_anyone
+        self.shared = from_anyone.opened  # the receiver also takes from anyone
+        from_anyone.channels.append(self)
 
-    def put_send(self, message: Message) -> None:
-        """Nobody has asked for `message` yet."""
+    def put_send(self, message: PendingMessage) -> None:
+        """`message` is not asked for yet."""
         self.put(message)
         if self.shared:
-            self.mailbox.sends[message] = None
+            self.from_anyone.sends[message] = None
 
-    def take_send(self) -> Message | None:
-        """The oldest message that nobody has asked for."""
+    def take_send(self) -> PendingMessage | None:
+        """The oldest message that is not asked for."""
         if self.first is None or self.first.x is None:
             return None
         if self.shared:
-            del self.mailbox.sends[self.first]
+            del self.from_anyone.sends[self.first]
         return self.take()
 
-    def take_recv(self) -> Message | None:
+    def take_recv(self) -> PendingMessage | None:
         """The oldest receive that a message of this channel may satisfy."""
         mine = self.first if self.first is not None and self.first.x is None else None
-        anyone = self.mailbox.first if self.shared else None
+        anyone = self.from_anyone.first if self.shared else None
         if anyone is not None and (mine is None or anyone.order < mine.order):
-            return self.mailbox.take()
+            return self.from_anyone.take()
         return None if mine is None else self.take()
 
 
-class Mailbox(Queue):
-    """Where one rank of one communicator receives from anyone: the receives that wait."""
+class ReceiveQueue(Queue):
+    """The receives from anyone of one rank in one context that wait for their sends."""
 
     __slots__ = ("channels", "opened", "sends")
     shared = True
@@ -196,30 +166,64 @@ class Mailbox(Queue):
     def __init__(self) -> None:
         super().__init__()
         self.channels: list[Channel] = []  # that lead here
-        self.opened = False  # most never are: their owners always say from whom
-        self.sends: OrderedDict[Message, None] = OrderedDict()  # if opened: not asked for, by age
+        self.opened = False  # most never are, for their ranks name the sender
+        self.sends: OrderedDict[PendingMessage, None] = OrderedDict()  # if opened: not asked for
 
-    def open(self) -> Mailbox:
+    def open(self) -> ReceiveQueue:
         """Before the first receive from anyone. Returns itself."""
         if not self.opened:
             self.opened = True
             for channel in self.channels:
                 channel.shared = True
-            pending = [message for channel in self.channels for message in _sends(channel)]
-            self.sends.update(dict.fromkeys(sorted(pending, key=lambda m: m.order)))
+            sends = [m for channel in self.channels for m in channel if m.x is not None]
+            self.sends.update(dict.fromkeys(sorted(sends, key=lambda m: m.order)))
         return self
 
-    def take_send(self) -> Message | None:
-        """The oldest message that nobody has asked for."""
+    def take_send(self) -> PendingMessage | None:
+        """The oldest message that is not asked for."""
         if not self.sends:
             return None
         message, _ = self.sends.popitem(last=False)
-        return message.channel.take()
+        message.channel.take()
+        return message
 
 
-def _sends(channel: Channel) -> Iterator[Message]:
-    """The sends that wait in `channel`."""
-    message = channel.first
-    while message is not None and message.x is not None:
-        yield message
-        message = message.next
+class Channels:
+    """All channels of a run."""
+
+    def __init__(self, topology: Topology, slower_s: Mapping[int, float]):
+        self._topology = topology
+        self._slower_s = slower_s  # latency of a link, more than the topology says
+        self._channels: dict[tuple[Any, int, int], Channel] = {}
+        self._queues: dict[tuple[Any, int], ReceiveQueue] = {}
+
+    def get(self, context: tuple[Any, ...], src: int, dst: int, peer: int) -> Channel:
+        """The channel from `src` to `dst` (ranks of the run) in a context, in which the sender is
+        rank `peer`."""
+        key = (context, src, dst)
+        if key not in self._channels:
+            from_anyone = self.receive_queue(context, dst)
+            channel = self._channels[key] = Channel(src, dst, peer, from_anyone, self._topology)
+            for link, slower_s in self._slower_s.items():
+                if link in channel.links:
+                    channel.latency_s += slower_s
+        return self._channels[key]
+
+    def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
+        """Where `dst` receives from anyone in a context."""
+        return self._queues.setdefault((context, dst), ReceiveQueue())
+
+    def slow_down(self, link: int, seconds: float) -> None:
+        """The latency of `link` has grown."""
+        for channel in self._channels.values():
+            if link in channel.links:
+                channel.latency_s += seconds
+
+
+def put(into: Any, x: Any) -> None:
+    """Copy `x` into its place."""
+    if isinstance(into, torch.Tensor) and into.is_inference():
+        with torch.inference_mode():  # where else torch refuses to change it
+            into.copy_(x)
+    else:
+        into.copy_(x)

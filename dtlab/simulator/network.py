@@ -20,7 +20,7 @@ ARRIVED = -1.0
 
 
 class Flow:
-    """`remaining` bytes on their way across `links` at `rate_Bps`, as of `since_s`."""
+    """`remaining` bytes that cross `links` at `rate_Bps`, as of `since_s`."""
 
     __slots__ = ("end_s", "links", "rate_Bps", "remaining", "since_s")
 
@@ -37,25 +37,30 @@ AnyFlow = TypeVar("AnyFlow", bound=Flow)
 class Network:
     """The flows that are moving now.
 
-    A link carries nothing (None), one flow, or a crowd. Most carry one at most, and pay little.
+    A link carries nothing (None), one flow, or several that share it, oldest first.
     """
 
     def __init__(self, topology: Topology):
         self.capacity_Bps = list(topology.capacity_Bps)
         self._on: list[Flow | dict[Flow, None] | None] = [None] * len(self.capacity_Bps)
         self._fresh: list[Flow] = []  # started at this instant
-        self._touched: set[int] = set()  # links that changed, or crowded ones that lost a flow
+        self._touched: set[int] = set()  # links that changed, or shared ones that lost a flow
 
     def start(self, flows: Sequence[Flow], now_s: float) -> None:
         """The first bytes of `flows` enter their links."""
-        on = self._on
+        on, capacity = self._on, self.capacity_Bps
         for flow in flows:
-            flow.since_s, flow.rate_Bps = now_s, 0.0
+            flow.since_s, flow.end_s = now_s, math.inf
+            rate = math.inf
             for link in flow.links:
                 if on[link] is None:
                     on[link] = flow
+                    if capacity[link] < rate:
+                        rate = capacity[link]
                 else:
-                    self._crowd(link)[flow] = None
+                    self._sharers(link)[flow] = None
+                    rate = 0.0
+            flow.rate_Bps = rate  # of its narrowest link if it is alone on all, else not known yet
         self._fresh.extend(flows)
 
     def end(self, flows: Iterable[AnyFlow], now_s: float) -> list[AnyFlow]:
@@ -71,7 +76,7 @@ class Network:
                     if on[link] is flow:
                         on[link] = None
                     else:
-                        self._leave_crowd(link, flow)
+                        self._leave_shared(link, flow)
         return ended
 
     def change(self, link: int, capacity_Bps: float) -> None:
@@ -89,31 +94,20 @@ class Network:
         if not self._fresh and not self._touched:
             return []
         changed: list[Flow] = []
-        crowded: dict[Flow, None] = {}
-        on, capacity = self._on, self.capacity_Bps
+        sharing: dict[Flow, None] = {}
         for flow in self._fresh:
-            rate = float("inf")
-            for link in flow.links:
-                if on[link] is not flow:
-                    crowded[flow] = None
-                    break
-                if capacity[link] < rate:
-                    rate = capacity[link]
-            else:  # alone on all its links: the narrowest one sets its pace
-                flow.rate_Bps = rate
-                try:
-                    flow.end_s = now_s + flow.remaining / rate
-                except ZeroDivisionError:  # rather than a question that costs time and again
-                    flow.end_s = math.inf
-                else:
-                    changed.append(flow)
+            if flow.rate_Bps:  # revised below if another one has joined it at this instant
+                flow.end_s = now_s + flow.remaining / flow.rate_Bps
+                changed.append(flow)
+            else:
+                sharing[flow] = None
         for link in sorted(self._touched):
-            crowded.update(dict.fromkeys(self._flows(link)))
+            sharing.update(dict.fromkeys(self._flows(link)))
         self._fresh, self._touched = [], set()
-        while crowded:
-            group = self._sharing(next(iter(crowded)))
+        while sharing:
+            group = self._sharing(next(iter(sharing)))
             for flow in group:
-                crowded.pop(flow, None)
+                sharing.pop(flow, None)
             changed += self._share(group, now_s)
         return changed
 
@@ -124,19 +118,19 @@ class Network:
             return (flows,)
         return flows or ()
 
-    def _crowd(self, link: int) -> dict[Flow, None]:
-        """The flows on `link`, which carries one or more, as a crowd that may grow."""
-        crowd = self._on[link]
-        if not isinstance(crowd, dict):
-            crowd = self._on[link] = dict.fromkeys(self._flows(link))
-        return crowd
+    def _sharers(self, link: int) -> dict[Flow, None]:
+        """The flows on `link`, which carries one or more, to be added to."""
+        sharers = self._on[link]
+        if not isinstance(sharers, dict):
+            sharers = self._on[link] = dict.fromkeys(self._flows(link))
+        return sharers
 
-    def _leave_crowd(self, link: int, flow: Flow) -> None:
-        crowd = self._crowd(link)
-        del crowd[flow]
+    def _leave_shared(self, link: int, flow: Flow) -> None:
+        sharers = self._sharers(link)
+        del sharers[flow]
         self._touched.add(link)
-        if len(crowd) == 1:
-            self._on[link] = next(iter(crowd))
+        if len(sharers) == 1:
+            self._on[link] = next(iter(sharers))
 
     def _sharing(self, first: Flow) -> list[Flow]:
         """All flows that share a link with `first`, or with one that does, and so on."""
@@ -156,7 +150,7 @@ class Network:
         changed = []
         for flow, rate in fair_rates(group, self.capacity_Bps).items():
             if rate != flow.rate_Bps:
-                if flow.rate_Bps:
+                if flow.since_s < now_s:
                     flow.remaining -= (now_s - flow.since_s) * flow.rate_Bps
                 flow.since_s, flow.rate_Bps = now_s, rate
                 if rate:
@@ -179,8 +173,8 @@ def fair_rates(flows: Sequence[Flow], capacity_Bps: Sequence[float]) -> dict[Flo
     for flow in flows:
         for link in flow.links:
             on.setdefault(link, []).append(flow)
-    free = {link: capacity_Bps[link] for link in on}  # not given away yet
-    count = {link: len(crowd) for link, crowd in on.items()}  # flows without a rate
+    free = {link: capacity_Bps[link] for link in on}  # not assigned yet
+    count = {link: len(flows) for link, flows in on.items()}  # flows without a rate
     heap = [(free[link] / count[link], link) for link in on]
     heapq.heapify(heap)
     while heap:

@@ -76,7 +76,7 @@ def replay(topology: Topology, trace: Trace) -> list[Stretch]:
 
 
 class _Replayed(Flow):
-    """A message of the trace, on its way again."""
+    """A message of the trace, as a flow."""
 
     __slots__ = ("message",)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from dataclasses import replace
 from numbers import Real
 from typing import Any, TextIO
 
@@ -15,17 +16,26 @@ import torch
 
 from dtlab.calls import check_call
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError, RankDied, RankFailed
+from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.output import RankOutput
 from dtlab.result import Result
-from dtlab.simulator import communicator, engine, isolation, strands, waiting
+from dtlab.simulator import (
+    communicator,
+    crashes,
+    engine,
+    isolation,
+    strands,
+    streams,
+    works,
+)
 from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import traceback_text
 
 # Which rank the current greenlet or thread is; each has a context of its own.
 _RANK: ContextVar[int | None] = ContextVar("rank", default=None)
-MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__)
+MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__,
+             streams.__file__)
 
 
 def simulate(
@@ -34,6 +44,7 @@ def simulate(
     network: Topology,
     trace: bool = True,
     gamma: float = 0.0,
+    overhead_s: float | None = None,
     strands: str = "greenlet",
     eager_bytes: float = 0,
     timeout: float | None = None,
@@ -50,6 +61,8 @@ def simulate(
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
+    overhead_s: seconds for which starting a message occupies its sender's port, never more than the
+        message's latency; None: as `network` says.
     strands: "greenlet" (fast) or "thread" (when ranks communicate inside autograd's backward).
     eager_bytes: messages up to this size leave without waiting for their receiver, as MPI sends
         small ones; 0: none does, so that no buffer hides a deadlock.
@@ -58,11 +71,14 @@ def simulate(
     crash: rank → after how many events (calls of `post`, from which all messages come, timed waits,
         computations) it dies without a word; its value is None, and the others go on.
 
-    Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, `RankDied` when
-    one calls exit, `RunTimeout`, `ConfigError`.
+    Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, or has begun
+    work that it neither waited for nor cancelled, `RankDied` when one calls exit, `RunTimeout`,
+    `ConfigError`.
     """
     check_call(fn, args, "simulate")
     _check(network, gamma, strands, eager_bytes, timeout)
+    if overhead_s is not None:
+        network = replace(network, overhead_s=overhead_s)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
     simulation.crash = _checked_crashes(crash or {}, network.ranks)
     return simulation.run(timeout)
@@ -74,15 +90,14 @@ class _Simulation:
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], network: Topology,
                  trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
         self.isolation = isolation.Isolation(fn, args)
-        self.isolation.check_room(network.ranks)
-        self.ranks = list(range(network.ranks))  # whoever needs a rank's number uses these objects
+        self.isolation.check_memory(network.ranks)
+        self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
-        show = _as_whoever_calls(sys.stdout.write) if echo else None
+        show = _as_the_caller(sys.stdout.write) if echo else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
-        self.failure: tuple[int, BaseException] | None = None
         self.crash: Mapping[int, int] = {}
 
     def run(self, timeout: float | None) -> Result:
@@ -90,35 +105,48 @@ class _Simulation:
         everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
         try:
             with _undisturbed(), self._routed_output():
-                self.engine.run(everyone, timeout)
+                self._run(everyone, timeout)
         finally:
             for output in self.output:
                 output.close()
-        if self.failure is not None:
-            raise self._explained(*self.failure)
-        trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans, virtual=True)
+        if self.engine.failure is not None:
+            raise self._explained(*self.engine.failure)
+        for rank in self.engine.crashed:
+            self.values[rank] = None  # although it may have returned before its stream crashed
+        trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans,
+                      waits=self.engine.waits, virtual=True)
         return Result(self.values, self.elapsed_s, trace, [o.text for o in self.output])
+
+    def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
+        """Run to the end. Works that nobody waited for are a failure, too."""
+        engine = self.engine
+        try:
+            engine.run(everyone, timeout)
+        except Deadlock:  # maybe because of an error of something begun
+            engine.failure = works.failure(engine.unwaited, engine.crashed, errors_only=True)
+            if engine.failure is None:
+                raise
+        engine.failure = engine.failure or works.failure(engine.unwaited, engine.crashed)
 
     def _body(self, strand: strands.Strand) -> None:
         """What `strand` does, from its first moment to its last."""
         _RANK.set(strand.rank)
-        where = self.engine, strand, self.ranks
+        where = self.engine, strand.rank, self.ranks
         comm: Comm = communicator.SimComm(*where)
         if strand.rank in self.crash:
-            comm = communicator.MortalComm(*where, limit=self.crash[strand.rank])
+            comm = crashes.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
             fn, args = self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
+            self.engine.end_wait(strand)
             self.values[strand.rank] = value
             self.elapsed_s = self.engine.now  # the last to return has the last word
         except strands.Stopped:
             raise
-        except communicator.Crashed:
-            strand.waits_for = waiting.CRASHED
+        except strands.Crashed:
+            self.engine.crash(strand.rank)
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
-            if self.failure is None:
-                self.failure = strand.rank, error
-            self.engine.stopping = True
+            self.engine.fail(strand.rank, error)
 
     @staticmethod
     def _explained(rank: int, error: BaseException) -> BaseException:
@@ -157,7 +185,7 @@ class _Router(io.TextIOBase):
         self._outside.flush()
 
 
-def _as_whoever_calls(write: Callable[[str], object]) -> Callable[[str], object]:
+def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
     """`write` on behalf of the caller, who may be a rank of an outer simulation."""
     rank = _RANK.get()
 

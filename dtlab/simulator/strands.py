@@ -10,16 +10,16 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 import greenlet
 import torch
 
-if TYPE_CHECKING:
-    from dtlab.simulator.messages import Message
+from dtlab.simulator.lines import Line
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
 
@@ -44,24 +44,43 @@ class Stopped(BaseException):
     """Thrown into a strand that shall end because the run is over. Never seen outside."""
 
 
-class Strand(ABC):
-    """One rank's thread of control: exactly one of all strands and the engine runs at a time.
+class Crashed(BaseException):
+    """Ends a rank that was to crash; the others go on. Never seen outside."""
 
-    next_strand: moves the clock on and says whose turn it is; None if it is nobody's.
+
+class Strand(ABC):
+    """A thread of control of one rank: exactly one of all strands and the engine runs at a time.
+
+    stream: 0 for the rank itself; 1, 2, … for what it has begun beside itself.
+    next_strand: moves the clock on and returns the strand to go on next; None if there is none.
     """
 
-    __slots__ = ("_body", "_next_strand", "any_of", "done", "rank", "real", "waits_for")
+    __slots__ = ("_body", "_next_strand", "any_of", "awaits", "done", "idle", "idle_since_s",
+                 "label", "line", "rank", "real", "stream", "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
-                 next_strand: Callable[[], Strand | None]):
-        self.rank = rank
+                 next_strand: Callable[[], Strand | None], stream: int = 0):
+        self.rank, self.stream = rank, stream
         self.done = False
+        self.idle = False  # it has nothing to do, until something is begun on it
         # What it waits for, while it is paused: messages, or in words.
-        self.waits_for: Sequence[Message] | str = ()
-        self.any_of: Sequence[Message] = ()  # one of these is enough to go on
+        self.waits_for: list[Any] | tuple[Any, ...] | str = ()
+        self.awaits: object = None  # the message or function that wakes it
+        self.any_of: Sequence[object] = ()  # or any of these does
+        self.idle_since_s = 0.0  # when it last worked: since then, it only waited
+        self.label = ""  # for what
+        self.line: Line | None = None  # which began what it does, if it is a stream
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
         self._next_strand = next_strand
+
+    def is_busy(self) -> bool:
+        """Has it something to do, or to wait for?"""
+        return not (self.done or self.idle)
+
+    @abstractmethod
+    def beside(self, stream: int, body: Callable[[Strand], None]) -> Self:
+        """Called on this strand: another one of the same rank, with the same context variables."""
 
     @abstractmethod
     def resume(self) -> None:
@@ -87,44 +106,6 @@ class Strand(ABC):
             self.done = True
 
 
-class Errand:
-    """Steps of a strand that run none of its own code, so that nothing is switched between them:
-    whoever would wake the strand wakes the errand instead, and it goes on at once.
-
-    wake: of the strand, at the end.
-    """
-
-    __slots__ = ("_error", "_steps", "_strand", "_wake")
-    any_of: Sequence[Message] = ()  # as a strand's
-
-    def __init__(self, strand: Strand, wake: Callable[[Strand], None]):
-        self._strand, self._wake = strand, wake
-        self._error: Exception | None = None
-
-    def run(self, steps: Iterator[None]) -> None:
-        """Called on the strand: returns when it has walked `steps`, a step each time it is woken.
-        Raises what they raise."""
-        self._steps = steps
-        try:
-            next(steps)
-        except StopIteration:
-            return
-        self._strand.pause()
-        if self._error is not None:
-            raise self._error
-
-    def go_on(self) -> None:
-        """The next step."""
-        try:
-            next(self._steps)
-            return
-        except StopIteration:
-            pass
-        except Exception as error:
-            self._error = error
-        self._wake(self._strand)
-
-
 class GreenletStrand(Strand):
     """A strand on the engine's own thread.
 
@@ -136,12 +117,18 @@ class GreenletStrand(Strand):
     __slots__ = ("_engine", "_greenlet")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
-                 next_strand: Callable[[], Strand | None]):
-        super().__init__(rank, body, next_strand)
-        self._engine = greenlet.getcurrent()
+                 next_strand: Callable[[], Strand | None], stream: int = 0,
+                 engine: greenlet.greenlet | None = None):
+        super().__init__(rank, body, next_strand, stream)
+        self._engine = engine or greenlet.getcurrent()
         # A switch copies the greenlet's part of the C stack, so that is kept small: a function
         # takes less of it than a method, and `f(x)` less than `f(*args)`.
-        self._greenlet = greenlet.greenlet(lambda: self._main())
+        self._greenlet = greenlet.greenlet(lambda: self._main(), self._engine)
+
+    def beside(self, stream: int, body: Callable[[Strand], None]) -> GreenletStrand:
+        strand = GreenletStrand(self.rank, body, self._next_strand, stream, self._engine)
+        strand._greenlet.gr_context = copy_context()
+        return strand
 
     def _main(self) -> None:
         torch.set_grad_enabled(True)  # whatever the mode of the rank that ran before
@@ -183,11 +170,17 @@ class ThreadStrand(Strand):
     """A strand on a thread of its own; a baton makes sure that only one moves."""
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
-                 next_strand: Callable[[], Strand | None]):
-        super().__init__(rank, body, next_strand)
+                 next_strand: Callable[[], Strand | None], stream: int = 0):
+        super().__init__(rank, body, next_strand, stream)
         self._go, self._ended = threading.Semaphore(0), threading.Semaphore(0)
-        self._stopping = False
-        self._thread = threading.Thread(target=self._main, name=f"rank {rank}", daemon=True)
+        self._stopping = self._over = False
+        name = f"rank {rank}, stream {stream}" if stream else f"rank {rank}"
+        context = copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self._main), name=name,
+                                        daemon=True)
+
+    def beside(self, stream: int, body: Callable[[Strand], None]) -> ThreadStrand:
+        return ThreadStrand(self.rank, body, self._next_strand, stream)
 
     def _main(self) -> None:
         self._go.acquire()
@@ -197,7 +190,7 @@ class ThreadStrand(Strand):
         except Stopped:
             pass
         finally:
-            self.done = True
+            self.done = self._over = True
             self._ended.release()
 
     def resume(self) -> None:
@@ -216,13 +209,16 @@ class ThreadStrand(Strand):
 
     def stop(self) -> None:
         self._stopping = True
-        while not self.done:  # a `finally` block may pause once more: it is stopped again
+        while not self._over:  # a `finally` block may pause once more: it is stopped again
             self.resume()
         if self._thread.ident:
             self._thread.join()
 
     def frame(self) -> FrameType | None:
-        return sys._current_frames().get(self._thread.ident or 0)
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None and frame.f_code.co_filename != __file__:  # it is in `pause`
+            frame = frame.f_back
+        return frame
 
 
 STRANDS: dict[str, type[Strand]] = {"greenlet": GreenletStrand, "thread": ThreadStrand}

@@ -1,47 +1,53 @@
-"""Who waits for what: the table that a deadlock prints, and what the collectives' names tell."""
+"""The table that a deadlock prints: what each strand waits for, and what the labels tell."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dtlab.errors import Waiting, why_stuck
-from dtlab.simulator.messages import Channel, Message
+from dtlab.simulator.lines import learner_line
+from dtlab.simulator.messages import Channel, PendingMessage
 from dtlab.simulator.strands import Strand
-from dtlab.tracebacks import learner_line
 
 CRASHED = "crashed"  # what a strand "waits for" that `simulate(crash=…)` has ended
 
 
 def table(strands: Sequence[Strand]) -> list[Waiting]:
-    """What each rank is doing."""
-    return [_row(strand) for strand in strands]
+    """What each rank is doing, and each of its streams that has something to do."""
+    rows = [strand for strand in strands if not strand.stream or strand.is_busy()]
+    return [_row(strand) for strand in sorted(rows, key=lambda s: (s.rank, s.stream))]
 
 
 def hint(strands: Sequence[Strand]) -> str:
     """What went wrong, if ranks wait in different collectives, or for one that has left early."""
-    return why_stuck(table(strands), [_label(s) for s in strands if not s.done])
+    return why_stuck(table(strands), [_label(s) for s in strands if s.is_busy()])
 
 
 def _row(strand: Strand) -> Waiting:
     if strand.done:
         return Waiting(strand.rank, CRASHED if strand.waits_for == CRASHED else "returned")
-    line = learner_line(strand.frame())
+    line = str(learner_line(strand.frame()) or strand.line or "")
+    beside = f" (stream {strand.stream})" if strand.stream else ""
     messages = _open(strand)
     if not messages:
-        return Waiting(strand.rank, str(strand.waits_for or "compute"), line=line)
+        doing = strand.waits_for if isinstance(strand.waits_for, str) else "compute"
+        return Waiting(strand.rank, doing + beside, line=line)
     first = messages[0]
     doing = "send" if first.is_sent_by(strand.rank) else "recv"
+    peers = list(dict.fromkeys(_peer(message, strand.rank) for message in messages))
     if len(messages) > 1:
         doing = "exchange"
+    if isinstance(strand.waits_for, list):
+        doing = "wait_any"
+        peers.sort(key=lambda peer: (len(peer), peer))
     if label := _label(strand):
         doing += f" in {label.split('(')[0]}"
-    peers = dict.fromkeys(_peer(message, strand.rank) for message in messages)
     nbytes = (first.into if first.x is None else first.x).nbytes
     known = None if nbytes < 0 else nbytes  # of an object only its sender knows
-    return Waiting(strand.rank, doing, " and ".join(peers), known, line)
+    return Waiting(strand.rank, doing + beside, " and ".join(peers), known, line)
 
 
-def _open(strand: Strand) -> list[Message]:
+def _open(strand: Strand) -> list[PendingMessage]:
     """The messages that `strand` waits for and that have not come."""
     if isinstance(strand.waits_for, str):
         return []
@@ -49,15 +55,14 @@ def _open(strand: Strand) -> list[Message]:
             if not (message.left if message.is_sent_by(strand.rank) else message.arrived)]
 
 
-def _peer(message: Message, rank: int) -> str:
+def _peer(message: PendingMessage, rank: int) -> str:
     if message.is_sent_by(rank):
         return str(message.channel.dst)
-    source = message.source if message.x is None else message.channel
-    return str(source.src) if isinstance(source, Channel) else "anyone"
+    return str(message.channel.src) if isinstance(message.channel, Channel) else "anyone"
 
 
 def _label(strand: Strand) -> str:
     """How the collective call in which `strand` waits is labelled; "" if it is in none."""
     for message in _open(strand):
-        return message.label if message.is_sent_by(strand.rank) else message.wanted_label
+        return message.label
     return ""

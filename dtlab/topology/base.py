@@ -12,6 +12,7 @@ import networkx as nx
 from dtlab.errors import ConfigError
 
 Node = int | str  # ranks are numbered, all else has a name
+OVERHEAD_S = 1e-6  # what starting a message takes on today's network cards, roughly
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Topology:
     host_of: rank → number of the host it runs on; each rank has its own unless a builder says
            otherwise.
     changes: what happens to links while a simulation runs; all else holds at its start.
+    overhead_s: seconds for which starting a message occupies its sender's port, so that a rank
+           starts one message after another (the o of LogGP, as the sender pays it). It is part of
+           the message's latency: where a route's latency is less, that takes its place.
+           Source: Alexandrov, Ionescu, Schauser, Scheiman 1995, LogGP.
     """
 
     name: str
@@ -52,6 +57,10 @@ class Topology:
     ends: Callable[[int], tuple[Node, Node]] = _unknown
     host_of: Callable[[int], int] = int
     changes: tuple[Change, ...] = ()
+    overhead_s: float = OVERHEAD_S
+
+    def __post_init__(self) -> None:
+        check_seconds("overhead_s", self.overhead_s)
 
     @property
     def groups(self) -> list[list[int]]:
@@ -81,8 +90,9 @@ def uniform(ranks: int, latency_s: float, bandwidth_Bps: float) -> Topology:
     """Every rank has one full-duplex port into a switch that is never the bottleneck.
 
     A message of n bytes alone takes latency_s + n/bandwidth_Bps. Messages that leave the same rank
-    share its port, and so do messages that arrive at the same rank. This is the machine of the
-    α–β model: α = latency_s, β = 1/bandwidth_Bps. An infinite bandwidth is allowed. Raises
+    start one after another, latency_s apart (overhead_s is all of latency_s), and share its port;
+    messages that arrive at the same rank share its port, too. This is the machine of the α–β
+    model: α = latency_s, β = 1/bandwidth_Bps. An infinite bandwidth is allowed. Raises
     `ConfigError` for arguments that make no sense.
 
     >>> uniform(4, 5e-6, 10e9)
@@ -110,7 +120,7 @@ def uniform(ranks: int, latency_s: float, bandwidth_Bps: float) -> Topology:
 
     name = f"uniform({ranks} ranks, {latency_s * 1e6:g} µs, {bandwidth_Bps / 1e9:g} GB/s)"
     return Topology(name, ranks, (float(bandwidth_Bps),) * (2 * ranks), route, graph,
-                    ends)
+                    ends, overhead_s=latency_s)
 
 
 def check_ranks(ranks: int) -> None:
@@ -129,10 +139,19 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 
 def check_link(latency_s: float, bandwidth_Bps: float) -> None:
     """Raise `ConfigError` unless latency ≥ 0 (finite) and bandwidth > 0."""
-    for name, value in (("latency_s", latency_s), ("bandwidth_Bps", bandwidth_Bps)):
-        if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-            raise ConfigError(f"{name} must be a number, not {value!r}")
-    if not 0 <= latency_s < math.inf:
-        raise ConfigError(f"latency_s must be 0 or more, and finite, not {latency_s}")
+    check_seconds("latency_s", latency_s)
+    _check_number("bandwidth_Bps", bandwidth_Bps)
     if bandwidth_Bps <= 0:
         raise ConfigError(f"bandwidth_Bps must be more than 0 bytes a second, not {bandwidth_Bps}")
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raise `ConfigError` unless `value` is a number of seconds, 0 or more, and finite."""
+    _check_number(name, value)
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{name} must be 0 or more, and finite, not {value}")
+
+
+def _check_number(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise ConfigError(f"{name} must be a number, not {value!r}")

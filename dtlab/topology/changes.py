@@ -45,8 +45,8 @@ def with_traffic(topology: Topology, src: int, dst: int, rate_Bps: float, *, sta
     """The same cluster, on which others send `rate_Bps` bytes per second from rank `src` to rank
     `dst`, from virtual time `start_s` to `end_s`.
 
-    That traffic gives way to nobody: it takes its rate from each link of its route, and the
-    messages of the simulation share what is left. If nothing is left, they wait.
+    That traffic yields to no message: it takes its rate from each link of its route, and the
+    messages of the simulation share the rest. If nothing is left, they wait.
     """
     _check_time("start_s", start_s)
     if not _is_number(rate_Bps) or not 0 < rate_Bps < math.inf:

@@ -21,7 +21,8 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
 
     Messages within a server take its routes, never the card; others go to the card, take the
     network's route, and enter through the other card. nic_latency_s, nic_Bps: of the links to the
-    card, bytes per second, one direction (default: PCIe 3.0 x16).
+    card, bytes per second, one direction (default: PCIe 3.0 x16). overhead_s is the server's, whose
+    GPUs send the messages.
 
     >>> from dtlab.topology import nvswitch, racks
     >>> cluster = compose(nvswitch(8), racks(2, 2))
@@ -69,4 +70,4 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
                 *(outside(node) for node in network.path(src_host, dst_host)),
                 *(within(dst_host, node) for node in into)]
 
-    return from_paths(graph, f"{server.name} in {network.name}", path)
+    return from_paths(graph, f"{server.name} in {network.name}", path, server.overhead_s)

@@ -1,4 +1,4 @@
-"""Rings that don't get into each other's way: Hamiltonian cycles that share no wire."""
+"""Rings that don't slow each other: Hamiltonian cycles that share no wire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 200_000  # of the search, by default: about a second
 
 def edge_disjoint_cycles(topology: Topology, count: int, *, wire_Bps: float | None = None,
                          steps: int = STEPS) -> list[list[int]]:
-    """`count` rings over all ranks that can be walked at the same time, each at full speed.
+    """`count` rings over all ranks that can carry messages at the same time, each at full speed.
 
     Each ring lists every rank once, beginning with 0, and closes: from each to the next, and from
     the last to the first, leads a direct link. A link is made of wires, and each ring takes one of
@@ -148,7 +148,7 @@ class Search:
 
     def _choices(self, rank: int, visited: set[int]) -> Iterator[int]:
         """Where to go on from `rank`: over the thickest link; then where fewest ways lead on, for
-        whoever is not visited now will hardly be reached later (Warnsdorff's rule)."""
+        a rank that is left out now is hard to reach later (Warnsdorff's rule)."""
         self._steps -= 1
         if self._steps < 0:
             raise _OutOfSteps

@@ -5,6 +5,7 @@
     kind: host                # of all ranks: host (the default) or gpu
     nodes: {tor0: switch, tor1: switch}
     groups: [[0, 1], [2, 3]]  # optional: the ranks that share a host
+    overhead: 1us             # optional: what starting a message takes its sender, see Topology
     links:
       - {between: [0, tor0], bandwidth: 25GB/s, latency: 2us}    # both directions
       - {from: tor0, to: tor1, bandwidth: 100Gb/s, latency: 2us} # one direction
@@ -22,11 +23,11 @@ import networkx as nx
 import yaml
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Node, Topology, check_link
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_link, check_seconds
 from dtlab.topology.graphs import RANK_KINDS, from_graph
 from dtlab.units import bandwidth_of, seconds_of
 
-KEYS = ("name", "ranks", "kind", "nodes", "groups", "links")
+KEYS = ("name", "ranks", "kind", "nodes", "groups", "overhead", "links")
 LINK_KEYS = ("between", "from", "to", "bandwidth", "latency")
 
 
@@ -92,8 +93,9 @@ class _File:
             if self.ranks > 1 and not graph.degree(rank):
                 self.wrong(top["links"], f"rank {rank} has no link")
         name = self.text(top["name"], "name") if "name" in top else self.path.stem
+        overhead_s = self.overhead_s(top)
         try:
-            return from_graph(graph, name)
+            return from_graph(graph, name, overhead_s)
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from None
 
@@ -126,6 +128,16 @@ class _File:
         for rank in range(self.ranks):
             if "host" not in graph.nodes[rank]:
                 self.wrong(top["groups"], f"rank {rank} is in no group")
+
+    def overhead_s(self, top: dict[str, yaml.Node]) -> float:
+        if "overhead" not in top:
+            return OVERHEAD_S
+        overhead_s = self.quantity(top["overhead"], "overhead", seconds_of)
+        try:
+            check_seconds("overhead", overhead_s)
+        except ConfigError as error:
+            self.wrong(top["overhead"], str(error))
+        return overhead_s
 
     def add_link(self, graph: nx.DiGraph, node: yaml.Node,
                  first_line: dict[tuple[Node, Node], int]) -> None:
@@ -228,6 +240,8 @@ def _lines(topology: Topology) -> list[str]:
                   for node, data in named.items()]
     if len(topology.groups) < topology.ranks:
         lines.append(f"groups: {topology.groups}")
+    if topology.overhead_s != OVERHEAD_S:
+        lines.append(f"overhead: {_latency(topology.overhead_s)}")
     lines.append("links:" if graph.edges else "links: []")
     for (a, b), data in graph.edges.items():
         both = graph.has_edge(b, a) and graph.edges[b, a] == data

@@ -9,19 +9,19 @@ from math import isclose
 import networkx as nx
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Node, Topology, check_link
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_link
 
 Path = Callable[[int, int], list[Node]]  # (src, dst) → the nodes on the way, both included
 RANK_KINDS = ("host", "gpu")
 
 
-def from_graph(graph: nx.DiGraph, name: str) -> Topology:
+def from_graph(graph: nx.DiGraph, name: str, overhead_s: float = OVERHEAD_S) -> Topology:
     """A cluster of any shape.
 
     Nodes 0, 1, …, p−1 are the ranks; attribute `kind` "host" (the default) or "gpu"; `host`, the
     number of the host it belongs to (default: its own). All other nodes have names; `kind` "switch"
     (the default), "cpu", "nic", …. An edge is a link in one direction, with `latency_s` (seconds)
-    and `bandwidth_Bps` (bytes per second).
+    and `bandwidth_Bps` (bytes per second). overhead_s: see `Topology`.
 
     Messages take shortest paths: fewest links, among those the least latency; among equals, a hash
     of (src, dst) chooses, the same in every run, as switches do (equal-cost multi-path, RFC 2992).
@@ -36,11 +36,12 @@ def from_graph(graph: nx.DiGraph, name: str) -> Topology:
     for a, b, data in graph.edges(data=True):
         _check_edge(a, b, data)
     check_connected(graph)
-    return from_paths(graph, name, ShortestPaths(graph).path)
+    return from_paths(graph, name, ShortestPaths(graph).path, overhead_s)
 
 
-def from_paths(graph: nx.DiGraph, name: str, path: Path) -> Topology:
-    """A cluster whose builder knows its paths, so that nobody has to search for them.
+def from_paths(graph: nx.DiGraph, name: str, path: Path,
+               overhead_s: float = OVERHEAD_S) -> Topology:
+    """A cluster whose builder knows its paths, so that no search is needed.
 
     graph: as for `from_graph`, not checked. path: (src, dst) → the nodes on the way.
     """
@@ -56,7 +57,7 @@ def from_paths(graph: nx.DiGraph, name: str, path: Path) -> Topology:
         return sum(latency_s[link] for link in links), links
 
     return Topology(name, ranks, capacity_Bps, route, graph.copy, ends.__getitem__,
-                    host.__getitem__)
+                    host.__getitem__, overhead_s=overhead_s)
 
 
 def join(graph: nx.DiGraph, a: Node, b: Node, latency_s: float, bandwidth_Bps: float) -> None:

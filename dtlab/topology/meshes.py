@@ -7,12 +7,12 @@ from itertools import combinations
 
 import networkx as nx
 
-from dtlab.topology.base import Node, Topology, check_count
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count
 from dtlab.topology.graphs import from_paths, join, pair_hash
 
 
 def torus(x: int, y: int, z: int = 1, latency_s: float = 1e-6,
-          bandwidth_Bps: float = 50e9) -> Topology:
+          bandwidth_Bps: float = 50e9, overhead_s: float = OVERHEAD_S) -> Topology:
     """A grid whose rows, columns (and pillars) are closed to rings.
 
     Picture: x rows of y ranks, z layers deep. Each rank has a link to either neighbour in its row,
@@ -23,6 +23,7 @@ def torus(x: int, y: int, z: int = 1, latency_s: float = 1e-6,
     (dimension-ordered routing); if both ways are equally long, a hash of (src, dst) chooses. Ranks
     forward what is not for them without taking part. latency_s: of each link; bandwidth_Bps: of
     each link, bytes per second, one direction. Defaults: about those of TPU v4 (50 GB/s a link).
+    overhead_s: see `Topology`.
     Source: Dally & Towles 2004, Principles and Practices of Interconnection Networks, §5 and §8.
 
     >>> torus(5, 5).path(0, 23)
@@ -63,12 +64,13 @@ def torus(x: int, y: int, z: int = 1, latency_s: float = 1e-6,
         return nodes
 
     shape = f"{x} × {y}" + f" × {z}" * (z > 1)
-    return from_paths(graph, f"torus({shape}, {bandwidth_Bps / 1e9:g} GB/s)", path)
+    return from_paths(graph, f"torus({shape}, {bandwidth_Bps / 1e9:g} GB/s)", path,
+                      overhead_s)
 
 
 def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
               bandwidth_Bps: float = 25e9, global_latency_s: float = 1.5e-6,
-              global_Bps: float | None = None) -> Topology:
+              global_Bps: float | None = None, overhead_s: float = OVERHEAD_S) -> Topology:
     """Groups of routers, all joined within a group, and each group joined to each other group.
 
     Picture: `groups` cliques of `routers` routers with `hosts` hosts each. Between any two groups
@@ -79,7 +81,7 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
     long link that all messages between two groups share. (Adaptive routing through a third group
     is not modelled.) latency_s, bandwidth_Bps: of links of hosts and within a group;
     global_latency_s, global_Bps: of long links (default: bandwidth_Bps); bytes per second, one
-    direction. Defaults: about those of Slingshot, 200 Gb/s.
+    direction. Defaults: about those of Slingshot, 200 Gb/s. overhead_s: see `Topology`.
     Source: Kim, Dally, Scott, Abts 2008, Technology-Driven, Highly-Scalable Dragonfly Topology.
 
     >>> dragonfly(3, 2, 2).path(0, 11)
@@ -121,7 +123,7 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
 
     name = (f"dragonfly({groups} groups × {routers} routers × {hosts} hosts, "
             f"{bandwidth_Bps / 1e9:g} GB/s)")
-    return from_paths(graph, name, path)
+    return from_paths(graph, name, path, overhead_s)
 
 
 def _on_circle(turn: float, radius: float) -> tuple[float, float]:

@@ -95,7 +95,7 @@ def _usage(name: str) -> str:
     """How to name this topology.
 
     >>> _usage("nvswitch")
-    'nvswitch:[GPUS], and key=value for latency_s, bandwidth_Bps'
+    'nvswitch:[GPUS], and key=value for latency_s, bandwidth_Bps, overhead_s'
     """
     counts = _sizes_of(BUILDERS[name])
     sizes = ""

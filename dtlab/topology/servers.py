@@ -9,7 +9,7 @@ from __future__ import annotations
 import networkx as nx
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Node, Topology, check_count
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 
 NVLINK2_BPS = 25e9  # one NVLink 2.0 or 3.0, one direction
@@ -28,7 +28,7 @@ _V100_PLACES = {
 
 
 def pcie_server(gpus: int = 4, switches: int = 2, latency_s: float = 0.5e-6,
-                bandwidth_Bps: float = 16e9) -> Topology:
+                bandwidth_Bps: float = 16e9, overhead_s: float = OVERHEAD_S) -> Topology:
     """GPUs under PCIe switches, the switches under the CPU.
 
     Picture: a tree. On top the CPU, below it `switches` PCIe switches, below each as many GPUs as
@@ -36,7 +36,8 @@ def pcie_server(gpus: int = 4, switches: int = 2, latency_s: float = 0.5e-6,
     their switch to the CPU, and the other's downlink.
 
     latency_s, bandwidth_Bps: of each link, one direction. Defaults: PCIe 3.0 x16 (8 GT/s · 16
-    lanes · 128/130 = 15.75 GB/s before headers). Source: PCI Express Base Specification 3.0.
+    lanes · 128/130 = 15.75 GB/s before headers). overhead_s: see `Topology`.
+    Source: PCI Express Base Specification 3.0.
     Raises `ConfigError` unless `switches` divides `gpus`.
 
     >>> pcie_server().path(0, 3)
@@ -56,12 +57,12 @@ def pcie_server(gpus: int = 4, switches: int = 2, latency_s: float = 0.5e-6,
     for gpu in range(gpus):
         join(graph, gpu, f"pcie{gpu // each}", latency_s, bandwidth_Bps)
     name = f"pcie_server({gpus} GPUs, {switches} switches, {bandwidth_Bps / 1e9:g} GB/s)"
-    return from_paths(graph, name, ShortestPaths(graph).path)
+    return from_paths(graph, name, ShortestPaths(graph).path, overhead_s)
 
 
 def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
                 link_Bps: float = NVLINK2_BPS, pcie_Bps: float = 16e9,
-                sockets_Bps: float = 19.2e9) -> Topology:
+                sockets_Bps: float = 19.2e9, overhead_s: float = OVERHEAD_S) -> Topology:
     """The DGX-1V: eight V100 GPUs in a hybrid cube mesh of NVLinks.
 
     Picture: two squares of four GPUs, 0–3 and 4–7, each with its diagonals; every GPU is joined to
@@ -75,7 +76,8 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
     forwards nothing between NVLinks by itself: that takes a kernel on the GPU in between.
 
     latency_s: of each link. link_Bps: of one NVLink; pcie_Bps: of PCIe 3.0 x16; sockets_Bps: of the
-    QPI between the CPUs (9.6 GT/s · 2 B); all in bytes per second, one direction.
+    QPI between the CPUs (9.6 GT/s · 2 B); all in bytes per second, one direction. overhead_s: see
+    `Topology`.
     Source: NVIDIA, DGX-1 With Tesla V100 System Architecture (white paper, 2017); the counts of
     links are those that NCCL detects on such a server.
 
@@ -107,10 +109,12 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
         return over_pcie.path(src, dst)
 
     through = "a neighbour GPU" if detour == "gpu" else "PCIe"
-    return from_paths(both, f"v100_nvlink(8 GPUs, detours through {through})", path)
+    return from_paths(both, f"v100_nvlink(8 GPUs, detours through {through})", path,
+                      overhead_s)
 
 
-def nvswitch(gpus: int = 8, latency_s: float = 0.5e-6, bandwidth_Bps: float = 300e9) -> Topology:
+def nvswitch(gpus: int = 8, latency_s: float = 0.5e-6, bandwidth_Bps: float = 300e9,
+             overhead_s: float = OVERHEAD_S) -> Topology:
     """GPUs on an NVSwitch: each reaches every other at full speed.
 
     Picture: a star. In the middle the NVSwitches, which act as one crossbar that is never the
@@ -118,6 +122,7 @@ def nvswitch(gpus: int = 8, latency_s: float = 0.5e-6, bandwidth_Bps: float = 30
 
     latency_s: of each link; two make a route. bandwidth_Bps: of a GPU, bytes per second, one
     direction. Defaults: DGX A100, 12 NVLinks of 25 GB/s; 150e9 for V100 (DGX-2), 450e9 for H100.
+    overhead_s: see `Topology`.
     Source: NVIDIA, DGX A100 System Architecture (white paper, 2020).
 
     >>> nvswitch(4).path(0, 3)
@@ -132,7 +137,8 @@ def nvswitch(gpus: int = 8, latency_s: float = 0.5e-6, bandwidth_Bps: float = 30
     def path(src: int, dst: int) -> list[Node]:
         return [src] if src == dst else [src, "nvswitch", dst]
 
-    return from_paths(graph, f"nvswitch({gpus} GPUs, {bandwidth_Bps / 1e9:g} GB/s)", path)
+    return from_paths(graph, f"nvswitch({gpus} GPUs, {bandwidth_Bps / 1e9:g} GB/s)", path,
+                      overhead_s)
 
 
 def _gpus(count: int) -> nx.DiGraph:

@@ -11,7 +11,7 @@ import math
 import networkx as nx
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Node, Topology, check_count
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count
 from dtlab.topology.graphs import from_paths, join, pair_hash
 
 ETHERNET_100G_BPS = 12.5e9
@@ -19,17 +19,18 @@ ETHERNET_100G_BPS = 12.5e9
 
 def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
           latency_s: float = 1e-6, bandwidth_Bps: float = ETHERNET_100G_BPS,
-          pcie_Bps: float = 16e9) -> Topology:
+          pcie_Bps: float = 16e9, overhead_s: float = OVERHEAD_S) -> Topology:
     """Racks of hosts, each rack under a top-of-rack switch, these under one spine.
 
     Picture: a tree. On top the spine, below it `racks` switches, below each `hosts` hosts. With
-    `gpus` > 1 a host is a PCIe switch with so many GPUs below, which are the ranks and share the
+    `gpus` > 1 a host is a PCIe switch with that many GPUs below, which are the ranks and share the
     host's network card; else the host itself is the rank. The spine stands for as many switches as
     it takes not to be a bottleneck; the link from a rack to it carries hosts · bandwidth_Bps /
     oversubscription.
 
     latency_s: of each link. bandwidth_Bps: of a host's network card, bytes per second, one
     direction (default: 100 Gb/s Ethernet); pcie_Bps: of each GPU's link inside the host.
+    overhead_s: see `Topology`.
     Source: Kurose & Ross, Computer Networking, 8th ed., §6.6 (the shape, and why racks compete).
 
     >>> racks(2, 4).path(0, 7)
@@ -65,11 +66,12 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
 
     each = f"{gpus} GPUs" if gpus > 1 else f"{bandwidth_Bps / 1e9:g} GB/s"
     return from_paths(graph, f"racks({racks} × {hosts} hosts, {each}, {oversubscription:g}:1)",
-                      path)
+                      path, overhead_s)
 
 
 def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
-             latency_s: float = 1e-6, bandwidth_Bps: float = ETHERNET_100G_BPS) -> Topology:
+             latency_s: float = 1e-6, bandwidth_Bps: float = ETHERNET_100G_BPS,
+             overhead_s: float = OVERHEAD_S) -> Topology:
     """The fat tree of equal switches with k ports, in three levels.
 
     Picture: k pods. In each pod k/2 edge switches, each with k/2 hosts below, and k/2 aggregation
@@ -81,7 +83,7 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     oversubscription: how much slower than a host's link each link between switches is. Between
     pods, a hash of (src, dst) chooses the path, so that two flows may meet on one link while
     another is free, as in reality. latency_s: of each link; bandwidth_Bps: of a host's link, bytes
-    per second, one direction (default: 100 Gb/s Ethernet).
+    per second, one direction (default: 100 Gb/s Ethernet); overhead_s: see `Topology`.
     Source: Al-Fares, Loukissas, Vahdat 2008, A Scalable, Commodity Data Center Network.
 
     >>> fat_tree(4)
@@ -129,7 +131,7 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
 
     name = (f"fat_tree(k={k}, {count} hosts, {bandwidth_Bps / 1e9:g} GB/s, "
             f"{oversubscription:g}:1)")
-    return from_paths(graph, name, path)
+    return from_paths(graph, name, path, overhead_s)
 
 
 def check_ratio(oversubscription: float) -> None:

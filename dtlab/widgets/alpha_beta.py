@@ -1,4 +1,4 @@
-"""Turn α, β, γ and the number of ranks, and see which algorithm wins where."""
+"""Vary α, β, γ and the number of ranks, and see which algorithm wins where."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AlphaBetaExplorer(Explorer):
         for name in algorithms or ():
             form(collective, name, 1, 0)  # raises if there is none
         self.measured, self._measured_at = measured, (collective, ranks)
-        self._told = {collective: list(algorithms)} if algorithms else {}
+        self._algorithms = {collective: list(algorithms)} if algorithms else {}
         counts = sorted({1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, ranks})
         self.collective = dropdown("collective", list(ALGORITHMS), collective)
         self.ranks = choice("ranks p", [(f"{p:,}", p) for p in counts], ranks)
@@ -60,7 +60,7 @@ class AlphaBetaExplorer(Explorer):
 
     def _draw(self, collective: str, ranks: int, alpha: float, beta: float, gamma: float,
               dpi: float) -> Picture:
-        names = self._told.get(collective)
+        names = self._algorithms.get(collective)
         measured = self.measured if (collective, ranks) == self._measured_at else None
         return cost_curves(collective, names, ranks, alpha, beta, gamma, measured, times=TIMES,
                            dpi=dpi)

@@ -13,7 +13,7 @@ from dtlab.errors import ConfigError
 from dtlab.plots import PACES, ClockRun, Picture, clocks, watch_clocks
 from dtlab.widgets.explorer import DPI, Explorer, button, dropdown
 
-STOPS = 40  # of the time slider: the run cut into so many equal parts
+STOPS = 40  # of the time slider: the run is cut into this many equal parts
 RULES: dict[str, ps.Consistency] = {
     "BSP": ps.BSP(),
     "SSP, s = 1": ps.SSP(1),

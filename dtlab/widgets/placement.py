@@ -6,7 +6,7 @@ from dtlab.errors import ConfigError
 from dtlab.plots import Picture
 from dtlab.plots.placement import MOST_GPUS, placement
 from dtlab.plots.units import bytes_text
-from dtlab.ps.where import PLACES
+from dtlab.ps.gpu_placement import GPU_PLACEMENTS
 from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
 
 _SIZES = [d * 10**k for k in (6, 7, 8, 9, 10) for d in (1, 2, 5)]
@@ -20,7 +20,7 @@ class PlacementExplorer(Explorer):
     direction. Raises `ConfigError` for numbers that make no sense.
     """
 
-    def __init__(self, where: str = PLACES[0], gpus: int = 4, nbytes: int = 160_000_000,
+    def __init__(self, where: str = GPU_PLACEMENTS[0], gpus: int = 4, nbytes: int = 160_000_000,
                  bandwidth_Bps: float = 16e9, switches: int = 1):
         if nbytes < 4 or bandwidth_Bps <= 0:
             raise ConfigError("nbytes must be 4 or more, bandwidth_Bps above 0")
@@ -28,7 +28,7 @@ class PlacementExplorer(Explorer):
         counts = sorted({*range(2, MOST_GPUS + 1, 2), gpus})
         sizes = sorted({*_SIZES, 160_000_000, nbytes})
         speeds = sorted({*_SPEEDS, bandwidth_Bps})
-        self.where = dropdown("servers", PLACES, where, width="260px")
+        self.where = dropdown("servers", GPU_PLACEMENTS, where, width="260px")
         self.gpus = choice("GPUs", [(str(n), n) for n in counts], gpus, width="220px")
         self.switches = choice("PCIe switches", [("1", 1), ("2", 2)], switches, width="240px")
         self.nbytes = choice("gradients", [(bytes_text(n), n) for n in sizes], nbytes)
@@ -51,6 +51,6 @@ class PlacementExplorer(Explorer):
     def _update(self) -> None:
         now = self._choice()
         self._show(now, lambda: placement(*now, dpi=DPI))
-        for where in PLACES:  # what may be asked for next
+        for where in GPU_PLACEMENTS:  # what may be asked for next
             near = (where, *now[1:])
             self._ahead(near, lambda near=near: placement(*near, dpi=DPI))  # type: ignore[misc]

@@ -28,7 +28,7 @@ class Stepper(Explorer):
     def __init__(self, collective: str = "all_reduce", algorithm: str | None = None,
                  ranks: int = 4, *, fn: Callable[..., Any] | None = None, root: int = 0):
         self.fn, self.root = fn, root
-        self._film: list[Frame] = []
+        self._frames: list[Frame] = []
         if fn is None:
             algorithms = list(ALGORITHMS.get(collective, {}))
             algorithm = algorithm or (default_of(collective) if algorithms else "")
@@ -50,8 +50,8 @@ class Stepper(Explorer):
         ])
         if self.collective is not None and self.algorithm is not None:
             self.collective.observe(self._other_collective, "value")
-            self.algorithm.observe(self._other_film, "value")
-        self.ranks.observe(self._other_film, "value")
+            self.algorithm.observe(self._reload, "value")
+        self.ranks.observe(self._reload, "value")
         self.step.observe(lambda _: self._update(), "value")
         self._load()
 
@@ -59,7 +59,7 @@ class Stepper(Explorer):
     def frame(self) -> Frame:
         """The frame that is shown."""
         number: int = self.step.value
-        return self._film[min(number, len(self._film) - 1)]
+        return self._frames[min(number, len(self._frames) - 1)]
 
     def forward(self) -> None:
         """One step forward, unless at the end."""
@@ -71,18 +71,18 @@ class Stepper(Explorer):
 
     def static(self, step: int | None = None) -> Picture:
         """The frame that is shown, or that after `step` (−1: the last), as a matplotlib figure."""
-        return stepper(self.frame if step is None else self._film[step])
+        return stepper(self.frame if step is None else self._frames[step])
 
     def _other_collective(self, change: Any) -> None:
         assert self.algorithm is not None
         names = list(ALGORITHMS[change["new"]])
-        self.algorithm.unobserve(self._other_film, "value")  # else two films are recorded
+        self.algorithm.unobserve(self._reload, "value")  # else the frames are recorded twice
         self.algorithm.options = names
         self.algorithm.value = default_of(change["new"])
-        self.algorithm.observe(self._other_film, "value")
+        self.algorithm.observe(self._reload, "value")
         self._load()
 
-    def _other_film(self, _: Any) -> None:
+    def _reload(self, _: Any) -> None:
         self._load()
 
     def _record(self) -> list[Frame]:
@@ -95,16 +95,16 @@ class Stepper(Explorer):
         return stepper_frames(self.collective.value, self.algorithm.value, p, root)
 
     def _load(self) -> None:
-        """Record the film that the controls ask for, and show its first step."""
+        """Record the frames that the controls ask for, and show the first step."""
         try:
-            film = self._record()
+            frames = self._record()
         except DtlabError as error:
-            if not self._film:
+            if not self._frames:
                 raise
             self._say(str(error), alarm=True)
             return
-        self._film, self._name = film, (film[0].title, film[0].ranks)
-        last = len(film) - 1
+        self._frames, self._name = frames, (frames[0].title, frames[0].ranks)
+        last = len(frames) - 1
         self.play.max = self.step.max = max(1, last)
         self.play.disabled = self.step.disabled = last == 0
         if self.step.value != min(1, last):
@@ -113,11 +113,11 @@ class Stepper(Explorer):
             self._update()
 
     def _update(self) -> None:
-        number = min(self.step.value, len(self._film) - 1)
-        self._show((self._name, number), partial(self._draw, self._film[number]))
+        number = min(self.step.value, len(self._frames) - 1)
+        self._show((self._name, number), partial(self._draw, self._frames[number]))
         for near in (number + 1, number - 1):
-            if 0 <= near < len(self._film):
-                self._ahead((self._name, near), partial(self._draw, self._film[near]))
+            if 0 <= near < len(self._frames):
+                self._ahead((self._name, near), partial(self._draw, self._frames[near]))
 
     @staticmethod
     def _draw(frame: Frame) -> Picture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipywidgets
 
 from dtlab.plots import Picture, timeline
+from dtlab.plots.bars import end_of
 from dtlab.trace import Trace
 from dtlab.widgets.explorer import DPI, Explorer, button
 
@@ -14,8 +15,7 @@ class TimelineExplorer(Explorer):
 
     def __init__(self, trace: Trace, title: str = "Timeline"):
         self.trace, self.title = trace, title
-        ends = [m.end_s for m in trace.transfers] + [s.end_s for s in trace.spans]
-        self._end_s = max(ends, default=0.0) or 1.0
+        self._end_s = end_of(trace) or 1.0
         self.window = ipywidgets.IntRangeSlider(
             value=(0, 100), min=0, max=100, description="show (% of the run)",
             layout=ipywidgets.Layout(width="460px"), style={"description_width": "initial"},

@@ -14,14 +14,14 @@ from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.plots import Picture
-from dtlab.plots.film import Film
 from dtlab.plots.flows import draw_flows
+from dtlab.plots.link_history import LinkHistory
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
 from dtlab.widgets.explorer import DPI, Explorer, button, dropdown
 
 Traffic = Callable[[Comm], Any]
-MOST_MOMENTS = 64  # a longer film shows so many of its moments, evenly spread
+MOST_MOMENTS = 64  # of a run with more changes, this many are shown, evenly spread
 NBYTES = 8_000_000  # of the messages of the traffic that comes with the widget
 
 
@@ -83,7 +83,7 @@ class TopologyExplorer(Explorer):
         self.kinds = dict(traffic) if traffic is not None else dict(TRAFFIC)
         if not self.clusters or not self.kinds:
             raise ConfigError("give at least one cluster and one kind of traffic")
-        self._films: dict[tuple[str, str], Film] = {}
+        self._histories: dict[tuple[str, str], LinkHistory] = {}
         self._chosen = next(iter(self.clusters)), next(iter(self.kinds))
         self.cluster = dropdown("cluster", [*self.clusters], self._chosen[0], width="260px")
         self.traffic = dropdown("traffic", [*self.kinds], self._chosen[1], width="300px")
@@ -102,9 +102,9 @@ class TopologyExplorer(Explorer):
             control.observe(lambda _: self._load(), "value")
 
     @property
-    def film(self) -> Film:
+    def history(self) -> LinkHistory:
         """The run that is shown."""
-        return self._films[self._chosen]
+        return self._histories[self._chosen]
 
     @property
     def at_s(self) -> float:
@@ -122,7 +122,7 @@ class TopologyExplorer(Explorer):
 
     def static(self, at_s: float | None = None) -> Picture:
         """The moment that is shown, or another virtual time, as a matplotlib figure."""
-        return self._draw(self.film, self._title(), self.at_s if at_s is None else at_s, 100)
+        return self._draw(self.history, self._title(), self.at_s if at_s is None else at_s, 100)
 
     def _title(self) -> str:
         cluster, traffic = self._chosen
@@ -132,20 +132,20 @@ class TopologyExplorer(Explorer):
         """Simulate what the controls ask for, and show the first moment at which bytes move."""
         chosen = self.cluster.value, self.traffic.value
         try:
-            if chosen not in self._films:
+            if chosen not in self._histories:
                 cluster = self.clusters[chosen[0]]
                 run = simulate(self.kinds[chosen[1]], network=cluster, echo=False)
-                self._films[chosen] = Film(cluster, run.trace)
+                self._histories[chosen] = LinkHistory(cluster, run.trace)
         except DtlabError as error:
-            if not self._films:
+            if not self._histories:
                 raise
             self._say(str(error), alarm=True)
             return
         self._chosen = chosen
-        self._moments = _moments(self.film)
+        self._moments = _moments(self.history)
         last = len(self._moments) - 1
         first = next((i for i, at_s in enumerate(self._moments)
-                      if (stretch := self.film.at(at_s)) and stretch.moving), 0)
+                      if (stretch := self.history.at(at_s)) and stretch.moving), 0)
         self.moment.unobserve(self._moved, "value")  # a shorter slider would move by itself
         self.play.max = self.moment.max = max(1, last)
         self.play.disabled = self.moment.disabled = last == 0
@@ -164,16 +164,16 @@ class TopologyExplorer(Explorer):
                 self._ahead((self._chosen, near), self._drawing(near))
 
     def _drawing(self, number: int) -> Callable[[], Picture]:
-        return partial(self._draw, self.film, self._title(), self._moments[number], DPI)
+        return partial(self._draw, self.history, self._title(), self._moments[number], DPI)
 
     @staticmethod
-    def _draw(film: Film, title: str, at_s: float, dpi: float) -> Picture:
-        return draw_flows(film, at_s, title=title, dpi=dpi)
+    def _draw(history: LinkHistory, title: str, at_s: float, dpi: float) -> Picture:
+        return draw_flows(history, at_s, title=title, dpi=dpi)
 
 
-def _moments(film: Film) -> list[float]:
+def _moments(history: LinkHistory) -> list[float]:
     """When each stretch begins, and the end; of very many, some."""
-    times = [stretch.start_s for stretch in film.stretches] + [film.end_s]
+    times = [stretch.start_s for stretch in history.stretches] + [history.end_s]
     if len(times) <= MOST_MOMENTS:
         return times
     return [times[round(i * (len(times) - 1) / (MOST_MOMENTS - 1))] for i in range(MOST_MOMENTS)]

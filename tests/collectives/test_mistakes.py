@@ -64,8 +64,6 @@ def test_two_senders_that_wait_for_each_other_are_told_that_their_calls_differ()
     (lambda c, x: all_reduce(c, x.to("meta")), lambda c, x: all_reduce(c, x),
      ("meta",)),
     (lambda c, x: barrier(c), lambda c, x: all_reduce(c, x), ("barrier", "all_reduce")),
-    (lambda c, x: c.send(x, 1), lambda c, x: broadcast(c, x), ("a plain send", "broadcast(")),
-    (lambda c, x: broadcast(c, x), lambda c, x: c.recv(x, 0), ("a plain recv", "broadcast(")),
 ])
 def test_unequal_arguments_are_quoted_side_by_side(
     one: Any, other: Any, words: tuple[str, ...]
@@ -74,6 +72,17 @@ def test_unequal_arguments_are_quoted_side_by_side(
     assert all(word in says for word in words), says
     assert "rank 0" in says
     assert "rank 1" in says
+
+
+@pytest.mark.parametrize(("one", "other", "words"), [
+    (lambda c, x: c.send(x, 1), lambda c, x: broadcast(c, x), ("0  send ", "recv in broadcast")),
+    (lambda c, x: broadcast(c, x), lambda c, x: c.recv(x), ("send in broadcast", "1  recv ")),
+])
+def test_a_collective_never_meets_a_plain_message(
+    one: Any, other: Any, words: tuple[str, ...]
+) -> None:
+    says = failing(dtlab.Deadlock, 2, first_or_rest(one, other))
+    assert all(word in says for word in words), says
 
 
 def test_different_roots_never_pass_unnoticed() -> None:
@@ -109,6 +118,8 @@ def test_wrong_arguments_name_the_rank_and_what_would_do() -> None:
         (lambda c: all_reduce(c, 1.0), ("rank 0", "float", "torch.tensor")),
         (lambda c: all_reduce(c, torch.ones(2).to_sparse()), ("rank 0", "dense")),
         (lambda c: all_reduce(c, torch.ones(1).expand(4)), ("rank 0", "expand")),
+        (lambda c: reduce(c, torch.ones(1).expand(4)), ("rank 0", "expand")),
+        (lambda c: broadcast(c, torch.ones(1).expand(4), root=1), ("rank 0", "expand")),
         (lambda c: broadcast(c, torch.ones(2), root=-1), ("rank 0", "root -1", "0 to 1")),
         (lambda c: broadcast(c, torch.ones(2), root=True), ("root True",)),
         (lambda c: reduce(c, torch.ones(2), op="median"), ("median", "sum", "function")),

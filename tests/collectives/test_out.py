@@ -62,19 +62,6 @@ def test_a_result_over_its_own_input_is_refused() -> None:
         simulate(work, network=uniform(2, 1e-6, 1e9))
 
 
-def test_scratch_is_lent_by_use() -> None:
-    def work(comm: Comm) -> bool:
-        x = torch.ones(6)
-        inbox, copy = comm.scratch(x), comm.scratch(x, "copy")
-        inbox.fill_(1.0)
-        copy.fill_(2.0)
-        again = comm.scratch(torch.ones(2, 3, dtype=torch.float64))
-        return inbox.sum().item() == 6 and again.shape == (2, 3) and again.dtype is torch.float64
-
-    assert all(run(work, ranks=2).values)
-    assert all(simulate(work, network=uniform(2, 1e-6, 1e9)).values)
-
-
 @pytest.mark.parametrize("name", ALGORITHMS["all_gather"])
 def test_all_gather_in_place(name: str) -> None:
     def work(comm: Comm) -> list[float]:

@@ -97,10 +97,12 @@ def test_textbook_values() -> None:
         ("all_reduce", "recursive_doubling"): 3 * (1 + 8 + 0.8),
         ("all_reduce", "halving_doubling"): 6 + 14 + 0.7,
         ("all_reduce", "torus"): 2 * 3 + 2 * 1 + 14 + 0.7,  # 4 × 2
-        ("all_reduce", "two_ring"): 14 * (1 + 1) + 7 * 0.1,
+        ("all_reduce", "two_ring"): 28 * (1 + 0.5) + 7 * 0.1,
         ("all_to_all", "pairwise"): 7 + 7, ("all_to_all", "bruck"): 3 * (1 + 4),
-        ("all_to_all", "central"): 14 * (1 + 8),
-        ("all_to_all", "mesh"): 2 + 10,  # 4 × 2: 3 messages of 2 parts, 1 of 4
+        ("all_to_all", "linear"): 1 + 7,  # b·β = α: one starts when the one before has flowed
+        ("scatter", "linear_nonblocking"): 1 + 7, ("gather", "linear_nonblocking"): 1 + 7,
+        ("all_to_all", "central"): 2 * (1 + 7 * 8),
+        ("all_to_all", "mesh"): (1 + 3 * 2) + (1 + 4),  # 4 × 2: 3 messages of 2 parts, 1 of 4
         ("scan", "linear"): 7 * (1 + 8 + 0.8), ("scan", "recursive_doubling"): 3 * (1 + 8 + 0.8),
         ("exscan", "linear"): 7 * (1 + 8) + 6 * 0.8, ("barrier", "central"): 14,
         ("barrier", "tree"): 6,

@@ -109,7 +109,7 @@ def float32_inbox(comm, x, root):
 
 
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
-    (flat, {"rounds"}, "doubles the ranks"),
+    (flat, {"rounds"}, "doubles the number of ranks"),
     (nearest_child_first, {"rounds"}, "farthest child first"),
     (everything_twice, {"rounds", "bytes"}, ""),
     (root_0_only, {"any root", "real"}, "root 0 only"),
@@ -278,7 +278,8 @@ def best_by_search(p, n, a, b):  # right as well
     (lambda p, n, a, b: max(1, round((p - 2) * n * b / a)), BEST - {"edges"}, "square root"),
     (lambda p, n, a, b: max(1, round(math.sqrt(p * n * b / a))), {"short chains", "edges"},
      "p − 2"),
-    (lambda p, n, a, b: max(1, round(math.sqrt(n * b / a))), BEST - {"short chains"}, "number of ranks"),
+    (lambda p, n, a, b: max(1, round(math.sqrt(n * b / a))), BEST - {"short chains"},
+     "number of ranks"),
     (lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * a / max(n * b, 1e-30)))), BEST,
      "wrong way round"),
     (lambda p, n, a, b: 8, BEST, ""),

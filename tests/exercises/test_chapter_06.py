@@ -135,7 +135,6 @@ def adds_on_the_way_back(comm, x, group):
 
 
 def cuts_evenly(comm, x, group):
-    team, leaders = teams(comm, group)
     even = x[: len(x) // group * group]
     return solutions()["hierarchical_all_reduce"](comm, even, group)
 
@@ -286,7 +285,7 @@ def all_orders(ranks, links):
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
     (greedy, {"misleading meshes"}, "take the first one back"),
     (there_and_back, MESHES, "Take the first ring's wires away"),
-    (never_none, {"no rings"}, "asks for None"),
+    (never_none, {"no rings"}, "so the answer is None"),
     (one_wire_a_link, {"bundled wires"}, "count wires"),
     (closes_twice, MESHES - {"no rings"}, "Name the first rank once"),
     (one_only, MESHES, "Return two lists"),

@@ -5,30 +5,31 @@ from __future__ import annotations
 import bisect
 import hashlib
 import random
+from functools import partial
 
 import pytest
 
-from dtlab.grading.exercises import _chain_game as game
+from dtlab.grading.exercises import _chain_run as chain_run
 from dtlab.grading.exercises import chain_replication as chain
 from tests.exercises.answers import first_hint, judged, lost, solutions
 
 CRASHES = {"head dies", "middle dies", "tail dies", "two die"}
-CHAIN = {"no crash", "asked again", "letters"} | CRASHES
+CHAIN = {"no crash", "asked again", "messages"} | CRASHES
 
 
 # ---- chain-replication -------------------------------------------------------------------------
 
 
-def value(node, letter):
-    return [("client", ("value", letter[1], node["values"].get(letter[2], 0)))]
+def value(node, message):
+    return [("client", ("value", message[1], node["values"].get(message[2], 0)))]
 
 
-def apply(node, letter):
+def apply(node, message):
     """Add, unless it has been added before."""
     had = node.setdefault("had", set())
-    if letter[1] not in had:
-        had.add(letter[1])
-        node["values"][letter[2]] = node["values"].get(letter[2], 0) + letter[3]
+    if message[1] not in had:
+        had.add(message[1])
+        node["values"][message[2]] = node["values"].get(message[2], 0) + message[3]
 
 
 def around(node):
@@ -38,51 +39,51 @@ def around(node):
     return ends[place], ends[place + 2]
 
 
-def on(node, letter, keep=True, ack=True, answer="tail", dedupe=True, resend=True):
+def on(node, message, keep=True, ack=True, answer="tail", dedupe=True, resend=True):
     """Chain replication with everything that can go wrong in it as an option."""
-    what, number = letter[0], letter[1]
+    what, number = message[0], message[1]
     kept = node.setdefault("kept", {})
     if what == "read":
-        return value(node, letter)
+        return value(node, message)
     if what == "ack":
         kept.pop(number, None)
         before, _ = around(node)
-        return [] if before is None else [(before, letter)]
+        return [] if before is None else [(before, message)]
     if what == "chain":
         node["chain"] = number
         waiting = list(kept.values()) if resend else []
         return [out for one in waiting for out in handed_on(node, one, keep, ack, answer)]
     if dedupe:
-        apply(node, letter)
+        apply(node, message)
     else:
-        node["values"][letter[2]] = node["values"].get(letter[2], 0) + letter[3]
-    return handed_on(node, letter, keep, ack, answer)
+        node["values"][message[2]] = node["values"].get(message[2], 0) + message[3]
+    return handed_on(node, message, keep, ack, answer)
 
 
-def handed_on(node, letter, keep, ack, answer):
+def handed_on(node, message, keep, ack, answer):
     before, after = around(node)
     kept = node["kept"]
     sent = []
     if (answer == "tail" and after is None) or (answer == "head" and before is None):
-        sent.append(("client", ("done", letter[1])))
+        sent.append(("client", ("done", message[1])))
     if after is not None:
         if keep:
-            kept[letter[1]] = letter
-        sent.append((after, letter))
+            kept[message[1]] = message
+        sent.append((after, message))
     else:
-        kept.pop(letter[1], None)
+        kept.pop(message[1], None)
         if ack and before is not None:
-            sent.append((before, ("ack", letter[1])))
+            sent.append((before, ("ack", message[1])))
     return sent
 
 
-def by_places(node, letter):  # right as well: a log, positions, one cumulative acknowledgement
+def by_places(node, message):  # right as well: a log, positions, one cumulative acknowledgement
     log, last = node.setdefault("log", []), node.setdefault("numbers", set())
     node.setdefault("stable", 0)
-    if letter[0] == "read":
-        return value(node, letter)
-    if letter[0] == "chain":
-        node["chain"] = letter[1]
+    if message[0] == "read":
+        return value(node, message)
+    if message[0] == "chain":
+        node["chain"] = message[1]
         _, after = around(node)
         if after is not None:
             return [(after, ("op", place, log[place]))
@@ -92,11 +93,11 @@ def by_places(node, letter):  # right as well: a log, positions, one cumulative 
         before, _ = around(node)
         return [("client", ("done", log[place][1])) for place in pending] + (
             [] if before is None else [(before, ("upto", len(log)))])
-    if letter[0] == "upto":
-        node["stable"] = max(node["stable"], letter[1])
+    if message[0] == "upto":
+        node["stable"] = max(node["stable"], message[1])
         before, _ = around(node)
-        return [] if before is None else [(before, letter)]
-    place, request = (None, letter) if letter[0] == "add" else letter[1:]
+        return [] if before is None else [(before, message)]
+    _, request = (None, message) if message[0] == "add" else message[1:]
     before, after = around(node)
     if request[1] not in last:
         last.add(request[1])
@@ -109,67 +110,67 @@ def by_places(node, letter):  # right as well: a log, positions, one cumulative 
         [] if before is None else [(before, ("upto", len(log)))])
 
 
-def step_by_step(node, letter):  # right as well: a letter that comes again goes down once more
-    return on(node, letter)
+def step_by_step(node, message):  # right as well: a message that comes again goes down once more
+    return on(node, message)
 
 
-def acknowledges_at_the_head(node, letter):
-    return on(node, letter, answer="head")
+def acknowledges_at_the_head(node, message):
+    return on(node, message, answer="head")
 
 
-def tail_does_not_answer(node, letter):
-    return on(node, letter, answer="nobody")
+def tail_does_not_answer(node, message):
+    return on(node, message, answer="nobody")
 
 
-def tail_does_not_tell_those_before(node, letter):
-    return on(node, letter, ack=False)
+def tail_does_not_tell_those_before(node, message):
+    return on(node, message, ack=False)
 
 
-def keeps_nothing(node, letter):
-    return on(node, letter, keep=False)
+def keeps_nothing(node, message):
+    return on(node, message, keep=False)
 
 
-def keeps_but_sends_nothing_again(node, letter):
-    return on(node, letter, resend=False)
+def keeps_but_sends_nothing_again(node, message):
+    return on(node, message, resend=False)
 
 
-def carries_out_twice(node, letter):
-    return on(node, letter, dedupe=False)
+def carries_out_twice(node, message):
+    return on(node, message, dedupe=False)
 
 
-def tells_those_before_and_then_the_client(node, letter):
+def tells_those_before_and_then_the_client(node, message):
     """In between it may die; and what comes again is not answered once more."""
-    if letter[0] == "add" and letter[1] in node.get("had", ()):
+    if message[0] == "add" and message[1] in node.get("had", ()):
         return []
-    return sorted(on(node, letter), key=lambda out: out[0] == "client")
+    return sorted(on(node, message), key=lambda out: out[0] == "client")
 
 
-def deaf_to_the_master(node, letter):
-    return [] if letter[0] == "chain" else on(node, letter)
+def deaf_to_the_master(node, message):
+    return [] if message[0] == "chain" else on(node, message)
 
 
-def leader_tells_all(node, letter):
+def leader_tells_all(node, message):
     """The head sends to everyone and answers at once: no chain."""
-    if letter[0] != "add":
-        return [] if letter[0] == "chain" else on(node, letter)
-    apply(node, letter)
+    if message[0] != "add":
+        return [] if message[0] == "chain" else on(node, message)
+    apply(node, message)
     if node["me"] != node["chain"][0]:
         return []
-    return [("client", ("done", letter[1])), *((n, letter) for n in node["chain"][1:])]
+    return [("client", ("done", message[1])), *((n, message) for n in node["chain"][1:])]
 
 
-def returns_nothing(node, letter):
-    on(node, letter)
+def returns_nothing(node, message):
+    on(node, message)
 
 
-def answers_for_ever(node, letter):
-    return [*on(node, letter), (node["me"], ("ack", letter[1]))]
+def answers_for_ever(node, message):
+    return [*on(node, message), (node["me"], ("ack", message[1]))]
 
 
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
     (acknowledges_at_the_head, CHAIN, "must be the last to have"),
     (tail_does_not_answer, CHAIN, "never comes"),
-    (tail_does_not_tell_those_before, {"letters"}, "travel back up the chain"),
+    (tail_does_not_tell_those_before, {"messages"}, "travel back up the chain"),
     (keeps_nothing, {"middle dies", "two die"}, "keeps what it has passed on"),
     (keeps_but_sends_nothing_again, {"middle dies", "two die"}, "keeps what it has passed on"),
     (carries_out_twice, {"asked again"} | CRASHES, "remember the numbers"),
@@ -177,7 +178,7 @@ def answers_for_ever(node, letter):
     (deaf_to_the_master, CRASHES - {"head dies"}, "when the chain changes"),
     (leader_tells_all, CHAIN, "must be the last to have"),
     (returns_nothing, CHAIN, ""),
-    (answers_for_ever, CHAIN, "letters never end"),
+    (answers_for_ever, CHAIN, "messages never end"),
 ], ids=lambda v: getattr(v, "__name__", ""))
 @pytest.mark.parametrize("seed", [0, 2])
 def test_chain_replication(answer, rows, hint, seed):
@@ -195,24 +196,25 @@ def test_different_right_chains_get_all_points(answer, seed):
 
 def test_a_crash_changes_nothing_before_it():
     """So the moments of a calm run are the moments at which a node could have died."""
-    calm = game.Game(on, 3, 5).play()
-    for crash in game.points(calm, 1):
-        run = game.Game(on, 3, 5, [crash]).play()
+    calm = chain_run.ChainRun(on, 3, 5).run()
+    for crash in chain_run.points(calm, 1):
+        run = chain_run.ChainRun(on, 3, 5, [crash]).run()
         assert run.handled[1] == calm.handled[1][: crash.event + 1]
 
 
 def test_every_moment_of_every_node_is_tried():
-    counts = [len(chain.play_crashes(on, 3, node, [7])) for node in range(3)]
-    calm = game.Game(on, 3, 7).play()
+    counts = [len(chain.run_crashes(on, 3, node, [7])) for node in range(3)]
+    calm = chain_run.ChainRun(on, 3, 7).run()
     assert counts == [sum(max(sent, 1) for sent in calm.handled[node]) for node in range(3)]
-    assert min(counts) > game.ADDS
+    assert min(counts) > chain_run.ADDS
 
 
 def test_the_answer_of_the_chapters_exercise_is_what_the_client_sees():
     """An add is 4 to its number: two of the same show as a digit 2."""
-    client = game.Game(lambda node, letter: on(node, letter, dedupe=False), 3, 1, again=True).play()
-    assert any(value // 4**place % 4 == 2 for value, _, _ in client.client.reads
-               for place in range(game.ADDS))
+    twice = partial(on, dedupe=False)
+    run = chain_run.ChainRun(twice, 3, 1, again=True).run()
+    assert any(value // 4**place % 4 == 2 for value, _, _ in run.client.reads
+               for place in range(chain_run.ADDS))
 
 
 # ---- consistent-hashing ------------------------------------------------------------------------

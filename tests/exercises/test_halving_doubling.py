@@ -1,4 +1,4 @@
-"""Wrong halvings and doublings: each loses the points of what it gets wrong, and is told why."""
+"""Wrong halvings and doublings: each loses the points of its mistake, with a fitting hint."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch
 
-from dtlab.processes.server import fork_server
+from dtlab import Recv, Send
+from dtlab.processes.fork_server import fork_server
 from tests.exercises.answers import first_hint, judged, solutions
 from tests.exercises.test_chapter_03 import right_shift
 
@@ -82,10 +83,21 @@ def patches_torch(comm, x):
 
 def patches_the_grader(comm, x):
     import dtlab.grading.exercise as exercise
-    import dtlab.grading.inmate as inmate
+    import dtlab.grading.sandboxed_rank as sandboxed_rank
 
     exercise.verdict_of = None
-    inmate.encode = lambda value, blobs: None
+    sandboxed_rank.encode = lambda value, blobs: None
+
+
+def forgets_to_wait(comm, x):
+    works = comm.post(Send(x.clone(), (comm.rank + 1) % comm.size), Recv(x))
+    works[1].wait()
+    return x
+
+
+def answers_beside(comm, x):
+    comm.begin(right_shift, x).cancel()
+    return x
 
 
 ENDLESS = "does not end"
@@ -105,6 +117,8 @@ ENDLESS = "does not end"
     (shares_globals, ENDLESS),
     (patches_torch, "Return the tensor"),
     (patches_the_grader, ""),
+    (forgets_to_wait, "This line began it: test_hostile_answers.py:"),
+    (answers_beside, ""),
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_a_hostile_answer_gets_nothing_and_stops_nothing(answer, hint):
     began = time.monotonic()
@@ -112,7 +126,7 @@ def test_a_hostile_answer_gets_nothing_and_stops_nothing(answer, hint):
     took_s = time.monotonic() - began
     assert report.points == 0
     assert hint in first_hint(report)
-    assert took_s < 30  # a generous limit for a busy machine; 2.5 s of patience, then the end
+    assert took_s < 30  # a generous limit for a busy machine; 2.5 s, then the end
     assert left_behind() == []
 
 

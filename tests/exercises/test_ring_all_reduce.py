@@ -1,4 +1,4 @@
-"""Wrong rings: each loses the points of what it gets wrong, and is told why."""
+"""Wrong rings: each loses the points of what it gets wrong, with a fitting hint."""
 
 from __future__ import annotations
 

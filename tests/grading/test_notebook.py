@@ -162,7 +162,7 @@ def test_a_cell_that_kills_the_grader_ends_only_its_own_notebook(welcome, submit
     report = submit(welcome)
     assert report.points == 0
     assert report.max_points == 8
-    assert "ended what graded them" in report.exercises[0].hints[0]
+    assert "ended the process that graded them" in report.exercises[0].hints[0]
 
 
 def test_a_missing_answer_is_named(welcome, submit):

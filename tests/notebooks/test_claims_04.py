@@ -277,9 +277,9 @@ def test_where_cores_are_few_the_fewest_messages_then_the_fewest_bytes_win(prose
     names = ("linear", "mesh", "bruck", "central")
     assert [len(run(8, "all_to_all", name, 8 * 400).trace.transfers) for name in names] == [
         56, 32, 24, 14]
-    idle = laptop._replace(overhead=0)
-    assert cost.predicted_s("all_to_all", "bruck", 8, 512, laptop) - cost.predicted_s(
-        "all_to_all", "bruck", 8, 512, idle) == pytest.approx(8 * 10 * 20e-6 / 2)  # sorting
+    assert "Bruck's is never first here: it needs more messages than central, and more" in prose
+    assert max(cost.sent_bytes("all_to_all", "bruck", 8, 800)) > max(
+        cost.sent_bytes("all_to_all", "mesh", 8, 800))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -373,20 +373,31 @@ def test_a_collective_is_no_barrier(prose: str) -> None:
 def test_simulated_equals_the_closed_form_and_never_beats_the_bound(
     prose: str, ranks: int, n: int
 ) -> None:
-    assert "Simulated equals closed form everywhere" in prose
+    assert "Simulated equals closed form everywhere, but where one rank receives from all" in prose
+    incast = {("gather", "linear_nonblocking"), ("all_to_all", "central")}
     ratios = {}
     for collective, algorithms in ALGORITHMS.items():
         for algorithm in algorithms if collective != "all_reduce" else ():
             took = run(ranks, collective, algorithm, n).elapsed_s
-            form = cost.time_s(collective, algorithm, ranks, n, ALPHA, BETA)
+            form = cost.form(collective, algorithm, ranks, n)
+            form_s = form.seconds(ALPHA, BETA, 0.0)
+            call = collective, algorithm
+            assert form.exact or call in incast or algorithm == "pipelined_ring"
+            assert took == pytest.approx(form_s, rel=1e-9) or (not form.exact and took < form_s)
             bound = cost.lower_bound_s(collective, ranks, n, ALPHA, BETA)
-            assert took == pytest.approx(form, rel=1e-9)
-            assert took >= bound * (1 - 1e-9)
-            ratios[collective, algorithm] = took / bound
+            of_bytes = cost.lower_bound_s(collective, ranks, n, 0.0, BETA)
+            of_rounds = bound - of_bytes
+            if form.together:  # "its ratio may be a little below 1"
+                assert took >= of_bytes * (1 - 1e-9)
+                assert took >= of_rounds or call == ("gather", "linear_nonblocking")
+            else:
+                assert took >= bound * (1 - 1e-9)
+            ratios[call] = took / bound
     if n == 1024:
         assert "whatever has ⌈lg p⌉ of them is near 1" in prose
+        assert ratios["gather", "linear_nonblocking"] < 0.3
         for (collective, algorithm), ratio in ratios.items():
-            if cost.rounds(collective, algorithm, ranks, n) == 4 and collective != "all_to_all":
+            if cost.rounds(collective, algorithm, ranks, n) == 4:
                 assert ratio < 1.05
 
 

@@ -131,14 +131,14 @@ def test_about_6_ms_and_its_three_corrections(prose: str) -> None:
         assert round(ms(server, "two_ring", {"cycles": cycles}), 2) == claim
 
 
-def test_two_rings_beat_three_and_six_come_within_half_a_percent(prose: str) -> None:
-    assert "Six rings come within 0.5 % of the bound" in prose
-    assert "what is missing is 14 times the latency of a link" in prose
+def test_two_rings_beat_three_and_six_miss_the_bound_by_latency(prose: str) -> None:
+    assert "Six rings come within 3.2 % of the bound" in prose
+    assert "in each of 14 steps a rank starts six messages, one after the other" in prose
     took = {count: ms(v100_nvlink(), "two_ring", {"cycles": edge_disjoint_cycles(
         v100_nvlink(), count)}) for count in range(1, 7)}
     bound = 2 * 7 / 8 * N / 150e9 * 1e3
-    assert bound < took[6] < 1.006 * bound
-    assert took[6] - bound == pytest.approx(14 * 0.7e-3, rel=0.01)
+    assert bound < took[6] < 1.032 * bound
+    assert took[6] - bound == pytest.approx(14 * 6 * 0.7e-3, rel=0.01)
     assert "why are three rings slower than two?" in prose
     assert took[2] < took[3]
     assert "One good ring takes half the time of the naive one" in prose
@@ -152,9 +152,9 @@ def test_what_a_broken_link_costs(prose: str) -> None:
     assert out == 4
     bound = 2 * 7 / 8 * N / (out * 25e9) * 1e3
     assert bound == pytest.approx(2.8)
-    assert "four rings found anew reach that within 0.5 %" in prose
+    assert "four rings found anew reach that within 1.5 %" in prose
     anew = ms(broken, "two_ring", {"cycles": edge_disjoint_cycles(broken, 4)})
-    assert bound < anew < 1.005 * bound
+    assert bound < anew < 1.015 * bound
 
 
 # ---- racks -------------------------------------------------------------------------------------

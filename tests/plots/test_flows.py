@@ -1,4 +1,4 @@
-"""Live flows: a link's looks follow its load, and the picture says what the simulator did."""
+"""Live flows: a link's style follows its load, and the picture says what the simulator did."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from matplotlib.colors import to_hex
 
 import dtlab
 from dtlab import Comm, plots, simulate
-from dtlab.plots.film import Film
-from dtlab.plots.flows import _LOOKS, _width_pt, draw_flows
+from dtlab.plots.flows import _STYLES, _width_pt, draw_flows
+from dtlab.plots.link_history import LinkHistory
 from dtlab.plots.palette import luminance, rank_color
 from dtlab.topology import (
     Topology,
@@ -30,26 +30,26 @@ CLUSTER = racks(2, 2, oversubscription=2, latency_s=0.25, bandwidth_Bps=1e6)
 RUN = simulate(send_together, {(0, 2): 10**6, (1, 3): 2 * 10**6}, network=CLUSTER)
 
 
-def lanes(film: Film, at_s: float) -> dict[tuple[object, object], tuple[str, float]]:
+def lanes(history: LinkHistory, at_s: float) -> dict[tuple[object, object], tuple[str, float]]:
     """(from, to) → (colour, width) as drawn at that time."""
-    picture = draw_flows(film, at_s)
+    picture = draw_flows(history, at_s)
     (drawn,) = [c for c in picture.axes[0].collections if isinstance(c, LineCollection)]
     looks = list(zip(map(to_hex, drawn.get_colors()), drawn.get_linewidths(), strict=True))
     found = {}
     for path, look in zip(drawn.get_paths(), looks, strict=True):
-        (number,) = [n for n, lane in film.geometry.lanes.items()
+        (number,) = [n for n, lane in history.geometry.lanes.items()
                      if np.array_equal(lane, path.vertices)]
-        found[film.links[number]] = look
+        found[history.links[number]] = look
     return found
 
 
 def test_links_are_darker_and_thicker_the_more_they_carry() -> None:
-    film = Film(CLUSTER, RUN.trace)
-    drawn = lanes(film, 2.0)  # both flows move, at half speed each
+    history = LinkHistory(CLUSTER, RUN.trace)
+    drawn = lanes(history, 2.0)  # both flows move, at half speed each
     idle, half, full = drawn["spine", "rack0"], drawn[0, "rack0"], drawn["rack0", "spine"]
     assert idle[1] < half[1] < full[1]
     assert luminance(idle[0]) > luminance(half[0]) > luminance(full[0])
-    later = lanes(film, 3.5)  # one has ended
+    later = lanes(history, 3.5)  # one has ended
     assert later[0, "rack0"] == idle
     assert later[1, "rack0"] == full
     assert len(drawn) == len(CLUSTER.capacity_Bps)
@@ -57,20 +57,20 @@ def test_links_are_darker_and_thicker_the_more_they_carry() -> None:
 
 @pytest.mark.parametrize("eye", EYES)
 def test_degrees_of_load_differ_to_any_eye_and_in_width(eye: str) -> None:
-    assert least_difference([color for _, color, _ in _LOOKS], eye) > 15
+    assert least_difference([color for _, color, _ in _STYLES], eye) > 15
     widths = [_width_pt(min(limit, 1.0)) for limit in (0.0, 0.5, 1.0)]
     assert widths == sorted(set(widths))
-    shades = [luminance(color) for _, color, _ in _LOOKS]
+    shades = [luminance(color) for _, color, _ in _STYLES]
     assert shades == sorted(shades, reverse=True)  # they tell the order without their hue
 
 
 @pytest.mark.parametrize("cluster", [racks(2, 4), v100_nvlink(), torus(4, 4), fat_tree(4)],
                          ids=lambda c: c.name)
 def test_the_two_directions_of_a_link_are_lanes_side_by_side(cluster: Topology) -> None:
-    film = Film(cluster, dtlab.Trace(cluster.ranks, virtual=True))
-    number = {link: n for n, link in enumerate(film.links)}
+    history = LinkHistory(cluster, dtlab.Trace(cluster.ranks, virtual=True))
+    number = {link: n for n, link in enumerate(history.links)}
     for (a, b), n in number.items():
-        there, back = film.geometry.lanes[n], film.geometry.lanes[number[b, a]][::-1]
+        there, back = history.geometry.lanes[n], history.geometry.lanes[number[b, a]][::-1]
         gaps = np.hypot(*(there - back).T)
         assert gaps.min() > 0.05  # inches
         along, across = there[-1] - there[0], (back - there).mean(axis=0)
@@ -101,17 +101,17 @@ def test_what_others_leave_is_full_when_it_is_used_up() -> None:
 
 
 def test_mean_loads_are_bytes_over_capacity_and_time() -> None:
-    film = Film(CLUSTER, RUN.trace)
+    history = LinkHistory(CLUSTER, RUN.trace)
     crossed = dtlab.topology.link_bytes(CLUSTER, RUN.trace)
-    means = {link: crossed[link] / (1e6 * film.end_s) for link in crossed}
+    means = {link: crossed[link] / (1e6 * history.end_s) for link in crossed}
     told = plots.link_loads(CLUSTER, RUN.trace, list(crossed)).alt
     for (a, b), mean in means.items():
         assert f"{a} → {b} {mean:.0%}" in told
 
 
 def test_the_busiest_links_come_first_and_those_alike_are_told_of_once() -> None:
-    film = Film(CLUSTER, RUN.trace)
-    assert [name for name, _ in film.busiest] == [
+    history = LinkHistory(CLUSTER, RUN.trace)
+    assert [name for name, _ in history.busiest] == [
         "rack0 → spine (and 1 alike)", "1 → rack0 (and 1 alike)", "0 → rack0 (and 1 alike)"]
 
 

@@ -1,4 +1,4 @@
-"""The film of a collective says what really happened."""
+"""The frames of a collective say what really happened."""
 
 import itertools
 from collections import Counter
@@ -11,8 +11,8 @@ import torch
 from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.plots import Frame, frames_of, stepper_frames
-from dtlab.plots.goals import arguments, goal_of
-from dtlab.plots.recording import FILMED_WITH
+from dtlab.plots.recording import RECORDED_WITH
+from dtlab.plots.specification import arguments, spec_of
 from dtlab.topology import uniform
 
 EVERY = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
@@ -23,10 +23,10 @@ SIZES = [*range(1, 10), 13]
 @pytest.mark.parametrize("p", SIZES)
 def test_every_registered_algorithm_ends_complete(collective: str, algorithm: str, p: int) -> None:
     for root in {0, p // 2, p - 1}:
-        film = stepper_frames(collective, algorithm, p, root)
-        assert film[-1].done, film[-1].holds
-        assert [frame.step for frame in film] == list(range(len(film)))
-        assert not any(frame.wrong.any() for frame in film)
+        frames = stepper_frames(collective, algorithm, p, root)
+        assert frames[-1].done, frames[-1].holds
+        assert [frame.step for frame in frames] == list(range(len(frames)))
+        assert not any(frame.wrong.any() for frame in frames)
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
@@ -34,8 +34,8 @@ def test_every_registered_algorithm_ends_complete(collective: str, algorithm: st
 def test_wanted_contributions_are_never_lost_again(
     collective: str, algorithm: str, p: int
 ) -> None:
-    film = stepper_frames(collective, algorithm, p)
-    for before, after in itertools.pairwise(film):
+    frames = stepper_frames(collective, algorithm, p)
+    for before, after in itertools.pairwise(frames):
         ours = before.judged[..., None] & before.wanted
         assert (after.holds[ours] >= before.holds[ours]).all()
         assert np.array_equal(after.changed, (after.holds != before.holds).any(axis=2))
@@ -47,35 +47,35 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
     collective: str, algorithm: str, p: int
 ) -> None:
     fn = ALGORITHMS[collective][algorithm]
-    film = stepper_frames(collective, algorithm, p)
-    goal = goal_of(collective, p, 0, film[0].pieces if film[0].what == "piece" else p)
+    frames = stepper_frames(collective, algorithm, p)
+    goal = spec_of(collective, p, 0, frames[0].pieces if frames[0].what == "piece" else p)
 
-    options = FILMED_WITH.get((collective, algorithm), {})
+    options = RECORDED_WITH.get((collective, algorithm), {})
 
     def plain(comm: Comm) -> None:
         fn(comm, **arguments(fn, goal, comm.rank, p, 0), **options)
 
-    trace = simulate(plain, network=uniform(p, 1.0, float("inf"))).trace
-    shown = Counter((a.src, a.dst, a.nbytes) for frame in film for a in frame.arrows)
+    trace = simulate(plain, network=uniform(p, 1.0, float("inf")), overhead_s=0.0).trace
+    shown = Counter((a.src, a.dst, a.nbytes) for frame in frames for a in frame.arrows)
     assert shown == Counter((m.src, m.dst, m.nbytes) for m in trace.transfers)
-    assert film[-1].sent_bytes == film[-1].total_bytes == trace.sent_bytes()
-    assert film[-1].steps == len({m.end_s for m in trace.transfers})
+    assert frames[-1].sent_bytes == frames[-1].total_bytes == trace.sent_bytes()
+    assert frames[-1].steps == len({m.end_s for m in trace.transfers})
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
 @pytest.mark.parametrize("p", [2, 4, 7])
-def test_bytes_in_the_film_are_those_of_the_closed_form(algorithm: str, p: int) -> None:
-    film = stepper_frames("all_reduce", algorithm, p)
-    n = film[-1].vector_bytes
-    assert n == film[-1].pieces * p * 4
-    assert film[-1].sent_bytes == sum(cost.sent_bytes("all_reduce", algorithm, p, n))
+def test_bytes_in_the_frames_are_those_of_the_closed_form(algorithm: str, p: int) -> None:
+    frames = stepper_frames("all_reduce", algorithm, p)
+    n = frames[-1].vector_bytes
+    assert n == frames[-1].pieces * p * 4
+    assert frames[-1].sent_bytes == sum(cost.sent_bytes("all_reduce", algorithm, p, n))
 
 
 @pytest.mark.parametrize("p", [2, 4, 7])
 def test_each_message_of_the_ring_carries_one_piece(p: int) -> None:
-    film = stepper_frames("all_reduce", "ring", p)
-    assert len(film) == 1 + 2 * (p - 1)
-    for frame in film[1:]:
+    frames = stepper_frames("all_reduce", "ring", p)
+    assert len(frames) == 1 + 2 * (p - 1)
+    for frame in frames[1:]:
         assert {(a.src, a.dst) for a in frame.arrows} == {(r, (r + 1) % p) for r in range(p)}
         assert all(len(arrow.pieces) == 1 for arrow in frame.arrows)
         for arrow in frame.arrows:  # what arrived is in the piece that the arrow names
@@ -110,10 +110,10 @@ def test_a_ring_that_stops_early_is_not_done() -> None:
             comm.accumulate_(chunks[(me - step - 1) % p], inbox)
         return x
 
-    film = frames_of(half, 4)
-    assert not film[-1].done
-    assert film[-1].complete.sum() == 4
-    assert "half" in film[0].title
+    frames = frames_of(half, 4)
+    assert not frames[-1].done
+    assert frames[-1].complete.sum() == 4
+    assert "half" in frames[0].title
 
 
 def test_a_result_in_a_new_tensor_is_shown() -> None:
@@ -209,9 +209,9 @@ def scatter(comm: Comm, parts: torch.Tensor, x: torch.Tensor, root: int = 0) -> 
 @pytest.mark.parametrize("fn", [all_gather, reduce_scatter, all_to_all, scan, scatter])
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
 def test_collectives_of_other_signatures_are_shown_too(fn: object, p: int) -> None:
-    film = frames_of(fn, p, fn.__name__, root=p - 1)  # type: ignore[arg-type, attr-defined]
-    assert film[-1].done
-    assert film[-1].pieces == p
+    frames = frames_of(fn, p, fn.__name__, root=p - 1)  # type: ignore[arg-type, attr-defined]
+    assert frames[-1].done
+    assert frames[-1].pieces == p
 
 
 def test_memory_that_nobody_wrote_counts_as_empty() -> None:
@@ -222,7 +222,7 @@ def test_memory_that_nobody_wrote_counts_as_empty() -> None:
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
 def test_the_first_frame_is_what_the_ranks_begin_with(collective: str, algorithm: str) -> None:
     p, root = 6, 2
-    start = goal_of(collective, p, root).start
+    start = spec_of(collective, p, root).start
     first = stepper_frames(collective, algorithm, p, root)[0]
     k = first.pieces
     own = np.broadcast_to(np.eye(p)[:, None, :], (p, k, p)).copy()  # own[r, j]: only r, in all j
@@ -234,13 +234,13 @@ def test_the_first_frame_is_what_the_ranks_begin_with(collective: str, algorithm
 
 
 def test_a_scattered_piece_is_there_once_it_has_come() -> None:
-    film = stepper_frames("scatter", "binomial", 8)
-    assert [int(frame.complete.sum()) for frame in film] == [1, 2, 4, 8]
+    frames = stepper_frames("scatter", "binomial", 8)
+    assert [int(frame.complete.sum()) for frame in frames] == [1, 2, 4, 8]
 
 
 def test_who_passes_pieces_on_is_seen_to_have_them() -> None:
-    film = stepper_frames("scatter", "binomial", 8)
-    assert film[1].holds[4].any(axis=1).tolist() == [j >= 4 for j in range(8)]  # for its subtree
+    frames = stepper_frames("scatter", "binomial", 8)
+    assert frames[1].holds[4].any(axis=1).tolist() == [j >= 4 for j in range(8)]  # for its subtree
     up = stepper_frames("gather", "binomial", 8, root=3)[-2]
     assert up.holds[7].any(axis=1).tolist() == [j in (7, 0, 1, 2) for j in range(8)]
 
@@ -268,9 +268,9 @@ def test_an_all_to_all_that_ends_in_the_wrong_order_is_shown_as_spoilt(p: int) -
         right = ALGORITHMS["all_to_all"]["bruck"](comm, parts)
         return right.roll(1, dims=0)
 
-    film = frames_of(forgets_to_turn_back, p, "all_to_all")
-    assert not any(frame.wrong.any() for frame in film[:-1])
-    assert np.array_equal(film[-1].wrong, np.eye(p, dtype=bool))
+    frames = frames_of(forgets_to_turn_back, p, "all_to_all")
+    assert not any(frame.wrong.any() for frame in frames[:-1])
+    assert np.array_equal(frames[-1].wrong, np.eye(p, dtype=bool))
     assert not frames_of(lambda comm, parts: parts[:1], p, "all_to_all")[-1].complete.any()
 
 
@@ -288,19 +288,19 @@ def test_whose_piece_lies_in_a_wrong_place_is_shown(p: int) -> None:
 
 def test_a_function_with_its_segments_filled_in_is_named_and_shown() -> None:
     chain = ALGORITHMS["broadcast"]["chain"]
-    film = frames_of(partial(chain, segments=6), 4, "broadcast")
-    assert film[0].title == "broadcast, chain"
-    assert film[0].pieces == 6
-    assert film[-1].done
+    frames = frames_of(partial(chain, segments=6), 4, "broadcast")
+    assert frames[0].title == "broadcast, chain"
+    assert frames[0].pieces == 6
+    assert frames[-1].done
 
 
 @pytest.mark.parametrize("p", [2, 3, 5, 9])
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_a_chain_is_shown_in_its_segments(collective: str, p: int) -> None:
-    film = stepper_frames(collective, "chain", p)
-    assert film[0].pieces == 8
-    assert film[0].steps == p - 2 + 8
-    for frame in film[1:]:
+    frames = stepper_frames(collective, "chain", p)
+    assert frames[0].pieces == 8
+    assert frames[0].steps == p - 2 + 8
+    for frame in frames[1:]:
         assert all(len(arrow.pieces) == 1 for arrow in frame.arrows)
         assert frame.changed.sum() == len(frame.arrows), "a piece more, for each message"
 
@@ -308,13 +308,13 @@ def test_a_chain_is_shown_in_its_segments(collective: str, p: int) -> None:
 @pytest.mark.parametrize("p", SIZES[1:])
 def test_rabenseifners_reduce_is_shown_in_the_chunks_that_it_cuts(p: int) -> None:
     core = 1 << (p.bit_length() - 1)
-    film = stepper_frames("reduce", "rabenseifner", p, root=p // 2)
-    assert film[0].pieces in {core, p}
-    halved = film[core.bit_length() - 1 + (p > core)]  # after the reduce-scatter
+    frames = stepper_frames("reduce", "rabenseifner", p, root=p // 2)
+    assert frames[0].pieces in {core, p}
+    halved = frames[core.bit_length() - 1 + (p > core)]  # after the reduce-scatter
     whole = (halved.holds == 1).all(axis=2)
     assert (whole.sum(axis=0) == 1).all(), "each chunk complete, on one rank"
     assert whole.sum() == halved.pieces
-    assert all(arrow.pieces for frame in film for arrow in frame.arrows)
+    assert all(arrow.pieces for frame in frames for arrow in frame.arrows)
 
 
 def test_an_unknown_collective_is_shown_but_not_judged() -> None:
@@ -324,10 +324,10 @@ def test_an_unknown_collective_is_shown_but_not_judged() -> None:
 
 
 def test_a_barrier_shows_whose_news_has_spread() -> None:
-    film = stepper_frames("barrier", next(iter(ALGORITHMS["barrier"])), 6)
-    assert film[0].what == "news"
-    assert np.array_equal(film[0].holds[:, 0], np.eye(6))
-    assert film[-1].holds.all()
+    frames = stepper_frames("barrier", next(iter(ALGORITHMS["barrier"])), 6)
+    assert frames[0].what == "arrivals"
+    assert np.array_equal(frames[0].holds[:, 0], np.eye(6))
+    assert frames[-1].holds.all()
 
 
 def test_watching_changes_nothing() -> None:
@@ -342,9 +342,9 @@ def test_watching_changes_nothing() -> None:
 
 @pytest.mark.parametrize("p", [2, 4, 8, 16])
 def test_a_double_tree_can_be_followed(p: int) -> None:
-    film = stepper_frames("all_reduce", "double_tree", p)
-    assert len(film) - 1 <= 2 * p.bit_length()
-    for frame in film:
+    frames = stepper_frames("all_reduce", "double_tree", p)
+    assert len(frames) - 1 <= 2 * p.bit_length()
+    for frame in frames:
         pairs = [(arrow.src, arrow.dst) for arrow in frame.arrows]
         assert len(pairs) == len(set(pairs)), "one arrow between two ranks"
 
@@ -354,8 +354,8 @@ def test_a_double_tree_can_be_followed(p: int) -> None:
     ("reduce", "binomial"), ("reduce", "chain"), ("all_reduce", "tree")])
 def test_partial_sums_are_shown_where_they_stand(collective: str, algorithm: str, p: int) -> None:
     """Of a reduce not in x, which stays as it is on all ranks but the root."""
-    film = stepper_frames(collective, algorithm, p)
-    summed = film[-1] if collective == "reduce" else film[(p - 1).bit_length()]
+    frames = stepper_frames(collective, algorithm, p)
+    summed = frames[-1] if collective == "reduce" else frames[(p - 1).bit_length()]
     counts = summed.holds.sum(axis=2)  # (rank, piece)
     wanted = [min(rank & -rank, p - rank) if rank else p for rank in range(p)]  # its subtree
     if algorithm == "chain":

@@ -13,7 +13,7 @@ from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
 from dtlab.plots.placement import placed
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
-from dtlab.ps.where import PLACES
+from dtlab.ps.gpu_placement import GPU_PLACEMENTS
 from dtlab.topology import (
     Topology,
     compose,
@@ -27,8 +27,8 @@ from dtlab.topology import (
     v100_nvlink,
 )
 from dtlab.wires import contest, winners
-from tests.plots.looks import off_page, overlaps, pixels, texts_of, title_of
-from tests.plots.samples import ring_trace
+from tests.plots.layout import off_page, overlaps, pixels, texts_of, title_of
+from tests.plots.samples import overlapped_trace, ring_trace
 
 SIZES = [2**k for k in range(6, 24, 2)]
 HELD_OUT = [2**k for k in range(7, 25, 4)]
@@ -64,6 +64,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"timeline {p}": lambda p=p: plots.timeline(ring_trace(p)) for p in (1, 2, 4, 5, 8, 16, 64)},
     **{f"timeline of {t} s": lambda t=t: plots.timeline(ring_trace(4, t))
        for t in (1e-12, 3.7e-3, 1.0, 1e5)},
+    **{f"timeline with streams {p}": lambda p=p: plots.timeline(overlapped_trace(p))
+       for p in (2, 3, 8, 32)},
     "timeline empty": lambda: plots.timeline(Trace(4)),
     "timeline long title": lambda: plots.timeline(ring_trace(4), LONG),
     "timeline window": lambda: plots.timeline(ring_trace(8), window=(2e-5, 5e-5)),
@@ -155,7 +157,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "staleness one": lambda: plots.staleness_histograms({"ASP": {0: 1}}),
     **{f"placement {where}, {gpus} GPUs, {switches} switches":
        lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
-       for where in PLACES for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
+       for where in GPU_PLACEMENTS for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
     "placement wide": lambda: plots.placement(gpus=8, nbytes=123_456_788, bandwidth_Bps=1.234e9),
     "servers": lambda: plots.server_times(simulated={8: {1: 0.16, 4: 0.04, 16: 0.02}}),
     "servers predicted": plots.server_times,
@@ -330,7 +332,7 @@ def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
         bad()
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", GPU_PLACEMENTS)
 @pytest.mark.parametrize(("gpus", "switches"), [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)])
 def test_a_placement_s_busiest_link_and_time_belong_together(where: str, gpus: int,
                                                              switches: int) -> None:

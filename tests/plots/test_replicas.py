@@ -24,8 +24,8 @@ def test_no_death_loses_a_push_that_was_acknowledged(rule: ps.Replication, victi
         run = replica_run(rule, victim=victim, event=event)
         assert run.acknowledged == run.counted == 20
         assert run.refused == run.lost == 0
-        assert list(run.chronicle.dead) == [victim]
-        assert run.died_s < run.chronicle.dead[victim]
+        assert list(run.master_log.dead) == [victim]
+        assert run.died_s < run.master_log.dead[victim]
 
 
 @pytest.mark.parametrize("look", [False, True])
@@ -36,14 +36,14 @@ def test_a_strong_store_that_is_cut_refuses_and_loses_nothing(
 ) -> None:
     """`look`: with reads in between, which once got stuck when a copy came back."""
     run = replica_run(rule, cut_s=cut_s, healed_s=cut_s + 0.05, look=look)
-    assert len(run.told) == 20
+    assert len(run.replies) == 20
     assert run.lost == 0
     assert run.acknowledged <= run.counted <= run.acknowledged + run.refused
-    assert {told.worker for told in run.told if not told.acknowledged} <= {NEAR}
-    assert run.chronicle.overlaps() == []
+    assert {reply.worker for reply in run.replies if not reply.acknowledged} <= {NEAR}
+    assert run.master_log.overlaps() == []
 
 
-def test_a_weak_store_that_is_cut_refuses_nothing_and_loses_what_was_told_on_one_side() -> None:
+def test_a_weak_store_that_is_cut_refuses_nothing_and_loses_what_one_side_acknowledged() -> None:
     for cut_s in CUTS_S[1:3]:
         run = replica_run(WEAK, cut_s=cut_s, healed_s=cut_s + 0.05)
         assert run.refused == 0
@@ -54,18 +54,18 @@ def test_a_weak_store_that_is_cut_refuses_nothing_and_loses_what_was_told_on_one
 def test_a_cut_shorter_than_the_lease_harms_nobody() -> None:
     for rule in (*STRONG, WEAK):
         run = replica_run(rule, cut_s=0.03, healed_s=0.04)
-        assert (run.acknowledged, run.lost, run.chronicle.dead) == (20, 0, {})
+        assert (run.acknowledged, run.lost, run.master_log.dead) == (20, 0, {})
 
 
-def test_what_workers_are_told_is_drawn_where_and_when() -> None:
+def test_replies_are_drawn_where_and_when() -> None:
     run = replica_run(ps.Chain(), cut_s=0.05, healed_s=0.1)
     axes = replicas(run, end_s=1.0).axes[0]
     drawn = {tuple(point) for kind in axes.collections if isinstance(kind, PathCollection)
              for point in kind.get_offsets().tolist()}
     row = {name.get_text(): place for name, place
            in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True)}
-    for told in run.told:
-        assert (told.told_s * 1e3, row[f"worker {told.worker}"]) in drawn
+    for reply in run.replies:
+        assert (reply.replied_s * 1e3, row[f"worker {reply.worker}"]) in drawn
 
 
 def test_the_words_say_who_dies_who_leads_and_what_is_lost() -> None:
@@ -78,8 +78,8 @@ def test_the_words_say_who_dies_who_leads_and_what_is_lost() -> None:
 
 def test_a_master_and_two_workers_stand_beside_the_copies() -> None:
     run = replica_run(ps.Chain())
-    assert run.chronicle.master == MASTER
-    assert {told.worker for told in run.told} == {FAR, NEAR}
+    assert run.master_log.master == MASTER
+    assert {reply.worker for reply in run.replies} == {FAR, NEAR}
 
 
 @pytest.mark.parametrize("vnodes", [1, 7, 64])

@@ -4,16 +4,17 @@ import pytest
 
 from dtlab import Message, Span, Trace, plots, simulate
 from dtlab.collectives import all_reduce
-from dtlab.plots.bars import Bar, bars_of, merge_slivers, side_by_side
+from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers, side_by_side
+from dtlab.plots.timeline import hatched_kinds
 from dtlab.topology import uniform
-from tests.plots.looks import texts_of
-from tests.plots.samples import ring_trace
+from tests.plots.layout import texts_of
+from tests.plots.samples import overlapped_trace, ring_trace
 
 
 def test_a_message_is_drawn_at_both_ends_after_the_wait_for_its_partner() -> None:
     trace = Trace(2, [Message(0, 1, 8, 1.0, 3.0, 3.0, 5.0, "x")])
     assert bars_of(trace) == [
-        Bar(0, "wait", "send", 1.0, 3.0, 0, ""),
+        Bar(0, "posted", "send", 1.0, 3.0, 0, "→1"),
         Bar(0, "send", "send", 3.0, 5.0, 0, "→1"),
         Bar(1, "recv", "recv", 3.0, 5.0, 0, "←0"),
     ]
@@ -23,6 +24,42 @@ def test_a_span_is_drawn_with_its_label() -> None:
     trace = Trace(1, [], [Span(0, "compute", 0.0, 2.0, "forward"), Span(0, "reduce", 2.0, 3.0, "")])
     assert [(b.kind, b.track, b.text) for b in bars_of(trace)] == [
         ("compute", "work", "forward"), ("reduce", "work", "reduce")]
+
+
+def test_a_stream_has_a_lane_below_its_rank() -> None:
+    picture = plots.timeline(overlapped_trace(2))
+    labels = [label.get_text() for label in picture.axes[0].get_yticklabels()]
+    assert labels == ["rank 0", "0 · stream 1", "0 · stream 2",
+                      "rank 1", "1 · stream 1", "1 · stream 2"]
+    assert "4 streams" in picture.alt
+
+
+def test_messages_and_work_are_drawn_in_the_stream_that_did_them() -> None:
+    trace = Trace(2, [Message(0, 1, 8, 0.0, 0.0, 0.0, 2.0, "x", 1, 2)],
+                  [Span(1, "reduce", 2.0, 3.0, "add", 2)])
+    assert {(b.rank, b.stream, b.kind) for b in bars_of(trace)} == {
+        (0, 1, "send"), (1, 2, "recv"), (1, 2, "reduce")}
+    (arrow,) = [each for each in plots.timeline(trace).axes[0].collections
+                if hasattr(each, "U")]  # lanes: 0 rank 0, 1 its stream, 2 rank 1, 3 its stream
+    tail = float(arrow.get_offsets()[0][1])
+    assert 0.5 < tail < 1.5
+    assert 2.5 < tail + float(arrow.V[0]) < 3.5
+
+
+def test_messages_of_two_streams_do_not_share_the_height_of_a_track() -> None:
+    both = [Message(0, 1, 8, 0, 0, 0, 2, "", stream, stream) for stream in (1, 2)]
+    assert {(bar.slot, bar.slots) for bar in bars_of(Trace(2, both))} == {(0, 1)}
+
+
+def test_a_wait_is_told_by_its_pattern_and_by_the_legend() -> None:
+    trace = Trace(1, waits=[Span(0, "wait", 1.0, 4.0, "")])
+    assert bars_of(trace) == [Bar(0, "wait", "work", 1.0, 4.0, 0, "")]
+    assert end_of(trace) == 4.0
+    picture = plots.timeline(trace)
+    assert {"wait", "posted"} <= hatched_kinds(bars_of(trace))
+    assert any(patch.get_hatch() for patch in picture.axes[0].patches + picture.axes[0].artists)
+    assert "waiting (middle)" in [text for text, _ in texts_of(picture)]
+    assert "Communication exposed: rank 0 3 s" in picture.alt
 
 
 def test_messages_at_the_same_time_lie_side_by_side() -> None:

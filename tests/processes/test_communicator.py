@@ -232,7 +232,7 @@ def test_split_traffic_under_way_never_mixes_with_its_parent() -> None:
 
 
 def test_many_splits_stay_apart() -> None:
-    """More contexts than the ledger can tell apart: it must then be silent, not wrong."""
+    """More contexts than the match check can tell apart: it must then be silent, not wrong."""
 
     def deep(comm: Comm) -> float:
         comms: list[Comm] = [comm]

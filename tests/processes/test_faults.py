@@ -85,7 +85,7 @@ def test_any_exception_counts(kind: type[BaseException]) -> None:
 
 
 def test_a_broken_wire_does_not_hide_who_broke_it() -> None:
-    """Whoever talks to the dead gets Gloo's 'Connection closed' at once: not the news."""
+    """A rank that talks to the dead one gets Gloo's 'Connection closed' at once: not the news."""
 
     def leave(comm: Comm) -> None:
         if comm.rank == 1:

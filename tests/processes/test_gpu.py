@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dtlab import Comm, ConfigError, RankFailed, Recv, Send, ShapeMismatch, run
 from dtlab.collectives import all_reduce
-from dtlab.processes.nccl import NcclComm
+from dtlab.processes.nccl_communicator import NcclComm
 
 GPUS = torch.cuda.device_count()
 
@@ -23,7 +23,7 @@ def as_nccl(comm: Any, monkeypatch: pytest.MonkeyPatch) -> NcclComm:
     new_group = dist.new_group
     monkeypatch.setattr(dist, "new_group",
                         lambda ranks, backend, **how: new_group(ranks, backend="gloo", **how))
-    return NcclComm(comm.end, comm.members, comm.context)
+    return NcclComm(comm.end, comm.members, (*comm.context, "nccl"))
 
 
 def test_batches_move_tensors_and_everything_else_goes_over_gloo() -> None:

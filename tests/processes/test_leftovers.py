@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from dtlab import Comm, run
 from dtlab.collectives import all_reduce
-from dtlab.processes.server import fork_server
+from dtlab.processes.fork_server import fork_server
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
 LISTENING = "0A"
-# Whoever is started in the background by a shell ignores Ctrl-C, and so do all that it starts.
+# A process that a shell starts in the background ignores Ctrl-C, and so do all that it starts.
 PREAMBLE = """import dtlab, os, signal, time, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """
@@ -145,7 +145,7 @@ def test_a_killed_server_is_replaced() -> None:
 def test_a_fork_of_the_user_starts_its_own_server() -> None:
     with script("""
         dtlab.run(lambda comm: None, ranks=1)
-        from dtlab.processes.server import fork_server
+        from dtlab.processes.fork_server import fork_server
         mine = fork_server().pid
         child = os.fork()
         if child == 0:

@@ -12,10 +12,10 @@ from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, run, simulate
 from dtlab.collectives import all_reduce, broadcast, reduce
 from dtlab.comm import Send
 from dtlab.matching import Header
-from dtlab.processes import ledger
-from dtlab.processes.board import EPOCH, Board
-from dtlab.processes.ledger import NO_HEADER, Pair, Pairs, announced, decode, encode
-from dtlab.processes.transfer import memory_file
+from dtlab.processes import match_check
+from dtlab.processes.match_check import NO_HEADER, Channel, ContextCheck, decoded, encoded
+from dtlab.processes.serialization import memory_file
+from dtlab.processes.shared_status import CONTEXTS, SharedStatus
 from dtlab.topology import uniform
 
 late = 0.2  # seconds by which one side comes second
@@ -102,11 +102,11 @@ def test_roots_that_differ_are_named_though_no_message_ever_meets(how: Callable[
 
 def test_calls_differ_also_where_only_the_end_of_a_long_name_tells() -> None:
     def work(comm: Comm) -> None:
-        with comm.labelled("a name that is long, " * 10 + str(comm.rank)):
-            if comm.rank:
-                comm.send(torch.zeros(1), 0)
-            else:
-                comm.recv(torch.zeros(1), 1)
+        comm = comm.labelled("a name that is long, " * 10 + str(comm.rank))
+        if comm.rank:
+            comm.send(torch.zeros(1), 0)
+        else:
+            comm.recv(torch.zeros(1), 1)
 
     with pytest.raises(ShapeMismatch, match="rank 1 is in a name that is long"):
         run(work, ranks=2)
@@ -137,18 +137,39 @@ def test_more_messages_than_the_ledger_keeps_still_arrive() -> None:
 
 def test_a_header_survives_its_text_and_a_long_one_is_left_out() -> None:
     header = Header("tensor", "float32", (2, 3), 24, "all_reduce(float32 [2, 3])")
-    assert decode(encode(header)) == header
-    assert decode(encode(header) + b"rubbish of a longer one") == header
-    assert encode(header._replace(shape=tuple(range(100)))) == b""
+    assert decoded(encoded(header).text) == header
+    assert decoded(encoded(header).text + b"rubbish of a longer one") == header
+    assert encoded(header._replace(shape=tuple(range(100)))) == NO_HEADER
 
 
-def test_the_board_forgets_what_an_older_epoch_left() -> None:
-    board = Board(memory_file("test"), 2)
-    board.set_count(0, 1, False, 0, 5)
-    assert board.count(0, 1, False, 0) == 5
-    assert board.count(0, 1, False, 16) is None  # may have been overwritten: nobody knows
-    assert board.count(0, 1, False, EPOCH) == 0
-    assert board.count(1, 0, False, 0) == 0
+def sides(context: int = 7) -> tuple[SharedStatus, Channel, Channel]:
+    """The shared status of two ranks, and both sides of the channel from rank 0 to rank 1."""
+    status = SharedStatus(memory_file("test"), 2)
+    checks = [ContextCheck(status, rank, context, 0) for rank in (0, 1)]
+    return status, *(Channel(checks[rank], 0, 1, receiving=rank == 1) for rank in (0, 1))
+
+
+def of_length(n: int) -> match_check.EncodedHeader:
+    return encoded(Header("tensor", "float32", (n,), 4 * n, ""))
+
+
+def test_each_context_is_counted_by_itself_and_forgotten_when_all_begins_anew() -> None:
+    status, sends, _ = sides()
+    sends.announce(of_length(3))
+    assert status.posted(0, 1, False, 7) == 1
+    assert status.posted(0, 1, True, 7) == 0
+    assert status.posted(0, 1, False, 8) == 0  # a context that rank 0 has not formed
+    status.clear()
+    assert status.posted(0, 1, False, 7) == 0
+
+
+def test_of_more_contexts_than_there_is_room_for_nothing_is_claimed() -> None:
+    status = SharedStatus(memory_file("test"), 2)
+    for index in range(CONTEXTS + 1):
+        check = ContextCheck(status, 0, 100 + index, index)
+    Channel(check, 0, 1, receiving=False).announce(of_length(3))
+    assert status.posted(0, 1, False, 100) == 0
+    assert status.posted(0, 1, False, 100 + CONTEXTS) is None
 
 
 def test_of_many_messages_one_may_meet_a_receive_from_anyone() -> None:
@@ -167,13 +188,20 @@ def test_of_many_messages_one_may_meet_a_receive_from_anyone() -> None:
         run(function, ranks=3, timeout=20)
 
 
-def test_of_many_messages_those_that_are_not_compared_leave_no_header() -> None:
-    """As receives do while others of the same rank take a message from anyone."""
-    board = Board(memory_file("test"), 2)
-    mine, theirs = (Pair(board, 0, 1, receiving, 1) for receiving in (True, False))
-    assert Pairs([mine]).announce([0], [NO_HEADER]) == [0]
-    assert board.header(0, 1, True, 1, 0) is None
-    assert theirs.announce(0, announced(Header("tensor", "float32", (3,), 12, "")))
+def test_messages_that_are_not_compared_leave_no_header() -> None:
+    """As receives do while others of the same rank take a message from any source."""
+    _, sends, receives = sides()
+    assert receives.announce(NO_HEADER) == 0
+    assert sends.announce(of_length(3)) == 0  # and does not raise
+
+
+def test_a_refused_message_leaves_its_number_to_the_next() -> None:
+    status, sends, receives = sides()
+    receives.announce(of_length(3))
+    with pytest.raises(ShapeMismatch):
+        sends.announce(of_length(4))
+    assert status.posted(0, 1, False, 7) == 0
+    assert sends.announce(of_length(3)) == 0
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -181,20 +209,17 @@ def test_two_that_announce_at_the_same_time_both_look_again(
     fits: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither has seen the other at first; once both have written, each looks once more."""
-    board = Board(memory_file("test"), 2)
-    mine, theirs = (Pair(board, 0, 1, receiving, 1) for receiving in (False, True))
-    sent, wanted = (announced(Header("tensor", "float32", (n,), 4 * n, ""))
-                    for n in (3, 3 if fits else 4))
-    fence = ledger._fence
+    _, sends, receives = sides()
+    fence = match_check._memory_fence
 
     def others_turn() -> None:
-        monkeypatch.setattr(ledger, "_fence", fence)
-        theirs._write(0, theirs._base + 1, wanted)
-        board.set_count(0, 1, True, 1, 1)
+        monkeypatch.setattr(match_check, "_memory_fence", fence)
+        monkeypatch.setattr(receives, "_they_have_posted", lambda number: False)
+        receives.announce(of_length(3 if fits else 4))
 
-    monkeypatch.setattr(ledger, "_fence", others_turn)
+    monkeypatch.setattr(match_check, "_memory_fence", others_turn)
     if fits:
-        assert Pairs([mine]).announce([0], [sent]) == [0]
+        assert sends.announce(of_length(3)) == 0
     else:
         with pytest.raises(ShapeMismatch):
-            Pairs([mine]).announce([0], [sent])
+            sends.announce(of_length(3))

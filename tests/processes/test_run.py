@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import dtlab
-from dtlab import Comm, run
+from dtlab import Comm, UnwaitedWork, run
 from dtlab.collectives import barrier
 
 FACTOR = 3  # a global that a function below uses
@@ -245,8 +245,8 @@ def test_compute_is_a_span_of_the_trace() -> None:
 def test_the_trace_counts_what_moved_and_when() -> None:
     def ring(comm: Comm) -> None:
         into = torch.empty(100)
-        with comm.labelled("shift"):
-            comm.sendrecv(torch.ones(100), (comm.rank + 1) % 3, into, (comm.rank - 1) % 3)
+        shift = comm.labelled("shift")
+        shift.sendrecv(torch.ones(100), (comm.rank + 1) % 3, into, (comm.rank - 1) % 3)
         comm.split(0)  # free of charge: not in the trace
         dist.barrier()
 
@@ -260,16 +260,20 @@ def test_the_trace_counts_what_moved_and_when() -> None:
     assert run(ring, ranks=3, trace=False).trace.messages() == 0
 
 
-def test_messages_nobody_waited_for_do_not_hurt() -> None:
-    def forgetful(comm: Comm) -> float | None:
+def test_a_message_that_nobody_waited_for_is_an_error_that_names_its_line() -> None:
+    def forgetful(comm: Comm, cancels: bool) -> float | None:
         if comm.rank == 0:
-            comm.isend(torch.full((1000,), 7.0), 1)
+            work = comm.isend(torch.full((1000,), 7.0), 1)
+            if cancels:
+                work.cancel()
             return None
         x = torch.empty(1000)
         comm.recv(x, 0)
         return x.sum().item()
 
-    assert run(forgetful, ranks=2).values == [None, 7000.0]
+    assert run(forgetful, True, ranks=2).values == [None, 7000.0]
+    with pytest.raises(UnwaitedWork, match=r"rank 0 .* send to 1 of 4,000 bytes, at test_run.py:"):
+        run(forgetful, False, ranks=2)
 
 
 def test_the_front_door() -> None:

@@ -167,44 +167,44 @@ def test_what_was_asked_before_keys_move_is_answered_before(
         assert values == [[[[0.0, 1.0, 2.0, 3.0]] * 6, [[1.0, 2.0, 3.0, 4.0]] * 6]] * 2
 
 
-class Letters(list[Any]):
-    """Takes what a copy sends."""
+class Sent(list[Any]):
+    """An endpoint that keeps what a copy sends."""
 
-    def send(self, *letter: Any) -> None:
-        self.append(letter)
+    def send(self, *message: Any) -> None:
+        self.append(message)
 
 
 def with_two_copies(what: Any) -> Any:
-    """`what(replica, another of the same server, their letters)`."""
+    """`what(replica, another of the same server, what they sent)`."""
     def body(comm: Comm) -> Any:
-        policy, letters = joined(comm).policy, Letters()
-        copies = (Replica(comm, letters, policy, 0, ps.Chain()) for _ in range(2))
-        return what(*copies, letters)
+        policy, sent = joined(comm).policy, Sent()
+        copies = (Replica(comm, sent, policy, 0, ps.Chain()) for _ in range(2))  # type: ignore[arg-type]
+        return what(*copies, sent)
 
     return simulate(body, network=NETWORK).values[2]
 
 
 def test_a_copy_that_comes_back_is_told_all_that_matters() -> None:
-    def brought_up_to_date(one: Replica, other: Replica, letters: Letters) -> Any:
-        one.send(1, ("pieces", 1, 0, []), [])
+    def brought_up_to_date(one: Replica, other: Replica, sent: Sent) -> Any:
+        one.send(1, ("shards", 1, 0, []), [])
         one.server.lost, one.server.resumed, one.server.found = [6], 8, ["of late keys"]
         one.adopt(2, 7)
-        other.install(*letters[-1][1][2:])
-        return other.handover.sent, other.server.lost, other.server.resumed, other.server.found
+        other.install(*sent[-1][1][2:])
+        return other.transfers.sent, other.server.lost, other.server.resumed, other.server.found
 
     assert with_two_copies(brought_up_to_date) == (
-        {1: (("pieces", 1, 0, []), [])}, [6], 8, ["of late keys"])
+        {1: (("shards", 1, 0, []), [])}, [6], 8, ["of late keys"])
 
 
 def test_a_copy_shows_nothing_until_its_keys_have_moved_as_well() -> None:
-    def looked_at(one: Replica, other: Replica, letters: Letters) -> Any:
+    def looked_at(one: Replica, other: Replica, sent: Sent) -> Any:
         answers = []
         for moves in range(3):
-            one.server.resizing.moves = moves
+            one.server.migration.moves = moves
             if moves != 1:
                 one.request(6, ("peek", 3, (), (), 1), [])
-            one._show()
-            answers.append(len(letters))
+            one._answer_peeks()
+            answers.append(len(sent))
         return answers
 
     assert with_two_copies(looked_at) == [0, 1, 1]
@@ -335,7 +335,7 @@ def test_keys_that_are_made_late_count_no_clock_twice(tmp_path: Path) -> None:
 
 
 def count(comm: Comm, node: ps.Node, clocks: int) -> list[float]:
-    """Under BSP each clock adds one to the weights, whoever takes part; halfway, keys move."""
+    """Under BSP each clock adds one to the weights, from any worker; keys move halfway."""
     node.init({key: torch.zeros(1) for key in KEYS})
     for clock in range(clocks):
         if clock == clocks // 2:
@@ -362,8 +362,8 @@ def counted(rule: ps.Replication, crash: dict[int, int], lost_worker: str = "go 
 
 
 @settings(max_examples=60)
-@example(rule=STRONG[0], event=160, victim=0, events=None)  # between its letters to two servers
-@example(rule=STRONG[1], event=213, victim=0, events=None)  # between its last letters
+@example(rule=STRONG[0], event=160, victim=0, events=None)  # between its messages to two servers
+@example(rule=STRONG[1], event=213, victim=0, events=None)  # between its last messages
 @given(rule=st.sampled_from(STRONG), event=st.integers(0, 250), victim=st.integers(0, 3),
        events=EVENTS)
 def test_training_goes_on_without_a_worker_and_a_copy(
@@ -416,7 +416,7 @@ def test_nor_without_copies() -> None:
 
 @pytest.mark.parametrize("event", range(8, 60, 3))
 def test_who_waits_for_one_server_is_not_lost_for_another(event: int) -> None:
-    """Worker 5 dies between its letters to two servers; one of them answers the others at once."""
+    """Worker 5 dies between its messages to two servers; one of them answers the others at once."""
     def body(comm: Comm) -> Any:
         node = ps.join(comm, servers=2, update=ps.SGD(lr=1.0), patience_s=0.05,
                        lost_worker="go on")

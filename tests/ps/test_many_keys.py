@@ -13,8 +13,8 @@ import torch
 
 from dtlab import Comm, ps, run, simulate
 from dtlab.ps import packing
+from dtlab.ps.index import KeyIndex, Shard
 from dtlab.ps.partition import Spec
-from dtlab.ps.places import Piece, Places
 from dtlab.ps.store import Store
 from dtlab.topology import uniform
 
@@ -62,7 +62,7 @@ def train(comm: Comm, how: dict[str, Any]) -> Any:
 
 
 def account(statistics: ps.Statistics) -> dict[str, Any]:
-    """All that does not depend on how many bytes a letter has."""
+    """All that does not depend on how many bytes a message has."""
     return {name: value for name, value in vars(statistics).items()
             if name not in ("waits", "received_bytes", "sent_bytes")}
 
@@ -106,7 +106,7 @@ def test_a_room_holds_what_separate_tensors_hold(backend: str, partition: ps.Par
         if node.is_server:
             return node.serve()
         node.init(start(), tables=["table"])
-        weights, grads = node.room(start()), node.room(start())
+        weights, grads = node.buffer(start()), node.buffer(start())
         found = []
         for step in range(4):
             if step == 2:
@@ -144,7 +144,7 @@ def test_a_room_of_another_node_is_as_good_as_separate_tensors() -> None:
                 node.serve()
                 continue
             node.init({name: torch.full((2,), float(ord(name))) for name in names})
-            room = room or node.room(["a", "b", "c"])
+            room = room or node.buffer(["a", "b", "c"])
             weights = node.pull(room, out=room)
             found.append([weights[name].tolist() for name in "abc"])
             for name, g in room.items():
@@ -184,9 +184,9 @@ def test_small_keys_of_a_room_lie_end_to_end() -> None:
         if node.is_server:
             return node.serve()
         node.init({i: torch.zeros(2, 3) for i in range(5)})
-        room = node.room(range(5))
+        room = node.buffer(range(5))
         node.finish()
-        (part,), = room.parts.values()
+        (part,), = room.slices.values()
         assert part.spot is not None
         return [room[i].data_ptr() - part.spot.data_ptr() for i in room]
 
@@ -258,7 +258,7 @@ def test_what_was_saved_of_keys_with_different_histories_is_resumed(tmp_path: Pa
 
 def test_a_snapshot_holds_no_memory_twice() -> None:
     store = Store(ps.SGD(0.1))
-    entry, = store.add([Piece(i, Spec((50,), torch.float32), 50) for i in range(40)])
+    entry, = store.add([Shard(i, Spec((50,), torch.float32), 50) for i in range(40)])
     entry.value = torch.arange(2000.0)
     store.one_by_one()
     data = pickle.dumps(store)
@@ -269,9 +269,9 @@ def test_a_snapshot_holds_no_memory_twice() -> None:
 
 def test_places_are_the_same_on_both_sides() -> None:
     """The server numbers what comes in the worker's order, and finds the same order."""
-    pieces = [Piece(key, Spec(tuple(x.shape), x.dtype, key == "table"), x.numel())
+    pieces = [Shard(key, Spec(tuple(x.shape), x.dtype, key == "table"), x.numel())
               for key, x in start().items()]
-    worker, server = Places(), Places()
+    worker, server = KeyIndex(), KeyIndex()
     worker.add(pieces)
     server.add(sorted(pieces, key=lambda piece: worker.of[piece.key]))
     assert worker.keys == server.keys

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtlab import Comm, ConfigError, ps, run, simulate
-from dtlab.ps.partition import Placement, Spec, common, positions, stable_hash
+from dtlab.ps.partition import Shards, Spec, common, positions, stable_hash
 from dtlab.topology import uniform
 
 PARTITIONS = [ps.Range(), ps.Hash(), ps.ConsistentHash()]
@@ -25,7 +25,7 @@ def many_keys(count: int) -> dict[Any, Spec]:
     return {f"layer{i}": Spec((7, 3), torch.float32) for i in range(count)}
 
 
-def load(placement: Placement, specs: dict[Any, Spec]) -> Counter[int]:
+def load(placement: Shards, specs: dict[Any, Spec]) -> Counter[int]:
     found: Counter[int] = Counter()
     for key, pieces in placement.items():
         for server, units in pieces:
@@ -94,7 +94,7 @@ def test_plain_hashing_moves_most_keys() -> None:
     assert 0.7 < moved / len(before) < 0.9  # 4/5
 
 
-def owners(placement: Placement, specs: dict[Any, Spec]) -> dict[Any, int]:
+def owners(placement: Shards, specs: dict[Any, Spec]) -> dict[Any, int]:
     """Server of each key, and of each row of a table."""
     found = {}
     for key, pieces in placement.items():

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-import dtlab.ps.copies
+import dtlab.ps.replica_loop
 from dtlab import Comm, RankFailed, Result, ps, simulate
 from dtlab.ps.replica import Replica
 from dtlab.topology import uniform
 from tests.ps.test_replication import HEALED_S, MASTER, STRONG, islands
 
 HASTY, LATE = 4, 5  # workers
-DURING = (200, 340)  # a copy's events between the first push and the last, about
+DURING = (220, 390)  # a copy's events between the first push and the last, about
 
 
 def copied(comm: Comm, rule: ps.Replication, copies: int = 3) -> ps.Node:
@@ -68,7 +68,7 @@ def test_a_copy_that_has_not_caught_up_never_speaks_for_what_was_answered(
 ) -> None:
     """Those that have everything crash. Either the one that came back has it too, or it says no."""
     together = [{1: event, 2: event} for event in range(*DURING, 10)]
-    alone = [{1: 30, 2: event} for event in range(320, 334)]  # 2 is left to bring 0 up to date
+    alone = [{1: 30, 2: event} for event in range(360, 384, 2)]  # 2 is left to bring 0 up to date
     outcomes = set()
     for crash in together + alone:
         try:
@@ -114,7 +114,7 @@ def test_the_log_is_not_kept_for_a_copy_that_has_fallen_silent_again(
         node.finish()
         return None
 
-    monkeypatch.setattr(dtlab.ps.copies, "Replica", noted)
+    monkeypatch.setattr(dtlab.ps.replica_loop, "Replica", noted)
     values = simulate(steady, network=islands(), crash={0: 98}, timeout=60).values
     assert 0 not in values[MASTER].back
     assert values[0] is None

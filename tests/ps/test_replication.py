@@ -234,7 +234,7 @@ def test_pushes_that_come_while_a_copy_is_brought_up_to_date_reach_it(
 
 def test_a_copy_that_has_come_back_can_lead() -> None:
     """Both others crash after that: it must have all there is."""
-    for events in (350, 360, 370):
+    for events in (410, 420, 430):
         values = simulate(lambda comm: cut_off(comm, ps.Chain()), network=islands(), timeout=60,
                           crash={1: events, 2: events}).values
         (far, _, far_last), (near, refused, near_last) = values[4:]

@@ -14,32 +14,32 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dtlab import Comm, RankFailed, Result, ps, simulate
-from dtlab.ps.mail import Mail, Received
+from dtlab.ps.messages import Endpoint, Message
 from dtlab.topology import Topology, uniform
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 from tests.ps.test_replication import STRONG, WEAK
 
 GONE = "have died, or had not caught up"
 LEASE_S, STEPS, KEYS = 0.01, 8, ["a", "b", "c"]
-receive_within = Mail.receive_within
+receive = Endpoint.receive
 
 
 @contextmanager
 def sleepy(seed: int, often: float, leases: float, ranks: range) -> Iterator[None]:
-    """Inside, each of `ranks` now and then sleeps before it looks for letters: at a share `often`
-    of its looks, for up to so many leases."""
+    """Inside, each of `ranks` now and then sleeps before it looks for messages: at a share `often`
+    of its looks, for up to `leases` leases."""
     dice = {rank: random.Random(seed * 100 + rank) for rank in ranks}
 
-    def later(mail: Mail, seconds: float) -> Received | None:
-        rng = dice.get(mail.comm.rank)
+    def later(endpoint: Endpoint, timeout_s: float | None = None) -> Message | None:
+        rng = dice.get(endpoint.comm.rank)
         if rng is not None and rng.random() < often:
             sleep_s = LEASE_S * leases * rng.random() * rng.choice([0.04, 0.2, 0.4, 1.0])
-            with mail.comm.compute("asleep", seconds=sleep_s):
+            with endpoint.comm.compute("asleep", seconds=sleep_s):
                 pass
-        return receive_within(mail, seconds)
+        return receive(endpoint, timeout_s)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Mail, "receive_within", later)
+        patch.setattr(Endpoint, "receive", later)
         yield
 
 
@@ -71,12 +71,12 @@ def train(comm: Comm, servers: int, replicas: int, rule: ps.Replication,
 
 def check(result: Result, servers: int, wanted: float) -> None:
     """All is counted once, nobody led beside another, and copies that were never given up agree."""
-    chronicle, workers = result.values[servers], result.values[servers + 1 :]
+    log, workers = result.values[servers], result.values[servers + 1 :]
     assert torch.tensor(workers).amax(0).tolist() == [wanted] * len(KEYS)
-    assert chronicle.overlaps() == []
+    assert log.overlaps() == []
     groups: dict[tuple[Any, ...], set[int]] = {}
     for copy in result.values[:servers]:
-        if copy is not None and copy.server not in chronicle.dead:
+        if copy is not None and copy.server not in log.dead:
             groups.setdefault(tuple(sorted(copy.load)), set()).add(copy.checksum)
     assert all(len(checksums) == 1 for checksums in groups.values())
 
@@ -91,7 +91,7 @@ def wanted(consistency: ps.Consistency, workers: int) -> float:
        often=st.sampled_from([0.003, 0.01, 0.03]), leases=st.sampled_from([1, 2.5, 5, 15]))
 @example(rule=ps.Chain(), consistency=ps.ASP(), kind="dense", seed=249, often=0.01, leases=2.5)
 @example(rule=ps.Chain(), consistency=ps.SSP(2), kind="dense", seed=224596, often=0.03, leases=15)
-def test_whoever_sleeps_however_long_all_is_counted_once(
+def test_however_long_ranks_sleep_all_is_counted_once(
     rule: ps.Replication, consistency: ps.Consistency, kind: str, seed: int, often: float,
     leases: float
 ) -> None:
@@ -127,7 +127,7 @@ def test_some_sleep_some_crash_and_all_is_counted_once(
 
 
 def star(seed: int, ranks: int) -> Topology:
-    """Ranks near to a switch and far from it, so that letters overtake others'."""
+    """Ranks near to a switch and far from it, so that messages overtake others'."""
     rng, graph = random.Random(seed), nx.DiGraph()
     for rank in range(ranks):
         graph.add_node(rank, kind="host", host=rank)

@@ -76,14 +76,15 @@ def test_ranks_of_a_sub_communicator_go_by_their_numbers_in_the_run() -> None:
     assert table(fn, 4) == [("send", peer, 4) for peer in "2301"]
 
 
-def test_the_line_is_the_learners_not_ours() -> None:
+@pytest.mark.parametrize("strands", ["greenlet", "thread"])
+def test_the_line_is_the_learners_not_ours(strands: str) -> None:
     def fn(comm: Comm) -> None:
         barrier(comm)
         if comm.rank:
             all_reduce(comm, torch.ones(4))  # this line
 
     with pytest.raises(dtlab.Deadlock) as caught:
-        simulate(fn, network=net(3))
+        simulate(fn, network=net(3), strands=strands)
     line = fn.__code__.co_firstlineno + 3
     assert [w.line for w in caught.value.waiting[1:]] == [f"test_endings.py:{line} in fn"] * 2
     assert [w.doing for w in caught.value.waiting[1:]] == [

@@ -461,7 +461,7 @@ def test_every_traffic_runs_on_every_cluster_that_comes_with_it() -> None:
         for kind in widget.kinds:
             widget.traffic.value = kind
             assert f"{cluster} · {kind}" in widget.words.value
-            assert widget.film.stretches[-1].end_s == widget.film.end_s > 0
+            assert widget.history.stretches[-1].end_s == widget.history.end_s > 0
             assert widget.play.max == widget.moment.max <= 63
 
 
@@ -484,7 +484,7 @@ def test_traffic_that_fails_is_told_in_words_and_the_picture_stays() -> None:
     widget.traffic.value = "stuck"
     assert "deadlock" in widget.words.value
     assert widget.image.value == shown
-    widget.forward()  # still the film that is there
+    widget.forward()  # still the run that is there
     assert "racks · two flows" in widget.words.value
     with pytest.raises(Deadlock):
         TopologyExplorer({"racks": racks(2, 2)}, {"stuck": stuck})

@@ -1,4 +1,5 @@
-"""What every all-reduce is asked: sums of small whole numbers, in place, through `comm`."""
+"""What all exercises on all-reduce check: sums of small whole numbers, in place, through `comm`.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def judge_sums(case: Case, outcome: Outcome, clue: Clue) -> Verdict:
-    """The sum on every rank, in x itself; else what the vectors betray: of any all-reduce, or, by
-    `clue`, of the algorithm that was asked for."""
+    """The sum on every rank, in x itself; else the mistake that the vectors show: one of any
+    all-reduce, or, by `clue`, of the algorithm in question."""
     total = case.facts["total"]
     for rank, (x, *_) in enumerate(outcome.after):
         if x.shape != total.shape or x.dtype != total.dtype:
@@ -65,7 +66,7 @@ def _common_clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str
         return "x is unchanged on every rank: nothing was added into it."
     if all(torch.allclose(x.to(_wide(x.dtype)) * p, total.to(_wide(x.dtype)), rtol=0.02)
            for x in after):
-        return "That is the average; the exercise asks for the sum."
+        return "That is the average; the exercise wants the sum."
     if sum(right) == 1 < p:
         return (f"Only rank {right.index(True)} holds the sum; an all-reduce leaves it on every "
                 "rank.")
@@ -78,7 +79,7 @@ def too_large(after: list[torch.Tensor], total: torch.Tensor) -> bool:
 
 
 def least_bytes(case: Case) -> int:
-    """All ranks together can't send less: p − 1 vectors to be summed, p − 1 sums to be known."""
+    """All ranks together can't send less: p − 1 vectors to be summed, then p − 1 sums."""
     return 2 * (case.ranks - 1) * int(case.facts["n"]) * int(case.facts["item"])
 
 

@@ -63,9 +63,9 @@ def step_clue(after: Sequence[torch.Tensor], before: torch.Tensor,
     if all_are(before.double() + lr * mean):
         return "That goes uphill: the new weights are weights − lr · mean."
     if all(same(x, wanted(before, [g], lr)) for x, g in zip(after, grads, strict=True)):
-        return "Each worker steps with its own gradient: nobody has heard of the others'."
+        return "Each worker steps with its own gradient only: the gradients were never averaged."
     share = [same(x, right) for x in after]
     if any(share) and not all(share):
-        return (f"{sum(share)} of {len(share)} workers have the new weights: hand them out to all "
-                "the others, too.")
+        return (f"{sum(share)} of {len(share)} workers have the new weights: send them to all the "
+                "others, too.")
     return ""

@@ -1,4 +1,4 @@
-"""What the exercises of chapter 04 judge alike: values, rounds, dtypes."""
+"""What the exercises of chapter 04 check alike: values, rounds, dtypes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compare(name: str, got: Any, wanted: torch.Tensor, whose: str, clue: str) ->
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return Verdict(False, f"{name}: {got.dtype} {tuple(got.shape)}",
                        f"{wanted.dtype} {tuple(wanted.shape)}",
-                       clue="The result has another shape or dtype than asked for.")
+                       clue="The result has the wrong shape or dtype.")
     different = (got != wanted).nonzero().tolist()
     if not different:
         return None

@@ -1,4 +1,4 @@
-"""Chapter 04: into how many segments shall a chain cut its vector?"""
+"""Chapter 04: into how many segments should a chain cut its vector?"""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
 
     square = (ranks - 2) * nbytes * beta / alpha
     if ranks == 2 and k > 1:
-        return "Two ranks: nobody passes anything on, and every further segment costs one more α."
+        return "With two ranks no rank passes anything on, and every further segment costs one more α."
     if square and near(math.sqrt((ranks - 2) * alpha / (nbytes * beta))):
-        return "α and nβ are the wrong way round: dear messages want few segments."
+        return "α and nβ are the wrong way round: expensive messages call for few segments."
     if near(math.sqrt(nbytes * beta / alpha)):
-        return "A longer chain wants more segments: the number of ranks is missing."
+        return "A longer chain needs more segments: the number of ranks is missing."
     for other in (ranks, ranks - 1):
         if near(math.sqrt(other * nbytes * beta / alpha)):
-            return "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so it is p − 2 that stands in it."
+            return "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so the factor is p − 2."
     if near(square):
         return "Without its root: the best k is a square root. Where is the derivative 0?"
     return ("Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where is "

@@ -1,4 +1,4 @@
-"""Chapter 04: what the root has, everyone gets, in ⌈lg p⌉ rounds."""
+"""Chapter 04: every rank gets the root's vector, in ⌈lg p⌉ rounds."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
     if rank == root:
         return "The root's own x was overwritten: the root only sends."
     if root and all(torch.equal(x, before[0]) for x in after):
-        return ("Everyone has rank 0's x. Renumber the ranks so that the root is 0: "
-                "me = (comm.rank - root) % p; and turn back for send and recv: (… + root) % p.")
+        return ("Every rank has rank 0's x. Renumber the ranks so that the root is 0: "
+                "me = (comm.rank - root) % p; for send and recv, turn back: (… + root) % p.")
     value = outcome.values[rank]
     if isinstance(value, torch.Tensor) and torch.equal(value, case.facts["wanted"]):
         return "The returned tensor is right, but x is not: receive into x itself."
     if torch.equal(after[rank], before[rank]):
         return (f"Rank {rank} was never reached: its x is what it was. Every rank but the root "
-                "receives once; whose number is beyond p is not there to be sent to.")
-    return ("It holds another rank's x: somebody sent before it had received. A rank first "
+                "receives once; a number of p or more is no rank.")
+    return ("It holds another rank's x: a rank sent before it had received. A rank first "
             "receives from its parent, then sends to its children.")
 
 
@@ -50,11 +50,11 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     p = case.ranks
     busiest = max(outcome.trace.messages(rank) for rank in range(p))
     if busiest > lg_ceil(p) or busiest == 1:  # one sends to all, or each to the next
-        clue = ("One message follows the other. Whoever has x shall send it on in the very next "
-                "round, so that each round doubles the ranks that have it.")
+        clue = ("One message follows the other. Every rank that has x must send it in the very "
+                "next round, so that each round doubles the number of ranks that have it.")
     else:
-        clue = ("Somebody starts too late. The child with the largest subtree has most to do after "
-                "it: send to the farthest child first.")
+        clue = ("A rank starts too late. The child with the largest subtree has the most left to "
+                "do: send to the farthest child first.")
     return shared.rounds(case, outcome, lg_ceil(p), "⌈lg p⌉", clue)
 
 
@@ -64,8 +64,8 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     nbytes = f"{sent:,} / {least:,}"
     if sent == least:
         return Verdict(True, "x, once to each", "(p−1)·n in all", nbytes)
-    clue = ("Somebody receives what it has already: each rank but the root receives x once, and "
-            "nobody sends to the root." if sent > least else
+    clue = ("A rank receives what it has already: each rank but the root receives x once, and "
+            "no rank sends to the root." if sent > least else
             "Send x itself through comm, once to each rank.")
     return Verdict(False, f"{sent:,} B in all", f"(p−1)·n = {least:,} B", nbytes, clue=clue)
 
@@ -82,11 +82,11 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("values", 2, "2, 4, 8 ranks, root 0", plain, _values),
         Check("any p", 1, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, _values,
-              "It works for powers of two only. A child whose number is p or more is not there: "
-              "leave it out."),
+              "It works for powers of two only. A child whose number is p or more does not "
+              "exist: leave it out."),
         Check("any root", 2, "2 to 13 ranks, every kind of root", roots, _values,
               "It works for root 0 only. Renumber the ranks: me = (comm.rank - root) % p is 0 at "
-              "the root; and where you send or receive, turn back: (… + root) % p."),
+              "the root; where you send or receive, turn back: (… + root) % p."),
         Check("any x", 1, "float64, int64, bfloat16; 0 and 1 elements", kinds, _values,
               "Receive straight into x, whatever its dtype and length."),
         Check("rounds", 2, "2 to 13 ranks, simulated", timed, _rounds, provided=_values),

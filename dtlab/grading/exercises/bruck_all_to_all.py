@@ -1,4 +1,4 @@
-"""Chapter 04: a part for everyone from everyone, in ⌈lg p⌉ rounds."""
+"""Chapter 04: a part from every rank to every rank, in ⌈lg p⌉ rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
     for rank, value in enumerate(outcome.values):
         wanted = _wanted(case, rank)
         wrong = shared.compare(f"rank {rank}: result", value, wanted,
-                               "what the row's rank has for this one", "")
+                               "what the row's rank has for this rank", "")
         if wrong:
             return wrong._replace(clue=_clue(case, outcome, rank) or wrong.clue)
         if not torch.equal(outcome.after[rank][0], case.args[rank][0]):
@@ -57,7 +57,7 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
                     "(r − d) % p.")
     if sorted(map(str, value.tolist())) == sorted(map(str, wanted.tolist())):
         return ("All parts have come, in the wrong order: row d has come from d ranks back, from "
-                "rank (r − d) % p. That runs backwards; a roll alone does not turn it.")
+                "rank (r − d) % p. That order runs backwards; a roll alone does not reverse it.")
     return ("Some parts are not for this rank. At the start row d is for the rank d further on: "
             "parts.roll(-r, 0). In the round of hop 2^k, the rows whose d has that bit move 2^k "
             "ranks ahead, and what comes takes their places.")
@@ -72,7 +72,7 @@ def _is_turned_round(case: Case, outcome: Outcome, rank: int) -> bool:
 def _rounds(case: Case, outcome: Outcome) -> Verdict:
     clue = (f"{case.ranks} ranks took {outcome.elapsed_s:g} rounds. Sending each part straight to "
             "its rank takes p − 1. Let parts hop 1, 2, 4, … ranks ahead, many in one message: one "
-            "sendrecv a round.")
+            "sendrecv per round.")
     return shared.rounds(case, outcome, lg_ceil(case.ranks), "⌈lg p⌉", clue)
 
 
@@ -109,8 +109,8 @@ def _build(seed: int) -> list[Check]:
               "It works for powers of two only. Bruck's hops go (r + 2^k) % p, for any p; partners "
               "r ^ 2^k exist for powers of two only."),
         Check("any parts", 1, "2-d parts, numbers, empty; float64, int64, bfloat16", kinds, _values,
-              "parts has shape (p, …), any dtype, and may hold nothing: torch.empty_like makes room "
-              "for what arrives."),
+              "parts has shape (p, …), any dtype, and may be empty: torch.empty_like makes a "
+              "buffer for what arrives."),
         Check("rounds", 2, "2 to 13 ranks, simulated", timed, _rounds, provided=_values),
         Check("bytes", 2, "2 to 13 ranks", timed, _bytes, provided=_values),
         Check("real", 1, "4 processes over Gloo", [_case(4, (250,), seed=seed, gloo=True)],

@@ -1,4 +1,4 @@
-"""Chapter 09: who holds which key, so that little moves when a server comes or goes."""
+"""Chapter 09: which server holds which key, so that few move when a server joins or fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def elsewhere(place: Place, keys: list[str], servers: list[str], copies: int) ->
     return [here, there, place(keys[::-1], servers[::-1], copies)]
 
 
-# ---- in the court ------------------------------------------------------------------------------
+# ---- in the judge ------------------------------------------------------------------------------
 
 
 def _trouble(placed: Any, keys: list[str], servers: list[str], copies: int) -> Verdict | None:
@@ -52,7 +52,7 @@ def _trouble(placed: Any, keys: list[str], servers: list[str], copies: int) -> V
         mine = placed[key]
         if not isinstance(mine, (list, tuple)) or not all(isinstance(s, str) for s in mine):
             return Verdict(False, f"{key} → {mine!r:.60}", wanted,
-                           clue="Each key has a *list* of servers, also if it is but one.")
+                           clue="Each key has a *list* of servers, also if it is only one.")
         if unknown := [server for server in mine if server not in servers]:
             return Verdict(False, f"{key} → {unknown[0]!r:.40}, which isn't there", wanted)
         if len(set(mine)) < len(mine):
@@ -131,8 +131,8 @@ def _gone(case: Case, outcome: Outcome) -> Verdict:
     if most > 3 * fair:
         return Verdict(False, f"one server inherits {most} of {len(orphans)} keys",
                        f"about {fair:.0f} each",
-                       clue="All keys of the dead server fall to one neighbour, and may fell it "
-                            "too. With many points a server has many neighbours.")
+                       clue="All keys of the dead server fall to one neighbour, and may overload "
+                            "it. With many points a server has many neighbours.")
     return Verdict(True, f"{len(orphans)} keys move, each to its copy",
                    "only what must, to its copy")
 

@@ -1,4 +1,4 @@
-"""Chapter 08: DC-ASGD, the server's half: what it notes at a pull, what it does at a push."""
+"""Chapter 08: DC-ASGD, the server's half: what it stores at a pull, what it does at a push."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ OTHERS: dict[str, Answer] = {
     "That is plain SGD: w − w_bak is zero, or is missing. A backup has to be a copy, w.clone(), for "
     "`backups[worker] = w` is the same tensor and moves with w; and it is made anew at a pull, not "
     "at a push.": _mistake(lambda g, d: 0 * g),
-    "λ is divided by √(mean of g²): that is the adaptive variant; the exercise asks for λ as it "
+    "λ is divided by √(mean of g²): that is the adaptive variant; the exercise uses λ as it "
     "is.": _mistake(lambda g, d: g * g * d / (0.05 * g * g + 1e-7).sqrt()),
     "One backup for all workers: each worker's pull overwrites the others'. Keep one for each: "
     "backups[worker].": _mistake(_compensate, whose="all"),
@@ -76,10 +76,10 @@ OTHERS: dict[str, Answer] = {
 # ---- scripts of pulls and pushes ---------------------------------------------------------------
 
 
-def play(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: float
+def replay(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: float
          ) -> list[torch.Tensor | str]:
-    """In the sandbox: for each request what the worker was given, or the weights afterwards; words
-    instead if something was done that must not be."""
+    """In the sandbox: for each request, the weights that the worker was given, or that the push left;
+    a sentence instead if the function did what it must not do."""
     backups: dict[Any, torch.Tensor] = {}
     seen: list[torch.Tensor | str] = []
     for request, worker, g in script:
@@ -102,17 +102,17 @@ def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr
                None if r[0] == "p" else torch.randn(*shape, generator=random, dtype=F64))
               for r in requests.split()]
     w = torch.randn(*shape, generator=random, dtype=F64)
-    return Case(f"{name}: {requests}", [(w, script, lr, lam)], comm=False, harness=play,
+    return Case(f"{name}: {requests}", [(w, script, lr, lam)], comm=False, harness=replay,
                 facts={"w": w.clone(), "script": script, "lr": lr, "lam": lam})
 
 
-def _played(case: Case, function: Answer) -> list[torch.Tensor | str]:
+def _replayed(case: Case, function: Answer) -> list[torch.Tensor | str]:
     facts = case.facts
-    return play(function, facts["w"].clone(), facts["script"], facts["lr"], facts["lam"])
+    return replay(function, facts["w"].clone(), facts["script"], facts["lr"], facts["lam"])
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
-    wanted, found = _played(case, right), outcome.values[0]
+    wanted, found = _replayed(case, right), outcome.values[0]
     told = "w − lr·[g + λ·g⊙g⊙(w − w_bak)], to 1e-12"
     for number, (came, should) in enumerate(zip(found, wanted, strict=True)):
         if not _close(came, should):
@@ -143,7 +143,7 @@ def _clue(case: Case, found: list[torch.Tensor | str]) -> str:
         return "w never changes: a push changes w in place, with w -= … or w.sub_(…)."
     for hint, mistaken in OTHERS.items():
         try:
-            came = _played(case, mistaken)
+            came = _replayed(case, mistaken)
         except KeyError:
             continue
         if all(map(_close, found, came)):

@@ -1,4 +1,4 @@
-"""Chapter 06: two rings without a common wire, judged by what a ring is: no one answer is asked."""
+"""Chapter 06: two rings without a common wire, judged as rings: any two will do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dtlab.topology.servers import V100_LINKS
 
 Links = dict[tuple[int, int], int]
 Pair = tuple[int, int]
-NONE_CLUE = ("These links hold no two rings that share no wire, and the exercise asks for None then. "
-             "Whoever has tried every way may say so.")
+NONE_CLUE = ("These links hold no two rings without a common wire, so the answer is None. Return it "
+             "once every possibility has been tried.")
 
 
 def _case(name: str, ranks: int, links: Links, seed: int, *, hint: str = "",
@@ -51,7 +51,7 @@ def _grid(x: int, y: int) -> Links:
 
 
 def _two_rings(ranks: int, more: int, seed: int) -> Links:
-    """A ring, another one that shares no wire with it, and a few more links to get lost in."""
+    """A ring, another one that shares no wire with it, and a few more links."""
     drawn = random.Random(f"{seed} {ranks} {more}")
     first = list(_edges(list(range(ranks))))
     while True:
@@ -116,7 +116,7 @@ def _mistake(case: Case, value: object) -> str:
         for a, b in pairwise([*ring, ring[0]]):
             if (min(a, b), max(a, b)) not in links:
                 closing = (a, b) == (ring[-1], ring[0])
-                return (f"ring {number} goes from {a} to {b}, where no link is|" + (
+                return (f"ring {number} goes from {a} to {b}, between which there is no link|" + (
                     "The last rank must have a link to the first one, too: a path is no ring yet."
                     if closing else "Go on only along `links`; they lead both ways."))
         used.update(_edges(list(ring)))
@@ -195,7 +195,7 @@ def _build(seed: int) -> list[Check]:
     large = [_case("torus 5 × 5", 25, _grid(5, 5), seed),
              _case("mesh", 13, _two_rings(13, 6, seed), seed)]
     return [
-        Check("easy meshes", 1, "everyone joined to everyone", easy, _judge),
+        Check("easy meshes", 1, "every rank joined to every other", easy, _judge),
         Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge,
               "A link of two wires may be used twice: count wires, don't only mark links as used."),
         Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge,
@@ -204,8 +204,8 @@ def _build(seed: int) -> list[Check]:
         Check("no rings", 1, "meshes without two rings", none, _judge),
         Check("larger meshes", 1, "13 and 25 ranks", large, _judge,
               "Trying all orders of 25 ranks takes longer than the universe has existed: build a "
-              "ring step by step along the links, and go back where it can't go on. It helps to "
-              "visit first those with the fewest ways on."),
+              "ring step by step along the links, and go back at a dead end. It helps to visit "
+              "first the ranks with the fewest free links."),
     ]
 
 

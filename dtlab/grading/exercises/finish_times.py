@@ -105,7 +105,7 @@ def _equal_shares(routes: list[list[str]], capacity: Mapping[str, float]) -> lis
     return [min(capacity[link] / crowd[link] for link in route) for route in routes]
 
 
-def _played(rates: Rates, sizes: list[int], routes: list[list[str]],
+def _simulated(rates: Rates, sizes: list[int], routes: list[list[str]],
             capacity: Mapping[str, float]) -> list[float]:
     """When flows end, whose rates are worked out anew at each end."""
     left = {flow: float(size) for flow, size in enumerate(sizes)}
@@ -142,7 +142,7 @@ def _clue(came: list[float], wanted: list[float], case: Case) -> str:
                     for n, route in zip(sizes, routes, strict=True)]):
         return ("The times on the links of a route don't add up: bytes cross all of them at once, "
                 "and the narrowest sets the pace.")
-    if _near(came, _played(_equal_shares, sizes, routes, capacity)):
+    if _near(came, _simulated(_equal_shares, sizes, routes, capacity)):
         return ("Not every flow can use its equal share of a link: one that is held back elsewhere "
                 "leaves the rest to the others. Fill up: fix the rates on the tightest link, take "
                 "them off all other links, repeat.")
@@ -180,8 +180,8 @@ def _build(seed: int) -> list[Check]:
         Check("held back elsewhere", 2, "unequal shares", held, _judge),
         Check("unseen clusters", 2, f"{len(unseen)} clusters, random flows", unseen, _judge),
         Check("edges", 1, "no flows; 0 bytes", edges, _judge,
-              "Without flows return an empty list; a flow of 0 bytes ends at 0 s, and is in "
-              "nobody's way."),
+              "Without flows return an empty list; a flow of 0 bytes ends at 0 s, and slows "
+              "down no other flow."),
     ]
 
 

@@ -12,7 +12,7 @@ from dtlab.grading.exercise import Check, Exercise, Verdict
 TOLERANCE = 0.10  # of the time, at every size asked for
 
 
-class Machine(NamedTuple):
+class TrueMachine(NamedTuple):
     """What the times are made from."""
 
     name: str
@@ -21,16 +21,16 @@ class Machine(NamedTuple):
 
 
 MACHINES = (
-    Machine("loopback", 25e-6, 1 / 3e9),
-    Machine("Ethernet", 60e-6, 1 / 1.2e9),
-    Machine("InfiniBand", 2e-6, 1 / 24e9),
-    Machine("NVLink", 9e-6, 1 / 150e9),
+    TrueMachine("loopback", 25e-6, 1 / 3e9),
+    TrueMachine("Ethernet", 60e-6, 1 / 1.2e9),
+    TrueMachine("InfiniBand", 2e-6, 1 / 24e9),
+    TrueMachine("NVLink", 9e-6, 1 / 150e9),
 )
 SHORT = (1, 20, 300)  # bytes, not among those measured
 LONG = (5_000_000, 50_000_000)
 
 
-def _case(machine: Machine, noise: float, outliers: float, seed: int) -> Case:
+def _case(machine: TrueMachine, noise: float, outliers: float, seed: int) -> Case:
     """Times of messages of 4⁰ … 4¹³ bytes, ten each. `noise`: relative; `outliers`: their share,
     each 3 to 20 times slower, as when the operating system does something else."""
     random = np.random.default_rng([seed, int(machine.alpha_s * 1e9), int(outliers * 100)])
@@ -45,7 +45,7 @@ def _case(machine: Machine, noise: float, outliers: float, seed: int) -> Case:
 
 def _judge(case: Case, outcome: Outcome, sizes: tuple[int, ...]) -> Verdict:
     """Compare predicted and true times at `sizes`."""
-    machine: Machine = case.facts["machine"]
+    machine: TrueMachine = case.facts["machine"]
     wanted = f"{_shown(machine.alpha_s, machine.beta_s_per_byte)}; off by ≤ {TOLERANCE:.0%}"
     value = outcome.values[0]
     if not _is_pair(value):
@@ -74,7 +74,7 @@ def _is_pair(value: object) -> bool:
     return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value)
 
 
-def _clue(alpha: float, beta: float, machine: Machine, worst: int) -> str:
+def _clue(alpha: float, beta: float, machine: TrueMachine, worst: int) -> str:
     """Which mistake makes just this pair of numbers?"""
 
     def near(x: float, y: float) -> bool:
@@ -91,10 +91,10 @@ def _clue(alpha: float, beta: float, machine: Machine, worst: int) -> str:
     if near(beta, b / 8) or near(beta, b * 8):
         return "β is per byte, not per bit: a factor of 8."
     if worst in SHORT or not near(alpha, a):
-        return ("α is lost. Plain least squares looks at absolute errors, so a few percent of noise "
+        return ("α is lost in the noise. Plain least squares looks at absolute errors, so a few percent of noise "
                 "on the 64 MB messages outweigh every short one: make the errors relative (divide "
-                "by the time), or fit α on the short messages and β on the long ones. A few times "
-                "are many times too long: take the median of each size first.")
+                "by the time), or fit α on the short messages and β on the long ones. Some times "
+                "are far too long: take the median of each size first.")
     return ("β is off: the long messages decide it. Times that were disturbed are too long, never "
             "too short: take the median of each size, not the mean.")
 

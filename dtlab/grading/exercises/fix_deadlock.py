@@ -1,4 +1,4 @@
-"""Chapter 00: a circle in which all send first never moves. Mend it."""
+"""Chapter 00: a cycle in which all ranks send first is a deadlock. Fix it."""
 
 from __future__ import annotations
 

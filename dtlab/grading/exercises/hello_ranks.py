@@ -1,4 +1,4 @@
-"""Chapter 00: who am I, how many are we, who is beside me?"""
+"""Chapter 00: this rank, the number of ranks, the neighbours"""
 
 from __future__ import annotations
 

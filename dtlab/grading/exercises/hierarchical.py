@@ -26,7 +26,7 @@ NOTHING = "Nothing was sent through comm."
 
 def _case(ranks: int, group: int, n: int, seed: int, dtype: torch.dtype = F32, *,
           in_racks: bool = False, **options: Any) -> Case:
-    """Groups of `group` ranks; in_racks: each in a rack of its own, whose way out is as fast as
+    """Groups of `group` ranks; in_racks: each in a rack of its own, whose uplink is as fast as
     one rank's port, and nothing takes time but bytes."""
     case = summing_case(ranks, n, dtype, seed, **options)
     cluster = racks(ranks // group, group, oversubscription=group, latency_s=0.0,
@@ -43,7 +43,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _clue(case: Case, after: list[torch.Tensor]) -> str:
-    """Who holds the sum of whom?"""
+    """Which rank holds the sum of which ranks?"""
     total, k = case.facts["total"], case.facts["group"]
     before = [args[0] for args in case.args]
     groups = [sum(before[first : first + k]) for first in range(0, case.ranks, k)]
@@ -52,10 +52,10 @@ def _clue(case: Case, after: list[torch.Tensor]) -> str:
         return ("Some sums are too large: a contribution was added more than once. On the way back, "
                 "the leader's sum overwrites what the others hold.")
     if all(torch.equal(x, groups[rank // k]) for rank, x in enumerate(after)):
-        return ("Each rank holds the sum of its own group only: the leaders must add up the sums of "
-                "all groups before they hand them out.")
+        return ("Each rank holds the sum of its own group only: the leaders must add the sums of "
+                "all groups before they send them out.")
     if right == [rank % k == 0 for rank in range(case.ranks)]:
-        return ("Only the leaders hold the sum: each must hand it out in its group (a broadcast), "
+        return ("Only the leaders hold the sum: each must send it to its group (a broadcast), "
                 "once the leaders' all-reduce is done.")
     if all(torch.equal(x, groups[rank // k]) for rank, x in enumerate(after) if rank % k == 0):
         return ("The leaders hold the sums of their groups, and no more: now an all-reduce among "
@@ -118,7 +118,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(True, f"{took:.3g} s", f"≤ {allowed:.3g} s", rounds=rounds)
     clue = ("The values are right, but inside the groups whole vectors travel one after the other, "
             "so the leader's port is the bottleneck. For long vectors: reduce-scatter the group, "
-            "then gather the pieces at the leader (collectives.reduce(…, "
+            "then gather the parts at the leader (collectives.reduce(…, "
             "algorithm='rabenseifner')); and back: scatter, all-gather "
             "(algorithm='scatter_allgather').")
     return Verdict(False, f"{took:.3g} s", f"≤ {allowed:.3g} s", rounds=rounds, clue=clue)
@@ -134,7 +134,7 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(False, "no messages", limit, rounds=rounds, clue=NOTHING)
     if took <= allowed + 1e-9:
         return Verdict(True, f"{took:g} rounds", limit, rounds=rounds)
-    clue = ("As many rounds as one ring over all ranks has, 2(p−1), or more. Groups shall work at "
+    clue = ("As many rounds as one ring over all ranks has, 2(p−1), or more. Groups must work at "
             "the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among them, 2(k−1) back.")
     return Verdict(False, f"{took:g} rounds", limit, rounds=rounds, clue=clue)
 
@@ -162,7 +162,7 @@ def _build(seed: int) -> list[Check]:
         Check("sums", 2, "4, 6, 8 ranks", plain, _values),
         Check("any groups", 1, "1 to 13 ranks; groups of 1; one group", any_group, _values,
               "It works for some groups only: a group may have one rank, and there may be one group "
-              "only. A rank that is alone has nobody to send to."),
+              "only. A rank that is alone has no rank to send to."),
         Check("any n", 1, "uneven; n < p; n = 0", uneven, _values,
               "It fails where the group does not divide n: x.tensor_split(k) cuts any n."),
         Check("any dtype", 1, "float64, bfloat16, complex, integers", dtypes, _values,

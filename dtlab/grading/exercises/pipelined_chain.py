@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from dtlab.grading.case import Case, Outcome, describe_case
@@ -46,7 +48,7 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
                 "rank's place in it.")
     right = (x == wanted).tolist()
     if torch.equal(x, before):
-        return f"Rank {rank} got nothing: its x is what it was."
+        return f"Rank {rank} received nothing: its x is unchanged."
     if right[0] and not right[-1]:
         return ("The end of x is missing. x.tensor_split(segments) loses no element; and there are "
                 "as many segments to pass on as there are to receive.")
@@ -63,12 +65,11 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     messages = f"{took / segment_s:.3g} / {p - 2 + k}"
     if took <= allowed * (1 + 1e-9):
         return Verdict(True, came, expected, rounds=messages)
-    whole_s = (p - 1) * (LATENCY_S + VECTOR_S)
     if outcome.trace.messages(case.facts["root"]) < k:
         clue = "It takes as long as with a single segment: cut x into `segments` and send each."
-    elif k > 1 and abs(took - whole_s) < 1e-6:
-        clue = ("All segments are under way at once. They share the port, so that the first arrives "
-                "as late as the last: let one follow the other.")
+    elif _overlap(outcome, case.facts["root"]):
+        clue = ("Several segments are under way at once. They share the port, so that the first "
+                "arrives late: let one follow the other.")
     elif took >= (p - 1) * VECTOR_S:
         clue = ("Each rank waits for all of x before it passes anything on. Pass segment i on as "
                 "soon as it has come, while segment i + 1 arrives.")
@@ -76,6 +77,12 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
         clue = ("Receiving and sending take turns. Ports are full duplex: post both together, "
                 "comm.exchange(Recv(segment i, behind), Send(segment i − 1, ahead)).")
     return Verdict(False, came, expected, rounds=messages, clue=clue)
+
+
+def _overlap(outcome: Outcome, root: int) -> bool:
+    """Does the root begin to send a segment before the one before it has arrived?"""
+    sent = [message for message in outcome.trace.transfers if message.src == root]
+    return any(after.start_s < before.end_s - 1e-9 for before, after in pairwise(sent))
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
@@ -87,9 +94,9 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(True, "x, once, from all but the last", "n from all but the last", text)
     last = (case.facts["root"] - 1) % case.ranks
     if sent[last]:
-        clue = "The last rank of the chain sends as well; nobody after it needs x: a chain, no ring."
+        clue = "The last rank of the chain sends as well; no rank after it needs x: a chain, not a ring."
     else:
-        clue = "Something is sent twice: each rank hands each segment to the next one, once."
+        clue = "Something is sent twice: each rank sends each segment to the next one, once."
     return Verdict(False, f"{total:,} B in all", f"(p−1)·n = {least:,} B", text, clue=clue)
 
 

@@ -13,11 +13,11 @@ from dtlab.grading.exercises._server_step import judge_vector, numbers, step_clu
 
 F32, F64 = torch.float32, torch.float64
 LR = 0.5
-SLACK = 1.05  # of bytes: whoever sends objects sends their wrapping, too
+SLACK = 1.05  # of bytes: a pickled object is a little longer than its data
 LATE = 1.25  # of time
 BANDWIDTH_BPS = 1e6  # where time is judged
 Sizes = Mapping[str, int]
-_CUT = ("Cut every key into one piece a server (w.tensor_split(servers)), or lay all keys end to end "
+_CUT = ("Cut every key into one part per server (w.tensor_split(servers)), or lay all keys end to end "
         "and cut that; no hash can cut a huge key.")
 
 
@@ -123,7 +123,7 @@ def _missing(case: Case, outcome: Outcome) -> Verdict | None:
         return None
     return Verdict(False, f"servers received {got:,} B, sent {sent:,} B", f"≥ {least:,} B each",
                    clue="Every worker's gradient goes to the servers, and the new weights come from "
-                        "them; don't add up among workers.")
+                        "them; don't add gradients among workers.")
 
 
 def _traffic(case: Case, outcome: Outcome) -> Verdict:
@@ -153,12 +153,12 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
         return missing
     if outcome.elapsed_s <= LATE * best_s:
         return Verdict(True, came, expected)
-    clue = ("Ports stand idle. If every worker sends to server 0 first, the other servers wait: "
+    clue = ("Ports are idle. If every worker sends to server 0 first, the other servers wait: "
             "post all sends and receives together (comm.exchange), or let worker w begin with "
             "server w % servers.")
     if outcome.elapsed_s >= 2.5 * best_s:
-        clue = ("It takes several times as long as it must: is one worker served after the other, "
-                "or one key after the other, while all the rest wait? Post what belongs together "
+        clue = ("It takes several times as long as necessary: are workers served one after the "
+                "other, or keys, while all others wait? Post what belongs together "
                 "in one comm.exchange.")
     return Verdict(False, came, expected, clue=clue)
 
@@ -191,7 +191,7 @@ def _build(seed: int) -> list[Check]:
               "serve, all the others work."),
         Check("uneven keys", 1, "sizes that n does not divide; 0; 1", uneven, _values,
               "It fails where a key does not divide evenly, or is smaller than the number of "
-              "servers: w.tensor_split(servers) cuts any size, into pieces that may be empty."),
+              "servers: w.tensor_split(servers) cuts any size, into parts that may be empty."),
         Check("any order", 1, "keys in another order on each rank", order, _values,
               "It fails where ranks list their keys in different orders: agree on one order, "
               "sorted(weights)."),

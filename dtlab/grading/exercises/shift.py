@@ -1,4 +1,4 @@
-"""Chapter 03: every rank gives its vector to the right, all at the same time."""
+"""Chapter 03: every rank sends its vector to the right, all at the same time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     if worst == n:
         return Verdict(True, "x, once", "x, once, from each rank", nbytes)
     clue = ("Each rank sends its x once and nothing else; don't pass on what others sent."
-            if worst > n else "Send the tensor itself through comm, not something in its place.")
+            if worst > n else "Send the tensor itself through comm, not an object in its place.")
     return Verdict(False, f"rank {sent.index(worst)} sent {worst:,} B", f"{n:,} B", nbytes,
                    clue=clue)
 

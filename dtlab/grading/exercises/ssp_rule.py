@@ -91,8 +91,8 @@ def _clue(queries: Sequence[Query], answers: Sequence[Any]) -> str:
         if all(bool(rule(*query)) == bool(answer)
                for query, answer in zip(queries, answers, strict=True)):
             return hint
-    return ("A pull may be answered if the one who asks is at most s clocks ahead of the slowest "
-            "worker; a push always.")
+    return ("A pull may be answered if its worker is at most s clocks ahead of the slowest worker; a "
+            "push always.")
 
 
 # ---- in a server -------------------------------------------------------------------------------
@@ -122,14 +122,14 @@ def _request(comm: Comm, what: str) -> str:
 
 
 def _serve(function: Rule, comm: Comm, staleness: float) -> str:
-    """Hold each request until the rule lets it go; when all are held for ever, send all home."""
+    """Hold each request until the rule allows an answer; if all are held, end the run."""
     clocks = dict.fromkeys(range(1, comm.size), 0)
     held: dict[int, str] = {}
     active = set(clocks)
     while active:
-        letter: list[Any] = []
-        src = comm.recv(letter)
-        what = letter[0][0]
+        message: list[Any] = []
+        src = comm.recv(message)
+        what = message[0][0]
         if what == "finish":
             active.remove(src)
         elif what == "clock":
@@ -175,7 +175,7 @@ def _begun(outcome: Outcome) -> dict[tuple[int, int], float]:
 
 def _not_too_early(case: Case, outcome: Outcome) -> Verdict:
     s, wanted = case.facts["staleness"], begins_s(case.facts["paces"], case.facts["staleness"])
-    promise = "nobody more than s ahead"
+    promise = "no worker more than s ahead"
     for (worker, step), at in sorted(_begun(outcome).items(), key=lambda pair: pair[1]):
         right = wanted[worker - 1][step]
         if at < right - SAME_S:
@@ -188,17 +188,17 @@ def _not_too_early(case: Case, outcome: Outcome) -> Verdict:
 
 def _not_too_late(case: Case, outcome: Outcome) -> Verdict:
     wanted = begins_s(case.facts["paces"], case.facts["staleness"])
-    begun, promise = _begun(outcome), "who is s ahead or less goes on at once"
+    begun, promise = _begun(outcome), "a worker s ahead or less goes on at once"
     for step, worker in product(range(STEPS), range(1, len(wanted) + 1)):
         right = wanted[worker - 1][step]
         at = begun.get((worker, step))
         if at is None:
             return Verdict(False, f"worker {worker} never began iteration {step}", promise,
-                           clue="Everybody waits for everybody: even the slowest may not read. "
-                           "It is 0 clocks ahead, and 0 ≤ s.")
+                           clue="All workers wait: even the slowest may not read. It is 0 "
+                           "clocks ahead, and 0 ≤ s.")
         if at > right + SAME_S:
             return Verdict(False, f"worker {worker} began iteration {step} at {at:.2f} s", promise,
-                           clue=f"It could have begun at {right:.2f} s: nobody was more than s "
+                           clue=f"It could have begun at {right:.2f} s: no worker was more than s "
                            "clocks behind it then.")
     return Verdict(True, promise, promise)
 

@@ -1,4 +1,4 @@
-"""Chapter 07: first add up inside each machine, then between them; judged by the bytes that cross."""
+"""Chapter 07: first add inside each machine, then between machines; judged by the bytes that cross."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def _clue(case: Case, outcome: Outcome, grads: list[torch.Tensor]) -> str:
     if len(machines) > 1 and all(same(after[r - 1], wanted(before, [grads[i - 1] for i in machine],
                                                            LR))
                                  for machine in machines for r in machine):
-        return ("Each machine goes its own way: its aggregator must push the sum to the server, and "
+        return ("The machines were never averaged: each aggregator must push the sum to the server, and "
                 "pull the new weights.")
     right = wanted(before, grads, LR)
     if [r + 1 for r, x in enumerate(after) if same(x, right)] == sorted(m[0] for m in machines):
-        return ("Only the aggregators have the new weights: each must hand them out inside its "
+        return ("Only the aggregators have the new weights: each must send them to the ranks of its "
                 "machine.")
     return step_clue(after, before, grads, LR) or (
         "Some gradients are missing, or counted twice. Which ranks are in a machine is what "
@@ -115,10 +115,10 @@ def _between_clue(case: Case, into: int, out: int) -> str:
     count = len(machines)
     if into >= workers * vector:
         return ("Every worker's gradient crosses the network. Let the first rank of each machine "
-                "add up what its neighbours have, and send that one sum.")
+                "add up their gradients, and send that one sum.")
     if out >= workers * vector:
         return ("The sums come up as they should, but the server answers every worker. Answer the "
-                "aggregators; they hand out inside.")
+                "aggregators; they send them on inside their machines.")
     if max(into, out) <= SLACK * count * vector:
         return ("Bytes go from machine to machine past the server. An aggregator talks to the ranks "
                 "of its own machine, and to the server.")
@@ -154,7 +154,7 @@ def _build(seed: int) -> list[Check]:
               "machines' means is not the mean: send sums, divide by the number of all workers."),
         Check("any layout", 1, "1 machine; 1 worker; ranks in any order", layouts, _values,
               "A machine's ranks need not follow each other, a machine may hold one worker, the "
-              "vector may be empty: ask `machines`, don't count."),
+              "vector may be empty: look it up in `machines`."),
         Check("any dtype", 1, "float64, bfloat16", dtypes, _values,
               "It works for float32 only: make room with torch.empty_like(grad)."),
         Check("between machines", 3, "2 to 4 machines, 20 kB", large, _between, provided=_values),

@@ -1,0 +1,183 @@
+"""Typed frames: how the referee talks to the processes that run a learner's code.
+
+A frame is a JSON header and raw bytes. Nothing that comes from a learner's process is unpickled,
+so the worst that a hostile rank can send is an invalid frame, which is an error like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import select
+import socket
+import struct
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+MAX_BYTES = 1 << 28  # of one header or blob
+_LENGTH = struct.Struct("!Q")
+
+
+class FrameTimeout(Exception):
+    """No frame came, or none was taken, within the time limit."""
+
+
+class ConnectionClosed(Exception):
+    """The other end is closed, or sends what is not a frame."""
+
+
+class Frame(NamedTuple):
+    """One frame: a request, or an answer."""
+
+    kind: str  # what is asked for: "post", "wait", …; "answer"
+    stream: int  # which stream of the rank asks, or gets the answer; 0: the rank itself
+    fields: dict[str, Any]
+    blobs: list[bytes]  # the data of tensors and of pickled objects
+
+
+class FrameSocket:
+    """One end of a socket that carries frames."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+
+    def send(self, kind: str, *blobs: bytes, stream: int = 0, until_s: float = math.inf,
+             **fields: Any) -> None:
+        """Send one frame. Raises `FrameTimeout` if the peer has not taken it at `until_s`
+        (monotonic), `ConnectionClosed`."""
+        text = json.dumps([kind, stream, fields, [len(blob) for blob in blobs]]).encode()
+        try:
+            self._limit(until_s)
+            self._sock.sendall(b"".join((_LENGTH.pack(len(text)), text, *blobs)))
+        except TimeoutError:
+            raise FrameTimeout from None
+        except OSError as error:
+            raise ConnectionClosed(str(error)) from None
+
+    def recv(self, until_s: float = math.inf) -> Frame:
+        """The next frame. Raises `FrameTimeout` if it has not come at `until_s`,
+        `ConnectionClosed`."""
+        try:
+            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, until_s))
+            kind, stream, fields, lengths = json.loads(self._exactly(length, until_s))
+            if not (isinstance(kind, str) and isinstance(stream, int) and isinstance(fields, dict)):
+                raise ValueError("not the header of a frame")
+            return Frame(kind, stream, fields, [self._exactly(int(n), until_s) for n in lengths])
+        except TimeoutError:
+            raise FrameTimeout from None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ConnectionClosed(f"{type(error).__name__}: {error}") from None
+
+    def wait(self, until_s: float) -> bool:
+        """Has something come, or has the peer closed its end, by `until_s`?"""
+        left_s = max(until_s - time.monotonic(), 0.0)
+        return bool(select.select([self._sock], [], [], left_s)[0])
+
+    def close(self) -> None:
+        """Close this end."""
+        self._sock.close()
+
+    def fileno(self) -> int:
+        """The socket's number."""
+        return self._sock.fileno()
+
+    def _exactly(self, count: int, until_s: float) -> bytes:
+        if not 0 <= count <= MAX_BYTES:
+            raise ValueError(f"{count} bytes in one part of a frame")
+        data = bytearray()
+        while len(data) < count:
+            self._limit(until_s)
+            part = self._sock.recv(min(count - len(data), 1 << 20))
+            if not part:
+                raise ConnectionResetError("the peer closed its end")
+            data += part
+        return bytes(data)
+
+    def _limit(self, until_s: float) -> None:
+        """Make the next socket call give up at `until_s`."""
+        if until_s == math.inf:
+            self._sock.settimeout(None)
+            return
+        self._sock.settimeout(max(until_s - time.monotonic(), 1e-4))
+
+
+def frame_socket_pair() -> tuple[FrameSocket, FrameSocket]:
+    """Two connected ends."""
+    here, there = socket.socketpair()
+    return FrameSocket(here), FrameSocket(there)
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def tensor_bytes(x: torch.Tensor) -> bytes:
+    """The elements of `x`, in order. Any dtype, any layout in memory."""
+    flat = x.detach().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+
+
+def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
+    """The tensor of which `tensor_bytes` made `data`. `ValueError` if they don't fit."""
+    kind = getattr(torch, dtype, None)
+    sizes = [int(n) for n in shape]
+    if not isinstance(kind, torch.dtype) or any(n < 0 for n in sizes):
+        raise ValueError(f"no tensor has dtype {dtype!r} and shape {shape}")
+    if math.prod(sizes) * kind.itemsize != len(data):
+        raise ValueError(f"{len(data)} bytes can't fill a {dtype} tensor of shape {shape}")
+    if not data:
+        return torch.empty(sizes, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=kind).reshape(sizes)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32, int64, …"""
+    return str(dtype).split(".")[-1]
+
+
+class Opaque(str):
+    """What is neither number, text, tensor nor a collection of those: its `repr`."""
+
+
+def encode(value: Any, blobs: list[bytes]) -> Any:
+    """`value` as JSON; tensors go to `blobs`, other objects become their `repr`."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return ["int", str(int(value))]
+    if isinstance(value, float):
+        return ["float", float(value).hex()]
+    if isinstance(value, (tuple, list)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return [kind, [encode(item, blobs) for item in value]]
+    if isinstance(value, dict):
+        pairs = [[encode(k, blobs), encode(v, blobs)] for k, v in value.items()]
+        return ["dict", pairs]
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), blobs)
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_sparse:
+        blobs.append(tensor_bytes(value))
+        return ["tensor", [dtype_name(value.dtype), list(value.shape), len(blobs) - 1]]
+    return ["opaque", repr(value)[:200]]
+
+
+def decode(tree: Any, blobs: list[bytes]) -> Any:
+    """What `encode` made, back again. Builds plain values only, whatever comes in."""
+    if tree is None or isinstance(tree, (bool, str)):
+        return tree
+    kind, content = tree
+    if kind == "int":
+        return int(content)
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "tuple":
+        return tuple(decode(item, blobs) for item in content)
+    if kind == "list":
+        return [decode(item, blobs) for item in content]
+    if kind == "dict":
+        return {decode(k, blobs): decode(v, blobs) for k, v in content}
+    if kind == "tensor":
+        dtype, shape, which = content
+        return tensor_from(blobs[which], dtype, shape)
+    return Opaque(content)

@@ -1,0 +1,118 @@
+"""A sandboxed rank's end of its connection to the referee, shared by the rank's streams.
+
+A stream (`Comm.begin`) is a thread of the rank's process, and in the referee a strand of the
+simulation. Requests and answers of all streams share one socket; each frame carries the number of
+its stream. The referee lets one strand run at a time, and a stream that has made a request waits
+for its answer; so one thread of the rank runs at a time, and equal submissions get equal grades.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import sys
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from dtlab import errors
+from dtlab.grading.frames import ConnectionClosed, Frame, FrameSocket
+from dtlab.grading.learner_errors import learner_place
+from dtlab.grading.meter import Meter
+
+
+class RankConnection:
+    """The rank's end of the socket to the referee.
+
+    A thread reads it and hands each answer to its stream.
+    """
+
+    def __init__(self, sock: FrameSocket):
+        self.sock = sock
+        self.meter: Meter | None = None
+        self.numbers = itertools.count(1)  # of works
+        self._streams: list[StreamRequests] = []  # the first: the rank itself
+        self._calls: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._hand_over(self.sock.recv())
+        except ConnectionClosed:
+            os._exit(0)  # the referee is done
+
+    def _hand_over(self, frame: Frame) -> None:
+        """A function of its own, so that this thread does not keep the frame."""
+        if frame.kind == "call":
+            self._calls.put(frame)
+        else:
+            self._streams[frame.stream].answers.put(frame)
+
+    def next_call(self) -> Frame:
+        """Wait for the next call that the referee wants. The last one's streams end."""
+        call = self._calls.get()
+        for stream in self._streams:
+            stream.answers.put(None)
+        self._streams = []
+        return call
+
+    def add_stream(self, begun_at: str = "") -> StreamRequests:
+        """One more stream; `StreamRequests.attach` gives it a thread."""
+        stream = StreamRequests(self, len(self._streams), begun_at)
+        self._streams.append(stream)
+        return stream
+
+    def current(self) -> StreamRequests:
+        """The stream that runs on this thread."""
+        thread = threading.get_ident()
+        for stream in self._streams:
+            if stream.thread == thread:
+                return stream
+        raise errors.ConfigError("a communicator works on the rank's own thread and in functions "
+                                 "that `comm.begin` begins; begin this function rather than start "
+                                 "a thread")
+
+    def send_places(self) -> None:
+        """Send in which line each stream is. The referee has waited too long for one."""
+        frames = sys._current_frames()
+        places = {stream.number: learner_place(frames.get(stream.thread)) or stream.begun_at
+                  for stream in self._streams}
+        self.sock.send("hang", places=places)
+
+
+class StreamRequests:
+    """The requests of one stream of the rank, under its number. 0: the rank itself.
+
+    begun_at: the learner's line that began what it runs.
+    """
+
+    def __init__(self, connection: RankConnection, number: int, begun_at: str):
+        self.connection, self.number, self.begun_at = connection, number, begun_at
+        self.answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()  # None: no more
+        self.thread = 0
+
+    def attach(self) -> None:
+        """The stream runs on this thread."""
+        self.thread = threading.get_ident()
+
+    def tell(self, kind: str, *blobs: bytes, **fields: Any) -> None:
+        """Make a request that gets no answer."""
+        at = learner_place(sys._getframe(1)) or self.begun_at
+        self.connection.sock.send(kind, *blobs, stream=self.number, **{"at": at, **fields})
+
+    def ask(self, kind: str, *blobs: bytes, **fields: Any) -> Frame:
+        """Make a request and wait for the answer; raises the error that the answer names."""
+        self.tell(kind, *blobs, **fields)
+        answer = self.answers.get()
+        assert answer is not None
+        if "error" in answer.fields:
+            family = getattr(errors, answer.fields["error"], errors.DtlabError)
+            raise family(answer.fields["message"])
+        return answer
+
+    def paused_meter(self) -> AbstractContextManager[None]:
+        """Inside, what this thread allocates is not the learner's."""
+        meter = self.connection.meter
+        return meter.paused() if meter else nullcontext()

@@ -1,0 +1,228 @@
+"""The referee's side of one rank's stream: does in the simulator what the process requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import torch
+
+from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.errors import DtlabError
+from dtlab.grading.case import CaseFailure, Outcome
+from dtlab.grading.frames import Frame, decode, tensor_bytes, tensor_from
+
+Answer = tuple[dict[str, Any], Sequence[bytes]]  # fields, blobs
+
+
+class Aborted(Exception):
+    """The case has failed; `outcome.failure` says why."""
+
+
+class Referee(Protocol):
+    """What the handlers of a case's ranks share."""
+
+    outcome: Outcome
+    ranks: list[RankState]
+
+    def next_request(self, rank: int, stream: int) -> Frame:
+        """The next request of one of the rank's streams."""
+
+    def answer(self, rank: int, stream: int, fields: dict[str, Any],
+               blobs: Sequence[bytes] = ()) -> None:
+        """Answer it."""
+
+    def fail(self, failure: CaseFailure) -> NoReturn:
+        """End the case: raises `Aborted`."""
+
+
+class PickledObject(NamedTuple):
+    """An object on its way between two learners' processes; the referee never opens it."""
+
+    data: bytes
+
+
+class Refused(Work):
+    """A message that could not be posted."""
+
+    def __init__(self, error: DtlabError):
+        self._error = error
+
+    def wait(self) -> int:
+        raise self._error
+
+    def cancel(self) -> None:
+        pass
+
+
+class Pending(NamedTuple):
+    """Work that the process has neither waited for nor cancelled."""
+
+    work: Work
+    into: Any  # what it receives into, None if it doesn't
+    what: str  # "isend to rank 1"
+    begun_at: str  # the learner's line
+
+
+class RankState:
+    """What the streams of one rank share."""
+
+    def __init__(self) -> None:
+        self.groups: list[Comm] = []  # 0: the whole run
+        self.pending: dict[int, Pending] = {}  # by the numbers that the process gives
+        # What begun functions have raised, by the same numbers, until the rank waits for them.
+        self.raised: dict[int, CaseFailure] = {}
+        self.places: dict[int, str] = {}  # stream → its line when it last made a request
+        self.requests = 0
+
+
+class RequestHandler:
+    """Does in the simulator what one stream of a rank's process requests.
+
+    `comm` is the stream's communicator in the simulation; `rank` is its number in the whole run.
+    """
+
+    def __init__(self, comm: Comm, rank: int, referee: Referee, stream: int = 0):
+        self.comm, self.rank, self.stream, self.referee = comm, rank, stream, referee
+        self.state = referee.ranks[rank]
+        self.state.groups.append(comm)
+        self.group = len(self.state.groups) - 1
+        self.spans: list[AbstractContextManager[None]] = []
+
+    def run(self) -> None:
+        """Serve the stream until its function ends."""
+        while True:
+            request = self.referee.next_request(self.rank, self.stream)
+            try:
+                if request.kind in ("return", "raise"):
+                    self._end(request)
+                    return
+                answer = getattr(self, f"_do_{request.kind}")(request)
+            except DtlabError as error:
+                answer = {"error": type(error).__name__, "message": str(error)}, ()
+            except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+                self.referee.fail(CaseFailure("died", self.rank,
+                                              message=f"it sent an invalid request ({error})"))
+            if answer is not None:
+                self.referee.answer(self.rank, self.stream, *answer)
+
+    def _end(self, request: Frame) -> None:
+        """The function has returned or raised: note the result, or fail the case."""
+        outcome, rank, said = self.referee.outcome, self.rank, request.fields
+        if not self.stream:
+            outcome.printed[rank] = str(said["printed"])
+        if request.kind == "raise":
+            failure = CaseFailure("raised", rank, str(said["error"]), str(said["message"]),
+                                  str(said["at"]), str(said["traceback"]))
+            if not self.stream:
+                self.referee.fail(failure)
+            self.state.raised[int(said["work"])] = failure
+        elif not self.stream:
+            outcome.values[rank] = decode(said["value"], request.blobs)
+            outcome.after[rank] = decode(said["after"], request.blobs)
+            outcome.peak_bytes[rank] = int(said["peak"])
+
+    # ---- requests; None: no answer is due -------------------------------------------------------
+
+    def _do_post(self, request: Frame) -> None:
+        """Start messages. No answer is due: a rank learns of an error when it waits."""
+        said = request.fields
+        group = self.state.groups[said["group"]].labelled(str(said["label"]))
+        data = iter(request.blobs)
+        for number, (verb, peer, tensor) in zip(said["works"], said["ops"], strict=True):
+            op, into = _operation(verb, peer, tensor, data)
+            work: Work
+            try:
+                work = group.post(op)[0]
+            except DtlabError as error:
+                work = Refused(error)
+            what = (f"the send to rank {peer}" if verb == "send" else
+                    f"the receive from {'anyone' if peer is None else f'rank {peer}'}")
+            self.state.pending[int(number)] = Pending(work, into, what, str(said["at"]))
+
+    def _do_wait(self, request: Frame) -> Answer:
+        """Wait for works; the answer brings what has arrived."""
+        peers, blobs = [], []
+        for number in request.fields["works"]:
+            work, into, *_ = self.state.pending.pop(int(number))
+            peers.append(work.wait())
+            self.state.raised.pop(int(number), None)  # the process raises it itself
+            if isinstance(into, torch.Tensor):
+                blobs.append(tensor_bytes(into))
+            elif into is not None:
+                blobs.append(into[0].data)
+        return {"peers": peers}, blobs
+
+    def _do_exchange(self, request: Frame) -> Answer:
+        self._do_post(request)
+        return self._do_wait(request)
+
+    def _do_wait_any(self, request: Frame) -> Answer:
+        """Wait for the first of some works; the answer says which, None if none was in time."""
+        works = {number: self.state.pending[number].work for number in request.fields["works"]}
+        for number, work in works.items():
+            if isinstance(work, Refused):
+                return {"done": number, "refused": True}, ()
+        group, timeout_s = self.state.groups[request.fields["group"]], request.fields["timeout_s"]
+        done = group.wait_any(list(works.values()), timeout_s)
+        first = next((number for number, work in works.items() if work is done), None)
+        return {"done": first, "refused": False}, ()
+
+    def _do_cancel(self, request: Frame) -> None:
+        for number in request.fields["works"]:
+            self.state.pending.pop(int(number)).work.cancel()
+
+    def _do_begin(self, request: Frame) -> Answer:
+        """Begin a function: a strand of the simulation serves its requests."""
+        said = request.fields
+        stream = int(said["on"])
+
+        def serve(comm: Comm) -> None:
+            handler = RequestHandler(comm, self.rank, self.referee, stream)
+            self.referee.answer(self.rank, stream, {"group": handler.group})  # it may start
+            handler.run()
+
+        work = self.state.groups[said["group"]].begin(serve)
+        self.state.pending[int(said["work"])] = Pending(
+            work, None, "the function that begin has begun", str(said["at"]))
+        return {}, ()
+
+    def _do_now(self, request: Frame) -> Answer:
+        return {"now": self.comm.now()}, ()
+
+    def _do_machine(self, request: Frame) -> Answer:
+        machine = self.state.groups[request.fields["group"]].machine
+        return {"machine": [machine.alpha, machine.beta, machine.gamma]}, ()
+
+    def _do_compute(self, request: Frame) -> Answer:
+        span = self.comm.compute(str(request.fields["label"]), float(request.fields["seconds"]))
+        span.__enter__()
+        self.spans.append(span)
+        return {}, ()
+
+    def _do_computed(self, request: Frame) -> Answer:
+        self.spans.pop().__exit__(None, None, None)
+        return {}, ()
+
+    def _do_agree(self, request: Frame) -> Answer:
+        group = self.state.groups[request.fields["group"]]
+        return {"votes": group._agree(request.fields["value"])}, ()
+
+    def _do_form(self, request: Frame) -> Answer:
+        said = request.fields
+        new = self.state.groups[said["group"]]._form(said["ranks"], tuple(said["context"]))
+        self.state.groups.append(new)
+        return {"group": len(self.state.groups) - 1, "rank": new.rank}, ()
+
+
+def _operation(verb: str, peer: Any, tensor: Any, data: Iterator[bytes]) -> tuple[Any, Any]:
+    """The operation that a rank requests, and what it receives into."""
+    if verb == "send":
+        blob = next(data)
+        x = PickledObject(blob) if tensor is None else tensor_from(blob, *tensor)
+        return Send(x, int(peer)), None
+    into: Any = []
+    if tensor is not None:
+        into = torch.empty(tensor[1], dtype=getattr(torch, tensor[0]))
+    return Recv(into, peer), into

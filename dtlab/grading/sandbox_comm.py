@@ -1,0 +1,250 @@
+"""The communicator of a sandboxed rank: whatever it is asked to do, it requests of the referee."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import cloudpickle
+import torch
+
+from dtlab import errors
+from dtlab.comm import Comm, Recv, Send, Work
+from dtlab.grading.frames import Frame, dtype_name, tensor_bytes, tensor_from
+from dtlab.grading.learner_errors import describe_error, learner_place
+from dtlab.grading.rank_connection import RankConnection, StreamRequests
+from dtlab.machine import Machine
+
+
+class SandboxWork(Work):
+    """A message under way; waiting for it is a request to the referee."""
+
+    def __init__(self, connection: RankConnection, number: int, into: Any = None):
+        self.number = number
+        self.ended = False  # it has been waited for, or cancelled
+        self._connection, self._into = connection, into
+        self._value: Any = None
+        self.error: BaseException | None = None
+
+    def wait(self) -> Any:
+        if not self.ended:
+            requests = self._connection.current()
+            with requests.paused_meter():
+                self._wait(requests)
+        if self.error is not None:
+            raise self.error
+        return self._value
+
+    def _wait(self, requests: StreamRequests) -> None:
+        self.ended = True
+        try:
+            self._take(requests.ask("wait", works=[self.number]))
+        except errors.DtlabError as error:
+            self.error = error
+
+    def _take(self, answer: Frame) -> None:
+        """It is done."""
+        self._value = int(answer.fields["peers"][0])
+        deliver(self._into, answer.blobs)
+        self._into = None
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.ended, self._into = True, None
+            self._connection.current().tell("cancel", works=[self.number])
+
+
+class BegunFunction(SandboxWork):
+    """A function that `begin` has begun. Its value and its error stay in this process."""
+
+    def __init__(self, connection: RankConnection, call: Callable[[Comm], Any], at: str):
+        super().__init__(connection, next(connection.numbers))
+        self._call, self.at = call, at
+
+    def run(self, requests: StreamRequests, comm: Comm) -> None:
+        """On the thread of its stream."""
+        meter = self._connection.meter
+        try:
+            with meter.on_this_thread() if meter else nullcontext():
+                self._value = self._call(comm)
+            requests.tell("return", work=self.number)
+        except BaseException as error:
+            self.error = error
+            requests.tell("raise", work=self.number, **describe_error(error))
+
+    def _take(self, answer: Frame) -> None:
+        """`run` has set value or error."""
+
+
+class Stream:
+    """Runs what is begun on one communicator, in that order, on a thread of its own.
+
+    comm: that communicator, with contexts for the stream.
+    """
+
+    def __init__(self, connection: RankConnection, comm: SandboxComm):
+        self.comm = comm
+        self.begun: deque[BegunFunction] = deque()
+        self._requests = connection.add_stream()
+        self.number = self._requests.number
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        self._requests.attach()
+        while go := self._requests.answers.get():  # for the next function: the referee says when
+            self.comm.group = go.fields["group"]
+            function = self.begun.popleft()
+            self._requests.begun_at = function.at
+            function.run(self._requests, self.comm)
+
+
+def deliver(into: Any, blobs: list[bytes]) -> None:
+    """Put the first of `blobs` where it was wanted; `into` is None for a send, which has none."""
+    if isinstance(into, torch.Tensor):
+        data = blobs.pop(0)
+        into.detach().copy_(tensor_from(data, dtype_name(into.dtype), list(into.shape)))
+    elif into is not None:
+        into.append(pickle.loads(blobs.pop(0)))
+
+
+class SandboxComm(Comm):
+    """`group` numbers this communicator among those of its rank; 0 is the whole run."""
+
+    def __init__(self, connection: RankConnection, rank: int, size: int, group: int = 0):
+        super().__init__(rank, size, torch.device("cpu"))
+        self.group = group
+        self._connection = connection
+        self._streams: list[Stream] = []  # the one of `begin`, once needed
+
+    def post(self, *ops: Send | Recv) -> list[Work]:
+        requests = self._connection.current()
+        with requests.paused_meter():
+            numbers = self._post(requests, ops)
+        return [
+            SandboxWork(self._connection, number, op.x if isinstance(op, Recv) else None)
+            for number, op in zip(numbers, ops, strict=True)
+        ]
+
+    def exchange(self, *ops: Send | Recv) -> None:
+        """As in `Comm`, but in one request."""
+        requests = self._connection.current()
+        with requests.paused_meter():
+            self._exchange(requests, ops)
+
+    # Functions of their own, so that their data is freed before the meter goes on.
+
+    def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv]) -> list[int]:
+        fields, blobs = self._described(ops)
+        requests.tell("post", *blobs, **fields)
+        numbers: list[int] = fields["works"]
+        return numbers
+
+    def _exchange(self, requests: StreamRequests, ops: Sequence[Send | Recv]) -> None:
+        fields, blobs = self._described(ops)
+        answer = requests.ask("exchange", *blobs, **fields)
+        for op in ops:
+            deliver(op.x if isinstance(op, Recv) else None, answer.blobs)
+
+    def _described(self, ops: Sequence[Send | Recv]) -> tuple[dict[str, Any], list[bytes]]:
+        """The fields of a request for these operations, and the data that they send."""
+        check_overlap(self.rank, ops)
+        blobs: list[bytes] = []
+        described = [self._operation(op, blobs) for op in ops]
+        works = [next(self._connection.numbers) for _ in ops]
+        fields = {"group": self.group, "label": self.label, "ops": described, "works": works}
+        return fields, blobs
+
+    def _operation(self, op: Send | Recv, blobs: list[bytes]) -> list[Any]:
+        """[verb, peer, [dtype, shape] of a tensor or None for an object]."""
+        x, peer = op
+        tensor = [dtype_name(x.dtype), list(x.shape)] if isinstance(x, torch.Tensor) else None
+        if isinstance(op, Send):
+            self._check_peer(peer, "send to")
+            blobs.append(tensor_bytes(x) if tensor else cloudpickle.dumps(x))
+            return ["send", peer, tensor]
+        self._check_peer(peer, "receive from")
+        if tensor is None and not isinstance(x, list):
+            raise errors.ConfigError(
+                f"rank {self.rank}: recv needs a tensor or a list to receive into, "
+                f"not {type(x).__name__}"
+            )
+        return ["recv", peer, tensor]
+
+    def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
+        mine = [work for work in works if isinstance(work, SandboxWork)]
+        if ended := [work for work in mine if work.ended]:
+            return ended[0]
+        answer = self._ask("wait_any", works=[w.number for w in mine], timeout_s=timeout_s)
+        number = answer.fields["done"]
+        done = next((work for work in mine if work.number == number), None)
+        if done is not None and not answer.fields["refused"] and done.error is None:
+            done.wait()
+        return done
+
+    def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
+        if not self._streams:
+            comm = SandboxComm(self._connection, self.rank, self.size)
+            comm.in_collective = self.in_collective
+            self._streams.append(Stream(self._connection, comm))
+        stream, label = self._streams[0], self.label
+        at = learner_place(sys._getframe(1)) or self._connection.current().begun_at
+        begun = BegunFunction(self._connection, lambda comm: fn(
+            comm.labelled(label) if label else comm, *args, **options), at)
+        stream.begun.append(begun)
+        self._ask("begin", work=begun.number, on=stream.number)
+        return begun
+
+    @contextmanager
+    def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
+        self._ask("compute", label=label, seconds=float(seconds))
+        yield
+        self._ask("computed")
+
+    def now(self) -> float:
+        return float(self._ask("now").fields["now"])
+
+    @property
+    def machine(self) -> Machine:
+        alpha, beta, gamma = self._ask("machine").fields["machine"]
+        return Machine(alpha, beta, gamma)
+
+    def _agree(self, value: Any) -> list[Any]:
+        votes = self._ask("agree", value=value).fields["votes"]
+        return [tuple(vote) if isinstance(vote, list) else vote for vote in votes]
+
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+        answer = self._ask("form", ranks=list(ranks), context=list(context))
+        return SandboxComm(self._connection, answer.fields["rank"], len(ranks),
+                           answer.fields["group"])
+
+    def _ask(self, kind: str, **fields: Any) -> Frame:
+        requests = self._connection.current()
+        with requests.paused_meter():
+            return requests.ask(kind, group=self.group, **fields)
+
+
+def check_overlap(rank: int, ops: Sequence[Send | Recv]) -> None:
+    """Raise `ConfigError` if a receive would overwrite what is sent in the same batch."""
+    sent = [_span(op.x) for op in ops if isinstance(op, Send) and _is_dense(op.x)]
+    for op in ops:
+        if isinstance(op, Recv) and _is_dense(op.x):
+            first, last = _span(op.x)
+            if any(first < end and begin < last for begin, end in sent):
+                raise errors.ConfigError(
+                    f"rank {rank}: receives into the tensor that it is sending; what arrives may "
+                    f"overwrite what has not left yet, so receive into another tensor"
+                )
+
+
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_contiguous() and x.numel() > 0
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses that a contiguous tensor covers."""
+    return x.data_ptr(), x.data_ptr() + x.nbytes

@@ -1,0 +1,95 @@
+"""One rank in the sandbox: an untrusted process, whose every message passes the referee.
+
+The learner's function runs here and nowhere else. Its communicator (`sandbox_comm`) sends requests
+to the referee, which posts the messages in a simulation and answers with what arrived. So ranks
+share no memory, bytes are counted where the learner's code can't reach, and a rank that hangs or
+exits is one process to end.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import linecache
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from dtlab.grading.frames import Frame, FrameSocket, encode
+from dtlab.grading.learner_errors import describe_error
+from dtlab.grading.meter import Meter
+from dtlab.grading.rank_connection import RankConnection
+from dtlab.grading.sandbox_comm import SandboxComm
+
+OUTPUT_CHARS = 2_000  # what is kept of a rank's prints, per call
+
+
+def serve(sock: FrameSocket) -> None:
+    """Make the calls that the referee sends, one after the other, until it closes its end."""
+    discard_output()
+    connection = RankConnection(sock)
+    faulthandler.unregister(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *_: connection.send_places())
+    while True:
+        call = connection.next_call()
+        os.chdir(call.fields["cwd"])
+        sys.path[:] = call.fields["path"]
+        for file, text in call.fields["sources"].items():  # so that tracebacks show a cell's lines
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        _make_call(connection, call)
+
+
+def discard_output() -> None:
+    """What is written below Python's own streams goes nowhere, and there is nothing to read."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+
+
+def _make_call(connection: RankConnection, call: Frame) -> None:
+    """Call the learner's function once and report the result."""
+    printed = sys.stdout = sys.stderr = Printed()
+    requests = connection.add_stream()
+    requests.attach()
+    try:
+        function: Callable[..., Any] = pickle.loads(call.blobs[0])
+        given: tuple[Any, ...] = pickle.loads(call.blobs[1])
+        harness = pickle.loads(call.blobs[2])
+        connection.meter = meter = Meter(given) if call.fields["meter"] else None
+        comm = SandboxComm(connection, call.fields["rank"], call.fields["size"])
+        inputs = (comm, *given) if call.fields["comm"] else given
+        with meter or nullcontext():
+            value = harness(function, *inputs) if harness else function(*inputs)
+        blobs: list[bytes] = []
+        report = {"value": encode(value, blobs), "after": encode(given, blobs),
+                  "peak": meter.peak_bytes if meter else 0, "printed": printed.text()}
+        requests.tell("return", *blobs, at="", **report)
+    except BaseException as error:  # SystemExit too: no exception of a learner ends the process
+        requests.tell("raise", **describe_error(error), printed=printed.text())
+
+
+class Printed(io.TextIOBase):
+    """Keeps the beginning of what a rank prints and drops the rest at once."""
+
+    def __init__(self) -> None:
+        self._kept = io.StringIO()
+        self._count = 0
+
+    def write(self, text: str) -> int:
+        if self._count < OUTPUT_CHARS:
+            self._kept.write(text[: OUTPUT_CHARS - self._count])
+        self._count += len(text)
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def text(self) -> str:
+        """What was kept; a last line says how much was not."""
+        lost = self._count - OUTPUT_CHARS
+        cut = f"\n… {lost:,} more characters" if lost > 0 else ""
+        return self._kept.getvalue() + cut

@@ -1,0 +1,152 @@
+"""The process of the fork server: loads what ranks need, then forks them on demand.
+
+See `fork_server`, which starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import struct
+
+import numpy.random  # noqa: F401  ranks need it: loaded once, before they are forked
+import torch
+
+from dtlab.processes.rank_main import rank_main
+
+STATUS = struct.Struct("<ii")  # rank, wait status
+
+
+class _RankGroup:
+    def __init__(self, channel: socket.socket):
+        self.channel = channel
+        self.asked = 0  # how many ranks so far
+        self.alive: dict[int, int] = {}  # pid → rank
+
+
+class _Server:
+    def __init__(self, parent: socket.socket):
+        self._parent = parent
+        self._groups: list[_RankGroup] = []
+        self._select = selectors.DefaultSelector()
+        self._select.register(parent, selectors.EVENT_READ, self._on_parent)
+        self._wake, self._waker = socket.socketpair()  # SIGCHLD writes a byte here
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._select.register(self._wake, selectors.EVENT_READ, self._on_child)
+        self._watch_parent()
+
+    def _watch_parent(self) -> None:
+        """A fork of the parent may hold its socket open after it is gone; its pid tells too."""
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._select.register(os.pidfd_open(os.getppid()), selectors.EVENT_READ, self._end)
+
+    def serve(self) -> None:
+        """Until the parent is gone."""
+        while True:
+            for key, _ in self._select.select():
+                if key.fileobj in self._select.get_map():  # not closed by an earlier event
+                    key.data()
+
+    def _on_parent(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._parent, 1, 1)
+        if not data:
+            self._end()
+        group = _RankGroup(socket.socket(fileno=fds[0]))
+        self._groups.append(group)
+        self._select.register(group.channel, selectors.EVENT_READ, lambda: self._on_group(group))
+
+    def _on_group(self, group: _RankGroup) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(group.channel, 1, 1)
+        except ConnectionError:
+            data = b""
+        if data:
+            self._fork(group, fds[0])
+            return
+        self._select.unregister(group.channel)
+        for pid in group.alive:
+            _kill_group(pid)
+        self._groups.remove(group)
+        for pid, rank in list(group.alive.items()):
+            self._tell(group, rank, os.waitpid(pid, 0)[1])
+        group.channel.close()  # the parent reads the end: all gone
+
+    def _fork(self, group: _RankGroup, control: int) -> None:
+        rank, group.asked = group.asked, group.asked + 1
+        pid = os.fork()
+        if pid:
+            os.close(control)
+            group.alive[pid] = rank
+            return
+        try:
+            self._forget()
+            rank_main(socket.socket(fileno=control))
+        finally:
+            os._exit(70)
+
+    def _forget(self) -> None:
+        """In the child: let go of all that is the server's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for key in list(self._select.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        self._waker.close()
+        self._select.close()
+
+    def _on_child(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(4096)
+        for group in self._groups:
+            for pid, rank in list(group.alive.items()):
+                if (status := _ended(pid)) is not None:
+                    del group.alive[pid]
+                    self._tell(group, rank, status)
+
+    def _tell(self, group: _RankGroup, rank: int, status: int) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            group.channel.send(STATUS.pack(rank, status))
+
+    def _end(self) -> None:
+        for group in self._groups:
+            for pid in group.alive:
+                _kill_group(pid)
+        os._exit(0)
+
+
+def _ended(pid: int) -> int | None:
+    """The wait status of a rank that has ended, None if it lives."""
+    if hasattr(os, "waitid"):
+        # Look before reaping: while the zombie is there, its number is nobody else's, so that we
+        # kill its own children and no stranger.
+        if not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return None
+        _kill_group(pid)
+        return os.waitpid(pid, 0)[1]
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return status if done else None
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a rank and the processes it started (unless they left its group)."""
+    for kill in (os.killpg, os.kill):  # the group is not there yet in a rank's first moments
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def main(fd: int) -> None:
+    """Serve until the parent is gone. fd: of the socket to it."""
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page that ranks share
+    _Server(socket.socket(fileno=fd)).serve()

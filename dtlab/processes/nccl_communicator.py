@@ -1,0 +1,55 @@
+"""The communicator of GPUs: tensors over NCCL, everything else over Gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtlab.comm import Recv, Send
+from dtlab.errors import ConfigError
+from dtlab.processes.communicator import ProcessComm
+from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.message import Message
+from dtlab.processes.streams import CudaStream, Stream
+from dtlab.processes.transport import Handle, NcclTransport, Operation
+
+
+class NcclComm(ProcessComm):
+    """A group of ranks, each with a GPU of its own: tensors go over NCCL, all else over Gloo."""
+
+    def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...]):
+        super().__init__(end, members, context)
+        self.transport = NcclTransport(None)  # the group of all ranks
+
+    def _message(self, op: Send | Recv) -> Message:
+        if isinstance(op, Recv) and op.src is None and isinstance(op.x, torch.Tensor):
+            raise ConfigError(f"rank {self.rank}: NCCL can't receive from anyone; name the sender, "
+                              f"or use backend='gloo'")
+        return super()._message(op)
+
+    def _move(self, operations: list[Operation]) -> Sequence[Handle]:
+        """Objects, and messages without bytes, go over Gloo: NCCL would not move them."""
+        on_host = [_is_host_data(x) for _, x, _, _ in operations]
+        by_gloo = [one for one, host in zip(operations, on_host, strict=True) if host]
+        by_nccl = [one for one, host in zip(operations, on_host, strict=True) if not host]
+        gloo = iter(self.end.transport.start(by_gloo))
+        nccl = iter(self.transport.start(by_nccl) if by_nccl else ())
+        return [next(gloo if host else nccl) for host in on_host]
+
+    def _new_stream(self) -> Stream:
+        return CudaStream(self.end)
+
+    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> NcclComm:
+        comm = super()._form(ranks, context)
+        assert isinstance(comm, NcclComm)
+        comm.transport = NcclTransport(
+            dist.new_group(list(comm.members), backend="nccl", use_local_synchronization=True))
+        return comm
+
+
+def _is_host_data(x: torch.Tensor) -> bool:
+    """Is it an object's frame, or what travels for an empty tensor?"""
+    return x.dtype is torch.uint8 and x.is_cpu

@@ -1,0 +1,138 @@
+"""One rank as the launcher sees it; and which rank's failure ends a run."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from dtlab.errors import RankDied
+from dtlab.output import RankOutput
+from dtlab.processes import failures
+from dtlab.processes.control_channel import ControlChannel
+from dtlab.tracebacks import PACKAGE, shown_name
+
+GRACE_S = 1.0  # how long the launcher waits to hear why a connection has broken
+_READ_BYTES = 1 << 20
+_ANSWER_S = 1.0  # how long a rank may take to say at which line it is, if it can
+_STACK_ENDS = ("in <module>\n", "  ...\n", "<no Python frame>\n")  # as faulthandler writes it
+
+
+class RankHandle:
+    """The launcher's end of one rank."""
+
+    def __init__(self, control: ControlChannel, store: ControlChannel, output: int):
+        self.control, self.store, self.pipe = control, store, output
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.output: RankOutput | None = None
+        self.pid = 0  # known once it is ready
+        self.ready = False
+        self.returned: int | None = None  # the file with what it returned
+        self.raised: tuple[float, failures.CapturedError] | None = None
+        self.stopped = False  # did not begin, as another one could not
+        self.died: int | None = None  # wait status
+
+    def begin(self, output: RankOutput) -> None:
+        """A new call: nothing is known of it yet."""
+        self.output = output
+        self.ready, self.returned, self.raised, self.stopped = False, None, None, False
+
+    @property
+    def answered(self) -> bool:
+        """Has the rank said how the call ended?"""
+        return self.returned is not None or self.raised is not None or self.stopped
+
+    def read_frames(self) -> bool:
+        """Take the frames that have come. False: the rank has closed its end."""
+        try:
+            frames = self.control.ready_frames()
+        except EOFError:
+            return False
+        for frame, fds in frames:
+            if frame[0] == "ready":
+                self.ready, self.pid = True, frame[1]
+            elif frame[0] == "returned":
+                self.returned = fds[0]
+            elif frame[0] == "raised":
+                self.raised = (frame[1], frame[2])
+            else:
+                self.stopped = True
+        return True
+
+    def read_output(self) -> bytes | None:
+        """Take some of what it printed. None: nothing now; empty: its pipe has ended."""
+        try:
+            data = os.read(self.pipe, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        if self.output:
+            self.output.feed(self.decoder.decode(data))
+        return data
+
+
+def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
+                  may_die: Collection[int] = ()) -> None:
+    """Raise for the rank that is to blame, if any: the dead first, then who raised first. The death
+    of those that `may_die` is nobody's failure."""
+    died = [(rank.died, number) for number, rank in enumerate(ranks)
+            if rank.died is not None and number not in may_die]
+    if died:  # Gloo may abort a rank whose peer died: others come before an abort
+        status, number = min(died, key=lambda d: d[0] & 0x7F == signal.SIGABRT)
+        raise _rank_died(number, status)
+    if orphaned:
+        raise RankDied("the server that had started the ranks is gone, and they with it; "
+                       "run again, and a new one is started")
+    raised = [(failure.secondary, when, number, failure) for number, rank in enumerate(ranks)
+              if rank.raised for when, failure in [rank.raised]]
+    if raised:
+        secondary, when, number, failure = min(raised, key=lambda r: r[:3])
+        if not secondary or time.perf_counter() - when > GRACE_S:
+            dead = [n for n, rank in enumerate(ranks) if rank.died is not None]
+            raise failures.rank_failed(number, failure, dead)
+
+
+def _rank_died(number: int, status: int) -> RankDied:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        how = f"its process ended with exit code {code} before its function returned (sys.exit?)"
+    else:
+        how = f"killed by {signal.Signals(-code).name}"
+        if -code == signal.SIGKILL:
+            how += " (perhaps by the system, for want of memory)"
+        elif -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE):
+            how += " (a crash in compiled code; what it printed last says where)"
+    return RankDied(f"rank {number} died: {how}", number, code)
+
+
+def _read(pipe: int) -> str:
+    """What there is."""
+    try:
+        return os.read(pipe, 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
+def current_line(rank: RankHandle, diagnosis: int) -> str:
+    """The line at which a rank is now, though it may hang in C: its faulthandler tells."""
+    if not rank.pid or rank.died is not None:
+        return ""
+    _read(diagnosis)  # what another rank was too slow to say
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rank.pid, signal.SIGUSR1)
+    text, deadline = "", time.monotonic() + _ANSWER_S
+    while not text.endswith(_STACK_ENDS) and time.monotonic() < deadline:
+        more = _read(diagnosis)  # it comes in pieces: on a busy machine with pauses between them
+        text += more
+        if not more:
+            time.sleep(0.01)
+    for file, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', text):
+        if not file.startswith((PACKAGE, sys.prefix, sys.base_prefix)):
+            name = shown_name(file)
+            return f"{Path(file).name if name == file else name}:{line} in {function}"
+    return ""

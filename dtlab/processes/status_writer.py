@@ -1,0 +1,86 @@
+"""What one thread of a rank says of itself in the shared status."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+
+from dtlab.processes.shared_status import STRANDS, WAIT, SharedStatus
+
+
+class Threads:
+    """Counts the threads of this process: one that dtlab does not know could end any wait, so that
+    no deadlock would be certain."""
+
+    def __init__(self) -> None:
+        self._before = _thread._count()  # besides the main one, from the start
+        self._ours = 0
+
+    def all_known(self) -> bool:
+        """Are there no threads but those that dtlab has started?"""
+        return _thread._count() - self._ours <= self._before
+
+    def start(self, target: Callable[[], None], name: str) -> None:
+        """Start a thread. What it posts, the shared status must show."""
+        def run() -> None:
+            try:
+                target()
+            finally:
+                self._ours -= 1
+
+        self._ours += 1
+        threading.Thread(target=run, daemon=True, name=name).start()
+
+
+class StatusWriter:
+    """Writes the record of one strand: of the rank itself (number 0), or of a stream.
+
+    At which line a rank waits, the launcher asks when it needs to know; a stream names the `line`
+    that began what it runs.
+    """
+
+    def __init__(self, status: SharedStatus | None, rank: int, number: int, threads: Threads):
+        self.number = number
+        self._status = status if number < STRANDS else None
+        self._rank, self._threads = rank, threads
+        self._events = 0
+        self._line = ""
+        self._peers: tuple[int, ...] = ()
+        self._label = ""
+
+    def waits(
+        self, doing: int, peers: tuple[int, ...], label: str, context: int, nbytes: int,
+        sends: bool, peer: int, number: int,
+    ) -> None:
+        """The strand waits for the message that `State` describes, which was posted together with
+        others to or from `peers`."""
+        if self._status is None:
+            return
+        if peers != self._peers or label != self._label:
+            self._write_texts(peers, label)
+        self._events += 1
+        self._status.write(self._rank, self.number, self._events, doing,
+                           self._threads.all_known(), sends, context, nbytes, peer, number)
+
+    def waits_for_stream(self, number: int) -> None:
+        """The strand waits for what the stream of this number runs."""
+        self.waits(WAIT, (), "", 0, 0, False, 0, number)
+
+    def runs(self) -> None:
+        """The strand no longer waits."""
+        if self._status is not None:
+            self._status.set_running(self._rank, self.number)
+
+    def does(self, doing: int, label: str = "", line: str = "") -> None:
+        """What the strand does, when it isn't waiting."""
+        if self._status is not None:
+            self._line = line
+            self._write_texts((), label)
+            self._events += 1
+            self._status.write(self._rank, self.number, self._events, doing)
+
+    def _write_texts(self, peers: tuple[int, ...], label: str) -> None:
+        assert self._status is not None
+        self._status.write_texts(self._rank, self.number, peers, label, self._line)
+        self._peers, self._label = peers, label

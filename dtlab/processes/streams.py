@@ -1,0 +1,147 @@
+"""Streams: threads of a rank that run what `Comm.begin` begins, in order."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from threading import Event
+from typing import Any
+
+import torch
+
+from dtlab.comm import Work
+from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.shared_status import IDLE, RUNNING
+from dtlab.tracebacks import Place, place_text
+
+
+class BegunWork(Work):
+    """A function that a stream runs, has run, or will run."""
+
+    def __init__(self, end: Endpoint, stream: Stream, name: str):
+        self._end, self._stream, self._name = end, stream, name
+        self._over = Event()
+        self._listeners: list[Event] = []
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def wait(self) -> Any:
+        """As in `Work`."""
+        self._end.begun.pop(self, None)
+        if not self._over.is_set():
+            writer, begun_s = self._end.writer, time.perf_counter()
+            writer.waits_for_stream(self._stream.number)
+            try:
+                self._over.wait()
+            finally:
+                writer.runs()
+            self._end.recorder.add_wait(begun_s, f"stream {self._stream.number}", writer.number)
+        self._stream.join()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def cancel(self) -> None:
+        """As in `Work`; what was begun runs all the same."""
+        self._end.begun.pop(self, None)
+
+    @property
+    def is_over(self) -> bool:
+        """Does `wait` return, or raise, at once?"""
+        return self._over.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """It is over; does `wait` raise?"""
+        return self._error is not None
+
+    def notify(self, listener: Event) -> None:
+        """Set `listener` once it is over."""
+        self._listeners.append(listener)
+        if self._over.is_set():
+            listener.set()
+
+    def run(self, task: Callable[[], Any]) -> None:
+        """On the stream's thread: call `task` and keep what comes of it."""
+        try:
+            self._value = task()
+        except BaseException as error:  # for the strand that waits
+            self._error = error
+
+    def finish(self) -> None:
+        """It is over: let those go on that wait for it."""
+        self._over.set()
+        for listener in self._listeners:
+            listener.set()
+
+    def __str__(self) -> str:
+        return f"begin({self._name}, …)"
+
+
+class Stream:
+    """A thread that runs one function after another."""
+
+    def __init__(self, end: Endpoint):
+        self._end, self._writer = end, end.new_writer()
+        self.number = self._writer.number
+        self._tasks: queue.SimpleQueue[tuple[BegunWork, str, Callable[[], Any]]]
+        self._tasks = queue.SimpleQueue()
+        end.threads.start(self._serve, f"stream {self.number}")
+
+    def begin(self, task: Callable[[], Any], name: str, place: Place) -> BegunWork:
+        """Run `task` after all that was begun before. place: in the learner's code."""
+        work = self._end.begun_at(BegunWork(self._end, self, name), place)
+        self._tasks.put((work, place_text(place), self.prepared(task)))
+        return work
+
+    def prepared(self, task: Callable[[], Any]) -> Callable[[], Any]:
+        """Called where `task` is begun."""
+        return task
+
+    def join(self) -> None:
+        """Called where something that ran here has been waited for."""
+
+    def context(self) -> AbstractContextManager[Any]:
+        """What the thread runs in."""
+        return nullcontext()
+
+    def _serve(self) -> None:
+        self._end.adopt_thread(self._writer)
+        with self.context():
+            while True:
+                work, line, task = self._tasks.get()
+                self._writer.does(RUNNING, line=line)
+                work.run(task)
+                if self._tasks.empty():
+                    self._writer.does(IDLE)
+                work.finish()
+                del work, task  # nothing is kept alive while the stream is idle
+
+
+class CudaStream(Stream):
+    """A thread with a CUDA stream of its own, so that it moves data while the rank computes."""
+
+    def __init__(self, end: Endpoint):
+        self._cuda = torch.cuda.Stream(end.device)
+        super().__init__(end)
+
+    def prepared(self, task: Callable[[], Any]) -> Callable[[], Any]:
+        """`task`, which sees all that the caller's CUDA stream was asked to do before."""
+        before = torch.cuda.current_stream().record_event()
+
+        def after() -> Any:
+            self._cuda.wait_event(before)
+            return task()
+
+        return after
+
+    def join(self) -> None:
+        """What the caller's CUDA stream does next comes after all that was done on this one."""
+        torch.cuda.current_stream().wait_stream(self._cuda)
+
+    def context(self) -> AbstractContextManager[Any]:
+        """As in `Stream`."""
+        torch.cuda.set_device(self._end.device)
+        return torch.cuda.stream(self._cuda)

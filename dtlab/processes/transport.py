@@ -1,0 +1,157 @@
+"""Transports: they move bytes between processes, and know nothing else.
+
+A transport starts a batch of operations, each (sends?, tensor, rank of the run, tag), and returns a
+handle for each; `handle.wait()` blocks until the bytes have moved. Tensors are dense, contiguous,
+on the transport's device, and hold at least one byte; both sides give the same number of bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+
+ANY_SOURCE = -1
+Operation = tuple[bool, torch.Tensor, int, int]
+
+_KEPT_HANDLES = 4
+_KEPT_BYTES = 64 << 20
+
+
+class Handle(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> object:
+        """Block until it is done. Raises `RuntimeError` if the connection has broken."""
+
+
+class Transport(Protocol):
+    """What the communicator needs of a transport."""
+
+    def start(self, operations: Sequence[Operation]) -> list[Any]:
+        """Start all `operations` together. Returns their handles, in the same order."""
+
+    def release(self, handles: Sequence[Any], nbytes: int) -> None:
+        """These handles, of operations on `nbytes` in all, are not needed any more."""
+
+
+class GlooTransport:
+    """Moves CPU tensors over Gloo: one socket for each pair of processes."""
+
+    def __init__(self, group: Any):
+        self._group = group  # torch's ProcessGroupGloo
+        self._released: deque[tuple[Any, int]] = deque()
+        self._released_bytes = 0
+
+    def start(self, operations: Sequence[Operation]) -> list[Any]:
+        """See `Transport`."""
+        # The destructor of a Gloo handle waits for Gloo's thread, which has only just woken this
+        # one: dropped at once it would cost a turn of the scheduler. Here it is free.
+        while len(self._released) > _KEPT_HANDLES:
+            self._released_bytes -= self._released.popleft()[1]
+        return [self._start(*operation) for operation in operations]
+
+    def _start(self, sends: bool, x: torch.Tensor, peer: int, tag: int) -> Any:
+        try:
+            if sends:
+                return self._group.send([x], peer, tag)
+            if peer == ANY_SOURCE:
+                return self._group.recv_anysource([x], tag)
+            return self._group.recv([x], peer, tag)
+        except RuntimeError as error:
+            # A connection may break before or after an operation starts: `wait` raises in both
+            # cases.
+            return _Broken(error)
+
+    def release(self, handles: Sequence[Any], nbytes: int) -> None:
+        """See `Transport`."""
+        self._released.append((handles, nbytes))
+        self._released_bytes += nbytes
+        while self._released_bytes > _KEPT_BYTES:
+            self._released_bytes -= self._released.popleft()[1]
+
+
+class _Broken:
+    """Stands for the handle of an operation that Gloo refused: the connection has broken."""
+
+    def __init__(self, error: RuntimeError):
+        self._error = error
+
+    def wait(self) -> NoReturn:
+        raise self._error
+
+
+class WatchedHandle:
+    """A handle that a thread waits for, so that others can ask whether it is done.
+
+    start: starts a thread that runs a function of this name.
+    """
+
+    def __init__(self, handle: Any, start: Callable[[Callable[[], None], str], None]):
+        self._handle = handle
+        self.error: RuntimeError | None = None
+        self._listeners: list[threading.Event] = []
+        self.over = threading.Event()
+        start(self._wait, "watched handle")
+
+    def wait(self) -> None:
+        """See `Handle`."""
+        self.over.wait()
+        if self.error is not None:
+            raise self.error
+
+    def notify(self, listener: threading.Event) -> None:
+        """Set `listener` once it is over."""
+        self._listeners.append(listener)
+        if self.over.is_set():
+            listener.set()
+
+    def _source_rank(self) -> int:
+        return self._handle._source_rank()  # type: ignore[no-any-return]
+
+    def _wait(self) -> None:
+        try:
+            self._handle.wait()
+        except RuntimeError as error:  # the connection has broken
+            self.error = error
+        self.over.set()
+        for listener in self._listeners:
+            listener.set()
+
+
+class NcclTransport:
+    """Moves CUDA tensors over NCCL, which has no tags and wants one batch for what belongs
+    together; so each communicator has a group of its own."""
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        self._group = group
+
+    def start(self, operations: Sequence[Operation]) -> list[Any]:
+        """See `Transport`."""
+        batch = _Batch(dist.batch_isend_irecv([
+            dist.P2POp(dist.isend if sends else dist.irecv, x, peer, self._group)
+            for sends, x, peer, _ in operations
+        ]))
+        return [batch] * len(operations)
+
+    def release(self, handles: Sequence[Any], nbytes: int) -> None:
+        """See `Transport`: NCCL's handles need no care."""
+
+
+class _Batch:
+    """What `batch_isend_irecv` returned: one wait for all of it."""
+
+    def __init__(self, works: Sequence[Any]):
+        self._works = works
+
+    def wait(self) -> None:
+        """Block until the data has moved (NCCL's own wait only makes the CUDA stream wait)."""
+        works, self._works = self._works, ()
+        for work in works:
+            work.wait()
+        if works:
+            torch.cuda.current_stream().synchronize()

@@ -1,0 +1,103 @@
+"""What a server does about failures: checkpoints, and workers that fall silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from dtlab.errors import ConfigError, RankDied
+from dtlab.ps.messages import Endpoint
+from dtlab.ps.partition import Key, Spec
+from dtlab.ps.policy import Policy
+from dtlab.ps.server_state import ServerState
+from dtlab.ps.store import own
+
+LOOKS = 4  # how often a server looks for silent workers while its patience lasts
+
+
+def save_if_due(server: ServerState) -> None:
+    """A checkpoint, if one is due. Of several copies all know that it is, and one writes it."""
+    keep, slowest = server.policy.checkpoints, server.clocks.slowest
+    if not keep or slowest == math.inf or slowest < server.saved + keep.every:
+        return
+    server.saved = int(slowest)
+    if server.outbox.answers:
+        state = [(server.store.keys((entry.first, entry.last)), own(entry.value),
+                  {name: own(x) for name, x in entry.state.items()}, entry.version)
+                 for entry in server.store.entries]
+        clock = (server.resumed or 0) + server.saved
+        keep.save(server.number, clock, state, server.comm.rank)
+
+
+def newest(policy: Policy) -> int:
+    """The clock of the checkpoint to go on from: the newest that is sound on all servers; or 0."""
+    return (policy.checkpoints and policy.checkpoints.newest(policy.servers)) or 0
+
+
+def resume(server: ServerState, specs: Mapping[Key, Spec]) -> None:
+    """Where there is a checkpoint, let these keys, which are new, go on from it."""
+    keep = server.policy.checkpoints
+    if not keep or not server.resumed:
+        return
+    if server.found is None:
+        server.found = keep.load(server.number, server.resumed)
+        if server.found is None:
+            raise ConfigError(f"the checkpoint of clock {server.resumed} in {keep.folder} has gone "
+                              f"while it was being read; start again")
+    others = []
+    for entry in server.found:
+        keys, value, state, version = entry
+        if not specs.keys() & keys:
+            others.append(entry)
+            continue
+        runs = server.store.index.runs(server.store.index.of.get(key, -1) for key in keys)
+        made = server.store.at(runs[0]) if len(runs) == 1 and runs[0][0] >= 0 else []
+        if len(made) != 1 or value.shape != made[0].value.shape:
+            raise ConfigError(f"the checkpoint in {keep.folder} is of another model or "
+                              f"another number of servers: its key {keys[0]!r} does not fit")
+        made[0].value, made[0].state, made[0].version = value, state, version
+    server.found = others  # for keys that are made later
+
+
+def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
+    """Called now and then: the workers that have died or been silent for too long. Raises
+    `RankDied` if none may be lost.
+
+    What counts is how often this server has looked in vain, not how much time has passed: if it
+    has slept itself, messages may lie there unread. A worker may be waiting for another server, so
+    it is asked before it is given up.
+    """
+    policy, now_s = server.policy, server.comm.now()
+    looks = policy.patience_s is not None and now_s >= server.look_s
+    if policy.patience_s is None or not (looks or endpoint.dead & server.clocks.of.keys()):
+        return []
+    if looks:
+        server.look_s = now_s + policy.patience_s / LOOKS
+    held = {pull.worker for pulls in server.held.values() for pull in pulls}
+    lost = []
+    for worker in server.clocks.of.keys() - held - server.inits.keys():
+        server.unheard[worker] += looks
+        if looks and server.unheard[worker] == LOOKS // 2:
+            endpoint.send(worker, ("there?",))
+        if worker in endpoint.dead or server.unheard[worker] > LOOKS:
+            _check_may_be_lost(server, worker)
+            lost.append(worker)
+    for worker in (*held, *server.inits):
+        server.unheard[worker] = 0  # it waits for this server
+    return sorted(lost)
+
+
+def give_up_silent(server: ServerState, endpoint: Endpoint) -> None:
+    """Go on without the workers that are `silent`."""
+    for worker in silent(server, endpoint):
+        server.lose(worker)
+
+
+def _check_may_be_lost(server: ServerState, worker: int) -> None:
+    policy = server.policy
+    if policy.lost_worker == "stop":
+        raise RankDied(f"worker {worker} has died or been silent for {policy.patience_s:.3g} s, "
+                       f"after {server.clocks.of[worker]} clocks; "
+                       f'join(lost_worker="go on") goes on without it', worker)
+    if worker == policy.workers[0] and not server.batches:
+        raise RankDied(f"worker {worker}, whose values count, has died before init", worker)

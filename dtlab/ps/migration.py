@@ -1,0 +1,181 @@
+"""Servers come and go while training goes on: only what must move moves, from server to server.
+
+Every worker says so at the same point of its program. Each server waits until all have, so that
+every push made before is in; sends what another shall hold from now on, weights and state
+alike; and answers once it has got its own new shards. Training does not start again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dtlab.ps.messages import Endpoint
+from dtlab.ps.packing import dtype_name, pack, unpack
+from dtlab.ps.partition import Key, Shards, Units, common, positions
+from dtlab.ps.policy import Policy
+from dtlab.ps.replication import View
+from dtlab.ps.server_state import ServerState
+from dtlab.ps.store import Entry
+
+_BEFORE_ALL_IS_THERE = ("move", "shards", "lose")
+
+
+class Migration:
+    """One server's part in it. `asked`: worker → number of its request, which waits; `last`: the
+    same of its last one. `moves`: how often keys have moved."""
+
+    def __init__(self, me: int):
+        self._me = me
+        self.asked: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.moves = 0
+        self._servers: tuple[int, ...] = ()  # that shall hold the keys
+        self._came: list[tuple[tuple[Any, ...], list[torch.Tensor]]] = []
+        self._old: dict[Key, Entry] = {}  # what I held
+        self._new: dict[Key, Entry] | None = None  # what I hold from now on
+        self._shards: Shards = {}
+
+    def ask(self, server: ServerState, worker: int, number: int, servers: tuple[int, ...]) -> None:
+        """`worker` has come to the point where `servers` shall hold the keys."""
+        self.asked[worker] = self.last[worker] = number
+        self._servers = servers
+        self.begin(server)
+
+    def begin(self, server: ServerState) -> None:
+        """Once every worker has come there: no push of before is still to come."""
+        if not self.asked or self._new is not None or server.clocks.of.keys() - self.asked.keys():
+            return
+        for entry in server.store.entries:
+            for bucket in list(entry.sums):  # no worker will add to it
+                server.update(entry, bucket)
+        self._old = server.store.one_by_one()
+        old, new = server.shards(server.active), server.shards(self._servers)
+        server.active, self._shards = self._servers, new
+        self.moves += 1
+        for other in server.policy.servers:
+            if other != self._me:
+                self._send_shards(server, other, old, new)
+        self._new = {}
+        for key, held in new.items():
+            units = dict(held).get(self._me)
+            if units is not None:
+                self._new[key] = self._begun(server, key, units, dict(old[key]).get(self._me))
+        self._settle(server)
+
+    def take(self, server: ServerState, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
+        """Another server's message: ("shards", number, from which server, [(key, units, version,
+        what was read, names of the state's tensors, its numbers, dtypes and sizes), …])."""
+        self._came.append((body, payload))
+        self._settle(server)
+
+    def _send_shards(self, server: ServerState, other: int, old: Shards, new: Shards) -> None:
+        """Send `other` what it shall hold and I have held; perhaps nothing."""
+        moved, tensors = [], []
+        for key, held in new.items():
+            mine, theirs = dict(old[key]).get(self._me), dict(held).get(other)
+            if mine is None or theirs is None or not len(units := common(mine, theirs)):
+                continue
+            entry, where = self._old[key], positions(units, mine)
+            names = [name for name, x in entry.state.items() if isinstance(x, torch.Tensor)]
+            numbers = {name: x for name, x in entry.state.items() if name not in names}
+            parts = [entry.value, *(entry.state[name] for name in names)]
+            parts = [part[where].reshape(-1).clone() for part in parts]
+            sizes = [(dtype_name(part.dtype), part.numel()) for part in parts]
+            moved.append((key, units, entry.version, entry.read, names, numbers, sizes))
+            tensors += parts
+        server.statistics.moved += sum(len(shard[1]) for shard in moved)
+        server.outbox.send(other, ("shards", self.moves, self._me, moved), pack(tensors))
+
+    def _begun(self, server: ServerState, key: Key, units: Units, mine: Units | None) -> Entry:
+        """The new shard of `key`, filled with what I have had of it already."""
+        old = self._old.get(key)
+        if old is not None and mine is not None and len(mine) == len(units) == len(
+                common(mine, units)):
+            return old
+        spec = next(specs[key] for specs in server.batches if key in specs)
+        shape = (len(units), spec.width) if spec.table else (len(units),)
+        entry = Entry((0, 1), torch.zeros(shape, dtype=spec.dtype, device=server.comm.device),
+                      server.policy.update)
+        if old is not None and mine is not None:
+            kept = common(mine, units)
+            where, source = positions(kept, units), positions(kept, mine)
+            entry.version, entry.read = old.version, dict(old.read)
+            _fill(entry, where, old.value[source],
+                  {name: x[source] if isinstance(x, torch.Tensor) else x
+                   for name, x in old.state.items()})
+        return entry
+
+    def _settle(self, server: ServerState) -> None:
+        """Once all is here, put it in place and answer the workers."""
+        if self._new is None or len(self._came) < len(server.policy.servers) - 1:
+            return
+        for (*_, moved), payload in self._came:
+            sizes = [(getattr(torch, name), numel) for shard in moved for name, numel in shard[-1]]
+            parts = iter(unpack(payload, sizes))
+            for key, units, version, read, names, numbers, _ in moved:
+                entry = self._new[key]
+                where = positions(units, dict(self._shards[key])[self._me])
+                entry.version, entry.read = version, dict(read)
+                shape = (-1, entry.value.shape[1]) if entry.is_table else (-1,)
+                value = next(parts).view(shape)
+                state = {name: next(parts).view(shape) for name in names}
+                _fill(entry, where, value, state | numbers)
+        server.store.replace(self._new, server.batches)
+        self._old, self._new, self._came = {}, None, []
+        asked, self.asked = self.asked, {}
+        for worker, number in asked.items():
+            server.reply(worker, number)
+
+
+class ShardTransfers:
+    """Shards on their way to other servers, as one copy of a replicated server sees them.
+
+    The copy that answers for a server sends them; but it may die, and so may the head that they
+    were sent to. So each copy keeps them until it is certain that they are there, and when the
+    copies of either server change they are sent again. They carry a number: what comes twice counts
+    once. `sent`: server → what it is given.
+    """
+
+    def __init__(self, endpoint: Endpoint, policy: Policy, shard: int):
+        self._endpoint = endpoint
+        self._views = {server: View(0, copies) for server, copies in policy.copies.items()
+                       if server != shard}
+        self.sent: dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]] = {}
+
+    def send(self, server: int) -> None:
+        """What `server` is given, to its head."""
+        body, payload = self.sent[server]
+        self._endpoint.send(self._views[server].head, body, payload)
+
+    def change(self, server: int, view: View, answers: bool) -> None:
+        """Another server's live copies have been announced. `answers`: do I send?"""
+        if view.epoch > self._views[server].epoch:
+            self._views[server] = view
+            if answers and server in self.sent:
+                self.send(server)
+
+    def send_again(self) -> None:
+        """From now on I send them."""
+        for server in self.sent:
+            self.send(server)
+
+    def goes_on(self, what: str) -> None:
+        """A worker's request is carried out. Once one asks for anything else, all servers have
+        answered it that they have all their shards."""
+        if what not in _BEFORE_ALL_IS_THERE:
+            self.sent.clear()
+
+
+def _fill(entry: Entry, where: Any, value: torch.Tensor, state: dict[Any, Any]) -> None:
+    """Put weights and state in their place in `entry`."""
+    entry.value[where] = value
+    for name, x in state.items():
+        if not isinstance(x, torch.Tensor):
+            entry.state[name] = x
+        else:
+            if name not in entry.state:
+                entry.state[name] = torch.zeros_like(entry.value)
+            entry.state[name][where] = x

@@ -1,0 +1,96 @@
+"""What a server keeps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from dtlab.comm import Comm
+from dtlab.ps.consistency import Clocks
+from dtlab.ps.packing import pack
+from dtlab.ps.partition import Key, Shards, Spec
+from dtlab.ps.policy import Policy
+from dtlab.ps.statistics import Statistics
+from dtlab.ps.store import Entry, Store
+
+
+class Outbox(Protocol):
+    """How a server answers: through its node's `Endpoint`, or the `Replica` that it is part of."""
+
+    @property
+    def answers(self) -> bool:
+        """Does this rank speak for the server, to others and to the disk?"""
+
+    def send(self, dst: int, body: tuple[Any, ...], payload: Sequence[torch.Tensor] = ()) -> None:
+        """Send a message."""
+
+    def lends(self, x: torch.Tensor) -> bool:
+        """Is `x` being sent, so that it must stay as it is?"""
+
+
+class Held(NamedTuple):
+    """A pull that waits for others' clocks."""
+
+    worker: int
+    body: tuple[Any, ...]
+    rows: list[torch.Tensor]
+    since_s: float
+
+
+class ServerState(ABC):
+    """What a server keeps, and the steps that failures and migration ask of it.
+
+    number: which of `policy.servers` it is, or a copy of.
+    """
+
+    def __init__(self, comm: Comm, outbox: Outbox, policy: Policy, number: int):
+        self.comm, self.outbox, self.policy, self.number = comm, outbox, policy, number
+        self.clocks = Clocks(policy.workers)
+        self.store = Store(policy.update)
+        self.batches: list[dict[Key, Spec]] = []  # what was made together is placed together
+        self.active = policy.active
+        self.statistics = Statistics(comm.rank)
+        self._group = policy.consistency.group(len(policy.workers))
+        self.held: dict[int, list[Held]] = {}  # by the clock of the worker
+        self._began: set[int] = set()  # workers that have pulled in this iteration
+        self.inits: dict[int, tuple[int, dict[Key, Spec]]] = {}
+        self.unheard: Counter[int] = Counter()  # worker → looks in vain: see `failures.silent`
+        self.look_s = 0.0  # when to look again
+        self.lost: list[int] = []  # workers that were given up: their clocks don't count any more
+        self.resumed: int | None = None  # the clock of the checkpoint to go on from; 0: of none
+        self.found: list[Any] | None = None  # what stands there of keys that are not made yet
+        self.saved = 0  # the clock of the last checkpoint, since then
+
+    @property
+    def over(self) -> bool:
+        """Has every worker finished?"""
+        return not self.clocks.of
+
+    def reply(self, dst: int, number: int, more: Any = None,
+              tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Answer request `number` of `dst`, which may be this very node."""
+        self.outbox.send(dst, ("reply", number, more), pack(tensors))
+
+    @abstractmethod
+    def made(self) -> None:
+        """Once every worker has called init: the keys are there."""
+
+    @abstractmethod
+    def advance(self) -> None:
+        """A clock has moved: close those that can be closed, answer pulls that waited for it."""
+
+    @abstractmethod
+    def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
+        """Make an update, on a copy of the weights if these are still being sent."""
+
+    @abstractmethod
+    def shards(self, servers: Sequence[int]) -> Shards:
+        """The shards of all keys if `servers` hold them."""
+
+    @abstractmethod
+    def lose(self, worker: int) -> None:
+        """Go on without `worker`: its clock holds up no other worker any more."""

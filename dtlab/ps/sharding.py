@@ -1,0 +1,204 @@
+"""Which server holds what of each key, as a worker knows it, and how requests are cut up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter, eq, is_
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dtlab.errors import ConfigError
+from dtlab.ps import checks
+from dtlab.ps.index import KeyIndex, Run, Shard
+from dtlab.ps.partition import Key, Shards, Spec, Units, positions
+from dtlab.ps.slices import Bundle, Slice, Slices
+
+PLANS = 64  # how many to keep
+
+
+class Slot(NamedTuple):
+    """One run of a request. `which`: of the request's tensors, one a key; where: see `Slice`."""
+
+    run: Run
+    keys: list[Key]
+    which: Sequence[int]
+    numels: list[int]
+    where: Any = None
+
+
+class Plan(NamedTuple):
+    """How a request for these keys is cut up. Made once: requests come again and again."""
+
+    keys: tuple[Key, ...]
+    specs: list[Spec]
+    shapes: list[tuple[int, ...]]
+    dtypes: list[torch.dtype]
+    slots: dict[int, list[Slot]]  # by server
+    age: object  # it holds for this one: see `ShardMap`
+
+    def cut(self, tensors: Sequence[torch.Tensor]) -> dict[int, Slices]:
+        """By server, the slices of whole keys; the tensors are those of the keys, contiguous."""
+        return {server: [self._slice(slot, tensors) for slot in slots]
+                for server, slots in self.slots.items()}
+
+    def _slice(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> Slice | Bundle:
+        if len(slot.keys) == 1:
+            i = slot.which[0]
+            spec, x = self.specs[i], tensors[i]
+            flat = x.view(spec.units, spec.width) if spec.table else x.view(-1)
+            flat = flat.detach() if flat.requires_grad else flat
+            return Slice(slot.run, slot.keys, flat, slot.where)
+        all_of_them = slot.which == range(len(tensors))
+        xs = tensors if all_of_them else [tensors[i] for i in slot.which]
+        return Bundle(slot.run, slot.keys, xs, slot.numels)
+
+
+class Buffer(Mapping[Key, torch.Tensor]):
+    """Tensors for some keys, see `Node.buffer`. `slices`: they are cut up once."""
+
+    def __init__(self, plan: Plan, device: torch.device):
+        self.plan = plan
+        found: dict[int, torch.Tensor] = {}
+        memories: dict[int, list[torch.Tensor | None]] = {}
+        for server, slots in plan.slots.items():
+            for slot in slots:
+                lying = None
+                if len(slot.keys) > 1:
+                    dtype = plan.dtypes[slot.which[0]]
+                    lying = torch.empty(sum(slot.numels), dtype=dtype, device=device)
+                    views = torch.unsafe_split_with_sizes(lying, slot.numels)
+                    found.update(zip(slot.which, views, strict=True))
+                memories.setdefault(server, []).append(lying)
+        self.tensors = {
+            key: found[i].view(spec.shape) if i in found
+            else torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            for i, (key, spec) in enumerate(zip(plan.keys, plan.specs, strict=True))}
+        self.slices = plan.cut(list(self.tensors.values()))
+        for server, found_slices in self.slices.items():
+            for each, lying in zip(found_slices, memories[server], strict=True):
+                if isinstance(each, Bundle):
+                    each.spot = lying
+
+    def __getitem__(self, key: Key) -> torch.Tensor:
+        return self.tensors[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+class ShardMap:
+    """All keys, their servers, and their numbers there."""
+
+    def __init__(self) -> None:
+        self.specs: dict[Key, Spec] = {}
+        self.batches: list[dict[Key, Spec]] = []
+        self.shards: Shards = {}
+        self.index: dict[int, KeyIndex] = {}  # by server
+        self.age = object()  # another one whenever the servers change
+        self._plans: dict[tuple[Key, ...], Plan] = {}
+
+    def add(self, specs: dict[Key, Spec], shards: Shards) -> dict[int, list[Shard]]:
+        """These keys were made together. Returns, by server, what it holds of them, in order."""
+        self.batches.append(specs)
+        self.specs |= specs
+        self.shards |= shards
+        held: dict[int, list[Shard]] = {}
+        for key, spec in specs.items():
+            for server, units in shards[key]:
+                shard = Shard(key, spec, len(units) * spec.width)
+                held.setdefault(server, []).append(shard)
+        return {server: self._number(server, found) for server, found in held.items()}
+
+    def move(self, shards: Sequence[Shards]) -> None:
+        """From here on each batch has these shards."""
+        batches, self.batches, self.index, self._plans = self.batches, [], {}, {}
+        self.age = object()
+        for specs, its in zip(batches, shards, strict=True):
+            self.add(specs, its)
+
+    def plan(self, rank: int, keys: tuple[Key, ...]) -> Plan:
+        """How to cut up a request for these keys; `ConfigError` if one is unknown."""
+        plan = self._plans.get(keys)
+        if plan is None:
+            if len(self._plans) >= PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            plan = self._plans[keys] = self._made(rank, keys)
+        return plan
+
+    def some_rows(self, key: Key, index: torch.Tensor, x: torch.Tensor,
+                  tell_all: bool = False) -> dict[int, Slices]:
+        """By server, the slices of rows `index` of a table; x: their values, (rows, width).
+
+        tell_all: also for servers that hold none of these, so that all count the same updates.
+        """
+        numbers = index.numpy(force=True)
+        found: dict[int, Slices] = {}
+        for server, units in self.shards[key]:
+            here = np.flatnonzero(_within(numbers, units))
+            if len(here) or tell_all:
+                rows = positions(numbers[here], units)
+                number = self.index[server].of[key]
+                where = torch.as_tensor(here) if len(here) < len(x) else slice(0, len(x))
+                part = Slice((number, number + 1), [key], x, where, rows)
+                found[server] = [part]
+        return found
+
+    def _number(self, server: int, shards: list[Shard]) -> list[Shard]:
+        index = self.index.setdefault(server, KeyIndex())
+        index.add(shards)
+        return sorted(shards, key=lambda shard: index.of[shard.key])
+
+    def _made(self, rank: int, keys: tuple[Key, ...]) -> Plan:
+        specs = [checks.known(rank, key, self.specs) for key in keys]
+        wanted: dict[int, list[tuple[int, int, Any]]] = {}  # by server: number, which, where
+        for i, key in enumerate(keys):
+            for server, units in self.shards[key]:
+                number = self.index[server].of[key]
+                wanted.setdefault(server, []).append((number, i, _where(units)))
+        slots = {}
+        for server, found in wanted.items():
+            by_number = {number: (i, where) for number, i, where in found}
+            runs = self.index[server].runs(sorted(by_number))
+            slots[server] = [self._slot(self.index[server], run, by_number) for run in runs]
+        return Plan(keys, specs, [spec.shape for spec in specs], [spec.dtype for spec in specs],
+                    slots, self.age)
+
+    def _slot(self, index: KeyIndex, run: Run, by_number: dict[int, tuple[int, Any]]) -> Slot:
+        which: Sequence[int] = [by_number[number][0] for number in range(*run)]
+        if which == [*range(len(which))]:
+            which = range(len(which))
+        return Slot(run, index.keys[slice(*run)], which, index.numels(run), by_number[run[0]][1])
+
+
+def _where(units: Units) -> Any:
+    if isinstance(units, range):
+        return slice(units.start, units.stop)
+    return torch.as_tensor(units)
+
+
+def _within(numbers: np.ndarray, units: Units) -> np.ndarray:
+    if isinstance(units, range):
+        return (numbers >= units.start) & (numbers < units.stop)
+    return np.isin(numbers, units)
+
+
+def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+    """`fits` for all keys of a plan, in few steps."""
+    types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
+    if not (all(issubclass(kind, torch.Tensor) for kind in types)
+            and all(map(eq, map(shape, tensors), plan.shapes))
+            and all(map(is_, map(dtype, tensors), plan.dtypes))):
+        for key, x, spec in zip(plan.keys, tensors, plan.specs, strict=True):
+            checks.fits(rank, verb, key, x, spec)
+
+
+def check_contiguous(rank: int, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `ConfigError` unless answers can be put into these as they come."""
+    if not all(map(torch.Tensor.is_contiguous, tensors)):
+        key = next(key for key, x in zip(plan.keys, tensors, strict=True) if not x.is_contiguous())
+        raise ConfigError(f"rank {rank}: pull needs a contiguous tensor in out[{key!r}]")

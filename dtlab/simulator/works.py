@@ -1,0 +1,129 @@
+"""What `post` and `begin` return: something under way, to be waited for or cancelled."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dtlab.comm import Work
+from dtlab.errors import UnwaitedWork
+from dtlab.simulator.engine import Engine
+from dtlab.simulator.lines import Line
+from dtlab.simulator.messages import Channel, PendingMessage
+from dtlab.simulator.strands import Strand
+
+
+class SimWork(Work):
+    """Something under way on `rank` of the run. The engine keeps the works that nobody has waited
+    for, each with the line that began it."""
+
+    __slots__ = ("_engine", "rank")
+    error: BaseException | None = None  # what it raised, if it is a function
+
+    def __init__(self, engine: Engine, rank: int, line: Line | None):
+        self._engine, self.rank = engine, rank
+        engine.unwaited[self] = line
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Does `wait` return, or raise, at once?"""
+
+    @abstractmethod
+    def await_on(self, strand: Strand) -> object:
+        """`strand` waits for this. Returns what wakes it."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The call that began it, in the numbering of the run: "isend to 1 of 40 bytes"."""
+
+    def cancel(self) -> None:
+        self._engine.unwaited.pop(self, None)
+
+
+class MessageWork(SimWork):
+    """One end of a message."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, engine: Engine, rank: int, line: Line | None, message: PendingMessage):
+        super().__init__(engine, rank, line)
+        self.message = message
+
+    def _finish(self) -> None:
+        engine = self._engine
+        engine.unwaited.pop(self, None)
+        if not self.is_done():
+            strand = engine.running
+            strand.waits_for = (self.message,)
+            engine.wait_for(self.await_on(strand), self.message.label)
+
+
+class Sending(MessageWork):
+    """The sender's end of a message to rank `dst` of its communicator."""
+
+    __slots__ = ("_dst",)
+
+    def __init__(self, engine: Engine, rank: int, line: Line | None, message: PendingMessage,
+                 dst: int):
+        super().__init__(engine, rank, line, message)
+        self._dst = dst
+
+    def wait(self) -> int:
+        self._finish()
+        return self._dst
+
+    def is_done(self) -> bool:
+        return self.message.left
+
+    def await_on(self, strand: Strand) -> object:
+        self.message.sender = strand
+        return self.message
+
+    def __str__(self) -> str:
+        return f"isend to {self.message.channel.dst} of {self.message.nbytes:,} bytes"
+
+
+class Receiving(MessageWork):
+    """The receiver's end of a message."""
+
+    __slots__ = ()
+
+    def wait(self) -> int:
+        self._finish()
+        peer: int = self.message.channel.peer
+        return peer
+
+    def cancel(self) -> None:
+        super().cancel()
+        if self.message.x is None:
+            self.message.channel.remove(self.message)
+
+    def is_done(self) -> bool:
+        return self.message.arrived
+
+    def await_on(self, strand: Strand) -> object:
+        self.message.receiver = strand
+        return self.message
+
+    def __str__(self) -> str:
+        source = self.message.channel
+        text = f"irecv from {source.src if isinstance(source, Channel) else 'anyone'}"
+        size = self.message.into.nbytes  # -1: an object's is not known
+        return text if size < 0 else f"{text} of {size:,} bytes"
+
+
+def failure(unwaited: Mapping[Any, Line | None], crashed: Collection[int],
+            errors_only: bool = False) -> tuple[int, BaseException] | None:
+    """What is wrong with works that were not waited for: (rank, error). The errors of begun
+    functions come first. Works of ranks that crashed don't count."""
+    works = [work for work in unwaited if work.rank not in crashed]
+    for work in works:
+        if work.error is not None:
+            return work.rank, work.error
+    if not works or errors_only:
+        return None
+    rank = works[0].rank
+    return rank, UnwaitedWork.of(rank, [
+        f"{work}, at {unwaited[work]}" if unwaited[work] else str(work)
+        for work in works if work.rank == rank])

@@ -1,0 +1,80 @@
+"""What starting a message takes belongs to a cluster, and stays with it whatever is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtlab.errors import ConfigError
+from dtlab.topology import (
+    Topology,
+    compose,
+    dragonfly,
+    fat_tree,
+    from_graph,
+    load,
+    named,
+    nvswitch,
+    pcie_server,
+    racks,
+    save,
+    torus,
+    uniform,
+    v100_nvlink,
+    with_link,
+    with_traffic,
+)
+
+BUILT = {
+    "pcie_server": lambda **o: pcie_server(**o), "v100_nvlink": lambda **o: v100_nvlink(**o),
+    "nvswitch": lambda **o: nvswitch(**o), "racks": lambda **o: racks(2, 2, **o),
+    "fat_tree": lambda **o: fat_tree(4, **o), "torus": lambda **o: torus(3, 3, **o),
+    "dragonfly": lambda **o: dragonfly(3, 2, 2, **o),
+    "from_graph": lambda **o: from_graph(torus(2, 2).graph(), "by hand", **o),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_builder_takes_an_overhead_and_has_one(name: str) -> None:
+    assert BUILT[name]().overhead_s == 1e-6
+    assert BUILT[name](overhead_s=2.5e-6).overhead_s == 2.5e-6
+    with pytest.raises(ConfigError, match="overhead_s must be 0 or more, and finite, not -1"):
+        BUILT[name](overhead_s=-1)
+
+
+def test_on_a_uniform_network_it_is_all_of_the_latency() -> None:
+    assert uniform(4, 7e-6, 1e9).overhead_s == 7e-6
+
+
+def test_changes_keep_it() -> None:
+    network = torus(3, 3, overhead_s=2e-6)
+    assert with_link(network, 0, 1, bandwidth_Bps=1e9).overhead_s == 2e-6
+    assert with_link(network, 0, 1, bandwidth_Bps=1e9, at_s=1.0).overhead_s == 2e-6
+    assert with_traffic(network, 0, 1, 1e9).overhead_s == 2e-6
+
+
+def test_of_servers_in_a_network_it_is_the_servers() -> None:
+    assert compose(nvswitch(2, overhead_s=3e-6), racks(2, 2)).overhead_s == 3e-6
+
+
+def test_a_name_can_say_it() -> None:
+    assert named("racks:2x2,overhead_s=2us").overhead_s == 2e-6
+
+
+@pytest.mark.parametrize("network", [racks(2, 2), racks(2, 2, overhead_s=2.5e-6),
+                                     uniform(3, 7e-6, 1e9), torus(2, 2, overhead_s=0)])
+def test_a_file_keeps_it(network: Topology, tmp_path: Path) -> None:
+    save(network, tmp_path / "a.yaml")
+    assert load(tmp_path / "a.yaml").overhead_s == network.overhead_s
+
+
+@pytest.mark.parametrize("written", ["-1us", "fast"])
+def test_a_file_with_an_overhead_that_makes_no_sense_is_refused_with_the_line(
+    written: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"ranks: 2\noverhead: {written}\nlinks:\n"
+                    "  - {between: [0, 1], bandwidth: 1GB/s, latency: 1us}\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml, line 2: "):
+        load(path)
