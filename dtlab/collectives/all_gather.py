@@ -24,11 +24,11 @@ def all_gather(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `x` stays as it is. Chapter: 04.
     """
-    call = call_for(comm, "all_gather", algorithm, options, x, comm.size, writes=False)
+    run, inner = call_for(comm, "all_gather", algorithm, options, x, comm.size, writes=False)
     result = output_for(comm, out, (comm.size, *x.shape), x, "all_gather")
     rows = result.view(comm.size, x.numel())
     rows[comm.rank] = x.detach().reshape(-1)
-    call(comm, rows)
+    run(inner, rows)
     return result
 
 

@@ -29,10 +29,10 @@ def all_reduce(
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`; `op` as in
     `Comm.accumulate_`. All ranks end with the same bits. Chapter: 05.
     """
-    call = call_for(comm, "all_reduce", algorithm, options, x, op=op)
+    run, inner = call_for(comm, "all_reduce", algorithm, options, x, op=op)
     check_op(op, x.dtype)
     vector = flattened(x)
-    call(comm, vector, op)
+    run(inner, vector, op)
     finish_average_(vector, op, comm.size)
     return write_back(x, vector)
 

@@ -31,10 +31,10 @@ def all_to_all(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    call = call_for(comm, "all_to_all", algorithm, options, parts, writes=False)
+    run, inner = call_for(comm, "all_to_all", algorithm, options, parts, writes=False)
     check_parts(comm, parts, "all_to_all")
     result = output_for(comm, out, tuple(parts.shape), parts, "all_to_all")
-    call(comm, rows_of(parts), rows_of(result))
+    run(inner, rows_of(parts), rows_of(result))
     return result
 
 

@@ -28,10 +28,12 @@ def broadcast(
 
     `x` has the same shape and dtype everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    call = call_for(comm, "broadcast", algorithm, options, x, writes=comm.rank != root, root=root)
+    run, inner = call_for(
+        comm, "broadcast", algorithm, options, x, writes=comm.rank != root, root=root
+    )
     check_root(comm, root, "broadcast")
     vector = flattened(x)
-    call(comm, vector, root)
+    run(inner, vector, root)
     return write_back(x, vector) if comm.rank != root else x
 
 

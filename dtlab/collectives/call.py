@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,22 +17,13 @@ from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 
 
-class Call(NamedTuple):
-    """A bare algorithm, and the label of this call: equal on all ranks that call the same thing."""
-
-    run: Callable[..., Any]
-    label: str
-
-    def __call__(self, comm: Comm, *args: Any) -> None:
-        """Run it; its messages carry the label."""
-        self.run(comm.collective(self.label), *args)
-
-
 def call_for(
     comm: Comm, collective: str, algorithm: str, options: dict[str, Any],
     x: torch.Tensor | None = None, pieces: int = 1, writes: bool = True, **how: Any,
-) -> Call:
-    """What this call of a collective stands for. `how`: its other arguments, for the label.
+) -> tuple[Callable[..., Any], Comm]:
+    """What this call of a collective runs: a bare algorithm, on a communicator whose messages carry
+    the label of this call, which is equal on all ranks that call the same thing. `how`: the call's
+    other arguments, for the label.
 
     algorithm: "auto" is what costs least here; the vector that the closed forms call n is `pieces`
     times as large as `x`. Raises `ConfigError` for what there is not, and unless `x` is a dense
@@ -49,7 +40,7 @@ def call_for(
             for key, value in (options | how if options else how).items()}
     machine = comm.machine if algorithm == "auto" else None
     name, label = _settled(collective, algorithm, comm.size, pieces, machine, *kind, **told)
-    return Call(choose(collective, name, options), label)
+    return choose(collective, name, options), comm.collective(label)
 
 
 @cost.remembered  # a ring of small messages would notice the time that this takes

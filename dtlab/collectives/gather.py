@@ -29,14 +29,14 @@ def gather(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    call = call_for(comm, "gather", algorithm, options, x, comm.size, writes=False, root=root)
+    run, inner = call_for(comm, "gather", algorithm, options, x, comm.size, writes=False, root=root)
     check_root(comm, root, "gather")
     result = rows = None
     if comm.rank == root:
         result = output_for(comm, out, (comm.size, *x.shape), x, "gather")
         rows = result.view(comm.size, x.numel())
         rows[root] = x.detach().reshape(-1)
-    call(comm, flattened(x), rows, root)
+    run(inner, flattened(x), rows, root)
     return result
 
 

@@ -30,13 +30,13 @@ def reduce(
     Other ranks keep their x. Returns `x`. Shapes and dtypes are equal everywhere, else
     `ShapeMismatch`; `op` as in `Comm.accumulate_`. Chapter: 04.
     """
-    call = call_for(
+    run, inner = call_for(
         comm, "reduce", algorithm, options, x, writes=comm.rank == root, op=op, root=root
     )
     check_root(comm, root, "reduce")
     check_op(op, x.dtype)
     vector = flattened(x)
-    call(comm, vector, root, op)  # which leaves the vectors of other ranks as they are
+    run(inner, vector, root, op)  # which leaves the vectors of other ranks as they are
     if comm.rank == root:
         write_back(x, finish_average_(vector, op, comm.size))
     return x

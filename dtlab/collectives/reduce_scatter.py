@@ -25,11 +25,11 @@ def reduce_scatter(
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is; the
     algorithms work on a copy. Chapter: 04.
     """
-    call = call_for(comm, "reduce_scatter", algorithm, options, parts, writes=False, op=op)
+    run, inner = call_for(comm, "reduce_scatter", algorithm, options, parts, writes=False, op=op)
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)
     rows = parts.detach().reshape(comm.size, -1).clone()
-    call(comm, rows, op)
+    run(inner, rows, op)
     mine = rows[comm.rank].clone().view(parts.shape[1:])
     return finish_average_(mine, op, comm.size)
 

@@ -26,10 +26,10 @@ def scan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     With op "avg", rank r has the mean of r + 1 values. Shapes and dtypes are equal everywhere,
     else `ShapeMismatch`. Chapter: 04.
     """
-    call = call_for(comm, "scan", algorithm, options, x, op=op)
+    run, inner = call_for(comm, "scan", algorithm, options, x, op=op)
     check_op(op, x.dtype)
     vector = flattened(x)
-    call(comm, vector, op)
+    run(inner, vector, op)
     return write_back(x, finish_average_(vector, op, comm.rank + 1))
 
 
@@ -40,10 +40,10 @@ def exscan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     Rank 0 gets what changes nothing under `op` (0 for sum, 1 for prod, …); if `op` is a function,
     it keeps its x. Chapter: 04.
     """
-    call = call_for(comm, "exscan", algorithm, options, x, op=op)
+    run, inner = call_for(comm, "exscan", algorithm, options, x, op=op)
     check_op(op, x.dtype)
     vector = flattened(x)
-    call(comm, vector, op)
+    run(inner, vector, op)
     if comm.rank == 0:
         identity(vector, op)
     return write_back(x, finish_average_(vector, op, max(comm.rank, 1)))

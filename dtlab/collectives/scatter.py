@@ -33,7 +33,7 @@ def scatter(
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """
-    call = call_for(comm, "scatter", algorithm, options, x, comm.size, root=root)
+    run, inner = call_for(comm, "scatter", algorithm, options, x, comm.size, root=root)
     check_root(comm, root, "scatter")
     rows = None
     if comm.rank == root:
@@ -42,7 +42,7 @@ def scatter(
         check_parts(comm, parts, "scatter", like=x)
         rows = rows_of(parts)
     vector = flattened(x)
-    call(comm, rows, vector, root)
+    run(inner, rows, vector, root)
     return write_back(x, vector)
 
 
