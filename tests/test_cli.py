@@ -251,25 +251,62 @@ def test_lab_starts_at_the_first_chapter_and_obeys_no_browser(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DTLAB_NO_BROWSER", raising=False)
-    words = lab.command_line(checkout, browser=True, port=None)
+    words = lab.command_line(checkout, browser=True, port=8899)
     assert "--LabApp.default_url=/lab/tree/notebooks/00_welcome.ipynb" in words
+    assert "--ServerApp.port=8899" in words
     assert "--no-browser" not in words
-    assert "--no-browser" in lab.command_line(checkout, browser=False, port=None)
-    assert "--ServerApp.port=8899" in lab.command_line(checkout, browser=True, port=8899)
+    assert "--no-browser" in lab.command_line(checkout, browser=False, port=8899)
     monkeypatch.setenv("DTLAB_NO_BROWSER", "1")
-    assert "--no-browser" in lab.command_line(checkout, browser=True, port=None)
+    assert "--no-browser" in lab.command_line(checkout, browser=True, port=8899)
 
 
-def test_lab_hands_over_to_jupyterlab_in_the_checkout(
+def test_lab_copies_the_course_and_never_overwrites_what_a_learner_changed(checkout: Path) -> None:
+    chapter, other = (checkout / "notebooks" / name for name in ("05_all_reduce.ipynb",
+                                                                 "00_welcome.ipynb"))
+    mine, revised = lab.copy_course(checkout)
+    assert (revised, mine) == ([], checkout / "my_course")
+    copy = mine / "notebooks" / chapter.name
+    copy.write_text("answers")
+    for original in (chapter, other):
+        original.write_text("second edition")
+    assert lab.copy_course(checkout)[1] == ["notebooks/05_all_reduce.ipynb"]
+    assert copy.read_text() == "answers"
+    assert (mine / "notebooks" / other.name).read_text() == "second edition"
+    copy.rename(copy.with_name("05_mine.ipynb"))
+    assert lab.copy_course(checkout)[1] == []
+    assert copy.read_text() == "second edition"
+
+
+def test_lab_hands_over_to_jupyterlab_in_the_learners_copy(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: dict[str, Any] = {}
     monkeypatch.chdir(checkout)
+    monkeypatch.setenv("JUPYTER_TOKEN", "")
     monkeypatch.setattr(os, "execv", lambda path, words: called.update(words=words, at=os.getcwd()))
-    result = call("lab", "--no-browser")
-    assert result.exit_code == 0, result.output
-    assert called["words"][1:3] == ["-m", "jupyterlab"]
-    assert Path(called["at"]) == checkout
+    for options, folder in (([], checkout / "my_course"), (["--originals"], checkout)):
+        monkeypatch.chdir(checkout)
+        result = call("lab", "--no-browser", *options)
+        assert result.exit_code == 0, result.output
+        assert called["words"][1:3] == ["-m", "jupyterlab"]
+        assert Path(called["at"]) == folder
+
+
+def test_lab_takes_a_token_and_loopback_whatever_the_user_has_configured(
+    checkout: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "config"
+    theirs.mkdir()
+    (theirs / "jupyter_server_config.py").write_text(
+        "c.ServerApp.ip = '0.0.0.0'\nc.IdentityProvider.token = ''\n")
+    words = lab.command_line(checkout, browser=False, port=8888)
+    result = subprocess.run(
+        [*words[:4], "--show-config-json", "--allow-root"], capture_output=True, text=True,
+        timeout=60, check=True,
+        env=os.environ | {"JUPYTER_CONFIG_DIR": str(theirs), "JUPYTER_TOKEN": "secret"})
+    shown = json.loads(result.stdout)
+    assert shown["ServerApp"]["ip"] == "127.0.0.1"
+    assert shown["IdentityProvider"]["token"] == "secret"
 
 
 # ---- demo --------------------------------------------------------------------------------------

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import secrets
+import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +17,9 @@ import typer
 import dtlab
 from dtlab.cli.polite import politely
 from dtlab.errors import ConfigError
+
+COPY = "my_course"  # the learner's folder, in the checkout; git ignores it
+FOLDERS = ("notebooks", "exercises")
 
 
 def course_folder(start: Path | None = None) -> Path:
@@ -28,18 +36,50 @@ def course_folder(start: Path | None = None) -> Path:
     )
 
 
-def command_line(course: Path, browser: bool, port: int | None) -> list[str]:
-    """How JupyterLab is started: on loopback, at the first chapter."""
-    first = min(course.glob("notebooks/*.ipynb")).relative_to(course)
-    words = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course}",
-             f"--LabApp.default_url=/lab/tree/{first.as_posix()}", "--log-level=WARN"]
-    if port is not None:
-        words.append(f"--ServerApp.port={port}")
+def copy_course(course: Path) -> tuple[Path, list[str]]:
+    """The learner's own copy of chapters and exercises, and which of them have been revised since
+    the learner began to change the copy. What the learner has changed is never overwritten."""
+    mine, revised = course / COPY, []
+    record = mine / ".copied.json"  # what was copied: name → hash
+    copied = json.loads(record.read_text()) if record.exists() else {}
+    for original in sorted(path for name in FOLDERS for path in (course / name).glob("*.ipynb")):
+        name = original.relative_to(course).as_posix()
+        copy, now = mine / name, _hash(original)
+        if not copy.exists() or (copied.get(name) != now and _hash(copy) == copied.get(name)):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(original, copy)
+            copied[name] = now
+        elif copied.get(name) != now:
+            revised.append(name)
+    record.write_text(json.dumps(copied, indent=1))
+    return mine, revised
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def command_line(folder: Path, browser: bool, port: int) -> list[str]:
+    """How JupyterLab is started: at the first chapter of `folder`, as `lab_config.py` says."""
+    first = min(folder.glob("notebooks/*.ipynb")).relative_to(folder)
+    words = [sys.executable, "-m", "jupyterlab",
+             f"--config={Path(__file__).with_name('lab_config.py')}",
+             f"--ServerApp.root_dir={folder}", f"--ServerApp.port={port}",
+             f"--LabApp.default_url=/lab/tree/{first.as_posix()}", "--log-level=ERROR"]
     if not browser or os.environ.get("DTLAB_NO_BROWSER") == "1":
         words.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         words.append("--allow-root")  # in a container, root is often the only user there is
     return words
+
+
+def free_port(first: int = 8888) -> int:
+    """The first port from `first` on that nobody listens on."""
+    for port in range(first, first + 100):
+        with socket.socket() as attempt:
+            if attempt.connect_ex(("127.0.0.1", port)):
+                return port
+    raise ConfigError(f"the ports from {first} to {first + 99} are all taken; name one with --port")
 
 
 @politely
@@ -48,11 +88,22 @@ def lab(
         bool, typer.Option(help="Open it in the browser; DTLAB_NO_BROWSER=1 turns it off too.")
     ] = True,
     port: Annotated[int | None, typer.Option(help="The port to listen on, if it is free.")] = None,
+    originals: Annotated[
+        bool, typer.Option("--originals", help="Open the course's own files, to edit them.")
+    ] = False,
 ) -> None:
-    """Open the course in JupyterLab, on this machine only (loopback, with a token)."""
-    course = course_folder()
-    words = command_line(course, browser, port)
-    typer.echo(f"Opening the course in {course}; Ctrl-C here ends it.")
+    """Open your own copy of the course in JupyterLab: on loopback only, with a token."""
+    folder = course_folder()
+    if not originals:
+        folder, revised = copy_course(folder)
+        for name in revised:
+            typer.echo(f"{name} has been revised since you began it; to get the new one, rename "
+                       f"yours: {folder / name}")
+    port = free_port(port or 8888)
+    token = os.environ["JUPYTER_TOKEN"] = secrets.token_hex(24)
+    words = command_line(folder, browser, port)
+    typer.echo(f"Your course is in {folder}; Ctrl-C here ends it. If no browser opens, open\n"
+               f"http://127.0.0.1:{port}/lab?token={token}")
     sys.stdout.flush()
-    os.chdir(course)
+    os.chdir(folder)
     os.execv(words[0], words)
