@@ -9,8 +9,14 @@ c.ServerApp.ip = "127.0.0.1"
 c.ServerApp.allow_remote_access = False
 c.IdentityProvider.token = os.environ["JUPYTER_TOKEN"]
 c.PasswordIdentityProvider.hashed_password = ""
-# Neither news nor the panels of nbgrader, which are for teachers.
-c.LabApp.news_url = None
-c.ServerApp.tornado_settings = {
-    "page_config_data": {"disabledExtensions": {"@jupyter/nbgrader": True}}
-}
+
+
+HIDDEN = ["@jupyter/nbgrader", "@jupyterlab/apputils-extension:announcements"]
+
+
+def without_panels(handler, page):  # type: ignore[no-untyped-def]
+    """The page's configuration, without nbgrader's panels, which are for teachers, and the news."""
+    return page | {"disabledExtensions": [*page.get("disabledExtensions", []), *HIDDEN]}
+
+
+c.ServerApp.tornado_settings = {"page_config_hook": without_panels}
