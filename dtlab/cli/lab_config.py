@@ -20,3 +20,15 @@ def without_panels(handler, page):  # type: ignore[no-untyped-def]
 
 
 c.ServerApp.tornado_settings = {"page_config_hook": without_panels}
+
+
+def without_views(model, **_):  # type: ignore[no-untyped-def]
+    """Save widgets as their still pictures: on opening the file again, no kernel knows them."""
+    if model["type"] == "notebook" and model["content"]:
+        for cell in model["content"]["cells"]:
+            for output in cell.get("outputs", []):
+                if "image/png" in output.get("data", {}):
+                    output["data"].pop("application/vnd.jupyter.widget-view+json", None)
+
+
+c.FileContentsManager.pre_save_hook = without_views

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -55,10 +56,16 @@ class Explorer(ABC):
 
     def display(self) -> None:
         """Show the widget."""
-        display(self.box)
+        display(self)
 
-    def _ipython_display_(self, **_: Any) -> None:
-        self.display()
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The widget, and for pages without its kernel a still picture."""
+        still = self.static()
+        data = self.box._repr_mimebundle_() | {
+            "image/png": b64encode(still.png()).decode(),
+            "text/plain": f"{type(self).__name__}: run this cell to use its controls",
+        }
+        return data, {"image/png": {"alt": still.alt}}
 
     def _drawn(self, key: Hashable, draw: Callable[[], Picture]) -> tuple[bytes, str]:
         """PNG and words of the picture `key`, drawn if it isn't kept."""

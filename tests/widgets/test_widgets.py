@@ -3,6 +3,7 @@
 import asyncio
 import html
 import io
+from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
@@ -109,12 +110,14 @@ def test_every_control_can_be_reached_by_keyboard(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_it_displays_its_box(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Any] = []
-    monkeypatch.setattr("dtlab.widgets.explorer.display", shown.append)
+def test_a_page_without_its_kernel_has_a_still_picture(name: str) -> None:
     widget = MAKE[name]()
-    widget._ipython_display_()
-    assert shown == [widget.box]
+    data, about = widget._repr_mimebundle_()
+    view = data["application/vnd.jupyter.widget-view+json"]
+    assert view["model_id"] == widget.box.model_id
+    assert b64decode(data["image/png"]).startswith(b"\x89PNG")
+    assert about["image/png"]["alt"] == widget.static().alt
+    assert data["text/plain"] == f"{name}: run this cell to use its controls"
 
 
 def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
