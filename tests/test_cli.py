@@ -103,6 +103,22 @@ def test_simulate_of_one_algorithm_prints_the_textbooks_numbers() -> None:
     assert "175 MB" in table.output
 
 
+def test_simulate_puts_the_fastest_first_and_fits_options_to_the_cluster() -> None:
+    table = call("simulate", "all_reduce", "-t", "v100_nvlink", "-n", "160MB").output
+    assert [line.split()[0] for line in table.splitlines()[2:4]] == ["two_ring", "double_tree"]
+    assert "Fitted to this cluster: two_ring (cycles=6 rings), torus (shape=(4, 2))" in table
+    rows = {row["algorithm"]: row for row in data("simulate", "all_reduce", "-t", "v100_nvlink",
+                                                  "-n", "160MB")}
+    assert rows["two_ring"]["simulated_s"] < 0.2 * rows["ring"]["simulated_s"]
+    assert len(rows["two_ring"]["options"]["cycles"]) == 6
+
+
+def test_simulate_states_the_bound_and_no_bytes_of_a_barrier() -> None:
+    table = call("simulate", "barrier", "-p", "8", "--latency", "5us").output
+    assert table.startswith("barrier on uniform")
+    assert "one message at a time, none takes less than 15 µs" in table
+
+
 def test_simulate_says_at_most_where_the_closed_form_is_a_bound() -> None:
     assert "at most" in call("simulate", "all_reduce", "-a", "two_ring").output
     assert "at most" not in call("simulate", "all_reduce", "-a", "ring").output
@@ -140,7 +156,7 @@ def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> Non
         (["all_reduce", "-t", "torus:4"], "torus:XxY"),
         (["all_reduce", "-t", "/nowhere.yaml"], "can't be read"),
         (["all_reduce", "-t", "torus:100x100"], "4096"),
-        (["all_reduc"], "choose one of: "),
+        (["all_reduc"], "did you mean all_reduce? choose one of: "),
         (["all_reduce", "-a", "rings"], "ring"),
         (["all_reduce", "-p", "-1"], "at least 1, not -1"),
         (["all_reduce", "-p", "10000"], "4096"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -31,12 +32,17 @@ def check_known(collective: str, algorithm: str | None = None, auto: bool = Fals
     auto: "auto" will do, too.
     """
     if collective not in ALGORITHMS:
-        known = ", ".join(ALGORITHMS)
-        raise ConfigError(f"there is no collective {collective!r}; choose one of: {known}")
+        raise ConfigError(f"there is no collective {collective!r}; "
+                          f"{_choice(collective, list(ALGORITHMS))}")
     names = [*ALGORITHMS[collective], "auto"] if auto else list(ALGORITHMS[collective])
     if algorithm is not None and algorithm not in names:
-        known = ", ".join(names)
-        raise ConfigError(f"{collective} has no algorithm {algorithm!r}; choose one of: {known}")
+        raise ConfigError(f"{collective} has no algorithm {algorithm!r}; "
+                          f"{_choice(algorithm, names)}")
+
+
+def _choice(given: str, known: list[str]) -> str:
+    meant = difflib.get_close_matches(given, known, n=1)
+    return (f"did you mean {meant[0]}? " if meant else "") + f"choose one of: {', '.join(known)}"
 
 
 def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> int:
@@ -53,7 +59,7 @@ def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> in
 
 def prepared(
     comm: Comm, collective: str, algorithm: str, nbytes: int,
-    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any,
 ) -> Callable[[], Any]:
     """A function without arguments that makes the call; its tensors are made now, as zeros.
 
@@ -64,7 +70,7 @@ def prepared(
     count = elements(collective, comm.size, nbytes, dtype)
     function = getattr(collectives, collective)
     wanted = inspect.signature(function).parameters
-    given: dict[str, Any] = {"algorithm": algorithm}
+    given: dict[str, Any] = {"algorithm": algorithm, **options}
     if "x" in wanted:
         length = count // comm.size if collective in IN_PIECES else count
         given["x"] = torch.zeros(length, dtype=dtype, device=device)

@@ -9,7 +9,7 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, NamedTuple
 
 import torch
@@ -162,16 +162,15 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 )
 
 
-def examine() -> list[Finding]:
-    """Every check's finding. A check that breaks is a fault with its own name, not a crash."""
-    findings = []
+def examine() -> Iterator[Finding]:
+    """Every check's finding, as soon as it is there. A check that breaks is a fault with its own
+    name, not a crash."""
     for check in CHECKS:
         try:
-            findings.append(check())
+            yield check()
         except Exception as error:  # whatever is wrong with this machine, the others still count
-            findings.append(Finding(check.__name__, "fault", f"{type(error).__name__}: {error}",
-                                    "this is unforeseen: please report it, with this line"))
-    return findings
+            yield Finding(check.__name__, "fault", f"{type(error).__name__}: {error}",
+                          "this is unforeseen: please report it, with this line")
 
 
 @politely
@@ -182,15 +181,17 @@ def doctor(
 
     Exit code 1 if there is a fault.
     """
-    findings = examine()
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            typer.echo(f"{SIGNS[finding.state]} {finding.name:<14} {finding.detail}")
+            if finding.remedy:
+                typer.echo(f"  {'':<14} → {finding.remedy}")
     healthy = all(finding.state != "fault" for finding in findings)
     if as_json:
         show.json_out({"ok": healthy, "checks": [finding._asdict() for finding in findings]})
     else:
-        for finding in findings:
-            typer.echo(f"{SIGNS[finding.state]} {finding.name:<14} {finding.detail}")
-            if finding.remedy:
-                typer.echo(f"  {'':<14} → {finding.remedy}")
         typer.echo("Ready." if healthy else "Not ready: repair what is marked ✗.")
     if not healthy:
         raise typer.Exit(FAILED)

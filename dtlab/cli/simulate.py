@@ -14,10 +14,13 @@ from dtlab.bench.calls import check_known, elements, prepared
 from dtlab.cli import show
 from dtlab.cli.polite import politely
 from dtlab.errors import ConfigError
+from dtlab.plots.units import bytes_text, seconds_text
 from dtlab.topology.names import BUILDERS
 from dtlab.units import bandwidth_of, bytes_of, seconds_of
+from dtlab.wires import options_for
 
 AlphaBeta = tuple[float, float]  # α in seconds, β in seconds per byte
+Options = dict[str, Any]  # of an algorithm
 MOST_RANKS = 4096
 NAMES = ", ".join(BUILDERS)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16",
@@ -25,11 +28,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16
 
 
 def simulated(collective: str, algorithm: str, network: dtlab.topology.Topology, nbytes: int,
-              dtype: torch.dtype, gamma: float) -> dtlab.Result:
+              dtype: torch.dtype, gamma: float, options: Options) -> dtlab.Result:
     """One call of the collective in virtual time, without data."""
 
     def one_call(comm: dtlab.Comm) -> None:
-        prepared(comm, collective, algorithm, nbytes, dtype, device="meta")()
+        prepared(comm, collective, algorithm, nbytes, dtype, device="meta", **options)()
 
     return dtlab.simulate(one_call, network=network, gamma=gamma)
 
@@ -55,8 +58,9 @@ def cluster_of(name: str, ranks: int | None, latency: str | None,
 
 
 def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtype: torch.dtype,
-        machine: AlphaBeta | None, gamma: float) -> dict[str, Any]:
-    """What the simulation says, beside what the closed form says of a uniform cluster."""
+        machine: AlphaBeta | None, gamma: float, options: Options) -> dict[str, Any]:
+    """What the simulation says, beside what the closed form says of a uniform cluster, where no
+    algorithm has options."""
     ranks, size = result.ranks, dtype.itemsize
     messages, sent_bytes = [0] * ranks, [0] * ranks
     for message in result.trace.transfers:
@@ -67,32 +71,39 @@ def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtyp
     form = dtlab.cost.form(collective, algorithm, ranks, nbytes, size)
     return {
         "collective": collective, "algorithm": algorithm, "ranks": ranks, "bytes": nbytes,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."), "options": options,
         "simulated_s": result.elapsed_s, "closed_form_s": closed_s,
-        "closed_form_is_exact": form.exact, "rounds": form.rounds,
+        "closed_form_is_exact": form.exact, "rounds": None if options else form.rounds,
         "messages_by_rank": messages, "sent_bytes_by_rank": sent_bytes,
     }
 
 
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
-    from dtlab.plots.units import bytes_text, seconds_text
-
     def span(values: list[int], text: Callable[[float], str]) -> str:
         low, high = min(values), max(values)
-        return text(low) if low == high else f"{text(low)} to {text(high)}"
+        return text(low) if text(low) == text(high) else f"{text(low)} to {text(high)}"
 
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "algorithm": lambda r: r["algorithm"],
         "virtual time": lambda r: seconds_text(r["simulated_s"]),
         "closed form": lambda r: ("" if r["closed_form_is_exact"] else "at most ")
             + seconds_text(r["closed_form_s"]),
-        "rounds": lambda r: f"{r['rounds']:g}",
+        "rounds": lambda r: "" if r["rounds"] is None else f"{r['rounds']:g}",
         "messages a rank": lambda r: span(r["messages_by_rank"], "{:,}".format),
         "bytes sent a rank": lambda r: span(r["sent_bytes_by_rank"], bytes_text),
     }
     if any(r["closed_form_s"] is None for r in rows):
         del columns["closed form"]
-    show.table(title, list(columns), [[text(r) for text in columns.values()] for r in rows])
+    ranked = sorted(rows, key=lambda r: r["simulated_s"])
+    show.table(title, list(columns), [[text(r) for text in columns.values()] for r in ranked])
+    fitted = ", ".join(f"{r['algorithm']} ({_text(r['options'])})" for r in ranked if r["options"])
+    if fitted:
+        typer.echo(f"Fitted to this cluster: {fitted}.")
+
+
+def _text(options: Options) -> str:
+    return ", ".join(f"{name}={f'{len(value)} rings' if name == 'cycles' else value}"
+                     for name, value in options.items())
 
 
 @politely
@@ -136,7 +147,7 @@ def simulate(
 ) -> None:
     """Run a collective on a simulated cluster, in virtual time, beside its closed form.
 
-    Values are not computed, so 1,000 ranks of 1 GB each are no problem. Example:
+    The fastest comes first. Values are not computed, so 1,000 ranks of 1 GB each are no problem:
 
     dtlab simulate all_reduce -a ring --ranks 8 --bytes 100MB --latency 5us --bandwidth 10GB/s
 
@@ -153,11 +164,15 @@ def simulate(
     show.check_picture(plot)
     size, gamma_s = bytes_of(nbytes), seconds_of(gamma)
     cluster, machine = cluster_of(topology, ranks, latency, bandwidth)
+    if collective == "barrier":
+        size = 0
     elements(collective, cluster.ranks, size, DTYPES[dtype])
+    fitted = options_for(cluster) if collective == "all_reduce" and machine is None else {}
     rows = []
     for name in [algorithm] if algorithm else dtlab.collectives.ALGORITHMS[collective]:
-        result = simulated(collective, name, cluster, size, DTYPES[dtype], gamma_s)
-        rows.append(row(collective, name, result, size, DTYPES[dtype], machine, gamma_s))
+        options = fitted.get(name, {})
+        result = simulated(collective, name, cluster, size, DTYPES[dtype], gamma_s, options)
+        rows.append(row(collective, name, result, size, DTYPES[dtype], machine, gamma_s, options))
         if plot:
             title = f"{collective}, {name}, {cluster.ranks} ranks, {nbytes}"
             dtlab.plots.timeline(result.trace, title).savefig(plot)
@@ -165,5 +180,10 @@ def simulate(
             result.trace.to_chrome(chrome)
     if as_json:
         show.json_out(rows)
-    else:
-        print_rows(rows, f"{collective} of {nbytes} {dtype} on {cluster.name}")
+        return
+    what = f"{collective} of {nbytes} {dtype}" if size else collective
+    print_rows(rows, f"{what} on {cluster.name}")
+    if machine:
+        bound_s = dtlab.cost.lower_bound_s(collective, cluster.ranks, size, *machine, gamma_s)
+        typer.echo(f"Where a rank sends and receives one message at a time, none takes less than "
+                   f"{seconds_text(bound_s)}.")
