@@ -19,7 +19,8 @@ from dtlab.cli.polite import politely
 from dtlab.errors import ConfigError
 
 COPY = "my_course"  # the learner's folder, in the checkout; git ignores it
-FOLDERS = ("notebooks", "exercises")
+COPIED = ("notebooks/*.ipynb", "notebooks/cheat_sheet.md", "notebooks/glossary.md",
+          "exercises/*.ipynb")
 
 
 def course_folder(start: Path | None = None) -> Path:
@@ -42,7 +43,7 @@ def copy_course(course: Path) -> tuple[Path, list[str]]:
     mine, revised = course / COPY, []
     record = mine / ".copied.json"  # what was copied: name → hash
     copied = json.loads(record.read_text()) if record.exists() else {}
-    for original in sorted(path for name in FOLDERS for path in (course / name).glob("*.ipynb")):
+    for original in sorted(path for pattern in COPIED for path in course.glob(pattern)):
         name = original.relative_to(course).as_posix()
         copy, now = mine / name, _hash(original)
         if not copy.exists() or (copied.get(name) != now and _hash(copy) == copied.get(name)):
