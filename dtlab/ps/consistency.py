@@ -152,7 +152,8 @@ class SSP(Consistency):
 
 @dataclass(frozen=True)
 class SoftSync(Consistency):
-    """n-softsync: of λ workers, every ⌊λ/n⌋ gradients of a key make an update; no pull waits.
+    """n-softsync: of λ workers, every ⌊λ/n⌋ gradients of a key make an update with their mean; a
+    fast worker may give several of them. No pull waits.
 
     1-softsync gathers as many as BSP, without its barrier; λ-softsync is ASP. The mean staleness is
     about n: divide the step by it, with `StalenessAwareSGD`.

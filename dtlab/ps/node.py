@@ -110,6 +110,9 @@ class Node:
         """Hand in gradients (or weights, where the update rule takes those); returns once the
         servers have them. A table also takes a sparse gradient, as sparse embeddings make.
 
+        What a worker pushes for one key within a clock adds up, if it is gradients, as those of
+        micro-batches do; weights are averaged.
+
         weight: how much they count in an average, say the number of examples they are made from.
         """
         self.push_async(grads, weight).wait()

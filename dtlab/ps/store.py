@@ -30,7 +30,8 @@ class Sum:
     def __init__(self) -> None:
         self.total: torch.Tensor | None = None  # of dense gradients
         self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a table: which, and theirs
-        self.weights: dict[int, float] = {}  # by worker
+        self.weights: dict[int, float] = {}  # by worker: of its last push
+        self.weight = 0.0  # of all pushes
         self.count = 0
 
     def add(self, comm: Comm, worker: int, g: torch.Tensor, rows: torch.Tensor | None,
@@ -38,6 +39,7 @@ class Sum:
         """Add `worker`'s gradient `g`, which may be changed."""
         self.count += 1
         self.weights[worker] = weight
+        self.weight += weight
         if weight != 1:
             g = g * weight
         if rows is not None:
@@ -62,7 +64,7 @@ class Sum:
     def cut(self, at: int) -> Sum:
         """Keep the first `at` elements. Returns the others."""
         rest = Sum()
-        rest.weights, rest.count = dict(self.weights), self.count
+        rest.weights, rest.weight, rest.count = dict(self.weights), self.weight, self.count
         if self.total is not None:
             self.total, rest.total = self.total[:at], self.total[at:]
         return rest
@@ -119,18 +121,18 @@ class Entry:
         return gathered
 
     def update(self, bucket: int, absent: int = 0) -> None:
-        """Make the update of `bucket`. `absent`: workers that took part without a gradient for this
-        key; theirs count as zero."""
+        """Make the update of `bucket`: with the mean over all pushes; of gradients within a clock,
+        over the workers, each with the sum of its pushes. `absent`: workers that took part in that
+        without a gradient for this key; theirs count as zero."""
         gathered = self.sums.pop(bucket)
         self.version += 1
-        weight = sum(gathered.weights.values())
-        if self.rule.takes == "gradients":
-            weight += absent
+        count, weight = gathered.count, gathered.weight
+        if bucket != NOW and self.rule.takes == "gradients":
+            count, weight = len(gathered.weights), sum(gathered.weights.values()) + absent
         rows, total = gathered.gathered() if gathered.rows else (None, gathered.total)
         assert total is not None
         if weight != 1:
             total /= weight
-        count = len(gathered.weights)
         self._on(rows, lambda w, state: self.rule.step_(w, total, state, count))
 
     def cut(self, number: int, at: int) -> Entry:

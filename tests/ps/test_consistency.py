@@ -103,6 +103,37 @@ def test_softsync_updates_after_each_group_of_gradients(n: int, updates: int) ->
     assert servers[0].updates == updates
 
 
+@pytest.mark.parametrize(("consistency", "rule", "pushes", "stored"), [
+    (ps.SoftSync(1), ps.SGD(lr=1.0), ([-1.0, 0.0], [0.0, -1.0]), [0.5, 0.5]),
+    (ps.SoftSync(1), ps.FedAvg(), ([10.0, 0.0], [0.0, 10.0]), [5.0, 5.0]),
+    (ps.SoftSync(1), ps.EASGD(alpha=0.1), ([10.0, 0.0], [10.0, 10.0]), [2.0, 1.0]),
+    (ps.BSP(), ps.FedAvg(), ([10.0, 10.0], [10.0, 10.0]), [10.0, 10.0]),
+    (ps.BSP(), ps.EASGD(alpha=0.1), ([10.0, 0.0], [10.0, 10.0]), [2.0, 1.0]),
+    (ps.BSP(), ps.SGD(lr=1.0), ([-1.0, 0.0], [0.0, -1.0]), [0.5, 0.5]),  # micro-batches; and a zero
+])
+def test_an_update_is_the_mean_of_its_pushes_though_one_worker_made_them_all(
+    consistency: ps.Consistency, rule: ps.Update, pushes: tuple[list[float], ...],
+    stored: list[float],
+) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, consistency=consistency, update=rule)
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(2)})
+        if comm.rank == 1:
+            for push in pushes:
+                node.push({"w": torch.tensor(push)})
+        node.clock()
+        with comm.compute("until both pushes are in", seconds=1.0):
+            pass
+        found = node.pull(["w"])["w"].tolist()
+        node.finish()
+        return found
+
+    for found in simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:]:
+        assert found == pytest.approx(stored)
+
+
 def test_the_staleness_of_softsync_is_about_n() -> None:
     """With λ workers of equal speed a gradient of n-softsync is about n updates old."""
     for n in (1, 2, 5, 10):
