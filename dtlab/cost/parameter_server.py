@@ -12,7 +12,8 @@ def parameter_server_s(workers: int, servers: int, nbytes: int, server_Bps: floa
 
     server_Bps, worker_Bps: bytes per second of a port, one direction; worker_Bps None: the same.
     ways: 1 for a push or a pull alone. Latencies are left out. With n ≥ m·B_worker/B_server more
-    servers gain nothing: the workers' own ports are the floor.
+    servers gain nothing. A worker pulls once its push is in; one that does both at once, block by
+    block, needs about half of the time, for ports are full duplex.
     Source: Li et al., Communication efficient distributed machine learning with the parameter
     server, NeurIPS 2014. Chapter: 07.
 

@@ -172,17 +172,17 @@ def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_0
         raise ConfigError("give at least one number of workers, 1 or more, and simulated times of "
                           "these only")
     most = max(workers)
-    floor_s = cost.parameter_server_s(1, 1, nbytes, bandwidth_Bps)
+    least_s = cost.parameter_server_s(1, 1, nbytes, bandwidth_Bps)
     kind = "predicted and simulated" if simulated else "predicted"
     title = f"Push and pull, m workers and n servers: {kind} time"
     note = (f"{bytes_text(nbytes)} each way and worker · every port {bytes_text(bandwidth_Bps)}/s "
-            f"· floor: {seconds_text(floor_s)}")
+            f"· push, then pull: {seconds_text(least_s)} at least")
     with styled():
         picture = new_picture(_WIDTH_IN, 5.6, dpi)
         write_title(picture, title, note)
         axes = place_axes(picture, left=1.25, right=2.0, bottom=0.85, top=1.1)
         counts = np.unique(np.geomspace(1, 2 * most, 40).round().astype(int))
-        axes.axhline(floor_s, color=QUIET, linewidth=2, linestyle=":", zorder=1)
+        axes.axhline(least_s, color=QUIET, linewidth=2, linestyle=":", zorder=1)
         for index, m in enumerate(workers):
             style = line_style(index)
             line = [cost.parameter_server_s(m, int(n), nbytes, bandwidth_Bps) for n in counts]
@@ -195,8 +195,8 @@ def server_times(workers: Sequence[int] = (2, 4, 8, 16), nbytes: int = 160_000_0
         _scale_axes(axes, most)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), title="workers",
                     handlelength=3)
-    ends = "; ".join(f"m = {m}: {seconds_text(m * floor_s)} with one server, "
-                     f"{seconds_text(floor_s)} from n = {m} on" for m in workers)
+    ends = "; ".join(f"m = {m}: {seconds_text(m * least_s)} with one server, "
+                     f"{seconds_text(least_s)} from n = {m} on" for m in workers)
     picture.alt = f"{title}. {note}. {ends}."
     return picture
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 import torch
 
-from dtlab import Comm, cost, ps, simulate
+from dtlab import Comm, Recv, Send, cost, ps, simulate
 from dtlab.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from dtlab.models import MLP, digits
 from dtlab.plots.placement import placed
@@ -130,16 +130,38 @@ def test_first_all_gradients_come_in_and_only_then_sums_go_out(prose: str) -> No
 # ---- section 4: m workers, n servers -----------------------------------------------------------
 
 
-def test_one_server_takes_o_of_m_and_there_is_a_floor(prose: str) -> None:
+def test_one_server_takes_o_of_m_and_more_than_m_gain_nothing(prose: str) -> None:
     assert "From n = m on, each worker's own port is full" in prose
-    assert "a floor at 2·S/B, here 20 ms" in prose
+    assert "more servers gain nothing beyond 2·S/B, here 20 ms" in prose
     for m, n in itertools.product(RANKS, RANKS):
         seconds = cost.parameter_server_s(m, n, S, B)
         assert seconds == pytest.approx(2 * S / B if n >= m else m / n * 2 * S / B)
         assert seconds >= 2 * S / B == 0.020
     assert "with twice the workers, each step takes twice as long" in prose
     assert cost.parameter_server_s(16, 1, S, B) == 2 * cost.parameter_server_s(8, 1, S, B)
-    assert "The floor is above the 15 ms of section 3" in prose
+    assert "That is above the 15 ms of section 3" in prose
+
+
+@pytest.mark.parametrize("m", [2, 4, 8])
+def test_a_worker_that_pulls_one_block_while_it_pushes_the_next_needs_about_half(
+    prose: str, m: int
+) -> None:
+    """m servers, m workers; in each step a worker exchanges with another server."""
+    assert "needs (1 + 1/32)·S/B, 10.3 ms" in prose
+    blocks = 32
+
+    def overlapped(comm: Comm) -> None:
+        part = torch.empty(int(S) // (m * blocks), dtype=torch.uint8, device="meta")
+        is_server = comm.rank < m
+        for step in range(m * (blocks + 1)):
+            peer = m + (comm.rank - step) % m if is_server else (comm.rank - m + step) % m
+            pushed, pulled = step < m * blocks, step >= m
+            arrives, leaves = (pushed, pulled) if is_server else (pulled, pushed)
+            comm.exchange(*[Send(part, peer)] * leaves, *[Recv(part, peer)] * arrives)
+
+    elapsed_s = simulate(overlapped, network=uniform(2 * m, 1e-9, B)).elapsed_s
+    assert elapsed_s == pytest.approx((1 + 1 / blocks) * S / B, rel=1e-4)
+    assert f"{elapsed_s * 1e3:.1f}" == "10.3"
 
 
 # ---- section 5: who holds what -----------------------------------------------------------------
