@@ -65,7 +65,7 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
         connection.meter = meter = Meter(given) if call.fields["meter"] else None
         comm = SandboxComm(connection, call.fields["rank"], call.fields["size"])
         inputs = (comm, *given) if call.fields["comm"] else given
-        sys.setprofile(None if call.fields["library"] else forbid_library)
+        sys.setprofile(None if call.fields["library"] or meter else forbid_library)
         with meter or nullcontext():
             value = harness(function, *inputs) if harness else function(*inputs)
         sys.setprofile(None)

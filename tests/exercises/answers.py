@@ -353,7 +353,7 @@ def halves_powers_of_two(comm, x):
     halved(comm, x, 1)
 
 
-@submitted("halving-doubling", 0, "sends the half that it keeps")
+@submitted("halving-doubling", 0, "a rank sends the half that it keeps")
 def sends_the_wrong_half(comm, x):
     halved(comm, x, 0)
 

@@ -123,7 +123,7 @@ def receives_first(comm, value):
 
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
     (as_given, CIRCLE, "use comm.sendrecv"),
-    (receives_first, CIRCLE, "use comm.sendrecv"),
+    (receives_first, CIRCLE, "none has sent yet"),
     (forgets_the_lonely_rank, {"alone"}, "can't send to itself"),
     (pairs_only, {"even circles", "odd circles"}, "wrong way"),
     (returns_its_own, CIRCLE - {"alone"}, "returned its own value"),

@@ -167,8 +167,8 @@ def server_0_first(comm, weights, grads, servers, lr):
 def all_reduce_among_workers(comm, weights, grads, servers, lr):
     team = comm.split(None if comm.rank < servers else 0)
     for key in sorted(grads):
-        all_reduce(team, grads[key], op="avg", algorithm="ring")
-        weights[key].sub_(grads[key], alpha=lr)
+        solutions()["ring_all_reduce"](team, grads[key])
+        weights[key].sub_(grads[key], alpha=lr / team.size)
     return weights
 
 
@@ -358,7 +358,7 @@ WRONG_LEVELS = [
     (one_level, {"between machines"}, "Every worker's gradient crosses the network"),
     (server_answers_all, {"between machines"}, "the server answers every worker"),
     (around_the_aggregators, {"between machines"}, "past the server"),
-    (ring_of_all_workers, {"between machines", "real"}, "Through the server"),
+    (ring_of_all_workers, {"between machines"}, "Through the server"),
     (mean_of_means, {"uneven machines", "real"}, "mean of the machines' means"),
     (divides_by_machines, LEVELS, "divided by the number of machines"),
     (divides_by_nobody, LEVELS, "divide by the number of workers"),

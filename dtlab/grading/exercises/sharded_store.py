@@ -64,7 +64,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             bad = judge_vector(f"rank {rank}: weights[{key!r}]", mine[key], right)
             if bad is not None:
                 return bad if bad.clue else bad._replace(clue=_clue(case, outcome))
-    return not_sent(outcome, 2 * case.facts["workers"] * case.facts["nbytes"]) or Verdict(
+    return not_sent(outcome, 2 * (len(grads) - 1) * case.facts["nbytes"]) or Verdict(
         True, "the new weights, on every worker", "weights − lr · mean")
 
 

@@ -61,7 +61,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
         bad = judge_vector(f"rank {rank}: weights", x, right)
         if bad is not None:
             return bad if bad.clue else bad._replace(clue=_clue(case, outcome, grads))
-    return not_sent(outcome, 2 * (case.ranks - 1) * case.facts["nbytes"]) or Verdict(
+    return not_sent(outcome, 2 * (len(grads) - 1) * case.facts["nbytes"]) or Verdict(
         True, "the new weights, on every worker", "weights − lr · mean")
 
 
