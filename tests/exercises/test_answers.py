@@ -9,9 +9,10 @@ from dtlab.grading import catalogue
 from tests.exercises.answers import WRONG, first_hint, judged, solutions
 
 
+@pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("exercise", catalogue())
-def test_the_courses_answer_earns_all_points(exercise):
-    report = judged(exercise, solutions()[catalogue()[exercise].function])
+def test_the_courses_answer_earns_all_points(exercise, seed):
+    report = judged(exercise, solutions()[catalogue()[exercise].function], seed)
     assert report.points == report.max_points == catalogue()[exercise].points, str(report)
     assert report.hints == []
 

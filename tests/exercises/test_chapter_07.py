@@ -215,7 +215,7 @@ def test_a_wrong_store_loses_the_right_points_and_is_told_why(answer, rows, hint
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-@pytest.mark.parametrize("answer", [store, end_to_end, solutions()["sharded_step"]])
+@pytest.mark.parametrize("answer", [store, end_to_end])
 def test_right_stores_get_all_points(answer, seed):
     report = judged("sharded-store", answer, seed)
     assert report.points == report.max_points == 10, str(report)
@@ -379,7 +379,7 @@ def test_wrong_levels_lose_the_right_points_and_are_told_why(answer, rows, hint)
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-@pytest.mark.parametrize("answer", [levels, by_collectives, solutions()["two_level_step"]])
+@pytest.mark.parametrize("answer", [levels, by_collectives])
 def test_right_levels_get_all_points(answer, seed):
     report = judged("two-level-step", answer, seed)
     assert report.points == report.max_points == 10, str(report)

@@ -206,19 +206,6 @@ def test_plain_sgd_is_far_from_the_loss_that_is_asked_for(seed):
     assert uncompensated > 2 * compensated
 
 
-# ---- both --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("exercise", "function", "points"), [
-    ("ssp-rule", "may_answer", 8), ("dc-asgd", "dc_asgd", 8)
-])
-@pytest.mark.parametrize("seed", [0, 2])
-def test_the_solution_gets_all_points(exercise, function, points, seed):
-    report = judged(exercise, solutions()[function], seed)
-    assert report.points == report.max_points == points, str(report)
-    assert first_hint(report) == ""
-
-
 def test_a_harness_runs_on_every_rank_and_in_the_simulator():
     """The server of the SSP check, driven by hand: all go on, and each rank says so."""
     from dtlab.topology import uniform

@@ -322,12 +322,3 @@ def test_consistent_hashing(answer, rows, hint, seed):
 def test_different_right_placements_get_all_points(answer, seed):
     report = judged("consistent-hashing", answer, seed)
     assert report.points == report.max_points == 10, str(report)
-
-
-@pytest.mark.parametrize(("exercise", "function"), [
-    ("chain-replication", "chain_node"), ("consistent-hashing", "place_keys")])
-@pytest.mark.parametrize("seed", [0, 2])
-def test_the_solution_gets_all_points(exercise, function, seed):
-    report = judged(exercise, solutions()[function], seed)
-    assert report.points == report.max_points == 10, str(report)
-    assert first_hint(report) == ""
