@@ -200,8 +200,8 @@ def _deadlock_hint(failure: CaseFailure) -> str:
     if "returned" in doing:
         return ("Some ranks have returned, while others still wait for them: is every send met by "
                 "a receive on the other rank, and the other way round? The table says who waits.")
-    return ("The ranks wait for each other, some to send and some to receive, and no two of them "
-            "fit: does the rank that you send to receive from you next? The table says who waits.")
+    return ("The ranks wait for each other: does the rank that you send to receive from you next, "
+            "and the one that you receive from send to you? The table says who waits for whom.")
 
 
 def _raised_hint(error: str, message: str) -> str:

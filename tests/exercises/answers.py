@@ -14,7 +14,6 @@ import torch
 
 from dtlab import Send, collectives
 from dtlab.collectives.registry import IMPLEMENTATIONS
-from dtlab.cost.broadcast_reduce import chain_form
 from dtlab.grading import Report, check
 from dtlab.ps.consistency import SSP
 from dtlab.simulator.network import fair_rates
@@ -125,11 +124,6 @@ def the_forbidden_algorithm(comm, x, group):
     return collectives.all_reduce(comm, x, algorithm="hierarchical", group=group)
 
 
-@submitted("hierarchical", 0, "algorithm=torus, which does just what the exercise asks")
-def the_other_forbidden_algorithm(comm, x, group):
-    return collectives.all_reduce(comm, x, algorithm="torus", shape=(group, comm.size // group))
-
-
 @submitted("sharded-store", 0, "calls dtlab.collectives.all_reduce, which is")
 def all_reduces_each_key(comm, weights, grads, servers, lr):
     for key in sorted(weights):
@@ -147,11 +141,6 @@ def the_librarys_rings(ranks, links):
     return edge_disjoint_cycles(None, 2)
 
 
-@submitted("best-segments", 0, "calls dtlab.cost.broadcast_reduce.chain_form, which is")
-def the_librarys_cost(ranks, nbytes, alpha, beta):
-    return min(range(1, 99), key=lambda k: chain_form(ranks, nbytes, 1, k).seconds(alpha, beta, 0))
-
-
 @submitted("ssp-rule", 0, "calls dtlab.ps.consistency.SSP")
 def the_librarys_rule(request, clock, clocks, staleness):
     return SSP(staleness)
@@ -163,11 +152,6 @@ def the_librarys_rule(request, clock, clocks, staleness):
 @submitted("ring-all-reduce", 0, "did not come through comm")
 def sums_without_messages(comm, x):
     x.copy_(torch.tensor(comm._agree([float(v.real) for v in x])).sum(0))
-
-
-@submitted("hierarchical", 0, "did not come through comm")
-def sums_of_groups_without_messages(comm, x, group):
-    sums_without_messages(comm, x)
 
 
 @submitted("binomial-broadcast", 0, "did not come through comm")
@@ -362,24 +346,3 @@ def sends_the_wrong_half(comm, x):
 def fits_logarithms(sizes, times):
     beta, alpha = np.polyfit(np.log(sizes), np.log(times), 1)
     return float(np.exp(alpha)), float(beta)
-
-
-@submitted("two-level-step", 7, "mean of the machines' means")
-def averages_means(comm, machines, weights, grad, lr):
-    aggregators, inbox = [machine[0] for machine in machines], torch.empty_like(weights)
-    if comm.rank == 0:
-        for aggregator in aggregators:
-            comm.recv(inbox, aggregator)
-            grad = inbox.clone() if grad is None else grad + inbox
-        weights.sub_(grad, alpha=lr / len(machines))
-        return [comm.send(weights, aggregator) for aggregator in aggregators]
-    first, *others = next(machine for machine in machines if comm.rank in machine)
-    if comm.rank != first:
-        comm.send(grad, first)
-        return comm.recv(weights, first)
-    for other in others:
-        comm.recv(inbox, other)
-        grad = grad + inbox
-    comm.send(grad / (1 + len(others)), 0)
-    comm.recv(weights, 0)
-    return [comm.send(weights, other) for other in others]

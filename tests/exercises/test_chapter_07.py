@@ -376,6 +376,7 @@ def test_wrong_levels_lose_the_right_points_and_are_told_why(answer, rows, hint)
     report = judged("two-level-step", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report), first_hint(report)
+    assert "works in the simulator" not in " ".join(report.hints)  # nor does it there
 
 
 @pytest.mark.parametrize("seed", [0, 2])
