@@ -44,6 +44,7 @@ class Case:
     comm: bool = True  # False: the function takes no communicator
     harness: Callable[..., Any] | None = None  # ours, called as harness(function, comm, *args)
     meter: bool = False  # measure the memory it takes
+    library: bool = False  # may the function call others of this package, such as collectives?
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
     hint: str = ""  # instead of the check's own
     facts: dict[str, Any] = field(default_factory=dict)  # for the check: n, dtype, …
@@ -79,6 +80,7 @@ class Outcome:
     trace: Trace = field(default_factory=lambda: Trace(0))
     peak_bytes: list[int] = field(default_factory=list)  # by rank
     printed: list[str] = field(default_factory=list)
+    objects: int = 0  # how many messages carried an object, not a tensor
     failure: CaseFailure | None = None
 
 

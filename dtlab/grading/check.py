@@ -31,9 +31,11 @@ def check(
     bound, points, and hints; returns the same as a `Report` (`.points`, `.rows`, `.to_dict()`).
     Nothing that the function does (a loop without an end, exit, a flood of prints) stops the check,
     which takes a second or two. `seed` draws other sizes and values. Raises `ConfigError` for an
-    unknown exercise, or something that isn't a function.
+    unknown exercise, something that isn't a function, or a seed that isn't a whole number.
     """
     exercise = find_exercise(exercise_id)
+    if not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed is a whole number, 0 or more, not {seed!r}")
     if not isinstance(submission, Submission):
         submission = seal(submission, exercise.function)
     report = grade_submission(submission, exercise.id, seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -103,11 +104,9 @@ def find_exercise(exercise_id: str) -> Exercise:
 # ---- judging -----------------------------------------------------------------------------------
 
 
-def grade_check(check: Check, outcomes: Mapping[Case, Outcome], first: Row | None) -> Row:
-    """The row of `check`, given the outcomes of its cases.
-
-    first: the row of the exercise's first check; None: this is the first.
-    """
+def grade_check(check: Check, outcomes: Mapping[Case, Outcome], earlier: Sequence[Row]) -> Row:
+    """The row of `check`, given the outcomes of its cases and the rows of the checks before it."""
+    first = earlier[0] if earlier else None
     if check.provided is not None and first is not None and not first.passed:
         return not_tried(check, f"counts once “{first.name}” is right")
     trials = []
@@ -119,19 +118,25 @@ def grade_check(check: Check, outcomes: Mapping[Case, Outcome], first: Row | Non
             trials.append(Trial(case, outcome, verdict_of(check, case, outcome)))
     if not trials:
         return not_tried(check, "right values here first")
-    return row_of(check, trials, None if first is None else first.passed)
+    return row_of(check, trials, earlier)
 
 
 def not_tried(check: Check, why: str) -> Row:
     """The row of a check that was not looked at."""
-    return Row(check.name, False, 0, check.points, check.tried, "not tried", why)
+    return Row(check.name, False, 0, check.points, check.tried, "not tried", why, looked_at=False)
 
 
 def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
     """What `check` says; a case without a result fails whatever is checked."""
     failure = outcome.failure
+    if failure is None and not case.library and (name := _collective_in(outcome)):
+        return Verdict(False, f"the answer calls {name}", "messages of your own", sure=True,
+                       clue=f"The answer calls {name}{_NOT_YOURS}")
     if failure is None:
-        return check.judge(case, outcome)
+        verdict = check.judge(case, outcome)
+        if outcome.objects and verdict.nbytes and not verdict.passed:
+            verdict = verdict._replace(clue=_OBJECTS)
+        return verdict
     where = f" on rank {failure.rank}" if failure.rank >= 0 and case.ranks > 1 else ""
     if failure.kind == "raised":
         came = f"{failure.error}{where}: {failure.message}".rstrip(": ")
@@ -139,6 +144,18 @@ def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
         came = f"{_KINDS[failure.kind]}{where}: {failure.message}"
     at = f" ({failure.at})" if failure.at else ""
     return Verdict(False, _clip(came + at), "a result", clue=failure_hint(outcome))
+
+
+_OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pickled, which takes "
+            "more bytes: send the tensor itself, and receive into a tensor.")
+
+_NOT_YOURS = ", which is the library's own: only what you write yourself earns points."
+
+
+def _collective_in(outcome: Outcome) -> str:
+    """The collective of this package that some message is labelled with; "" if none is."""
+    calls = (re.match(r"(\w+)\(.*algorithm=", m.label) for m in outcome.trace.transfers)
+    return next((f"dtlab.collectives.{call[1]}" for call in calls if call), "")
 
 
 _KINDS = {
@@ -158,9 +175,7 @@ def failure_hint(outcome: Outcome) -> str:
     if failure.kind == "skipped":
         return ""
     if failure.kind == "deadlock":
-        return ("Every rank waits for another. A send may block until its receiver is there, so a "
-                "cycle in which all ranks send first never ends: use comm.sendrecv, or "
-                "comm.exchange.")
+        return _deadlock_hint(failure)
     if failure.kind == "pending":
         return ("Call wait() on everything that isend, irecv, post and begin return, or cancel() "
                 f"it, before the function returns. This line began it: {failure.at}.")
@@ -173,7 +188,29 @@ def failure_hint(outcome: Outcome) -> str:
     return _raised_hint(failure.error, failure.message)
 
 
+def _deadlock_hint(failure: CaseFailure) -> str:
+    doing = {line.split()[1] for line in failure.details.splitlines()[1:]}
+    if doing == {"send"}:
+        return ("Every rank waits for another. A send may block until its receiver is there, so a "
+                "cycle in which all ranks send first never ends: use comm.sendrecv, or "
+                "comm.exchange.")
+    if doing == {"recv"}:
+        return ("Every rank waits to receive, and none has sent yet: receiving first in a cycle "
+                "never ends. Send and receive at once: comm.sendrecv, or comm.exchange.")
+    if "returned" in doing:
+        return ("Some ranks have returned, while others still wait for them: is every send met by "
+                "a receive on the other rank, and the other way round? The table says who waits.")
+    return ("The ranks wait for each other: does the rank that you send to receive from you next, "
+            "and the one that you receive from send to you? The table says who waits for whom.")
+
+
 def _raised_hint(error: str, message: str) -> str:
+    if error == "NotYourOwn":
+        return f"{message[0].upper()}{message[1:]}{_NOT_YOURS}"
+    if error == "TypeError" and "'tuple' object does not support item assignment" in message:
+        return ("x.tensor_split gives a tuple: its tensors can be changed, the tuple can't, and "
+                "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "
+                "`comm.accumulate_(chunks[b], inbox)`: both change x in place.")
     if error == "NotImplementedError":
         return "Not written yet: replace `raise NotImplementedError` by your answer."
     if "process group" in message:
@@ -182,32 +219,38 @@ def _raised_hint(error: str, message: str) -> str:
     if error == "NameError":
         return (f"{message.capitalize()}: define what the function needs in the solution cell "
                 "itself, or import it there.")
+    if error == "ShapeMismatch" and "an object" in message:
+        return ("One end sends a tensor and the other receives an object, or the other way round. "
+                "A tensor is received into a tensor of its shape and dtype, such as "
+                "torch.empty_like(x), an object into a list.")
     if error == "ShapeMismatch":
         return ("What one rank sends differs in size from what the other receives into. Do both "
-                "ends cut the vector in the same places? Its parts differ in size when p does not "
-                "divide n.")
+                "ends mean the same part of the vector, and cut it in the same places? Its parts "
+                "differ in size when p does not divide n.")
     if error == "MemoryError":
         return "The function asks for more memory than there is."
     return ""
 
 
-def row_of(check: Check, trials: Sequence[Trial], basics: bool | None) -> Row:
-    """The report's row: a summary if all passed, else the first case that did not.
-
-    basics: did the exercise's first check pass? None: this is the first check.
-    """
+def row_of(check: Check, trials: Sequence[Trial], earlier: Sequence[Row]) -> Row:
+    """The report's row: a summary if all passed, else the first case that did not."""
     bad = next((trial for trial in trials if not trial.verdict.passed), None)
     if bad is None:
         v = trials[-1].verdict
         return Row(check.name, True, check.points, check.points, check.tried, v.came, v.expected,
                    v.nbytes, v.rounds)
+    if bad.outcome.failure is not None and bad.outcome.failure.kind == "skipped":
+        return not_tried(check, bad.outcome.failure.message)
     v = bad.verdict
     good = sum(trial.verdict.passed for trial in trials)
     score = f"; {good} of {len(trials)} cases right" if len(trials) > 1 else ""
     hint = v.clue
-    if basics is not False and _ended(bad.outcome):
+    if (not earlier or earlier[0].passed) and _ended(bad.outcome):
+        # What is special about a case, or real about processes, is to blame if all else works.
         own = bad.case.hint or check.hint
-        hint = own or v.clue if basics and not v.sure else v.clue or own
+        if (bad.case.hint or bad.case.gloo) and not all(row.passed for row in earlier):
+            own = ""
+        hint = own or v.clue if earlier and not v.sure else v.clue or own
     return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
                v.nbytes, v.rounds, hint)
 

@@ -63,7 +63,7 @@ def _judge(_comm: Any, submission: Submission, exercise_id: str, seed: int) -> d
     outcomes = _run_cases(checks, submission)
     report = Report(exercise.id, exercise.title)
     for check in checks:
-        report.rows.append(grade_check(check, outcomes, report.rows[0] if report.rows else None))
+        report.rows.append(grade_check(check, outcomes, report.rows))
     wrong = next((row for row in report.rows if not row.passed), None)
     if wrong is not None:
         check = checks[report.rows.index(wrong)]
@@ -126,7 +126,7 @@ def _real_row(check: Check, submission: Submission, report: Report) -> Row:
     if not first.passed:
         return not_tried(check, f"counts once “{first.name}” is right")
     outcomes = {case: _run_on_gloo(case, submission) for case in check.cases}
-    row = grade_check(check, outcomes, first)
+    row = grade_check(check, outcomes, report.rows)
     if not row.passed and not report.details:
         report.details, _ = _evidence(next(iter(outcomes.values())))
     return row

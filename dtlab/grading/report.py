@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,10 +28,11 @@ class Row:
     nbytes: str = ""
     rounds: str = ""
     hint: str = ""
+    looked_at: bool = True  # False: the check was not tried
 
     def cells(self) -> tuple[str, ...]:
         """The row's cells, in the order of `COLUMNS`. A sign, not a colour, says pass or fail."""
-        sign = "✓" if self.passed else "✗"
+        sign = "✓" if self.passed else "✗" if self.looked_at else "–"
         points = f"{self.points:g} of {self.max_points:g}"
         return (sign, self.name, self.tried, self.came, self.expected, self.nbytes, self.rounds,
                 points)
@@ -117,11 +119,11 @@ class Report:
         """The table as plain text, `width` columns wide (default: the terminal's, 80 to 120)."""
         width = width or min(max(shutil.get_terminal_size((110, 24)).columns, 80), 120)
         shown = self._columns()
-        cells = [[row.cells()[c] for c in shown] for row in self.rows]
+        cells = [[_plain(row.cells()[c]) for c in shown] for row in self.rows]
         unbroken = [shown.index(c) for c in (0, 1, 6, 7) if c in shown]
         table = text_table([COLUMNS[c] for c in shown], cells, width, unbroken)
         lines = [f"{self.headline} · {self.title}", "", table, ""]
-        lines += [f"Hint: {hint}" for hint in self.hints]
+        lines += [f"Hint: {_plain(hint)}" for hint in self.hints]
         for heading, text in self._extras():
             lines += [f"{heading}:", *(f"    {line}" for line in text.splitlines())]
         return "\n".join(line.rstrip() for line in lines).rstrip()
@@ -133,7 +135,7 @@ class Report:
         shown = self._columns()
         head = "".join(f"<th>{html.escape(COLUMNS[c])}</th>" for c in shown)
         body = "".join(_html_row(row, shown) for row in self.rows)
-        hints = "".join(f"<li>{html.escape(hint)}</li>" for hint in self.hints)
+        hints = "".join(f"<li>{_html(hint)}</li>" for hint in self.hints)
         below = f'<div class="dt-hints"><b>Hint</b><ul>{hints}</ul></div>' if hints else ""
         for heading, text in self._extras():
             opened = " open" if text.count("\n") < 12 else ""
@@ -198,13 +200,23 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).rstrip()
 
 
+def _plain(text: str) -> str:
+    """`text` for a terminal, where code is not marked."""
+    return text.replace("`", "")
+
+
+def _html(text: str) -> str:
+    """`text` as HTML, what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def _html_row(row: Row, shown: list[int]) -> str:
     cells = row.cells()
-    word = "passed" if row.passed else "failed"
+    word = "passed" if row.passed else "failed" if row.looked_at else "not tried"
     out = []
     for c in shown:
         attributes = f' title="{word}" aria-label="{word}"' if c == 0 else ""
-        out.append(f'<td class="dt-c{c}"{attributes}>{html.escape(cells[c])}</td>')
+        out.append(f'<td class="dt-c{c}"{attributes}>{_html(cells[c])}</td>')
     return f'<tr class="dt-{word}">{"".join(out)}</tr>'
 
 

@@ -132,6 +132,7 @@ class RequestHandler:
         data = iter(request.blobs)
         for number, (verb, peer, tensor) in zip(said["works"], said["ops"], strict=True):
             op, into = _operation(verb, peer, tensor, data)
+            self.referee.outcome.objects += verb == "send" and tensor is None
             work: Work
             try:
                 work = group.post(op)[0]

@@ -74,7 +74,7 @@ class CaseRun:
                     "call", submission.pickled, pickle.dumps(args), pickle.dumps(case.harness),
                     until_s=time.monotonic() + CASE_LIMIT_S, path=submission.path,
                     cwd=submission.cwd, sources=submission.sources, rank=rank, size=case.ranks,
-                    comm=case.comm, meter=case.meter)
+                    comm=case.comm, meter=case.meter, library=case.library)
 
     def simulate(self) -> None:
         """Run the case in the simulator, every rank on behalf of its process; fill the outcome."""

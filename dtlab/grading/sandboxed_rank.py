@@ -17,13 +17,16 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import FrameType
 from typing import Any
 
+from dtlab.errors import DtlabError
 from dtlab.grading.frames import Frame, FrameSocket, encode
 from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.meter import Meter
 from dtlab.grading.rank_connection import RankConnection
 from dtlab.grading.sandbox_comm import SandboxComm
+from dtlab.tracebacks import PACKAGE
 
 OUTPUT_CHARS = 2_000  # what is kept of a rank's prints, per call
 
@@ -62,14 +65,38 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
         connection.meter = meter = Meter(given) if call.fields["meter"] else None
         comm = SandboxComm(connection, call.fields["rank"], call.fields["size"])
         inputs = (comm, *given) if call.fields["comm"] else given
+        sys.setprofile(None if call.fields["library"] or meter else forbid_library)
         with meter or nullcontext():
             value = harness(function, *inputs) if harness else function(*inputs)
+        sys.setprofile(None)
         blobs: list[bytes] = []
         report = {"value": encode(value, blobs), "after": encode(given, blobs),
                   "peak": meter.peak_bytes if meter else 0, "printed": printed.text()}
         requests.tell("return", *blobs, at="", **report)
     except BaseException as error:  # SystemExit too: no exception of a learner ends the process
+        sys.setprofile(None)
         requests.tell("raise", **describe_error(error), printed=printed.text())
+
+
+class NotYourOwn(DtlabError):
+    """The answer calls a function of this package, which may do just what the exercise asks for."""
+
+
+_FREE = tuple(os.path.join(PACKAGE, part) for part in (
+    "comm.py", "errors.py", "reduction.py", "tracebacks.py", "grading",
+    os.path.join("collectives", "registry.py")))  # a collective's messages carry its name anyway
+_IMPORTS = "<module>", "__getattr__"  # what `from dtlab import Send` runs
+
+
+def forbid_library(frame: FrameType, event: str, _arg: Any) -> None:
+    """A profiler, for `sys.setprofile`: raises `NotYourOwn` when code outside this package calls a
+    function of it, other than the communicator's."""
+    file = frame.f_code.co_filename
+    if event == "call" and file.startswith(PACKAGE) and not file.startswith(_FREE):
+        caller, name = frame.f_back, frame.f_code.co_qualname
+        if name not in _IMPORTS and caller and not caller.f_code.co_filename.startswith(PACKAGE):
+            module = frame.f_globals["__name__"].removesuffix(f".{name}")
+            raise NotYourOwn(f"the answer calls {module}.{name}")
 
 
 class Printed(io.TextIOBase):

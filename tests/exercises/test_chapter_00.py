@@ -123,7 +123,7 @@ def receives_first(comm, value):
 
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
     (as_given, CIRCLE, "use comm.sendrecv"),
-    (receives_first, CIRCLE, "use comm.sendrecv"),
+    (receives_first, CIRCLE, "none has sent yet"),
     (forgets_the_lonely_rank, {"alone"}, "can't send to itself"),
     (pairs_only, {"even circles", "odd circles"}, "wrong way"),
     (returns_its_own, CIRCLE - {"alone"}, "returned its own value"),
@@ -145,13 +145,3 @@ def test_a_deadlock_comes_with_the_table_and_the_learners_line():
 
 def test_every_way_out_of_the_deadlock_is_right():
     assert judged("fix-deadlock", takes_turns).points == 4
-
-
-@pytest.mark.parametrize(("exercise", "function", "points"), [
-    ("hello-ranks", "hello", 4), ("fix-deadlock", "pass_right", 4)
-])
-@pytest.mark.parametrize("seed", [0, 2])
-def test_the_solution_gets_all_points(exercise, function, points, seed):
-    report = judged(exercise, solutions()[function], seed)
-    assert report.points == report.max_points == points, str(report)
-    assert first_hint(report) == ""

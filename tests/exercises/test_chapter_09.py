@@ -171,11 +171,11 @@ def answers_for_ever(node, message):
     (acknowledges_at_the_head, CHAIN, "must be the last to have"),
     (tail_does_not_answer, CHAIN, "never comes"),
     (tail_does_not_tell_those_before, {"messages"}, "travel back up the chain"),
-    (keeps_nothing, {"middle dies", "two die"}, "keeps what it has passed on"),
-    (keeps_but_sends_nothing_again, {"middle dies", "two die"}, "keeps what it has passed on"),
+    (keeps_nothing, {"middle dies", "two die", "messages"}, "keeps what it has passed on"),
+    (keeps_but_sends_nothing_again, {"middle dies", "two die", "messages"}, "keeps what it has passed on"),
     (carries_out_twice, {"asked again"} | CRASHES, "remember the numbers"),
     (tells_those_before_and_then_the_client, {"tail dies", "two die"}, "tail answers every add"),
-    (deaf_to_the_master, CRASHES - {"head dies"}, "when the chain changes"),
+    (deaf_to_the_master, CRASHES - {"head dies"} | {"messages"}, "when the chain changes"),
     (leader_tells_all, CHAIN, "must be the last to have"),
     (returns_nothing, CHAIN, ""),
     (answers_for_ever, CHAIN, "messages never end"),
@@ -322,12 +322,3 @@ def test_consistent_hashing(answer, rows, hint, seed):
 def test_different_right_placements_get_all_points(answer, seed):
     report = judged("consistent-hashing", answer, seed)
     assert report.points == report.max_points == 10, str(report)
-
-
-@pytest.mark.parametrize(("exercise", "function"), [
-    ("chain-replication", "chain_node"), ("consistent-hashing", "place_keys")])
-@pytest.mark.parametrize("seed", [0, 2])
-def test_the_solution_gets_all_points(exercise, function, seed):
-    report = judged(exercise, solutions()[function], seed)
-    assert report.points == report.max_points == 10, str(report)
-    assert first_hint(report) == ""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import dtlab
 from dtlab import ConfigError, check
@@ -32,6 +33,23 @@ def test_an_unknown_exercise_lists_the_known_ones():
 def test_the_result_instead_of_the_function_is_explained(wrong):
     with pytest.raises(ConfigError, match="without calling it"):
         check("hello-ranks", wrong)
+
+
+@pytest.mark.parametrize("seed", ["4", 1.5, -1, None])
+def test_a_seed_that_is_no_whole_number_is_explained_in_one_sentence(seed):
+    with pytest.raises(ConfigError, match=r"^seed is a whole number, 0 or more, not .*$"):
+        check("hello-ranks", hello, show=False, seed=seed)
+
+
+def test_importing_and_the_communicator_are_free_to_use():
+    def busy(comm):
+        from dtlab import Recv, Send
+
+        print(comm, Send(1, 0), Recv([], 0))
+        comm.accumulate_(torch.zeros(2), torch.ones(2))
+        return hello(comm)
+
+    assert check("hello-ranks", busy, show=False).points == 4
 
 
 def test_what_cannot_be_pickled_is_explained():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from dtlab import check
 from dtlab.grading.report import Report, Row, text_table, whole
 
 
@@ -61,3 +62,25 @@ def test_a_table_wraps_all_but_the_unbroken_columns():
     text = text_table(["a", "b"], [["x" * 30, "1 of 2"]], 24, unbroken=[1])
     assert "1 of 2" in text
     assert max(map(len, text.splitlines())) <= 24
+
+
+def test_a_check_that_was_not_tried_has_a_dash_and_no_score_of_its_cases():
+    def needs_a_tensor(comm, x):
+        raise ValueError("not yet")
+
+    tried, *others = check("ring-all-reduce", needs_a_tensor, show=False).rows
+    assert (tried.cells()[0], tried.tried) == ("✗", "4 ranks, 8 × float32; 0 of 3 cases right")
+    for row in others:
+        assert (row.cells()[0], row.came) == ("–", "not tried")
+        assert "cases right" not in row.tried
+    html = Report("ring", "A ring", [others[0]])._repr_html_()
+    assert 'aria-label="not tried"' in html
+
+
+def test_code_in_hints_is_marked_in_html_and_plain_in_a_terminal():
+    report = Report("ring", "A ring", [Row("sums", False, 0, 1, "4 ranks", "`x`", "1",
+                                           hint="Write `x < y`.")], printed="`mine`")
+    text = report.to_text()
+    assert "Hint: Write x < y." in text
+    assert text.count("`") == 2  # what the learner printed stays as it is
+    assert "Write <code>x &lt; y</code>." in report._repr_html_()

@@ -34,7 +34,7 @@ def _in_the_judges_process(comm: Any, submission: Submission, args: Any, options
     prepare_to_fork()
     sandbox = Sandbox(submission)
     try:
-        return sandbox.run_case(Case("a case", args, **options))
+        return sandbox.run_case(Case("a case", args, library=True, **options))
     finally:
         sandbox.close()
 

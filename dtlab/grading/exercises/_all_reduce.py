@@ -10,10 +10,12 @@ import torch
 
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Verdict
+from dtlab.grading.exercises._shared import not_sent
 
 F32 = torch.float32
 DTYPES = (torch.float64, torch.int64, torch.int32, torch.bfloat16, torch.complex64)
-Clue = Callable[[Case, list[torch.Tensor]], str]  # which mistake makes just these wrong vectors?
+# Which mistake makes just these wrong vectors?
+Clue = Callable[[Case, Outcome, list[torch.Tensor]], str]
 
 
 def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, **options: Any) -> Case:
@@ -35,7 +37,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def judge_sums(case: Case, outcome: Outcome, clue: Clue) -> Verdict:
-    """The sum on every rank, in x itself; else the mistake that the vectors show: one of any
+    """The sum on every rank, in x itself, come in messages; else the mistake that the vectors show: one of any
     all-reduce, or, by `clue`, of the algorithm in question."""
     total = case.facts["total"]
     for rank, (x, *_) in enumerate(outcome.after):
@@ -49,9 +51,10 @@ def judge_sums(case: Case, outcome: Outcome, clue: Clue) -> Verdict:
             came = f"rank {rank}: x[{wrong}] = {x[wrong].item():g}"
             expected = f"{total[wrong].item():g}, the sum"
             after = [args[0] for args in outcome.after]
-            found = _common_clue(case, outcome, after) or clue(case, after)
+            found = _common_clue(case, outcome, after) or clue(case, outcome, after)
             return Verdict(False, came, expected, clue=found)
-    return Verdict(True, "the sum, on every rank", "the sum, on every rank")
+    right = Verdict(True, "the sum, on every rank", "the sum, on every rank")
+    return not_sent(outcome, least_bytes(case)) or right
 
 
 def _common_clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
@@ -81,12 +84,3 @@ def too_large(after: list[torch.Tensor], total: torch.Tensor) -> bool:
 def least_bytes(case: Case) -> int:
     """All ranks together can't send less: p − 1 vectors to be summed, then p − 1 sums."""
     return 2 * (case.ranks - 1) * int(case.facts["n"]) * int(case.facts["item"])
-
-
-def judge_real(case: Case, outcome: Outcome, clue: Clue) -> Verdict:
-    """On real processes: the values, and that they came as messages there too."""
-    values = judge_sums(case, outcome, clue)
-    sent, least = outcome.trace.sent_bytes(), least_bytes(case)
-    if values.passed and sent < least:
-        return Verdict(False, f"{sent:,} B in all", f"≥ {least:,} B in all", f"{sent:,}")
-    return values

@@ -1,4 +1,4 @@
-"""What the exercises of chapter 04 check alike: values, rounds, dtypes."""
+"""What exercises on messages check alike: values, rounds, and that they came through `comm`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tens
     return torch.randint(1, 100, shape, generator=random).to(dtype)
 
 
+def not_sent(outcome: Outcome, least: int) -> Verdict | None:
+    """None if at least `least` bytes were sent: fewer can't have brought the right values."""
+    sent = outcome.trace.sent_bytes()
+    if sent >= least:
+        return None
+    return Verdict(False, f"{sent:,} B sent in all", f"≥ {least:,} B in all",
+                   clue="The values are right, but fewer bytes were sent than it takes: they did "
+                        "not come through comm, and only what does counts.")
+
+
 def compare(name: str, got: Any, wanted: torch.Tensor, whose: str, clue: str) -> Verdict | None:
     """None if `got` is `wanted`, to the bit; else what is wrong with it."""
     if not isinstance(got, torch.Tensor):
@@ -45,9 +55,6 @@ def rounds(case: Case, outcome: Outcome, allowed: int, formula: str, clue: str) 
     """One second a message, and infinite bandwidth: the virtual time counts the rounds."""
     took = outcome.elapsed_s
     text = f"{took:g} / {allowed}"
-    if case.ranks > 1 and not outcome.trace.messages():
-        return Verdict(False, "no messages", f"≤ {formula} = {allowed} rounds", rounds=text,
-                       clue="Nothing was sent through comm.")
     passed = took <= allowed + 1e-9
     return Verdict(passed, f"{took:g} rounds", f"≤ {formula} = {allowed} rounds", rounds=text,
                    clue="" if passed else clue)

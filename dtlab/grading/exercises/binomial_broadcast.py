@@ -24,7 +24,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
         wrong = shared.compare(f"rank {rank}: x", x, wanted, f"as rank {root} has it", "")
         if wrong:
             return wrong._replace(clue=_clue(case, outcome, rank))
-    return Verdict(True, "the root's x, on every rank", "the root's x, on every rank")
+    right = Verdict(True, "the root's x, on every rank", "the root's x, on every rank")
+    return shared.not_sent(outcome, (case.ranks - 1) * case.facts["nbytes"]) or right
 
 
 def _clue(case: Case, outcome: Outcome, rank: int) -> str:

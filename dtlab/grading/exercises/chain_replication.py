@@ -40,8 +40,9 @@ def run_pairs(receive: Receive, nodes: int, schedule: int, stride: int) -> list[
 
 
 def count_messages(receive: Receive, nodes: int) -> list[int]:
-    """How many messages the nodes send for one add, after all earlier ones have ended; and how many
-    when the node next to the head dies after that."""
+    """How many messages the nodes send for one add, after all earlier ones have ended; how many
+    when the node next to the head dies after that; how many adds stay unanswered if it dies at
+    once."""
     run = ChainRun(receive, nodes, 0)
     counts = []
     for happens in (run.settle, run.client.add, partial(run.kill, 1)):
@@ -49,7 +50,8 @@ def count_messages(receive: Receive, nodes: int) -> list[int]:
         happens()
         run.settle()
         counts.append(sum(map(sum, run.handled.values())) - before)
-    return counts[1:]
+    crashed = _facts(ChainRun(receive, nodes, 0, [Crash(1, 0, 0)]), ())
+    return [*counts[1:], len(crashed.get("unanswered", "?"))]
 
 
 def _ended(run: ChainRun) -> ChainRun:
@@ -139,7 +141,9 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
             when = "; ".join(_crash_text(crash, case) for crash in facts["crashes"])
             return Verdict(False, words + (f", after {when}" if when else ""),
                            "each add once, none lost", clue=_CLUES[kind])
-    tried = f"{len(runs)} crash points" if runs and runs[0]["crashes"] else f"{len(runs)} runs"
+    if not runs:
+        return Verdict(False, "no messages", "each add once, none lost")
+    tried = f"{len(runs)} crash points" if runs[0]["crashes"] else f"{len(runs)} runs"
     return Verdict(True, f"{tried}: none lost, none twice", "each add once, none lost")
 
 
@@ -150,7 +154,7 @@ def _crash_text(crash: tuple[int, int, int], case: Case) -> str:
 
 
 def _messages(case: Case, outcome: Outcome) -> Verdict:
-    each, after = outcome.values[0]
+    each, after, _ = outcome.values[0]
     nodes = case.facts["nodes"]
     most = 2 * nodes - 1  # t − 1 down, t − 1 up, 1 to the client
     came, wanted = f"{each} messages per add", f"≤ {most} messages per add on {nodes} nodes"
@@ -170,8 +174,8 @@ def _build(seed: int) -> list[Check]:
         return Case(text, [(nodes, *args)], comm=False, harness=harness, facts={"nodes": nodes})
 
     schedules = [100 * seed + number for number in range(6)]
-    calm = [case(f"{n} nodes, no crash", run_calm, schedules, False, nodes=n) for n in range(1, 5)]
-    again = [case(f"{n} nodes, each add sent twice", run_calm, schedules, True, nodes=n)
+    calm = [case(f"{n} node{'s' * (n > 1)}, no crash", run_calm, schedules, False, nodes=n) for n in range(1, 5)]
+    again = [case(f"{n} node{'s' * (n > 1)}, each add sent twice", run_calm, schedules, True, nodes=n)
              for n in (1, 3, 4)]
     dies = {role: [case(f"3 nodes, the {role} dies", run_crashes, node, [schedule])
                    for schedule in schedules]
@@ -182,17 +186,24 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("no crash", 1, "1, 2, 3, 4 nodes", calm, _judge),
         Check("asked again", 1, "the client sends each add twice", again, _judge),
-        *(Check(f"{role} dies", 2, f"3 nodes, every moment, {len(schedules)} schedules",
-                dies[role], _judge) for role in ROLES),
-        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge),
+        *(Check(f"{role} dies", points, f"3 nodes, every moment, {len(schedules)} schedules",
+                dies[role], _judge, provided=_any) for role, points in
+          (("head", 1), ("middle", 4), ("tail", 1))),
+        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, provided=_any),
         Check("messages", 1, "3 and 5 nodes", [case(f"{n} nodes", count_messages, nodes=n)
                                               for n in (3, 5)], _messages, provided=_answers),
     ]
 
 
 def _answers(case: Case, outcome: Outcome) -> Verdict:
-    """Does it send any messages?"""
-    return Verdict(outcome.values[0][0] > 0, "", "")
+    """Does it send any messages, and again what a dead node has lost?"""
+    each, _, unanswered = outcome.values[0]
+    return Verdict(each > 0 and not unanswered, "", "")
+
+
+def _any(case: Case, outcome: Outcome) -> Verdict:
+    """Crashes count, all of them, once the chain works without them."""
+    return Verdict(True, "", "")
 
 
 EXERCISE = Exercise("chain-replication", "Chain replication", "09", 1, "chain_node", _build)

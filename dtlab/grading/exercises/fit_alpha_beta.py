@@ -85,6 +85,10 @@ def _clue(alpha: float, beta: float, machine: TrueMachine, worst: int) -> str:
         return "β is seconds per byte; you returned bytes per second: take 1/β."
     if near(alpha, b) and near(beta, a):
         return "α and β are the wrong way round: return alpha, beta."
+    if 0.05 < beta < 5 and alpha < 1e3 * a:
+        return ("β looks like the slope of a line through the logarithms (log–log). α + nβ is no "
+                "straight line there: a slope of 1 on the right, 0 on the left. Fit the numbers "
+                "themselves, each weighted by its own time.")
     for factor, unit in ((1e3, "milliseconds"), (1e6, "microseconds"), (1e9, "nanoseconds")):
         if near(alpha, a * factor) or near(beta, b * factor):
             return f"The unit is seconds, and seconds per byte; yours look like {unit}."

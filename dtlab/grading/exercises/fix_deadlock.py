@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercises._shared import not_sent
 
 
 def _case(ranks: int, seed: int) -> Case:
@@ -18,7 +19,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if value != wanted:
             return Verdict(False, f"rank {rank} returned {value!r}"[:80], f"{wanted}, from its left",
                            clue=_clue(value, rank, sent))
-    return Verdict(True, "no deadlock, right values", "the value of the left neighbour")
+    right = Verdict(True, "no deadlock, right values", "the value of the left neighbour")
+    return not_sent(outcome, case.ranks if case.ranks > 1 else 0) or right
 
 
 def _clue(value: object, rank: int, sent: list[int]) -> str:

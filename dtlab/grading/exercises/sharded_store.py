@@ -10,6 +10,7 @@ import torch
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import judge_vector, numbers, step_clue, wanted
+from dtlab.grading.exercises._shared import not_sent
 
 F32, F64 = torch.float32, torch.float64
 LR = 0.5
@@ -63,7 +64,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             bad = judge_vector(f"rank {rank}: weights[{key!r}]", mine[key], right)
             if bad is not None:
                 return bad if bad.clue else bad._replace(clue=_clue(case, outcome))
-    return Verdict(True, "the new weights, on every worker", "weights − lr · mean")
+    return not_sent(outcome, 2 * (len(grads) - 1) * case.facts["nbytes"]) or Verdict(
+        True, "the new weights, on every worker", "weights − lr · mean")
 
 
 def _clue(case: Case, outcome: Outcome) -> str:

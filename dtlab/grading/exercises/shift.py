@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercises._shared import not_sent
 
 LATENCY_S = 1.0  # and the bytes of one message take another second: one message is 2 s
 
@@ -22,13 +26,19 @@ def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> 
     text = describe_case(ranks, math.prod(shape), dtype)
     if len(shape) != 1:
         text = text.replace(f"{math.prod(shape)} ×", f"{'×'.join(map(str, shape))} ×")
-    return Case(text, args, LATENCY_S, nbytes / LATENCY_S or math.inf,
+    return Case(text, args, LATENCY_S, nbytes / LATENCY_S or math.inf, harness=call_and_compare,
                 facts={"nbytes": nbytes, "message_s": LATENCY_S * (2 if nbytes else 1)})
+
+
+def call_and_compare(shift: Callable[..., Any], comm: Comm, x: torch.Tensor) -> tuple[Any, bool]:
+    """In the learner's process: what `shift` returns, and whether that is `x` itself."""
+    value = shift(comm, x)
+    return value, value is x
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
     sent = [args[0] for args in case.args]
-    for rank, value in enumerate(outcome.values):
+    for rank, (value, is_x) in enumerate(outcome.values):
         wanted = sent[(rank - 1) % case.ranks]
         if not isinstance(value, torch.Tensor):
             clue = "Return the tensor that was received."
@@ -40,7 +50,12 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             clue = ("x belongs to the caller: receive into a new tensor, torch.empty_like(x), "
                     "and leave x as it is.")
             return Verdict(False, f"rank {rank}'s x was overwritten", "x as it was", clue=clue)
-    return Verdict(True, "right on every rank", "the left neighbour's x")
+        if is_x:
+            clue = "It is right, but x itself: return a new tensor, x.clone() if there is one rank."
+            return Verdict(False, f"rank {rank} returned x itself", "a new tensor", clue=clue,
+                           sure=True)
+    right = Verdict(True, "right on every rank", "the left neighbour's x")
+    return not_sent(outcome, case.ranks * case.facts["nbytes"] * (case.ranks > 1)) or right
 
 
 def _clue(value: torch.Tensor, rank: int, sent: list[torch.Tensor]) -> str:
@@ -71,8 +86,7 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     nbytes = f"{worst:,} / {n:,}"
     if worst == n:
         return Verdict(True, "x, once", "x, once, from each rank", nbytes)
-    clue = ("Each rank sends its x once and nothing else; don't pass on what others sent."
-            if worst > n else "Send the tensor itself through comm, not an object in its place.")
+    clue = "Each rank sends its x once and nothing else; don't pass on what others sent."
     return Verdict(False, f"rank {sent.index(worst)} sent {worst:,} B", f"{n:,} B", nbytes,
                    clue=clue)
 

@@ -11,6 +11,7 @@ import torch
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import judge_vector, numbers, same, step_clue, wanted
+from dtlab.grading.exercises._shared import not_sent
 from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 
@@ -34,7 +35,7 @@ def _case(machines: list[list[int]], n: int, seed: int, dtype: torch.dtype = F32
             f"{', '.join(str(len(machine)) for machine in machines)}, {n} × {str(dtype)[6:]}")
     facts = {"machines": tuple(map(tuple, machines)), "weights": weights,
              "nbytes": n * dtype.itemsize}
-    return Case(text, args, facts=facts, **options)
+    return Case(text, args, facts=facts, library=True, **options)
 
 
 @cache
@@ -60,7 +61,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
         bad = judge_vector(f"rank {rank}: weights", x, right)
         if bad is not None:
             return bad if bad.clue else bad._replace(clue=_clue(case, outcome, grads))
-    return Verdict(True, "the new weights, on every worker", "weights − lr · mean")
+    return not_sent(outcome, 2 * (len(grads) - 1) * case.facts["nbytes"]) or Verdict(
+        True, "the new weights, on every worker", "weights − lr · mean")
 
 
 def _clue(case: Case, outcome: Outcome, grads: list[torch.Tensor]) -> str:
@@ -125,15 +127,6 @@ def _between_clue(case: Case, into: int, out: int) -> str:
     return "More than one vector goes to the server, or comes from it, for each machine."
 
 
-def _real(case: Case, outcome: Outcome) -> Verdict:
-    values = _values(case, outcome)
-    sent, least = outcome.trace.sent_bytes(), 2 * (case.ranks - 1) * case.facts["nbytes"]
-    if values.passed and sent < least:
-        return Verdict(False, f"{sent:,} B in all", f"≥ {least:,} B in all", f"{sent:,}",
-                       clue="Fewer bytes were sent than it takes: they did not come through comm.")
-    return values
-
-
 def _build(seed: int) -> list[Check]:
     k = seed % 3
     plain = [_case(machines, n + k, seed) for machines, n in (
@@ -156,9 +149,9 @@ def _build(seed: int) -> list[Check]:
               "A machine's ranks need not follow each other, a machine may hold one worker, the "
               "vector may be empty: look it up in `machines`."),
         Check("any dtype", 1, "float64, bfloat16", dtypes, _values,
-              "It works for float32 only: make room with torch.empty_like(grad)."),
+              "It works for float32 only: make room with torch.empty_like(weights)."),
         Check("between machines", 3, "2 to 4 machines, 20 kB", large, _between, provided=_values),
-        Check("real", 1, "1 server, 3 workers over Gloo", real, _real,
+        Check("real", 1, "1 server, 3 workers over Gloo", real, _values,
               "It works in the simulator, but not on real processes over Gloo."),
     ]
 
