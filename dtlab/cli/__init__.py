@@ -16,7 +16,7 @@ import typer
 
 import dtlab
 from dtlab.cli import bench, demo, doctor, grade, lab, simulate
-from dtlab.cli.polite import DEBUG_VARIABLE
+from dtlab.cli.errors import DEBUG_VARIABLE
 
 app = typer.Typer(
     name="dtlab",

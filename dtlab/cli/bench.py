@@ -11,7 +11,7 @@ import typer
 from rich.progress import track
 
 from dtlab.cli import show
-from dtlab.cli.polite import politely
+from dtlab.cli.errors import with_exit_codes
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.units import bytes_of
@@ -22,7 +22,7 @@ Plot = Annotated[Path | None, typer.Option(help="Draw the figures there (PNG, SV
 
 
 @app.command()
-@politely
+@with_exit_codes
 def collectives(
     names: Annotated[
         list[str] | None, typer.Argument(help="Which collectives; without any, all of them.")
@@ -112,7 +112,7 @@ def draw(rows: list[Any], path: Path) -> None:
 
 
 @app.command()
-@politely
+@with_exit_codes
 def launch(
     ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
     repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 5,
@@ -148,7 +148,7 @@ def print_launch(rows: list[Any]) -> None:
 
 
 @app.command()
-@politely
+@with_exit_codes
 def ps(
     sizes: Annotated[
         str, typer.Option("--bytes", "-n", help="Sizes, with commas: 64kB (10³), 1MiB (2²⁰).")

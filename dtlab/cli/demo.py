@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 
 import dtlab
 from dtlab.cli import show
-from dtlab.cli.polite import politely
+from dtlab.cli.errors import with_exit_codes
 
 
 def add_up(comm: dtlab.Comm, count: int) -> float:
@@ -55,7 +55,7 @@ def print_trace(result: dtlab.Result) -> None:
     ])
 
 
-@politely
+@with_exit_codes
 def demo(
     ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
 ) -> None:

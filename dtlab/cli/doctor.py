@@ -17,7 +17,7 @@ import typer
 
 import dtlab
 from dtlab.cli import show
-from dtlab.cli.polite import FAILED, politely
+from dtlab.cli.errors import FAILED, with_exit_codes
 from dtlab.errors import DtlabError
 from dtlab.machine import load
 from dtlab.plots.units import bytes_text, seconds_text
@@ -173,7 +173,7 @@ def examine() -> Iterator[Finding]:
                           "this is unforeseen: please report it, with this line")
 
 
-@politely
+@with_exit_codes
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.progress import track
 
 from dtlab.cli import show
-from dtlab.cli.polite import BAD_INPUT, FAILED, politely
+from dtlab.cli.errors import BAD_INPUT, FAILED, with_exit_codes
 from dtlab.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def notebooks_in(paths: list[Path]) -> Iterator[Path]:
             yield path
 
 
-@politely
+@with_exit_codes
 def grade(
     notebooks: Annotated[
         list[Path], typer.Argument(help="Learners' notebooks, or folders of them.")

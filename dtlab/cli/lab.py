@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import dtlab
-from dtlab.cli.polite import politely
+from dtlab.cli.errors import with_exit_codes
 from dtlab.errors import ConfigError
 
 COPY = "my_course"  # the learner's folder, in the checkout; git ignores it
@@ -83,7 +83,7 @@ def free_port(first: int = 8888) -> int:
     raise ConfigError(f"the ports from {first} to {first + 99} are all taken; name one with --port")
 
 
-@politely
+@with_exit_codes
 def lab(
     browser: Annotated[
         bool, typer.Option(help="Open it in the browser; DTLAB_NO_BROWSER=1 turns it off too.")

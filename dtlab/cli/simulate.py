@@ -12,7 +12,7 @@ import typer
 import dtlab
 from dtlab.bench.calls import check_known, elements, prepared
 from dtlab.cli import show
-from dtlab.cli.polite import politely
+from dtlab.cli.errors import with_exit_codes
 from dtlab.errors import ConfigError
 from dtlab.plots.units import bytes_text, seconds_text
 from dtlab.topology.names import BUILDERS
@@ -106,7 +106,7 @@ def _text(options: Options) -> str:
                      for name, value in options.items())
 
 
-@politely
+@with_exit_codes
 def simulate(
     collective: Annotated[
         str, typer.Argument(help=f"One of: {', '.join(dtlab.collectives.ALGORITHMS)}.")

@@ -91,9 +91,9 @@ def test_every_round_doubles_those_who_know_and_no_more_can_be(prose: str, ranks
 
 def test_the_tree_of_eight(prose: str) -> None:
     assert "Rank 7 has it after step 3, from rank 6" in prose
-    film = plots.stepper_frames("broadcast", "binomial", 8)
-    assert not film[2].complete[7].any()
-    assert [a.src for a in film[3].arrows if a.dst == 7] == [6]
+    animation = plots.stepper_frames("broadcast", "binomial", 8)
+    assert not animation[2].complete[7].any()
+    assert [a.src for a in animation[3].arrows if a.dst == 7] == [6]
     assert "its parent is 6, 110: the lowest one-bit taken away" in prose
     trace = run(8, "broadcast", "binomial", 8000).trace
     assert all(m.src == m.dst & (m.dst - 1) for m in trace.transfers)
@@ -176,9 +176,9 @@ def test_duals_are_each_other_turned_round(prose: str, ranks: int, one: str, oth
 
 def test_the_scatter_of_eight(prose: str) -> None:
     assert "Four: rank 4 got the pieces 4 to 7 in step 1, and has handed 6 and 7 on" in prose
-    film = plots.stepper_frames("scatter", "binomial", 8)
-    assert [(a.src, a.dst, a.pieces) for a in film[1].arrows] == [(0, 4, (4, 5, 6, 7))]
-    assert (4, 6, (6, 7)) in [(a.src, a.dst, a.pieces) for a in film[2].arrows]
+    animation = plots.stepper_frames("scatter", "binomial", 8)
+    assert [(a.src, a.dst, a.pieces) for a in animation[1].arrows] == [(0, 4, (4, 5, 6, 7))]
+    assert (4, 6, (6, 7)) in [(a.src, a.dst, a.pieces) for a in animation[2].arrows]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -225,8 +225,8 @@ def test_folding_costs_two_rounds_and_bytes(prose: str, ranks: int) -> None:
 
 def test_rank_zeros_part_for_rank_three_goes_through_rank_one(prose: str) -> None:
     assert "Rank 1 has rank 0's part for rank 3 (blue, column 3)" in prose
-    film = plots.stepper_frames("all_to_all", "bruck", 5)
-    has = [[rank for rank in range(5) if frame.holds[rank, 3, 0]] for frame in film]
+    animation = plots.stepper_frames("all_to_all", "bruck", 5)
+    has = [[rank for rank in range(5) if frame.holds[rank, 3, 0]] for frame in animation]
     assert has[1] == [0, 1]
     assert has[2] == [0, 1, 3]
 
@@ -306,8 +306,8 @@ def test_after_two_rounds_a_scan_covers_four_ranks_that_end_with_mine(
     prose: str, ranks: int
 ) -> None:
     assert "After two rounds rank r has the sum of the four ranks that end with r" in prose
-    film = plots.stepper_frames("scan", "recursive_doubling", ranks)
-    frame = film[min(2, len(film) - 1)]
+    animation = plots.stepper_frames("scan", "recursive_doubling", ranks)
+    frame = animation[min(2, len(animation) - 1)]
     for rank in range(ranks):
         covered = frame.holds[rank, 0].nonzero()[0].tolist()
         assert covered == list(range(max(0, rank - 3), rank + 1))

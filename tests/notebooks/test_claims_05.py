@@ -113,12 +113,12 @@ def test_the_tree_of_eight(prose: str) -> None:
 
 def test_where_the_ring_stands_after_three_and_six_steps(prose: str) -> None:
     assert "chunk 1 is complete on rank 0 after step 3. After step 6 everyone has every" in prose
-    film = plots.stepper_frames("all_reduce", "ring", 4)
-    assert film[3].complete.nonzero()[1].tolist() == [1, 2, 3, 0]
-    assert not film[2].complete.any()
-    assert not film[5].done
-    assert film[6].done
-    assert film[6].step == film[6].steps
+    animation = plots.stepper_frames("all_reduce", "ring", 4)
+    assert animation[3].complete.nonzero()[1].tolist() == [1, 2, 3, 0]
+    assert not animation[2].complete.any()
+    assert not animation[5].done
+    assert animation[6].done
+    assert animation[6].step == animation[6].steps
 
 
 @pytest.mark.parametrize("ranks", RANKS)

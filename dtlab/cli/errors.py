@@ -18,11 +18,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def politely(command: Callable[P, R]) -> Callable[P, R]:
+def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
     """`command`, with every error turned into its sentence on stderr and its exit code."""
 
     @functools.wraps(command)
-    def polite(*args: P.args, **kwargs: P.kwargs) -> R:
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def politely(command: Callable[P, R]) -> Callable[P, R]:
             typer.echo(f"dtlab: {sentence(error)}", err=True)
             raise typer.Exit(exit_code(error)) from None
 
-    return polite
+    return told
 
 
 def sentence(error: Exception) -> str:
