@@ -98,6 +98,14 @@ class Deadlock(RunTimeout):
     """
 
 
+def words_of(error: BaseException) -> str:
+    """`str(error)`, which a learner's own class may fail to give."""
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"(its __str__ raised {type(failed).__name__})"
+
+
 class RankFailed(DtlabError):
     """A rank raised. `rank` is its number, `traceback_text` its own traceback.
 
@@ -114,7 +122,7 @@ class RankFailed(DtlabError):
         family: type[RankFailed] = RankFailed
         if isinstance(cause, DtlabError) and not isinstance(cause, (RankFailed, RunTimeout)):
             family = type("RankFailed", (RankFailed, type(cause)), {"__module__": __name__})
-        headline = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
+        headline = cause if isinstance(cause, str) else f"{type(cause).__name__}: {words_of(cause)}"
         error = family(f"rank {rank} raised {headline}\n\n{traceback_text.rstrip()}")
         error.rank, error.traceback_text = rank, traceback_text
         if isinstance(cause, BaseException):

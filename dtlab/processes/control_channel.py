@@ -15,6 +15,10 @@ _CHUNK = 1 << 16
 _MOST_FILES = 253  # beside one frame: as many as Linux takes
 
 
+class ChannelClosed(EOFError):
+    """The other end is gone."""
+
+
 class ControlChannel:
     """One end of a socket pair between the launcher and a rank. Frames are small: what is large
     travels as an open memory file (`dtlab.processes.transfer`)."""
@@ -36,13 +40,13 @@ class ControlChannel:
         self.sock.sendall(data[sent:])
 
     def recv(self) -> tuple[Any, list[int]]:
-        """Wait for one frame. Raises `EOFError` once the other end is gone."""
+        """Wait for one frame. Raises `ChannelClosed` once the other end is gone."""
         while (frame := self._next()) is None:
             self._read()
         return frame
 
     def ready_frames(self) -> list[tuple[Any, list[int]]]:
-        """All frames complete after one read, which must not block. `EOFError`: the end."""
+        """All frames complete after one read, which must not block. Raises `ChannelClosed`."""
         self._read()
         frames = []
         while (frame := self._next()) is not None:
@@ -62,7 +66,7 @@ class ControlChannel:
             data, fds = b"", []
         self._fds.extend(fds)
         if not data:
-            raise EOFError
+            raise ChannelClosed
         self._bytes += data
 
     def _next(self) -> tuple[Any, list[int]] | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from dtlab.errors import DtlabError, RankDied, RankFailed
+from dtlab.errors import DtlabError, RankDied, RankFailed, words_of
 from dtlab.tracebacks import PACKAGE, shown_name, with_cell_names
 
 _HERE = str(Path(__file__).parent)
@@ -47,10 +47,11 @@ def capture(error: BaseException) -> CapturedError:
         pickled = cloudpickle.dumps(error)
     except Exception:
         pickled = None
+    words = words_of(error)
     secondary = isinstance(error, RankDied) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN))
-    text = f"{type(error).__name__}: {error}"
-    return CapturedError(text, list(_chain(error, set())), pickled, secondary)
+        isinstance(error, RuntimeError) and any(sign in words for sign in _BROKEN))
+    headline = f"{type(error).__name__}: {words}"
+    return CapturedError(headline, list(_chain(error, set())), pickled, secondary)
 
 
 def _chain(error: BaseException, seen: set[int]) -> Iterator[ChainedException]:

@@ -24,7 +24,7 @@ import torch
 from dtlab.errors import ConfigError
 from dtlab.processes import failures, serialization
 from dtlab.processes.communicator import ProcessComm
-from dtlab.processes.control_channel import ControlChannel
+from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 from dtlab.processes.endpoint import Endpoint, Reply
 from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
@@ -62,7 +62,7 @@ def rank_main(sock: socket.socket) -> NoReturn:
     _die_with_parent()
     os.setpgid(0, 0)  # so that what the rank starts can be stopped with it
     control = ControlChannel(sock)
-    with contextlib.suppress(EOFError, OSError):  # the launcher said goodbye, or is gone
+    with contextlib.suppress(ChannelClosed, OSError):  # the launcher said goodbye, or is gone
         Rank(control, *control.recv()).serve()
     _flush()
     os._exit(0)
@@ -98,7 +98,7 @@ class Rank:
         self._run_number = -1
 
     def serve(self) -> None:
-        """Do what the launcher asks, until it closes its end (`EOFError`)."""
+        """Do what the launcher asks, until it closes its end (`ChannelClosed`)."""
         while True:
             (what, run_number), fds = self._control.recv()
             try:
@@ -116,7 +116,7 @@ class Rank:
                 file = self._pack(value, comm)
             except SystemExit as goodbye:
                 _exit(goodbye)
-            except EOFError:
+            except ChannelClosed:
                 raise
             except BaseException as error:
                 self._say(RAISED)

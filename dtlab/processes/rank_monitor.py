@@ -15,7 +15,7 @@ from pathlib import Path
 from dtlab.errors import RankDied
 from dtlab.output import RankOutput
 from dtlab.processes import failures
-from dtlab.processes.control_channel import ControlChannel
+from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 from dtlab.tracebacks import PACKAGE, shown_name
 
 GRACE_S = 1.0  # how long the launcher waits to hear why a connection has broken
@@ -52,7 +52,7 @@ class RankHandle:
         """Take the frames that have come. False: the rank has closed its end."""
         try:
             frames = self.control.ready_frames()
-        except EOFError:
+        except ChannelClosed:
             return False
         for frame, fds in frames:
             if frame[0] == "ready":

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dtlab.processes.control_channel import ControlChannel
+from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 
 _TIMED_OUT = "the other ranks did not write what this one waits for in the store"
 
@@ -111,7 +111,7 @@ class StoreServer:
         try:
             for request, _ in channel.ready_frames():
                 self._answer(channel, *request)
-        except EOFError:
+        except ChannelClosed:
             self._waiting = [entry for entry in self._waiting if entry[0] is not channel]
             return False
         return True

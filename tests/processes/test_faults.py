@@ -26,8 +26,10 @@ from dtlab import (
     RunTimeout,
     Send,
     run,
+    simulate,
 )
 from dtlab.collectives import all_reduce, barrier
+from dtlab.topology import uniform
 
 
 @pytest.fixture(autouse=True)
@@ -373,3 +375,30 @@ def test_a_rank_that_holds_the_interpreter_in_c_is_stopped_too() -> None:
 
 def test_no_timeout_is_no_timeout() -> None:
     assert run(lambda comm: time.sleep(0.3), ranks=2, timeout=None).values == [None, None]
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def asks(comm: Comm) -> str:
+    return input()
+
+
+def raises_wordless(comm: Comm) -> None:
+    raise Wordless
+
+
+@pytest.mark.parametrize("where", [lambda fn: run(fn, ranks=2),
+                                   lambda fn: simulate(fn, network=uniform(2, 1e-6, 1e9))],
+                         ids=["processes", "simulator"])
+@pytest.mark.parametrize(("fn", "says"), [
+    (asks, "raised (EOFError|OSError): "),  # pytest's own standard input raises the other
+    (raises_wordless, r"raised Wordless: \(its __str__ raised RuntimeError\)"),
+])
+def test_errors_that_look_like_an_end_are_told_as_they_are(
+    where: Callable[..., object], fn: Callable[..., object], says: str
+) -> None:
+    with pytest.raises(RankFailed, match=f"rank [01] {says}"):
+        where(fn)
