@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from dtlab.errors import ConfigError
 from dtlab.processes.rank_main import THREAD_VARIABLES
@@ -37,7 +38,9 @@ ALLOCATOR = {
 }
 # A rank's second thread sleeps while it has nothing to do: another rank wants that core.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); " \
+# torch first, without the caller's folder: a file random.py there would hide Python's own from it.
+_BOOT = "import json, sys; sys.path[:], home = json.loads(sys.argv[2]); " \
+        "import numpy.random, torch; sys.path.insert(0, home); " \
         "from dtlab.processes.fork_server_main import main; main(int(sys.argv[1]))"
 
 
@@ -47,11 +50,12 @@ class ForkServer:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         one_thread = dict.fromkeys(THREAD_VARIABLES, "1")
-        path = json.dumps([os.path.abspath(entry) for entry in sys.path])
+        path = json.dumps([_import_path(), str(Path(__file__).parents[2])])
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), path],
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), path],
                 pass_fds=[theirs.fileno()],
+                cwd="/",  # the caller's folder may be gone
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | one_thread | ALLOCATOR | PASSIVE,
@@ -82,6 +86,16 @@ class ForkServer:
         self._sock.close()
         if self.owner == os.getpid():
             self._process.wait()
+
+
+def _import_path() -> list[str]:
+    """Where the server looks for torch: wherever the caller does, but not beside the notebook or
+    script."""
+    try:
+        beside = {os.getcwd(), os.path.abspath(sys.path[0])}
+    except OSError:  # the folder is gone
+        beside = set()
+    return [entry for entry in sys.path if os.path.isabs(entry) and entry not in beside]
 
 
 _server: ForkServer | None = None

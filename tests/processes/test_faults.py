@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -402,3 +403,28 @@ def test_errors_that_look_like_an_end_are_told_as_they_are(
 ) -> None:
     with pytest.raises(RankFailed, match=f"rank [01] {says}"):
         where(fn)
+
+
+SCRIPT = """
+import os, sys, torch, numpy.random, dtlab  # as a kernel has loaded them, before it looks here
+def rank_of(comm):
+    import random
+    return comm.rank
+sys.path.insert(0, "")
+if "gone" in sys.argv:
+    os.rmdir(os.getcwd())
+    print(dtlab.run(rank_of, ranks=2).values)
+else:
+    print(dtlab.run(lambda comm: comm.rank, ranks=2).values)
+"""
+
+
+@pytest.mark.parametrize("name", ["random.py", "copy.py", "queue.py", "types.py", "gone"])
+def test_files_beside_a_notebook_hide_nothing_from_torch_and_its_folder_may_go(
+    name: str, tmp_path: Path
+) -> None:
+    if name != "gone":
+        (tmp_path / name).write_text("raise ImportError('the wrong one')")
+    result = subprocess.run([sys.executable, "-P", "-c", SCRIPT, name], cwd=tmp_path, timeout=100,
+                            capture_output=True, text=True, check=False)
+    assert result.stdout == "[0, 1]\n", result.stderr
