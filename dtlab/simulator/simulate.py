@@ -28,6 +28,7 @@ from dtlab.simulator import (
     streams,
     works,
 )
+from dtlab.simulator.strands import PausesInBackward
 from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import traceback_text
@@ -45,7 +46,7 @@ def simulate(
     trace: bool = True,
     gamma: float = 0.0,
     overhead_s: float | None = None,
-    strands: str = "greenlet",
+    strands: str | None = None,
     eager_bytes: float = 0,
     timeout: float | None = None,
     echo: bool = True,
@@ -63,7 +64,8 @@ def simulate(
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
     overhead_s: seconds for which starting a message occupies its sender's port, never more than the
         message's latency; None: as `network` says.
-    strands: "greenlet" (fast) or "thread" (when ranks communicate inside autograd's backward).
+    strands: "greenlet" (fast) or "thread" (ranks may communicate inside autograd's backward). None:
+        greenlets; if a rank communicates inside backward, all begin again, as threads.
     eager_bytes: messages up to this size leave without waiting for their receiver, as MPI sends
         small ones; 0: none does, so that no buffer hides a deadlock.
     timeout: limit of real seconds, looked at whenever virtual time moves. None: no limit.
@@ -79,16 +81,28 @@ def simulate(
     _check(network, gamma, strands, eager_bytes, timeout)
     if overhead_s is not None:
         network = replace(network, overhead_s=overhead_s)
-    simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
-    simulation.crash = _checked_crashes(crash or {}, network.ranks)
-    return simulation.run(timeout)
+    crashes_after = _checked_crashes(crash or {}, network.ranks)
+
+    def simulation(kind: str, shown: list[str] | None = None) -> _Simulation:
+        return _Simulation(fn, args, network, trace, gamma, kind, eager_bytes, echo, crashes_after,
+                           shown)
+
+    first = simulation(strands or "greenlet")
+    try:
+        return first.run(timeout)
+    except PausesInBackward:
+        if strands is None:
+            return simulation("thread", [output.text for output in first.output]).run(timeout)
+        raise ConfigError("a rank communicates inside autograd's backward, which greenlets can't "
+                          "do; call simulate(…, strands=\"thread\")") from None
 
 
 class _Simulation:
     """One call of `simulate`: the engine, its strands, and what they leave behind."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], network: Topology,
-                 trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
+                 trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool,
+                 crash: Mapping[int, int], shown: list[str] | None):
         self.isolation = isolation.Isolation(fn, args)
         self.isolation.check_memory(network.ranks)
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
@@ -96,9 +110,11 @@ class _Simulation:
         self.kind = kind
         show = _as_the_caller(sys.stdout.write) if echo else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
+        for output, text in zip(self.output, shown or [], strict=False):
+            output.shown = text.count("\n")
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
-        self.crash: Mapping[int, int] = {}
+        self.crash = crash
 
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
@@ -151,7 +167,7 @@ class _Simulation:
     @staticmethod
     def _explained(rank: int, error: BaseException) -> BaseException:
         """What `simulate` raises when `rank` has raised `error`."""
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, (KeyboardInterrupt, PausesInBackward)):
             return error
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -215,7 +231,7 @@ def _undisturbed() -> Iterator[None]:
         strands.set_thread_state(before)
 
 
-def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
+def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,
            timeout: float | None) -> None:
     """Raise `ConfigError` for arguments that make no sense."""
     if not isinstance(network, Topology):
@@ -223,7 +239,7 @@ def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
                           f"10e9), not {network!r}")
     if not _is_number(gamma) or not 0 <= gamma < math.inf:
         raise ConfigError(f"gamma must be seconds per byte: 0 or more, and finite, not {gamma!r}")
-    if kind not in strands.STRANDS:
+    if kind is not None and kind not in strands.STRANDS:
         raise ConfigError(f"strands must be one of {', '.join(strands.STRANDS)}, not {kind!r}")
     if not _is_number(eager_bytes) or not eager_bytes >= 0:
         raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")
