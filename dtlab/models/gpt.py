@@ -152,4 +152,5 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x, seeds)
         x = self.norm(x)
-        return x @ (self.head or self.tokens).weight.T
+        logits: Tensor = x @ (self.head or self.tokens).weight.T
+        return logits

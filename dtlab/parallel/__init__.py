@@ -1,5 +1,11 @@
 """Parallel training: the same model on many ranks, in whole or in parts. Each idea is one file."""
 
+from dtlab.parallel.checkpoint import full_state_dict, load, save
+from dtlab.parallel.clip import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
+from dtlab.parallel.memory import MemoryMeter
+from dtlab.parallel.sampler import BatchSampler
+from dtlab.parallel.zero import zero
 
-__all__ = ["DataParallel"]
+__all__ = ["BatchSampler", "DataParallel", "MemoryMeter", "clip_grad_norm_", "full_state_dict",
+           "load", "save", "zero"]

@@ -17,19 +17,16 @@ Chapter: 10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
-from dtlab.collectives import all_reduce, broadcast
+from dtlab.collectives import all_reduce
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
-from dtlab.parallel.agreement import check_same_model
+from dtlab.parallel.memory import mark
+from dtlab.parallel.synchronized import Region, SynchronizedModule
 
 STRATEGIES = ("parameter", "flat", "bucket", "overlap")
 
@@ -42,6 +39,7 @@ class Bucket:
         sizes = [p.numel() for p in parameters]
         self.flat = torch.empty(sum(sizes), dtype=dtype or parameters[0].dtype,
                                 device=parameters[0].device)
+        mark(self.flat, "gradients")
         self.slots = [piece.view(p.shape)
                       for piece, p in zip(self.flat.split(sizes), parameters, strict=True)]
         self.firsts = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
@@ -63,6 +61,7 @@ class Bucket:
                                   "through the messages")
             if p.grad.data_ptr() != slot.data_ptr() or p.grad.dtype != slot.dtype:
                 slot.copy_(p.grad)
+                p.grad = slot if p.grad.dtype == slot.dtype else p.grad  # frees the other one
         self.flat[self.firsts] += 0.0
         for p, slot in zip(self.parameters, self.slots, strict=True):
             if p.grad is None:
@@ -94,7 +93,7 @@ def buckets_of(parameters: Iterable[nn.Parameter], nbytes: float,
     return closed + [Bucket(group, dtype) for group in open_.values()]
 
 
-class DataParallel(nn.Module):
+class DataParallel(SynchronizedModule):
     """`module` on every rank of `comm`: when `loss.backward()` returns, each parameter's `grad` is
     the average over all ranks.
 
@@ -105,150 +104,81 @@ class DataParallel(nn.Module):
     strategy: see the module's table. bucket_bytes: how much a bucket holds at least, the last
     one excepted. algorithm: of `all_reduce`. reduce_dtype: in which gradients are sent and added,
     such as torch.bfloat16 for half the bytes; None: their own.
-    Memory: the buckets, as large as all gradients; `grad` is a view of them after backward.
+    Memory: the buckets, as large as all gradients, which are views of them after backward.
     Traffic of a step: an all-reduce of all gradients, 2(p−1)/p·n bytes a rank with a ring.
     Raises `ConfigError` if ranks hold different models.
     """
 
     def __init__(self, module: nn.Module, comm: Comm, strategy: str = "overlap",
-                 bucket_bytes: int = 25 << 20, algorithm: str = "auto",
+                 bucket_bytes: float = 25 << 20, algorithm: str = "auto",
                  reduce_dtype: torch.dtype | None = None):
-        super().__init__()
         if strategy not in STRATEGIES:
             raise ConfigError(f"unknown strategy {strategy!r}; choose one of "
                               f"{', '.join(STRATEGIES)}")
         if not isinstance(bucket_bytes, (int, float)) or not bucket_bytes > 0:
             raise ConfigError(f"bucket_bytes must be a number above 0, not {bucket_bytes!r}")
-        check_same_model(module, comm)
-        self.module, self.comm, self.algorithm = module, comm, algorithm
-        for tensor in (*module.parameters(), *module.buffers()):
-            broadcast(comm, tensor.detach(), algorithm="auto")
-        self._trained = [p for p in module.parameters() if p.requires_grad]
+        super().__init__(module, comm)
+        self.algorithm = algorithm
         together = {"parameter": 1, "flat": float("inf")}.get(strategy, bucket_bytes)
-        self.buckets = buckets_of(self._trained, together, reduce_dtype)
+        self.buckets = buckets_of(self.trained, together, reduce_dtype)
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._left: list[Work] = []  # the buckets that have left in this backward, in order
         self._overlap = strategy == "overlap"
         if self._overlap:
             for p in self._bucket_of:
                 p.register_post_accumulate_grad_hook(self._gradient_is_there)
-        self._averages = True  # False within no_sync
-        self._under_way = False  # has a backward begun that ends with an average?
-        self._works: list[Work] = []  # of the buckets that have left, in order
-        self._samples: int | None = None  # of this rank since the last average, if anyone counts
-        self._total = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
 
-    # ---- forward and backward ------------------------------------------------------------------
+    def held(self) -> Iterable[torch.Tensor]:
+        return [bucket.flat for bucket in self.buckets]
 
-    def forward(self, *args: Any, **options: Any) -> Any:
-        """What the module returns. Raises `ConfigError` if its parameters are not those any more
-        that it had when it was wrapped."""
-        now = [p for p in self.module.parameters() if p.requires_grad]
-        if len(now) != len(self._trained) or any(
-                a is not b for a, b in zip(now, self._trained, strict=True)):
-            raise ConfigError(f"rank {self.comm.rank}: the module's trained parameters are not "
-                              f"those that DataParallel wrapped; freeze or replace them before")
-        averages = self._averages and torch.is_grad_enabled()
-        if averages and self.training:
-            self._share_buffers()
-        outputs = self.module(*args, **options)
-        ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-        if averages and ends:
-            register_multi_grad_hook(ends, self._backward_begins, mode="any")
-        return outputs
+    def gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.trained if p.grad is not None]
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Forward passes inside don't average: their gradients add up on each rank, until a
-        backward outside averages the sums. For accumulation over micro-batches."""
-        before, self._averages = self._averages, False
-        try:
-            yield
-        finally:
-            self._averages = before
+    def regions(self) -> list[Region]:
+        return [Region(name, p.shape, 0, p.numel(), p, 0)
+                for name, p in self.module.named_parameters() if p.requires_grad]
 
-    def backward(self, loss: Tensor | None, samples: int) -> int:
-        """Backward of a `loss` that is the mean over this rank's `samples`, which may differ from
-        rank to rank: `grad` is the gradient of the mean over all samples of all ranks (within
-        `no_sync`, of their sum). Returns how many there were.
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone()
+                for name, p in self.module.named_parameters() if p.requires_grad}
 
-        A rank without samples calls `backward(None, 0)`; once all do, the result is 0, and
-        gradients stay as they are. Traffic: one all-reduce of 8 bytes more.
-        """
-        if not isinstance(samples, int) or samples < 0 or (loss is None and samples):
-            raise ConfigError(f"rank {self.comm.rank}: samples must be a count of what the loss is "
-                              f"the mean of, not {samples!r}")
-        if self._samples is None and any(p.grad is not None for p in self._trained):
-            raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
-                              f"call zero_grad() before backward(loss, samples)")
-        self._samples = (self._samples or 0) + samples
-        if not self._averages:
-            self._total.fill_(self._samples)
-        if loss is None and self._averages and self.training:
-            self._share_buffers()
-        if loss is not None and samples:
-            (loss * samples).backward()
-        elif self._averages:
-            self._begin()
-            self._finish()
-        return int(self._total)
-
-    # ---- averaging -----------------------------------------------------------------------------
-
-    def _share_buffers(self) -> None:
-        for buffer in self.module.buffers():
-            broadcast(self.comm, buffer, algorithm="auto")
-
-    def _backward_begins(self, _gradient: Tensor) -> None:
-        if not self._under_way:  # the module may have run several times for one loss
-            self._begin()
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-
-    def _begin(self) -> None:
-        self._under_way, self._works = True, []
+    def begin_reduction(self) -> None:
+        self._left = []
         for bucket in self.buckets:
             bucket.awaited = set(bucket.parameters)
-        if self._samples is not None:
-            self._total.fill_(self._samples)
-            all_reduce(self.comm, self._total, algorithm="recursive_doubling")
 
     def _gradient_is_there(self, p: nn.Parameter) -> None:
-        """Overlap: every bucket leaves once it is full, in the same order on all ranks."""
-        if not self._under_way:
+        """Overlap: a bucket leaves once it is full, and all before it have left."""
+        if not self.in_backward:
             return
         if p not in self._bucket_of[p].awaited:
             raise ConfigError(f"rank {self.comm.rank}: one backward computed the gradient of a "
                               f"parameter of shape {tuple(p.shape)} twice; use strategy='bucket'")
         self._bucket_of[p].awaited.remove(p)
-        while len(self._works) < len(self.buckets) and not self._next.awaited:
+        while len(self._left) < len(self.buckets) and not self.buckets[len(self._left)].awaited:
             self._leave()
 
-    @property
-    def _next(self) -> Bucket:
-        return self.buckets[len(self._works)]
-
     def _leave(self) -> None:
-        self._next.fill()
-        self._works.append(self.comm.begin(self._reduce, self._next))
+        """The next bucket leaves: its reduction goes on beside backward."""
+        bucket = self.buckets[len(self._left)]
+        bucket.fill()
+        self._left.append(self.comm.begin(self._reduce, bucket))
 
     def _reduce(self, comm: Comm, bucket: Bucket) -> None:
-        op = "avg" if self._samples is None else "sum"
+        op = "avg" if self.samples is None else "sum"
         all_reduce(comm, bucket.flat, op, algorithm=self.algorithm)
 
-    @torch.no_grad()
-    def _finish(self) -> None:
-        """Backward is over: average what has not left yet, wait for the rest, hand all out."""
-        self._under_way = False
+    def finish_reduction(self) -> None:
         if self._overlap:
-            while len(self._works) < len(self.buckets):
+            while len(self._left) < len(self.buckets):  # some parameters had no gradient
                 self._leave()
-            for work in self._works:
+            for work in self._left:
                 work.wait()
         else:
             for bucket in self.buckets:
                 bucket.fill()
                 self._reduce(self.comm, bucket)
         for bucket in self.buckets:
-            if self._samples is not None:
-                bucket.flat /= max(int(self._total), 1)
+            if self.samples is not None:
+                bucket.flat /= max(int(self.all_samples), 1)
             bucket.hand_out()
-        self._samples = None
