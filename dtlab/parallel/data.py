@@ -55,10 +55,6 @@ class Bucket:
             if p.grad.is_sparse:
                 raise ConfigError("DataParallel needs dense gradients; make embeddings with "
                                   "sparse=False")
-            if p.grad.requires_grad:
-                raise ConfigError("DataParallel can't average gradients made with "
-                                  "backward(create_graph=True): nothing would differentiate "
-                                  "through the messages")
             if p.grad.data_ptr() != slot.data_ptr() or p.grad.dtype != slot.dtype:
                 slot.copy_(p.grad)
                 p.grad = slot if p.grad.dtype == slot.dtype else p.grad  # frees the other one

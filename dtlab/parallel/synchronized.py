@@ -139,6 +139,9 @@ class SynchronizedModule(nn.Module):
             broadcast(self.comm, buffer, algorithm="auto")
 
     def _backward_begins(self, _gradient: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise ConfigError(f"rank {self.comm.rank}: gradients made with backward(create_graph="
+                              f"True) can't be reduced: nothing would differentiate the messages")
         if not self.in_backward:  # the module may have run several times for one loss
             self._begin()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)

@@ -138,17 +138,16 @@ class Stage1(SynchronizedModule):
         """Backward has computed `p.grad`."""
         self._unit_of[p].add_gradient(p)
 
-    def reduce(self, comm: Comm, unit: Unit) -> None:
-        """Of all ranks' gradients, each rank gets the reduction of its shard."""
+    def reduced(self, comm: Comm, unit: Unit) -> Tensor:
+        """This rank's shard of all ranks' gradients, in the memory of its own."""
         rows = unit.take_gradients().view(comm.size, -1)
         op = "avg" if self.samples is None else "sum"
-        mine = reduce_scatter(comm, rows, op, algorithm=self.algorithm, overwrite=True)
-        mine = mark(mine.clone(), "gradients")  # so that the rows can go
-        unit.gradient = mine if unit.gradient is None else unit.gradient.add_(mine)
+        return reduce_scatter(comm, rows, op, algorithm=self.algorithm, overwrite=True)
 
     def finish_reduction(self) -> None:
         for unit in reversed(self.units):
-            self.reduce(self.comm, unit)
+            mine = self.reduced(self.comm, unit)
+            unit.gradient = mine if unit.gradient is None else unit.gradient.add_(mine)
         self.divide_by_samples()
 
     def divide_by_samples(self) -> None:
@@ -198,7 +197,14 @@ class Stage2(Stage1):
         return self.units[-1 - len(self._left)]
 
     def _leave(self) -> None:
-        self._left.append(self._reductions.begin(self.reduce, self._next))
+        unit = self._next
+        if unit.gradient is None:
+            unit.gradient = mark(torch.zeros_like(unit.shard), "gradients")
+        self._left.append(self._reductions.begin(self._add_reduced, unit))
+
+    def _add_reduced(self, comm: Comm, unit: Unit) -> None:
+        assert unit.gradient is not None
+        unit.gradient += self.reduced(comm, unit)
 
     def finish_reduction(self) -> None:
         while len(self._left) < len(self.units):  # some parameters had no gradient

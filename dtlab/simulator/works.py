@@ -109,7 +109,8 @@ class Receiving(MessageWork):
     def __str__(self) -> str:
         source = self.message.channel
         text = f"irecv from {source.src if isinstance(source, Channel) else 'anyone'}"
-        size = self.message.into.nbytes  # -1: an object's is not known
+        m = self.message
+        size = m.nbytes if m.arrived else m.into.nbytes  # -1: an object's is not known
         return text if size < 0 else f"{text} of {size:,} bytes"
 
 

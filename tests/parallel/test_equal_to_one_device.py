@@ -7,7 +7,6 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import dtlab
