@@ -43,6 +43,12 @@ def sent(algorithm: str, ranks: int, elements: int) -> list[int]:
     return [trace.sent_bytes(rank) for rank in range(ranks)]
 
 
+def simulated_s(algorithm: str, ranks: int, nbytes: int, gamma: float = 0.0) -> float:
+    network = uniform(ranks, ALPHA, 1 / BETA)
+    return simulate(reduced, algorithm, nbytes // 4, network=network, trace=False,
+                    gamma=gamma).elapsed_s
+
+
 def ring_s(ranks: int, nbytes: float, beta: float = BETA) -> float:
     return 2 * (ranks - 1) * ALPHA + 2 * (ranks - 1) / ranks * nbytes * beta
 
@@ -209,3 +215,12 @@ def test_the_orders_of_summing_that_the_chapter_explains(prose: str) -> None:
     parts = [big, one, one, -big]
     chunks = [((parts[c] + parts[c - 3]) + parts[c - 2]) + parts[c - 1] for c in range(4)]
     assert chunks == [0, 2, 2, 2]  # chunk c starts at rank c and goes round
+
+
+def test_small_chunks_hide_most_of_the_adding_and_send_more_messages(prose: str) -> None:
+    assert "messages, 2(p−1)k of them if a chunk is cut into k" in prose
+    plain, adding = (simulated_s("ring", 4, N, gamma) for gamma in (0.0, 0.2e-9))
+    hidden = adding - simulated_s("pipelined_ring", 4, N, 0.2e-9)
+    assert 0.8 < hidden / (adding - plain) < 1
+    pieces = -(-(N // 4) // (1 << 20))
+    assert set(cost.messages("all_reduce", "pipelined_ring", 4, N)) == {6 * pieces}
