@@ -10,11 +10,14 @@ exercises; the rule says 139, 137 and 102.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat import NotebookNode
+
+from dtlab.grading.exercise import catalogue
 
 CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 
@@ -50,6 +53,15 @@ def test_the_first_page_names_the_time_that_the_rule_gives(path: Path) -> None:
     for printed, computed in zip(named.groups(), minutes(path), strict=True):
         assert int(printed) == pytest.approx(computed, rel=0.2)
     assert int(named[1]) <= 60
+
+
+def test_the_chapters_name_each_exercise_once_with_its_points() -> None:
+    named, earned = Counter[str](), Counter[str]()
+    for path in CHAPTERS:
+        named[path.stem[:2]] += int(minutes(path)[1] / 2)
+    for exercise in catalogue().values():
+        earned[exercise.chapter] += int(exercise.points)
+    assert named == earned
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
