@@ -22,13 +22,16 @@ from dtlab.cost.model import (
     sent_bytes,
     time_s,
 )
+from dtlab.cost.overlap import best_buckets, exposed_s
 from dtlab.cost.parameter_server import parameter_server_s
 
 __all__ = [
     "Form",
+    "best_buckets",
     "bounds_s",
     "bus_factor",
     "costs",
+    "exposed_s",
     "forget",
     "form",
     "has_form",

@@ -5,7 +5,8 @@ from dtlab.parallel.clip import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.memory import MemoryMeter
 from dtlab.parallel.sampler import BatchSampler
+from dtlab.parallel.virtual_compute import charge_compute
 from dtlab.parallel.zero import zero
 
-__all__ = ["BatchSampler", "DataParallel", "MemoryMeter", "clip_grad_norm_", "full_state_dict",
-           "load", "save", "zero"]
+__all__ = ["BatchSampler", "DataParallel", "MemoryMeter", "charge_compute", "clip_grad_norm_",
+           "full_state_dict", "load", "save", "zero"]
