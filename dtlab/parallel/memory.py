@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -96,6 +97,8 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Callable[..., Any], types: Sequence[type],
                            args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
                            ) -> Any:
+        if any(kind not in (Tensor, nn.Parameter) for kind in types):
+            return NotImplemented  # a subclass such as DTensor: let it call what it stands for
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
@@ -104,6 +107,7 @@ class MemoryMeter(TorchDispatchMode):
         return made
 
     def _track(self, tensor: Tensor, kind: str) -> None:
+        tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         storage = tensor.untyped_storage()
         self._live[storage] = None
         _kinds.setdefault(storage, kind)
