@@ -54,10 +54,10 @@ def simulate(
     """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
-    matters. As separate processes would, each rank has its own copies of `args` and of the tensors,
-    modules and optimizers that `fn` closes over or reads as globals, its own gradient mode, and its
-    own random numbers from torch, seeded with its number (not from `random` or NumPy). Equal inputs
-    give equal results, bit for bit.
+    matters. As separate processes would, each rank has its own copies of `args` and of all that
+    `fn` closes over or uses as globals (lists, tensors, objects; but methods of your classes see
+    your globals), its own gradient mode, and its own random numbers from torch, seeded with its
+    number (not from `random` or NumPy). Equal inputs give equal results, bit for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
@@ -91,6 +91,7 @@ class _Simulation:
                  trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
         self.isolation = isolation.Isolation(fn, args)
         self.isolation.check_memory(network.ranks)
+        self.first_copies: list[Any] = []
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
@@ -120,6 +121,7 @@ class _Simulation:
     def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
         """Run to the end. Works that nobody waited for are a failure, too."""
         engine = self.engine
+        self.first_copies = [self.isolation.copies()]  # says now what can't be copied
         try:
             engine.run(everyone, timeout)
         except Deadlock:  # maybe because of an error of something begun
@@ -136,7 +138,7 @@ class _Simulation:
         if strand.rank in self.crash:
             comm = crashes.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
-            fn, args = self.isolation.copies()
+            fn, args = self.first_copies.pop() if self.first_copies else self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
             self.engine.end_wait(strand)
             self.values[strand.rank] = value
