@@ -19,6 +19,7 @@ from dtlab.processes.launcher import RankGroup
 from dtlab.processes.serialization import pack_call
 from dtlab.result import Result
 from dtlab.trace import Trace
+from dtlab.tracebacks import end_at_caller
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
 _RANKS_PER_CORE = 32
@@ -66,6 +67,8 @@ def run(
     except DtlabError as error:
         error.__traceback__ = None  # our own frames would only hide the rank's
         raise
+    except KeyboardInterrupt as interrupt:
+        raise end_at_caller(interrupt) from None
     finally:
         os.close(call)
 

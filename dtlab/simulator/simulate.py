@@ -30,7 +30,7 @@ from dtlab.simulator import (
 )
 from dtlab.topology import Topology
 from dtlab.trace import Trace
-from dtlab.tracebacks import traceback_text
+from dtlab.tracebacks import end_at_caller, traceback_text
 
 # Which rank the current greenlet or thread is; each has a context of its own.
 _RANK: ContextVar[int | None] = ContextVar("rank", default=None)
@@ -81,7 +81,10 @@ def simulate(
         network = replace(network, overhead_s=overhead_s)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
     simulation.crash = _checked_crashes(crash or {}, network.ranks)
-    return simulation.run(timeout)
+    try:
+        return simulation.run(timeout)
+    except KeyboardInterrupt as interrupt:
+        raise end_at_caller(interrupt) from None
 
 
 class _Simulation:
