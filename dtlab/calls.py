@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,10 @@ def check_call(fn: Callable[..., Any], args: tuple[Any, ...], caller: str) -> No
     """
     if not callable(fn):
         raise ConfigError(f"{caller} needs a function of a communicator, not {fn!r}")
+    plain = fn.func if isinstance(fn, functools.partial) else fn
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigError(f"{caller} needs an ordinary function, not `async def {plain.__name__}`; "
+                          f"write `def`: ranks run side by side anyway")
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):  # some functions written in C don't tell
@@ -31,6 +36,23 @@ def check_call(fn: Callable[..., Any], args: tuple[Any, ...], caller: str) -> No
             f"{caller} calls {name}({call}), but {name} is defined as {name}{signature}: "
             f"{misfit}{more}"
         ) from None
+
+
+def check_options(caller: Callable[..., Any], unknown: dict[str, Any]) -> None:
+    """Raise `ConfigError` for the first option of `unknown`, which `caller` doesn't have."""
+    for name in unknown:
+        options = [p.name for p in inspect.signature(caller).parameters.values()
+                   if p.kind is p.KEYWORD_ONLY]
+        advice = _INSTEAD.get((caller.__name__, name), f"it has: {', '.join(options)}")
+        raise ConfigError(f"{caller.__name__} has no option {name!r}; {advice}")
+
+
+_INSTEAD = {
+    ("simulate", "ranks"): "the network says how many ranks there are, such as "
+                           "network=dtlab.topology.uniform(4, 5e-6, 10e9)",
+    ("run", "network"): "processes take their number by name, ranks=4; a network is simulated: "
+                        "simulate(fn, network=…)",
+}
 
 
 def _short(value: Any) -> str:

@@ -268,5 +268,12 @@ class Comm(ABC):
                 f"rank {self.rank}: can't {verb} itself; copy the tensor instead"
             )
 
+    def __getattr__(self, name: str) -> Any:
+        """Called for what isn't there."""
+        message = f"a communicator has no {name!r}"
+        if not name.startswith("_") and hasattr(sys.modules.get("dtlab.collectives"), name):
+            message += f"; collectives are functions: call dtlab.collectives.{name}(comm, …)"
+        raise AttributeError(message)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"

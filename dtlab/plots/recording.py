@@ -85,6 +85,8 @@ def frames_of(
     that collective's would be; `fn` needs no others. Errors of `fn` come as from `simulate`. At
     most 32 ranks, else `ConfigError`.
     """
+    if not callable(fn):
+        raise ConfigError(f"frames are recorded of a function of (comm, x), not of {fn!r}")
     check_ranks(ranks)
     if ranks > MOST_RANKS:
         raise ConfigError(f"frames of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlab.calls import check_call
+from dtlab.calls import check_call, check_options
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import torchrun
@@ -36,6 +36,7 @@ def run(
     echo: bool = True,
     threads: int = 1,
     may_die: Collection[int] = (),
+    **unknown: Any,
 ) -> Result:
     """Call `fn(comm, *args)` on `ranks` processes at once; returns what each returned.
 
@@ -51,6 +52,7 @@ def run(
     Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo` and
     `threads` don't count.
     """
+    check_options(run, unknown)
     check_ranks(ranks)
     check_backend(backend, device, ranks)
     check_limits(timeout, threads)

@@ -6,12 +6,13 @@ import ast
 import itertools
 import linecache
 import os
+import re
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from dtlab.calls import check_call
-from dtlab.errors import ConfigError, DtlabError
+from dtlab.errors import ConfigError, DtlabError, RankFailed
 from dtlab.processes import serialization
 from dtlab.processes.launcher import RankGroup
 from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
@@ -66,7 +67,14 @@ class Session:
             raise end_at_caller(error) from None
         name = name or f"<ranks {next(_cells)}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        result = self._ask("execute", serialization.pack_call(source, (name,)))
+        try:
+            result = self._ask("execute", serialization.pack_call(source, (name,)))
+        except RankFailed as error:
+            if unknown := re.match(r"rank \d+ raised NameError: name '(\w+)' is not", str(error)):
+                error.add_note(f"This cell runs in the ranks' processes, which don't have the "
+                               f"notebook's variables: define `{unknown[1]}` in it, or pass it to "
+                               f"a function: dtlab.run(fn, {unknown[1]}).")
+            raise
         for rank, text in enumerate(result.values):
             if text is not None and self._echo:
                 print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="")

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import torch
 
-from dtlab.calls import check_call
+from dtlab.calls import check_call, check_options
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.output import RankOutput
@@ -41,7 +41,7 @@ MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__,
 def simulate(
     fn: Callable[..., Any],
     *args: Any,
-    network: Topology,
+    network: Topology | None = None,
     trace: bool = True,
     gamma: float = 0.0,
     overhead_s: float | None = None,
@@ -50,6 +50,7 @@ def simulate(
     timeout: float | None = None,
     echo: bool = True,
     crash: Mapping[int, int] | None = None,
+    **unknown: Any,
 ) -> Result:
     """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
 
@@ -75,8 +76,9 @@ def simulate(
     work that it neither waited for nor cancelled, `RankDied` when one calls exit, `RunTimeout`,
     `ConfigError`.
     """
+    check_options(simulate, unknown)
     check_call(fn, args, "simulate")
-    _check(network, gamma, strands, eager_bytes, timeout)
+    network = _check(network, gamma, strands, eager_bytes, timeout)
     if overhead_s is not None:
         network = replace(network, overhead_s=overhead_s)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
@@ -221,8 +223,8 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
-           timeout: float | None) -> None:
-    """Raise `ConfigError` for arguments that make no sense."""
+           timeout: float | None) -> Topology:
+    """`network`; raise `ConfigError` for arguments that make no sense."""
     if not isinstance(network, Topology):
         raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
                           f"10e9), not {network!r}")
@@ -234,6 +236,7 @@ def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
         raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")
     if timeout is not None and not (_is_number(timeout) and timeout > 0):
         raise ConfigError(f"timeout must be more than 0 seconds, or None, not {timeout!r}")
+    return network
 
 
 def _checked_crashes(crash: Any, ranks: int) -> Mapping[int, int]:
