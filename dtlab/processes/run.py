@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import torch
@@ -105,7 +105,7 @@ def check_backend(backend: str, device: str, ranks: int) -> None:
         )
     try:
         kind = torch.device(device).type
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, OverflowError, ValueError):
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device={device!r}: choose 'cpu' or 'cuda'")
@@ -131,7 +131,8 @@ def check_limits(timeout: Any, threads: Any) -> None:
 
 def check_may_die(may_die: Any, ranks: int) -> None:
     """Raise `ConfigError` unless these are ranks, and not all of them."""
-    if not isinstance(may_die, Collection) or not set(may_die) < set(range(ranks)):
+    known = isinstance(may_die, (Sequence, Set)) and all(isinstance(r, int) for r in may_die)
+    if not known or not set(may_die) < set(range(ranks)):
         raise ConfigError(f"may_die={may_die!r}: name some of the ranks 0 to {ranks - 1}, not all")
 
 

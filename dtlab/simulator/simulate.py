@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import replace
-from numbers import Real
 from typing import Any, TextIO
 
 import torch
 
-from dtlab.calls import check_call, check_options
+from dtlab.calls import check_amount, check_call, check_number, check_options
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.output import RankOutput
@@ -82,7 +80,7 @@ def simulate(
     if overhead_s is not None:
         network = replace(network, overhead_s=overhead_s)
     simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
-    simulation.crash = _checked_crashes(crash or {}, network.ranks)
+    simulation.crash = _checked_crashes({} if crash is None else crash, network.ranks)
     try:
         return simulation.run(timeout)
     except KeyboardInterrupt as interrupt:
@@ -228,26 +226,23 @@ def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
     if not isinstance(network, Topology):
         raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
                           f"10e9), not {network!r}")
-    if not _is_number(gamma) or not 0 <= gamma < math.inf:
-        raise ConfigError(f"gamma must be seconds per byte: 0 or more, and finite, not {gamma!r}")
-    if kind not in strands.STRANDS:
+    check_amount("gamma", gamma, " seconds per byte")
+    if not isinstance(kind, str) or kind not in strands.STRANDS:
         raise ConfigError(f"strands must be one of {', '.join(strands.STRANDS)}, not {kind!r}")
-    if not _is_number(eager_bytes) or not eager_bytes >= 0:
+    check_number("eager_bytes", eager_bytes)
+    if eager_bytes < 0:
         raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")
-    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+    check_number("timeout", 1 if timeout is None else timeout)
+    if timeout is not None and timeout <= 0:
         raise ConfigError(f"timeout must be more than 0 seconds, or None, not {timeout!r}")
     return network
 
 
 def _checked_crashes(crash: Any, ranks: int) -> Mapping[int, int]:
     if not isinstance(crash, Mapping) or not all(
-        rank in range(ranks) and isinstance(events, int) and events >= 0
+        isinstance(rank, int) and rank in range(ranks) and isinstance(events, int) and events >= 0
         for rank, events in crash.items()
     ):
         raise ConfigError(f"crash is a dict of rank → number of events, such as {{0: 5}}, with "
                           f"ranks 0 to {ranks - 1}; not {crash!r}")
     return crash
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
