@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import replace
-from numbers import Real
 from typing import Any, TextIO
 
 import torch
 
-from dtlab.calls import check_call
+from dtlab.calls import check_amount, check_call, check_number, check_options
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.output import RankOutput
@@ -31,7 +29,7 @@ from dtlab.simulator import (
 from dtlab.simulator.strands import PausesInBackward
 from dtlab.topology import Topology
 from dtlab.trace import Trace
-from dtlab.tracebacks import traceback_text
+from dtlab.tracebacks import end_at_caller, traceback_text
 
 # Which rank the current greenlet or thread is; each has a context of its own.
 _RANK: ContextVar[int | None] = ContextVar("rank", default=None)
@@ -42,7 +40,7 @@ MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__,
 def simulate(
     fn: Callable[..., Any],
     *args: Any,
-    network: Topology,
+    network: Topology | None = None,
     trace: bool = True,
     gamma: float = 0.0,
     overhead_s: float | None = None,
@@ -51,14 +49,15 @@ def simulate(
     timeout: float | None = None,
     echo: bool = True,
     crash: Mapping[int, int] | None = None,
+    **unknown: Any,
 ) -> Result:
     """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
-    matters. As separate processes would, each rank has its own copies of `args` and of the tensors,
-    modules and optimizers that `fn` closes over or reads as globals, its own gradient mode, and its
-    own random numbers from torch, seeded with its number (not from `random` or NumPy). Equal inputs
-    give equal results, bit for bit.
+    matters. As separate processes would, each rank has its own copies of `args` and of all that
+    `fn` closes over or uses as globals (lists, tensors, objects; but methods of your classes see
+    your globals), its own gradient mode, and its own random numbers from torch, seeded with its
+    number (not from `random` or NumPy). Equal inputs give equal results, bit for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
@@ -77,11 +76,12 @@ def simulate(
     work that it neither waited for nor cancelled, `RankDied` when one calls exit, `RunTimeout`,
     `ConfigError`.
     """
+    check_options(simulate, unknown)
     check_call(fn, args, "simulate")
-    _check(network, gamma, strands, eager_bytes, timeout)
+    network = _check(network, gamma, strands, eager_bytes, timeout)
     if overhead_s is not None:
         network = replace(network, overhead_s=overhead_s)
-    crashes_after = _checked_crashes(crash or {}, network.ranks)
+    crashes_after = _checked_crashes({} if crash is None else crash, network.ranks)
 
     def simulation(kind: str, shown: list[str] | None = None) -> _Simulation:
         return _Simulation(fn, args, network, trace, gamma, kind, eager_bytes, echo, crashes_after,
@@ -95,6 +95,8 @@ def simulate(
             return simulation("thread", [output.text for output in first.output]).run(timeout)
         raise ConfigError("a rank communicates inside autograd's backward, which greenlets can't "
                           "do; call simulate(…, strands=\"thread\")") from None
+    except KeyboardInterrupt as interrupt:
+        raise end_at_caller(interrupt) from None
 
 
 class _Simulation:
@@ -105,6 +107,7 @@ class _Simulation:
                  crash: Mapping[int, int], shown: list[str] | None):
         self.isolation = isolation.Isolation(fn, args)
         self.isolation.check_memory(network.ranks)
+        self.first_copies: list[Any] = []
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
@@ -136,6 +139,7 @@ class _Simulation:
     def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
         """Run to the end. Works that nobody waited for are a failure, too."""
         engine = self.engine
+        self.first_copies = [self.isolation.copies()]  # says now what can't be copied
         try:
             engine.run(everyone, timeout)
         except Deadlock:  # maybe because of an error of something begun
@@ -152,7 +156,7 @@ class _Simulation:
         if strand.rank in self.crash:
             comm = crashes.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
-            fn, args = self.isolation.copies()
+            fn, args = self.first_copies.pop() if self.first_copies else self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
             self.engine.end_wait(strand)
             self.values[strand.rank] = value
@@ -232,30 +236,28 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,
-           timeout: float | None) -> None:
-    """Raise `ConfigError` for arguments that make no sense."""
+           timeout: float | None) -> Topology:
+    """`network`; raise `ConfigError` for arguments that make no sense."""
     if not isinstance(network, Topology):
         raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
                           f"10e9), not {network!r}")
-    if not _is_number(gamma) or not 0 <= gamma < math.inf:
-        raise ConfigError(f"gamma must be seconds per byte: 0 or more, and finite, not {gamma!r}")
-    if kind is not None and kind not in strands.STRANDS:
+    check_amount("gamma", gamma, " seconds per byte")
+    if kind is not None and (not isinstance(kind, str) or kind not in strands.STRANDS):
         raise ConfigError(f"strands must be one of {', '.join(strands.STRANDS)}, not {kind!r}")
-    if not _is_number(eager_bytes) or not eager_bytes >= 0:
+    check_number("eager_bytes", eager_bytes)
+    if eager_bytes < 0:
         raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")
-    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+    check_number("timeout", 1 if timeout is None else timeout)
+    if timeout is not None and timeout <= 0:
         raise ConfigError(f"timeout must be more than 0 seconds, or None, not {timeout!r}")
+    return network
 
 
 def _checked_crashes(crash: Any, ranks: int) -> Mapping[int, int]:
     if not isinstance(crash, Mapping) or not all(
-        rank in range(ranks) and isinstance(events, int) and events >= 0
+        isinstance(rank, int) and rank in range(ranks) and isinstance(events, int) and events >= 0
         for rank, events in crash.items()
     ):
         raise ConfigError(f"crash is a dict of rank → number of events, such as {{0: 5}}, with "
                           f"ranks 0 to {ranks - 1}; not {crash!r}")
     return crash
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

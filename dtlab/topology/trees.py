@@ -10,11 +10,13 @@ import math
 
 import networkx as nx
 
+from dtlab.calls import check_number, check_whole
 from dtlab.errors import ConfigError
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link, check_total
 from dtlab.topology.graphs import from_paths, join, pair_hash
 
 ETHERNET_100G_BPS = 12.5e9
+MOST_PORTS = 100  # of a switch of a fat tree: k³/4 hosts, k³/2 links between switches
 
 
 def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
@@ -38,7 +40,9 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
     """
     for name, count in (("racks", racks), ("hosts", hosts), ("gpus", gpus)):
         check_count(name, count)
+    check_total("GPUs", racks, hosts, gpus)
     check_ratio(oversubscription)
+    check_link(latency_s, bandwidth_Bps)
     graph = nx.DiGraph()
     above: dict[Node, Node] = {}  # node → the switch above it
 
@@ -89,7 +93,8 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     >>> fat_tree(4)
     <Topology fat_tree(k=4, 16 hosts, 12.5 GB/s, 1:1): 16 ranks, 96 links>
     """
-    check_count("k", k, 2)
+    check_whole("k", k, 2, MOST_PORTS)
+    check_link(latency_s, bandwidth_Bps)
     if k % 2:
         raise ConfigError(f"k must be even: half of a switch's ports go up, half down; not {k}")
     half, most = k // 2, k**3 // 4
@@ -136,8 +141,8 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
 
 def check_ratio(oversubscription: float) -> None:
     """Raise `ConfigError` unless it is a finite number above 0."""
-    if isinstance(oversubscription, bool) or not isinstance(oversubscription, int | float) \
-            or not 0 < oversubscription < math.inf:
+    check_number("oversubscription", oversubscription)
+    if not 0 < oversubscription < math.inf:
         raise ConfigError(f"oversubscription must be a ratio above 0, such as 4 for 4:1, "
                           f"not {oversubscription!r}")
 
