@@ -214,16 +214,18 @@ class Node:
 
     def process_message(self) -> None:
         """Wait for the next message and do what it says; where ranks may die, not for long."""
-        policy = self.policy
-        patience_s = policy.patience_s or policy.lease_s
-        message = self._endpoint.receive(
-            patience_s / failures.LOOKS if self._tolerant else None)
+        message = self._endpoint.receive(self.policy.look_s if self._tolerant else None)
         if message is not None:
             self._process(message)
         elif self._requests:
             self._requests.check()
         if self._server is not None:
             failures.give_up_silent(self._server, self._endpoint)
+
+    def unavailable(self) -> None:
+        """A call raises `Unavailable`."""
+        if self._requests:
+            self._requests.leave()
 
     def _process(self, message: Message) -> None:
         src, body, payload = message
