@@ -166,7 +166,7 @@ class RankGroup:
             raise
 
     def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:
-        watchdog = Watchdog(self.status, timeout)
+        watchdog = Watchdog(self.status, timeout, self._how_died)
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
         start_s = time.perf_counter()  # one clock for the whole machine
@@ -186,6 +186,11 @@ class RankGroup:
             may_die = self._may_die if self._began else ()
             rank_monitor.raise_failure(self._ranks, self._orphaned, may_die)
             watchdog.check(lambda n: rank_monitor.current_line(self._ranks[n], self._diagnosis))
+
+    def _how_died(self, number: int) -> str:
+        """ "" if this rank lives."""
+        status = self._ranks[number].died
+        return "" if status is None else rank_monitor.how_died(status)
 
     def _died_as_allowed(self, number: int) -> bool:
         """Has this rank died, as it may?"""
