@@ -54,6 +54,10 @@ class RankGroup:
     # ---- start and end --------------------------------------------------------------------------
 
     def _start(self, backend: str, device: str, threads: int, trace: bool) -> None:
+        events = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
+        if not (events.isascii() and events.isdigit()):  # torch would abort every rank
+            raise ConfigError(f"the environment says TORCH_FR_BUFFER_SIZE={events!r}, where torch "
+                              f"takes a whole number; correct it, or unset it")
         status = serialization.memory_file("dtlab-status")
         self._files.append(status)
         self.status = SharedStatus(status, self.size)
