@@ -245,7 +245,7 @@ class RankGroup:
         """Lines are held back a moment and shown by rank: what comes together reads in order."""
         lines = sorted(self._screen, key=lambda item: item[0])
         self._screen.clear()
-        if lines:
+        if lines and sys.stdout is not None:  # it was closed before Python began
             sys.stdout.write("".join(line for _, line in lines))
             sys.stdout.flush()
 
