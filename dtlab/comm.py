@@ -65,6 +65,9 @@ class Work(ABC):
     def cancel(self) -> None:
         """Nobody will wait for it. A receive that has met no sender yet will meet none."""
 
+    def _let_go(self) -> None:
+        """It goes on, and `wait` waits for it, but nobody need do so: no error names it."""
+
 
 class Comm(ABC):
     """A group of ranks, seen from one of them.

@@ -303,6 +303,9 @@ class PostedMessage(Work):
         if self._comm.end.posted.pop(self, None) is not None:
             self._comm.end.cancelled.append(self)
 
+    def _let_go(self) -> None:
+        self.cancel()  # which leaves it under way
+
     @property
     def is_over(self) -> bool:
         """Does `wait` return, or raise, at once?"""
