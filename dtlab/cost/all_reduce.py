@@ -192,7 +192,8 @@ def _piece(n: int, place: int, level: int) -> int:
 
 @costs("all_reduce", "double_tree")
 def double_tree(p: int, n: int, itemsize: int) -> Form:
-    """At most (2⌈lg p⌉ + k)(4α + c(8β + 2γ)), c = n/2k bytes in a segment, k = 16 a tree."""
+    """At most 2⌈lg p⌉(α + c(8β + 2γ)) + 4k·max(α, 2cβ) + 2kcγ, c = n/2k bytes in a segment, k = 16
+    a tree: as if a rank's 4k messages shared its port two by two."""
     if p == 1:
         return Form(0, 0, 0, [0], [0])
     segments = 16
@@ -203,8 +204,9 @@ def double_tree(p: int, n: int, itemsize: int) -> Form:
         for half, place in enumerate((rank, mirrored)):
             sent[rank] += _degree(p, place) * sum(parts[half::2])
             messages[rank] += _degree(p, place) * segments
-    beats = 2 * lg_ceil(p) + segments
-    return Form(4 * beats, 8 * beats * parts[0], 2 * beats * parts[0], sent, messages, exact=False)
+    c, stream, height = parts[0], 4 * segments, 2 * lg_ceil(p)
+    return Form(stream + height, 8 * (segments + height) * c, 2 * (segments + height) * c, sent,
+                messages, exact=False, together=((stream, 2 * c),), awaited=stream)
 
 
 def _degree(p: int, place: int) -> int:
