@@ -259,3 +259,14 @@ def test_a_hash_costs_an_exchange_on_a_fat_tree_a_factor_of_two_and_d_mod_k_noth
     said("With D-mod-k no two flows of such a step ever meet")
     for k in (4, 8):
         assert over_full_speed(k, "d_mod_k") == pytest.approx(1, abs=0.01)
+
+
+def test_the_newer_sheets_add_both_directions_up() -> None:
+    said("900 GB/s of NVLink, which is 18 links of 25 GB/s in each direction")
+    assert 2 * 18 * 25 == 900
+    said("1.8 TB/s of NVLink, 18 links of 50 GB/s in each direction")
+    assert 2 * 18 * 50 == 1800
+    said("“130 TB/s” (NVIDIA, *GB200 NVL72*): 72 times 1.8")
+    assert round(72 * 1.8) == 130
+    said("the network card of a GPU carries 400 or 800 Gb/s, 50 or 100 GB/s")
+    assert [bandwidth_of(f"{speed}Gb/s") / 1e9 for speed in (400, 800)] == [50, 100]

@@ -325,6 +325,14 @@ def test_from_820_ranks_on_half_of_the_ring_is_latency(prose: str) -> None:
     assert time_s("hierarchical", 2048) < time_s("ring", 2048)
 
 
+def test_a_switch_that_adds_saves_nearly_half_and_flags_take_their_share(prose: str) -> None:
+    assert "nβ instead of 2(p−1)/p·nβ, nearly half" in prose
+    assert cost.lower_bound_s("all_reduce", 1024, N, 0.0, 1.0) / N == pytest.approx(2, abs=0.01)
+    assert "120 bytes with an 8-byte flag" in prose
+    assert "94 % of the bandwidth" in prose
+    assert round(120 / 128, 2) == 0.94
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "torus", "halving_doubling"])
 @pytest.mark.parametrize("ranks", [4, 16, 64])
 def test_the_marks_lie_on_the_curves(prose: str, algorithm: str, ranks: int) -> None:
