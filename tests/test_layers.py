@@ -26,7 +26,7 @@ LEVELS = (
     "ps parallel models",
     "simulator",
     "processes",
-    "bench calibration wires",
+    "bench calibration published wires",
     "grading",
     "plots",
     "widgets",

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 
 from dtlab.comm import Comm
@@ -108,6 +107,8 @@ def _ddp(gpt: GPT, comm: Comm) -> Trained:
 
 
 def _zero_redundancy(gpt: GPT, comm: Comm) -> Trained:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes a second, and warns
+
     return (nn.parallel.DistributedDataParallel(gpt),
             ZeroRedundancyOptimizer(gpt.parameters(), ADAMW))
 

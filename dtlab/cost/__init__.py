@@ -6,6 +6,7 @@ answer single questions about it. One file holds the forms of one collective.
 """
 
 from dtlab.cost import all_reduce, barrier, broadcast_reduce, pieces, scan  # noqa: F401
+from dtlab.cost.memory import model_state_bytes
 from dtlab.cost.model import (
     Form,
     bounds_s,
@@ -37,6 +38,7 @@ __all__ = [
     "has_form",
     "lower_bound_s",
     "messages",
+    "model_state_bytes",
     "parameter_server_s",
     "predicted_s",
     "remembered",
