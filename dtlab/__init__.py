@@ -30,7 +30,7 @@ from dtlab.result import Result
 from dtlab.trace import Event, Message, Span, Trace
 
 if TYPE_CHECKING:
-    from dtlab import topology
+    from dtlab import models, parallel, topology
     from dtlab.calibration import calibrate
     from dtlab.grading.check import check
     from dtlab.processes.magic import load_ipython_extension
@@ -64,6 +64,8 @@ __all__ = [
     "collectives",
     "cost",
     "load_ipython_extension",
+    "models",
+    "parallel",
     "ps",
     "run",
     "simulate",
@@ -79,8 +81,8 @@ _LATER = {
     "check": "dtlab.grading",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_ROOMS = ("calibration", "grading", "plots", "processes", "simulator", "topology",
-          "widgets")
+_ROOMS = ("calibration", "grading", "models", "parallel", "plots", "processes", "simulator",
+          "topology", "widgets")
 
 
 def __getattr__(name: str) -> Any:

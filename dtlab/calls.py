@@ -1,9 +1,13 @@
-"""Can this function be called as a rank's function is? Asked before any rank starts."""
+"""Checks of arguments: can a function be called as a rank's is? Is a number one that makes sense?
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
 from dtlab.errors import ConfigError
@@ -16,6 +20,10 @@ def check_call(fn: Callable[..., Any], args: tuple[Any, ...], caller: str) -> No
     """
     if not callable(fn):
         raise ConfigError(f"{caller} needs a function of a communicator, not {fn!r}")
+    plain = fn.func if isinstance(fn, functools.partial) else fn
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigError(f"{caller} needs an ordinary function, not `async def {plain.__name__}`; "
+                          f"write `def`: ranks run side by side anyway")
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):  # some functions written in C don't tell
@@ -33,6 +41,80 @@ def check_call(fn: Callable[..., Any], args: tuple[Any, ...], caller: str) -> No
         ) from None
 
 
+def check_options(caller: Callable[..., Any], unknown: dict[str, Any]) -> None:
+    """Raise `ConfigError` for the first option of `unknown`, which `caller` doesn't have."""
+    for name in unknown:
+        options = [p.name for p in inspect.signature(caller).parameters.values()
+                   if p.kind is p.KEYWORD_ONLY]
+        advice = _INSTEAD.get((caller.__name__, name), f"it has: {', '.join(options)}")
+        raise ConfigError(f"{caller.__name__} has no option {name!r}; {advice}")
+
+
+_INSTEAD = {
+    ("simulate", "ranks"): "the network says how many ranks there are, such as "
+                           "network=dtlab.topology.uniform(4, 5e-6, 10e9)",
+    ("run", "network"): "processes take their number by name, ranks=4; a network is simulated: "
+                        "simulate(fn, network=…)",
+}
+
+
+def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> None:
+    """Raise `ConfigError` unless `value` is a whole number, `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ConfigError(f"{name} must be a whole number, {least} or more, not {_short(value)}")
+    if int(value) > most:
+        raise ConfigError(f"{name} must be {most:,} or less, not {_short(value)}")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a real number; infinity is one, nan is not."""
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value:
+        raise ConfigError(f"{name} must be a number, not {_short(value)}")
+
+
+def check_amount(name: str, value: object, unit: str = "") -> None:
+    """Raise `ConfigError` unless `value` is a number, 0 or more, and finite."""
+    check_number(name, value)
+    if not 0 <= value < math.inf:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be 0{unit} or more, and finite, not {_short(value)}")
+
+
+def check_members(ranks: Any, rank: int, size: int) -> tuple[int, ...]:
+    """`ranks` as a tuple; `ConfigError` unless they are different ones of `size`, with `rank`."""
+    try:
+        members = tuple(ranks)
+    except TypeError:  # a single number
+        members = (ranks,)
+    plain = {*map(type, members)} == {int} and min(members) >= 0 and max(members) < size  # quick
+    for member in () if plain else members:
+        known = isinstance(member, Integral) and not isinstance(member, bool)
+        if not known or member not in range(size):
+            raise ConfigError(f"rank {rank}: a subgroup can't hold {member!r}; the ranks here are "
+                              f"0 to {size - 1}")
+    if len(set(members)) < len(members):
+        raise ConfigError(f"rank {rank}: subgroup {list(members)} names a rank twice")
+    if rank not in members:
+        raise ConfigError(f"rank {rank} is not in the subgroup {list(members)}; only its own ranks "
+                          f"call subgroup")
+    return members
+
+
+def check_split(color: Any, key: Any, rank: int) -> None:
+    """Raise `ConfigError` unless `Comm.split` can tell colors apart, and sort keys."""
+    if color is not None and not isinstance(color, (Integral, str)):
+        raise ConfigError(f"rank {rank}: split's color is an int, or None, not {color!r}")
+    check_number(f"rank {rank}: split's key", key)
+
+
+def check_name(what: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a text."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} must be a name, not {_short(value)}")
+
+
 def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an int of more than 4,300 digits
+        return "so large a number"
     return text if len(text) < 30 else text[:27] + "…"

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from dtlab.calls import check_members, check_split
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, load
 from dtlab.reduction import combine_
@@ -63,6 +64,9 @@ class Work(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """Nobody will wait for it. A receive that has met no sender yet will meet none."""
+
+    def _let_go(self) -> None:
+        """It goes on, and `wait` waits for it, but nobody need do so: no error names it."""
 
 
 class Comm(ABC):
@@ -192,10 +196,9 @@ class Comm(ABC):
         Nobody is asked: only its ranks call this, all with the same list. Groups may overlap and
         nest. The same list gives the same communicator again; `split` gives a new one each time.
         """
-        members = tuple(ranks) if isinstance(ranks, Iterable) else (ranks,)
+        members = check_members(ranks, self.rank, self.size)
         group = self._groups.get(members)
         if group is None:
-            self._check_members(members)
             group = self._groups[members] = self._formed(members, ("group", *members))
         return group.labelled(self.label) if self.label else group
 
@@ -204,6 +207,7 @@ class Comm(ABC):
 
         Everyone must call it. `color=None` joins no group and gets None.
         """
+        check_split(color, key, self.rank)
         votes = self._agree((color, key))
         number = next(self._splits)
         if color is None:
@@ -240,18 +244,6 @@ class Comm(ABC):
             self._collectives.append(inner)
         return self._collectives[0].labelled(label)
 
-    def _check_members(self, members: tuple[Any, ...]) -> None:
-        """Raise `ConfigError` unless these are different ranks, mine included."""
-        for member in members:
-            if isinstance(member, bool) or member not in range(self.size):
-                raise ConfigError(f"rank {self.rank}: a subgroup can't hold {member!r}; the ranks "
-                                  f"here are 0 to {self.size - 1}")
-        if len(set(members)) < len(members):
-            raise ConfigError(f"rank {self.rank}: subgroup {list(members)} names a rank twice")
-        if self.rank not in members:
-            raise ConfigError(f"rank {self.rank} is not in the subgroup {list(members)}; only its "
-                              f"own ranks call subgroup")
-
     def _check_peer(self, peer: int | None, verb: str) -> None:
         """Raise `ConfigError` unless `peer` is another rank of this communicator."""
         if peer is None and verb == "receive from":
@@ -267,6 +259,13 @@ class Comm(ABC):
             raise ConfigError(
                 f"rank {self.rank}: can't {verb} itself; copy the tensor instead"
             )
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what isn't there."""
+        message = f"a communicator has no {name!r}"
+        if not name.startswith("_") and hasattr(sys.modules.get("dtlab.collectives"), name):
+            message += f"; collectives are functions: call dtlab.collectives.{name}(comm, …)"
+        raise AttributeError(message)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"

@@ -106,6 +106,16 @@ def words_of(error: BaseException) -> str:
         return f"(its __str__ raised {type(failed).__name__})"
 
 
+_ADVICE = {  # part of a message of Python or torch → what to do instead
+    "EOFError: EOF when reading a line":
+        "a rank has no keyboard: ask before, and pass the answer as an argument",
+    "Default process group has not been initialized":
+        "simulated ranks have no torch.distributed: use comm and dtlab.collectives, or dtlab.run",
+    "Error initializing torch.distributed":
+        "ranks are connected already: use comm and dtlab.collectives",
+}
+
+
 class RankFailed(DtlabError):
     """A rank raised. `rank` is its number, `traceback_text` its own traceback.
 
@@ -123,6 +133,8 @@ class RankFailed(DtlabError):
         if isinstance(cause, DtlabError) and not isinstance(cause, (RankFailed, RunTimeout)):
             family = type("RankFailed", (RankFailed, type(cause)), {"__module__": __name__})
         headline = cause if isinstance(cause, str) else f"{type(cause).__name__}: {words_of(cause)}"
+        for sign, advice in _ADVICE.items():
+            headline += f"; {advice}" if sign in headline else ""
         error = family(f"rank {rank} raised {headline}\n\n{traceback_text.rstrip()}")
         error.rank, error.traceback_text = rank, traceback_text
         if isinstance(cause, BaseException):

@@ -22,6 +22,7 @@ class RankOutput:
         self._open = ""  # the line that has no end yet
         self._kept = 0
         self.dropped = 0
+        self.shown = 0  # the first lines, which the caller has seen before
 
     def feed(self, text: str) -> None:
         """Take more of what the rank printed."""
@@ -54,7 +55,7 @@ class RankOutput:
         self.dropped += len(line) - len(kept)
         self._kept += len(kept) + 1
         self._lines.append(kept + "\n")
-        if self._show:
+        if self._show and len(self._lines) > self.shown:
             self._show(f"[rank {self.rank}] {kept}\n")
 
     @property

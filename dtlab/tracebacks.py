@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TypeVar
 
 from dtlab.errors import DtlabError
 
@@ -69,10 +72,14 @@ def with_cell_names(text: str) -> str:
 
 
 def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
-    """The traceback of `error`, without the leading frames that lie in the files `skip`.
+    """The traceback of `error` from the learner's first line on; if there is none, without the
+    leading frames that lie in the files `skip`.
 
     What dtlab raises on purpose ends at the line that called dtlab.
     """
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not all(file.startswith(PACKAGE) for file in files):
+        skip = tuple(file for file in files if file.startswith(PACKAGE))
     step: TracebackType | None = error.__traceback__
     while step is not None and step.tb_frame.f_code.co_filename in skip:
         step = step.tb_next
@@ -81,3 +88,53 @@ def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
         while len(story.stack) > 1 and story.stack[-1].filename.startswith(PACKAGE):
             story.stack.pop()
     return with_cell_names("".join(story.format()))
+
+
+# ---- errors that leave dtlab end at the line that called it --------------------------------------
+
+_NOT_THE_CALLERS = (PACKAGE, str(Path(str(getattr(find_spec("IPython"), "origin", "?"))).parent))
+AnyError = TypeVar("AnyError", bound=BaseException)
+
+
+def end_at_caller(error: AnyError) -> AnyError:
+    """`error`, to be raised by what a learner has called: its traceback begins anew, and is shown
+    without dtlab's own frames. For what isn't dtlab's own error, such as an interrupt."""
+    error._render_traceback_ = lambda: _in_ipython(error)  # type: ignore[attr-defined]
+    return error.with_traceback(None)
+
+
+def _until_caller(trace: TracebackType | None) -> TracebackType | None:
+    """A copy of `trace` without its last frames that are dtlab's, or IPython's that run a magic."""
+    steps = []
+    while trace is not None:
+        steps.append(trace)
+        trace = trace.tb_next
+    while len(steps) > 1 and steps[-1].tb_frame.f_code.co_filename.startswith(_NOT_THE_CALLERS):
+        steps.pop()
+    copied = None
+    for step in reversed(steps):
+        copied = TracebackType(copied, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return copied
+
+
+def _in_ipython(error: BaseException) -> list[str]:
+    """What IPython shows, which asks an exception's `_render_traceback_` for it."""
+    shell = sys.modules["IPython"].get_ipython()
+    trace = _until_caller(error.__traceback__)
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace)
+    return lines
+
+
+_python_shows = sys.excepthook
+
+
+def _in_python(kind: type[BaseException], error: BaseException,
+               trace: TracebackType | None) -> None:
+    """`sys.excepthook`; with DTLAB_DEBUG=1 all frames are shown."""
+    if hasattr(error, "_render_traceback_") and os.environ.get("DTLAB_DEBUG") != "1":
+        error.__traceback__ = trace = _until_caller(trace)
+    _python_shows(kind, error, trace)
+
+
+sys.excepthook = _in_python
+DtlabError._render_traceback_ = _in_ipython  # type: ignore[attr-defined]

@@ -16,6 +16,12 @@ _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
 _PER_SECOND = {"s": 1.0, "": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "μs": 1e6, "ns": 1e9}
 _NUMBER = r"\s*([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|inf))\s*"
 _NAMES = {"B": 1.0, "": 1.0, "b": 1 / 8, "bit": 1 / 8}
+MOST_LETTERS = 100
+
+
+def _parsed(pattern: str, text: str) -> re.Match[str] | None:
+    short = isinstance(text, str) and len(text) <= MOST_LETTERS  # else it takes time without end
+    return re.fullmatch(pattern, text) if short else None
 
 
 def bytes_of(text: str) -> int:
@@ -24,12 +30,14 @@ def bytes_of(text: str) -> int:
     >>> bytes_of("64KiB"), bytes_of("64kB"), bytes_of("1.5M")
     (65536, 64000, 1500000)
     """
-    found = re.fullmatch(_NUMBER + r"([kKMGT]?i?)(B?)", text)
+    found = _parsed(_NUMBER + r"([kKMGT]?i?)(B?)", text)
     if not found or found[2] not in _PREFIXES or not math.isfinite(float(found[1])):
-        raise ConfigError(f"{text!r} is not a size; write bytes like 4096, 100MB or 64KiB")
+        raise ConfigError(f"{text!r:.60} is not a size; write bytes like 4096, 100MB or 64KiB")
     size = float(found[1]) * _PREFIXES[found[2]]
     if size != int(size) or size < 0:
         raise ConfigError(f"{text!r} is {size:g} bytes; a size is a whole number, 0 or more")
+    if size >= 2**63:
+        raise ConfigError(f"{text!r} is more than any memory holds")
     return int(size)
 
 
@@ -39,9 +47,9 @@ def seconds_of(text: str) -> float:
     >>> seconds_of("5us"), seconds_of("0.25")
     (5e-06, 0.25)
     """
-    found = re.fullmatch(_NUMBER + r"([munµμ]?s?)", text)
+    found = _parsed(_NUMBER + r"([munµμ]?s?)", text)
     if not found or found[2] not in _PER_SECOND:
-        raise ConfigError(f"{text!r} is not a time; write it like 5us, 0.3ms or 2s")
+        raise ConfigError(f"{text!r:.60} is not a time; write it like 5us, 0.3ms or 2s")
     return float(found[1]) / _PER_SECOND[found[2]]
 
 
@@ -51,9 +59,9 @@ def bandwidth_of(text: str) -> float:
     >>> bandwidth_of("10GB/s"), bandwidth_of("25Gb/s"), bandwidth_of("100Gbit/s")
     (10000000000.0, 3125000000.0, 12500000000.0)
     """
-    found = re.fullmatch(_NUMBER + r"([kKMGT]?i?)(B|bit|b|)(?:/s|ps)?", text)
+    found = _parsed(_NUMBER + r"([kKMGT]?i?)(B|bit|b|)(?:/s|ps)?", text)
     if not found or found[2] not in _PREFIXES:
         raise ConfigError(
-            f"{text!r} is not a bandwidth; write it like 10GB/s (bytes) or 100Gb/s (bits)"
+            f"{text!r:.60} is not a bandwidth; write it like 10GB/s (bytes) or 100Gb/s (bits)"
         )
     return float(found[1]) * _PREFIXES[found[2]] * _NAMES[found[3]]

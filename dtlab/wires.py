@@ -30,7 +30,8 @@ from dtlab.topology.cycles import wires_of
 
 Options = dict[str, Any]
 Link = tuple[Node, Node]  # from, to
-CONTESTANTS = ("tree", "ring", "halving_doubling", "hierarchical", "torus", "two_ring")
+CONTESTANTS = ("tree", "ring", "halving_doubling", "halving_doubling_near",
+               "hierarchical", "torus", "two_ring")
 SEARCH_STEPS = 50_000  # for rings: a tenth of a second or two
 SIZES = (4_000, 64_000, 1_000_000, 16_000_000, 160_000_000)  # bytes
 

@@ -62,7 +62,7 @@ def script(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
     polite = script("simulate", "all_reduce", "-p", "0")
     assert polite.returncode == 2
-    assert polite.stderr == "dtlab: ranks must be at least 1, not 0\n"
+    assert polite.stderr == "dtlab: ranks must be a whole number, 1 or more, not 0\n"
     full = script("simulate", "all_reduce", "-p", "0", "--debug")
     assert full.returncode != 0
     assert "Traceback" in full.stderr
@@ -158,7 +158,7 @@ def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> Non
         (["all_reduce", "-t", "torus:100x100"], "4096"),
         (["all_reduc"], "did you mean all_reduce? choose one of: "),
         (["all_reduce", "-a", "rings"], "ring"),
-        (["all_reduce", "-p", "-1"], "at least 1, not -1"),
+        (["all_reduce", "-p", "-1"], "1 or more, not -1"),
         (["all_reduce", "-p", "10000"], "4096"),
         (["all_reduce", "-n", "100Mb"], "write bytes"),
         (["all_reduce", "-n", "13"], "13 bytes"),

@@ -81,9 +81,26 @@ def test_ps_is_timed_beside_rpc_and_gloo() -> None:
     assert rows[0]["ratio"] == rows[4]["ratio"] == 1
 
 
+@pytest.mark.slow
+def test_training_steps_are_timed_and_measured_beside_torchs(tmp_path: Path) -> None:
+    picture = tmp_path / "steps.png"
+    result = bench("parallel", "-p", "2", "--repeats", "1", "--json", "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    rows = {row["contestant"]: row for row in json.loads(result.stdout)}
+    assert rows["zero stage 3"]["peer"] == "torch FSDP2 fully_shard"
+    assert all(row["time_s"] > 0 for row in rows.values())
+    # Counts, not speed: what each keeps follows from the algorithm.
+    assert rows["DataParallel overlap"]["peak_ratio"] < 1
+    assert rows["zero stage 1"]["peak_ratio"] < 1
+    assert rows["zero stage 3"]["peak_bytes"] < 0.65 * rows["DataParallel overlap"]["peak_bytes"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["parallel", "-p", "two"], "--ranks takes numbers"),
+        (["parallel", "--repeats", "0"], "1 or more"),
         (["ps", "-n", "5"], "5 bytes"),
         (["ps", "-n", "0"], "0 bytes"),
         (["ps", "--repeats", "0"], "1 or more"),

@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 # From the ground up. Rooms on one line stand side by side and don't import each other.
 LEVELS = (
     "errors",
-    "machine reduction units",
-    "comm trace tracebacks output calls",
+    "machine reduction units calls",
+    "comm trace tracebacks output",
     "result matching",
     "topology",
     "cost",
@@ -26,7 +26,7 @@ LEVELS = (
     "ps parallel models",
     "simulator",
     "processes",
-    "bench calibration wires",
+    "bench calibration published wires",
     "grading",
     "plots",
     "widgets",

@@ -98,6 +98,15 @@ def test_an_entry_takes_what_the_closed_form_says_on_a_uniform_network(algorithm
     assert entry.needed_s[entry.busiest] == pytest.approx(max(sent) / 1e10)
 
 
+def test_near_partners_first_keep_the_large_halves_inside_a_rack() -> None:
+    """Ranks 1, 2, 4 apart are in a rack of 8: what leaves it, there and back, is what 8 ranks swap
+    of their eighths with g racks, 2(g−1)/g·n."""
+    for groups in (2, 4, 8):
+        cluster = topology.racks(groups, 8)
+        crossed = enter(cluster, 64 * 400, "halving_doubling_near").crossed
+        assert crossed["rack0", "spine"] == 2 * (groups - 1) * 64 * 400 // groups
+
+
 @pytest.mark.parametrize("entry", contest(examples(), [64_000]), ids=lambda e: e[0] + " " + e[2])
 def test_no_run_is_faster_than_its_busiest_link(entry: dtlab.wires.Entry) -> None:
     assert entry.needed_s[entry.busiest] == max(entry.needed_s.values())

@@ -174,3 +174,42 @@ def ps(
               (r.time_s, r.fastest_s, r.slowest_s)), f"{r.rate_Bps / 1e9:.3f}", f"{r.ratio:.2f}")
              for r in rows],
         )
+
+
+@app.command()
+@with_exit_codes
+def parallel(
+    ranks: Annotated[
+        str, typer.Option("--ranks", "-p", help="Numbers of processes, with commas.")
+    ] = "2,4",
+    repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 7,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time a training step of a small GPT: data parallelism and ZeRO beside torch's own.
+
+    All train the same model on the same text, taking turns in one run; peak memory is that of a
+    rank's tensors, by the same meter.
+    """
+    from dtlab.bench import measure_parallel
+
+    show.check_picture(plot)
+    if not all(number.strip().isdigit() for number in ranks.split(",")):
+        raise ConfigError(f"--ranks takes numbers such as 2,4, not {ranks!r}")
+    rows = [row for number in watched([int(n) for n in ranks.split(",")], "measuring")
+            for row in measure_parallel(number, repeats)]
+    if plot:
+        from dtlab.cli.bench_plot import steps
+
+        steps(rows).savefig(plot)
+    if as_json:
+        show.json_out([row._asdict() for row in rows])
+        return
+    show.table(
+        f"A step of a GPT of {rows[0].parameters:,} parameters here (measured, medians of "
+        f"{repeats})",
+        ("contestant", "ranks", "time(ms)", "min", "max", "/torch", "peak(MB)", "/torch"),
+        [(r.contestant, r.ranks, *(f"{t * 1e3:.0f}" for t in (r.time_s, r.fastest_s, r.slowest_s)),
+          f"{r.ratio:.2f}", f"{r.peak_bytes / 1e6:.1f}", f"{r.peak_ratio:.2f}") for r in rows],
+    )
+    typer.echo("/torch: over torch's own in the same run; below 1 is faster, or smaller.")

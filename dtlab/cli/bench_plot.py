@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import LogLocator
 
-from dtlab.bench import Row, Start
+from dtlab.bench import Row, Start, Step
 from dtlab.plots.palette import line_style
 from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, seconds_text
@@ -64,4 +64,30 @@ def starts(rows: Sequence[Start]) -> Picture:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
     picture.alt = "; ".join(f"{row.launcher} {seconds_text(row.time_s)}" for row in rows)
+    return picture
+
+
+def steps(rows: Sequence[Step]) -> Picture:
+    """Time and peak memory of each contestant: a dot a number of ranks."""
+    names = list(dict.fromkeys(row.contestant for row in rows))
+    with styled():
+        picture = new_picture(13, 1.9 + 0.45 * len(names))
+        write_title(picture, f"A training step of {rows[0].parameters:,} parameters (measured)",
+                    f"median of {rows[0].repeats} repetitions")
+        for number, (left, right, label) in enumerate(
+                [(3.4, 5.0, "time (ms)"), (8.6, 0.6, "peak memory (MB)")]):
+            axes = place_axes(picture, left=left, right=right, bottom=0.9, top=1.0)
+            for style, ranks in enumerate(dict.fromkeys(row.ranks for row in rows)):
+                points = [(row.peak_bytes / 1e6 if number else row.time_s * 1e3,
+                           names.index(row.contestant)) for row in rows if row.ranks == ranks]
+                axes.plot(*zip(*points, strict=True), linestyle="none", markersize=10,
+                          color=line_style(style).color, marker=line_style(style).marker,
+                          label=f"{ranks} ranks")
+            axes.set_yticks(range(len(names)), names if not number else [""] * len(names))
+            axes.set(xlabel=label, xlim=(0, None))
+            axes.invert_yaxis()
+            axes.legend(loc="lower right", fontsize=11)
+    picture.alt = "Training steps: " + "; ".join(
+        f"{row.contestant} on {row.ranks} ranks {row.time_s * 1e3:.0f} ms, "
+        f"{row.peak_bytes / 1e6:.0f} MB" for row in rows)
     return picture

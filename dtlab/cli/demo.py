@@ -12,6 +12,7 @@ from rich.syntax import Syntax
 import dtlab
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
+from dtlab.errors import ConfigError
 
 
 def add_up(comm: dtlab.Comm, count: int) -> float:
@@ -62,6 +63,8 @@ def demo(
     """A tour of ten seconds: one function on processes, the same one simulated, a deadlock."""
     from dtlab.plots.units import seconds_text
 
+    if ranks < 2:
+        raise ConfigError(f"the tour needs 2 ranks or more, which send to each other; not {ranks}")
     headline(1, f"One function on {ranks} processes; each one's prints carry its rank")
     result = dtlab.run(add_up, 1_000_000, ranks=ranks, timeout=60)
 

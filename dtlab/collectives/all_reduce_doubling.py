@@ -56,11 +56,14 @@ def _fold_in(comm: Comm, folding: Folding, x: torch.Tensor, op: Op) -> int | Non
 
 
 @algorithm("all_reduce", "halving_doubling")
-def halving_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+def halving_doubling(
+    comm: Comm, x: torch.Tensor, op: Op = "sum", near: bool = False
+) -> torch.Tensor:
     """In place: halve the vector while doubling up the sums, then double it again.
 
     First a reduce-scatter among the core: swap halves with a partner far away, add one half, go on
-    with that one and a nearer partner. Then the same way back, as an all-gather.
+    with that one and a nearer partner. Then the same way back, as an all-gather. near: the nearest
+    partner comes first, see `halving_doubling_near`.
     Cost: 2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ: the ring's bytes in a tree's rounds. p not a power
     of two, by folding: 2α + 2nβ + nγ more. Source: Rabenseifner 2004.
     """
@@ -69,28 +72,54 @@ def halving_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
     if place is None:
         return x
     inbox = torch.empty_like(x)
-    edges = chunk_edges(x.numel(), folding.core)  # core member i ends its first half with chunk i
-    distances = [1 << bit for bit in reversed(range(folding.core.bit_length() - 1))]
+    edges = chunk_edges(x.numel(), folding.core)
+    bits = folding.core.bit_length() - 1
+    own = _reversed(place, bits) if near else place  # the chunk with which I end the first half
+    distances = [1 << bit for bit in reversed(range(bits))]
+
+    def partner(distance: int) -> int:
+        chunk = own ^ distance
+        return folding.rank_of(_reversed(chunk, bits) if near else chunk)
+
     for distance in distances:
-        keep, give = _halves(x, edges, place, distance)
-        partner = folding.rank_of(place ^ distance)
-        comm.sendrecv(give, partner, inbox[: keep.numel()], partner)
+        keep, give = _halves(x, edges, own, distance)
+        comm.sendrecv(give, partner(distance), inbox[: keep.numel()], partner(distance))
         comm.accumulate_(keep, inbox[: keep.numel()], op)
     for distance in reversed(distances):
-        have, lack = _halves(x, edges, place, distance)
-        partner = folding.rank_of(place ^ distance)
-        comm.sendrecv(have, partner, lack, partner)
+        have, lack = _halves(x, edges, own, distance)
+        comm.sendrecv(have, partner(distance), lack, partner(distance))
 
     if place < folding.extra:
         comm.send(x, me + 1)
     return x
 
 
+@algorithm("all_reduce", "halving_doubling_near")
+def halving_doubling_near(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+    """In place: `halving_doubling` with partners 1, 2, 4, … apart in the first half.
+
+    So the halves of x go to neighbours, and only small pieces travel far; rank r of a power of two
+    ends the first half with the chunk whose number is r's, its bits in reverse.
+    Cost: that of `halving_doubling`, which differs only where the network is not uniform.
+    Source: Rabenseifner 2004; MPICH, "reduce_scatter_allgather".
+    """
+    return halving_doubling(comm, x, op, near=True)
+
+
+def _reversed(i: int, bits: int) -> int:
+    """The lowest `bits` bits of i in reverse order.
+
+    >>> _reversed(0b011, 3) == 0b110
+    True
+    """
+    return sum((i >> bit & 1) << bits - 1 - bit for bit in range(bits))
+
+
 def _halves(
-    x: torch.Tensor, edges: Sequence[int], place: int, distance: int
+    x: torch.Tensor, edges: Sequence[int], own: int, distance: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chunks of my `distance` neighbours and me, and those of my partner's."""
-    mine, theirs = place & -distance, (place ^ distance) & -distance
+    """The `distance` chunks that I share with my group, mine among them; and my partner's."""
+    mine, theirs = own & -distance, (own ^ distance) & -distance
     return (x[edges[mine] : edges[mine + distance]], x[edges[theirs] : edges[theirs + distance]])
 
 

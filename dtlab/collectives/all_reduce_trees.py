@@ -23,9 +23,11 @@ def double_tree(
     ways. Each half is cut into `segments` that follow one another, up the tree to be summed, then
     down. Each rank does its tasks in the order in which they could be due (`Tree.moment`), so
     that it never waits for a late segment while an earlier one is there.
-    Cost: at most (2⌈lg p⌉ + k)(4α + c(8β + 2γ)), k segments of c = n/2k bytes: a rank sends up to
-    four messages a segment. The literature's 2 lg p·α + 2nβ needs ports that serve one message at a
-    time; ours share theirs among several.
+    Cost: at most 2⌈lg p⌉(α + c(8β + 2γ)) + 4k·max(α, 2cβ) + 2kcγ, k segments of c = n/2k bytes: a
+    rank sends 2n in up to 4k messages. The literature's 2 lg p·α + 2nβ leaves out those 4k starts,
+    and needs ports that serve one message at a time, by a schedule in which each rank sends one
+    and receives one in every step; here messages share a port, and the first of them is late: where
+    bytes rule, 16 ranks take about 4nβ.
     Source: Sanders, Speck, Träff 2009; NCCL 2.4.
     """
     p, me = comm.size, comm.rank

@@ -17,21 +17,25 @@ Rows = torch.Tensor | Sequence[torch.Tensor]  # a row for each rank
 
 
 def reduce_scatter(
-    comm: Comm, parts: torch.Tensor, op: Op = "sum", algorithm: str = "ring", **options: Any
+    comm: Comm, parts: torch.Tensor, op: Op = "sum", algorithm: str = "ring",
+    overwrite: bool = False, **options: Any,
 ) -> torch.Tensor:
     """Before: each rank holds `parts`, of shape (p, *shape). After: rank r has the reduction of all
     ranks' parts[r], of shape `shape`, which is returned.
 
-    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is; the
-    algorithms work on a copy. Chapter: 04.
+    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is, for the
+    algorithms work on a copy; with `overwrite` they work on `parts`, and the result is its row, so
+    that no more memory is needed than a row. Chapter: 04.
     """
-    run, inner = call_for(comm, "reduce_scatter", algorithm, options, parts, writes=False, op=op)
+    run, inner = call_for(comm, "reduce_scatter", algorithm, options, parts, writes=overwrite,
+                          op=op)
     check_parts(comm, parts, "reduce_scatter")
     check_op(op, parts.dtype)
-    rows = parts.detach().reshape(comm.size, -1).clone()
+    rows = parts.detach().reshape(comm.size, -1)
+    rows = rows if overwrite else rows.clone()
     run(inner, rows, op)
-    mine = rows[comm.rank].clone().view(parts.shape[1:])
-    return finish_average_(mine, op, comm.size)
+    mine = rows[comm.rank] if overwrite else rows[comm.rank].clone()
+    return finish_average_(mine.view(parts.shape[1:]), op, comm.size)
 
 
 @algorithm("reduce_scatter", "ring")

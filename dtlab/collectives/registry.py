@@ -201,7 +201,7 @@ def _overlap(out: torch.Tensor, x: torch.Tensor, own: int) -> bool:
     first, start = out.data_ptr(), x.data_ptr()
     if start >= first + out.nbytes or first >= start + _span(x):
         return False
-    in_place = x.numel() < out.numel() and start == first + own * out.itemsize
+    in_place = x.shape != out.shape and start == first + own * out.itemsize
     return not (in_place and x.is_contiguous())
 
 

@@ -6,6 +6,7 @@ answer single questions about it. One file holds the forms of one collective.
 """
 
 from dtlab.cost import all_reduce, barrier, broadcast_reduce, pieces, scan  # noqa: F401
+from dtlab.cost.memory import model_state_bytes
 from dtlab.cost.model import (
     Form,
     bounds_s,
@@ -22,18 +23,22 @@ from dtlab.cost.model import (
     sent_bytes,
     time_s,
 )
+from dtlab.cost.overlap import best_buckets, exposed_s
 from dtlab.cost.parameter_server import parameter_server_s
 
 __all__ = [
     "Form",
+    "best_buckets",
     "bounds_s",
     "bus_factor",
     "costs",
+    "exposed_s",
     "forget",
     "form",
     "has_form",
     "lower_bound_s",
     "messages",
+    "model_state_bytes",
     "parameter_server_s",
     "predicted_s",
     "remembered",

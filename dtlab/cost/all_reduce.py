@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from dtlab.cost import broadcast_reduce as tree
@@ -64,6 +65,20 @@ def recursive_doubling(p: int, n: int, itemsize: int) -> Form:
 @costs("all_reduce", "halving_doubling")
 def halving_doubling(p: int, n: int, itemsize: int) -> Form:
     """2 lg p·α + 2(p−1)/p·nβ + (p−1)/p·nγ for powers of two; else 2α + 2nβ + nγ more."""
+    return _halving_doubling(p, n, itemsize, chunk_of=range(p))
+
+
+@costs("all_reduce", "halving_doubling_near")
+def halving_doubling_near(p: int, n: int, itemsize: int) -> Form:
+    """As `halving_doubling`; what differs is only which rank gets which chunk, if n is uneven."""
+    chunk_of = [0]
+    while len(chunk_of) < core_of(p)[0]:  # bits in reverse
+        chunk_of = [2 * c for c in chunk_of] + [2 * c + 1 for c in chunk_of]
+    return _halving_doubling(p, n, itemsize, chunk_of)
+
+
+def _halving_doubling(p: int, n: int, itemsize: int, chunk_of: Sequence[int]) -> Form:
+    """chunk_of: place in the core → the chunk with which it ends the first half."""
     core, extra = core_of(p)
     lg = lg_ceil(core)
     edges = list(accumulate(chunk_bytes(n, core, itemsize), initial=0))
@@ -72,7 +87,7 @@ def halving_doubling(p: int, n: int, itemsize: int) -> Form:
     for place in range(core):
         rank = place + min(place, extra)
         for k in range(lg):  # the partner's half on the way down, mine on the way up: together
-            whole = place & -(2 << k)
+            whole = chunk_of[place] & -(2 << k)
             sent[rank] += edges[whole + (2 << k)] - edges[whole]
         messages[rank] = 2 * lg + (place < extra)
         if place < extra:
@@ -177,7 +192,8 @@ def _piece(n: int, place: int, level: int) -> int:
 
 @costs("all_reduce", "double_tree")
 def double_tree(p: int, n: int, itemsize: int) -> Form:
-    """At most (2⌈lg p⌉ + k)(4α + c(8β + 2γ)), c = n/2k bytes in a segment, k = 16 a tree."""
+    """At most 2⌈lg p⌉(α + c(8β + 2γ)) + 4k·max(α, 2cβ) + 2kcγ, c = n/2k bytes in a segment, k = 16
+    a tree: as if a rank's 4k messages shared its port two by two."""
     if p == 1:
         return Form(0, 0, 0, [0], [0])
     segments = 16
@@ -188,8 +204,9 @@ def double_tree(p: int, n: int, itemsize: int) -> Form:
         for half, place in enumerate((rank, mirrored)):
             sent[rank] += _degree(p, place) * sum(parts[half::2])
             messages[rank] += _degree(p, place) * segments
-    beats = 2 * lg_ceil(p) + segments
-    return Form(4 * beats, 8 * beats * parts[0], 2 * beats * parts[0], sent, messages, exact=False)
+    c, stream, height = parts[0], 4 * segments, 2 * lg_ceil(p)
+    return Form(stream + height, 8 * (segments + height) * c, 2 * (segments + height) * c, sent,
+                messages, exact=False, together=((stream, 2 * c),), awaited=stream)
 
 
 def _degree(p: int, place: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
+from dtlab.calls import check_amount, check_name, check_whole
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 
@@ -62,6 +62,7 @@ class Form(NamedTuple):
         )
 
 
+MOST_RANKS = 1 << 20  # forms hold a number for each rank
 FormOf = Callable[[int, int, int], Form]  # (ranks, nbytes, itemsize) → Form
 
 FORMS: dict[tuple[str, str], FormOf] = {}
@@ -107,6 +108,8 @@ def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int
     elements, not within.
     """
     _check_sizes(ranks, nbytes, itemsize)
+    check_name("collective", collective)
+    check_name("algorithm", algorithm)
     if not has_form(collective, algorithm):
         known = ", ".join(f"{c} {a}" for c, a in sorted(FORMS))
         raise ConfigError(f"no closed form for {collective!r} {algorithm!r}; there are: {known}")
@@ -183,6 +186,8 @@ def bounds_s(
     it.
     Source: Culler et al. 1993, "LogP: towards a realistic model of parallel computation".
     """
+    if not isinstance(machine, Machine):
+        raise ConfigError(f"machine must be a dtlab.machine.Machine, not {machine!r:.60}")
     call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
     overhead = min(machine.overhead, alpha)
@@ -220,6 +225,7 @@ def lower_bound_s(
         "scan": (lg, n if p > 1 else 0, part * n),
         "exscan": (lg, n if p > 1 else 0, 0.0),
     }
+    check_name("collective", collective)
     if collective not in bounds:
         raise ConfigError(f"no lower bound for {collective!r}; there are: {', '.join(bounds)}")
     a, b, c = bounds[collective]
@@ -239,6 +245,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     factors |= dict.fromkeys(
         ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"), part
     )
+    check_name("collective", collective)
     if collective not in factors:
         raise ConfigError(f"no bus factor for {collective!r}; there are: {', '.join(factors)}")
     return factors[collective]
@@ -246,19 +253,17 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 def _check_sizes(ranks: int, nbytes: float = 0, itemsize: int = 1) -> None:
     """Raise `ConfigError` unless these can be numbers of ranks and bytes."""
-    if isinstance(ranks, bool) or not isinstance(ranks, Integral) or ranks < 1:
-        raise ConfigError(f"ranks must be a whole number, 1 or more, not {ranks!r}")
-    if not (0 <= nbytes < math.inf and nbytes == int(nbytes)):
-        raise ConfigError(f"nbytes must be a whole number, 0 or more, not {nbytes}")
-    if itemsize < 1:
-        raise ConfigError(f"itemsize must be 1 byte or more, not {itemsize}")
+    check_whole("ranks", ranks, most=MOST_RANKS)
+    if isinstance(nbytes, float) and nbytes.is_integer():  # such as 1e6
+        nbytes = int(nbytes)
+    check_whole("nbytes", nbytes, least=0)
+    check_whole("itemsize", itemsize)
 
 
 def _check_machine(alpha: float, beta: float, gamma: float) -> None:
     """Raise `ConfigError` unless these are seconds: 0 or more, and finite."""
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{name} must be 0 seconds or more, and finite, not {value}")
+        check_amount(name, value, " seconds")
 
 
 def lg_ceil(p: int) -> int:

@@ -1,6 +1,10 @@
 """Small models and real data to train them on. They know nothing of parallelism."""
 
+from dtlab.models.cnn import CNN
 from dtlab.models.digits import Digits, digits
+from dtlab.models.gpt import GPT, GPT2_SMALL, GPTConfig
 from dtlab.models.mlp import MLP, Parameters
+from dtlab.models.text import text, text_batch
 
-__all__ = ["Digits", "digits", "MLP", "Parameters"]
+__all__ = ["CNN", "Digits", "GPT", "GPT2_SMALL", "GPTConfig", "MLP", "Parameters", "digits", "text",
+           "text_batch"]

@@ -34,6 +34,18 @@ class MLP:
             made[f"w{layer}"], made[f"b{layer}"] = w.to(dtype), torch.zeros(outputs, dtype=dtype)
         return made
 
+    def module(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
+        """The same network as a `torch.nn.Module`, which holds its parameters."""
+        layers: list[torch.nn.Module] = []
+        parameters = self.parameters(seed, dtype)
+        for number, (inputs, outputs) in enumerate(pairwise(self.widths)):
+            linear = torch.nn.Linear(inputs, outputs, dtype=dtype)
+            with torch.no_grad():
+                linear.weight.copy_(parameters[f"w{number}"].T)
+                linear.bias.copy_(parameters[f"b{number}"])
+            layers += [linear, torch.nn.Tanh()]
+        return torch.nn.Sequential(*layers[:-1])
+
     def forward(self, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
         """x (batch, inputs) → logits (batch, classes)."""
         last = len(self.widths) - 2

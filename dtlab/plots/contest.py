@@ -114,7 +114,7 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
         write_title(picture, heading, note)
         axes = place_axes(picture, left=0.3, right=0.3, bottom=3.25, top=0.95)
         _draw_loads(axes, cluster, shown)
-        axes = place_axes(picture, left=1.95, right=1.0, bottom=0.75, top=4.4)
+        axes = place_axes(picture, left=2.2, right=1.0, bottom=0.75, top=4.4)
         best = winners(entries)
         for row, entry in enumerate(entries):
             won = (entry.cluster, entry.nbytes, entry.algorithm) in best

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dtlab.calls import check_name
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -63,6 +64,8 @@ def stepper_frames(
     counted by adding them. A double tree is recorded with one segment a tree. Raises `ConfigError`
     for names or ranks that don't exist.
     """
+    check_name("collective", collective)
+    check_name("algorithm", algorithm)
     known = ALGORITHMS.get(collective, {})
     if algorithm not in known:
         names = ", ".join(f"{c} {a}" for c, algorithms in ALGORITHMS.items() for a in algorithms)
@@ -85,10 +88,13 @@ def frames_of(
     that collective's would be; `fn` needs no others. Errors of `fn` come as from `simulate`. At
     most 32 ranks, else `ConfigError`.
     """
+    if not callable(fn) or isinstance(fn, type):
+        raise ConfigError(f"frames are recorded of a function of (comm, x), not of {fn!r}")
     check_ranks(ranks)
+    check_name("collective", collective)
     if ranks > MOST_RANKS:
         raise ConfigError(f"frames of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")
-    if not 0 <= root < ranks:
+    if not isinstance(root, int) or not 0 <= root < ranks:
         raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
     inner = getattr(fn, "func", fn)  # of a functools.partial
     title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dtlab.errors import ConfigError
-from dtlab.plots.palette import INK, QUIET, rank_style
+from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, fit_text, new_picture, styled, write_title
 from dtlab.plots.units import count_text
 
 WIDTH_IN, HEIGHT_IN = 11.0, 4.4
+_PLATE = {"boxstyle": "square,pad=0", "facecolor": PAPER, "linewidth": 0}  # hides the dashed line
 
 
 def server_load(loads: Mapping[str, Sequence[int]], *, title: str = "Requests a server",
@@ -34,7 +35,7 @@ def server_load(loads: Mapping[str, Sequence[int]], *, title: str = "Requests a 
                 style = rank_style(server)
                 axes.bar(server, count, color=style.color, hatch=style.hatch, width=0.75)
                 axes.annotate(f"{count:,}", (server, count), (0, 2), ha="center", va="bottom",
-                              textcoords="offset points", size=12, color=INK)
+                              textcoords="offset points", size=12, color=INK, bbox=_PLATE)
             axes.axhline(np.mean(counts), color=QUIET, linewidth=1.5, linestyle=(0, (5, 2)))
             short = len(counts) * len(loads) > 12
             axes.set_xticks(range(len(counts)), [f"{server}" if short else f"server {server}"

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from dtlab.calls import check_amount
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied
 from dtlab.matching import describe
@@ -223,6 +224,7 @@ class ProcessComm(Comm):
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
         """Mark the work done inside as a span of the trace; it takes what it takes."""
+        check_amount(f"rank {self.rank}: seconds of compute({label!r})", seconds)
         writer = self.end.writer
         writer.does(COMPUTE, label)
         start_s = time.perf_counter()
@@ -300,6 +302,9 @@ class PostedMessage(Work):
         """As in `Work`. Gloo can't take a receive back: what comes for it is lost."""
         if self._comm.end.posted.pop(self, None) is not None:
             self._comm.end.cancelled.append(self)
+
+    def _let_go(self) -> None:
+        self.cancel()  # which leaves it under way
 
     @property
     def is_over(self) -> bool:

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import struct
+from importlib import import_module
 
 import numpy.random  # noqa: F401  ranks need it: loaded once, before they are forked
 import torch
@@ -50,8 +51,13 @@ class _Server:
 
     def serve(self) -> None:
         """Until the parent is gone."""
+        idle_s: float | None = 0.5
         while True:
-            for key, _ in self._select.select():
+            ready = self._select.select(idle_s)
+            if not ready:  # time for what a rank's first optimizer would import, for seconds
+                import_module("torch._dynamo")
+                idle_s = None
+            for key, _ in ready:
                 if key.fileobj in self._select.get_map():  # not closed by an earlier event
                     key.data()
 

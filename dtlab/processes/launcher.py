@@ -54,6 +54,10 @@ class RankGroup:
     # ---- start and end --------------------------------------------------------------------------
 
     def _start(self, backend: str, device: str, threads: int, trace: bool) -> None:
+        events = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
+        if not (events.isascii() and events.isdigit()):  # torch would abort every rank
+            raise ConfigError(f"the environment says TORCH_FR_BUFFER_SIZE={events!r}, where torch "
+                              f"takes a whole number; correct it, or unset it")
         status = serialization.memory_file("dtlab-status")
         self._files.append(status)
         self.status = SharedStatus(status, self.size)
@@ -166,7 +170,7 @@ class RankGroup:
             raise
 
     def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:
-        watchdog = Watchdog(self.status, timeout)
+        watchdog = Watchdog(self.status, timeout, self._how_died)
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
         start_s = time.perf_counter()  # one clock for the whole machine
@@ -186,6 +190,11 @@ class RankGroup:
             may_die = self._may_die if self._began else ()
             rank_monitor.raise_failure(self._ranks, self._orphaned, may_die)
             watchdog.check(lambda n: rank_monitor.current_line(self._ranks[n], self._diagnosis))
+
+    def _how_died(self, number: int) -> str:
+        """ "" if this rank lives."""
+        status = self._ranks[number].died
+        return "" if status is None else rank_monitor.how_died(status)
 
     def _died_as_allowed(self, number: int) -> bool:
         """Has this rank died, as it may?"""
@@ -236,7 +245,7 @@ class RankGroup:
         """Lines are held back a moment and shown by rank: what comes together reads in order."""
         lines = sorted(self._screen, key=lambda item: item[0])
         self._screen.clear()
-        if lines:
+        if lines and sys.stdout is not None:  # it was closed before Python began
             sys.stdout.write("".join(line for _, line in lines))
             sys.stdout.flush()
 

@@ -39,6 +39,7 @@ _GLOO = {
 }
 # Torch would note the Python stack of every message, in case someone asks. Who asks may set it.
 _NO_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "0"}
+_NO_DISPLAY = {"MPLBACKEND": "Agg"}  # a notebook's own backend would need its kernel
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -163,6 +164,11 @@ class Rank:
     def _pack(self, value: Any, comm: ProcessComm) -> int:
         """A file with the value and this rank's side of the trace."""
         done_s = comm.now()
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is not None and pyplot.get_fignums():
+            print("A figure in a rank's process can't be shown: return its numbers, and draw them "
+                  "where you called run.")
+            pyplot.close("all")
         _flush()
         try:
             rows = comm.end.recorder.rows(comm.end.start_s)
@@ -202,7 +208,7 @@ def _adopt(told: Settings, output: int, diagnosis: int) -> None:
     faulthandler.enable(file=2)  # a crash in C says where
     faulthandler.register(signal.SIGUSR1, file=diagnosis, all_threads=False)
     threads = dict.fromkeys(THREAD_VARIABLES, str(told.threads))
-    env = _NO_FLIGHT_RECORDER | told.env | threads | _GLOO
+    env = _NO_FLIGHT_RECORDER | told.env | threads | _GLOO | _NO_DISPLAY
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env.items() - os.environ.items())

@@ -97,6 +97,12 @@ def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
             raise failures.rank_failed(number, failure, dead)
 
 
+def how_died(status: int) -> str:
+    """In a word or two, for the table of what ranks were doing."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"died (exit code {code})" if code >= 0 else f"died ({signal.Signals(-code).name})"
+
+
 def _rank_died(number: int, status: int) -> RankDied:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:

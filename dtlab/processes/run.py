@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dtlab.calls import check_call
+from dtlab.calls import check_call, check_options
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import torchrun
@@ -19,6 +19,7 @@ from dtlab.processes.launcher import RankGroup
 from dtlab.processes.serialization import pack_call
 from dtlab.result import Result
 from dtlab.trace import Trace
+from dtlab.tracebacks import end_at_caller
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
 _RANKS_PER_CORE = 32
@@ -35,6 +36,7 @@ def run(
     echo: bool = True,
     threads: int = 1,
     may_die: Collection[int] = (),
+    **unknown: Any,
 ) -> Result:
     """Call `fn(comm, *args)` on `ranks` processes at once; returns what each returned.
 
@@ -50,6 +52,7 @@ def run(
     Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo` and
     `threads` don't count.
     """
+    check_options(run, unknown)
     check_ranks(ranks)
     check_backend(backend, device, ranks)
     check_limits(timeout, threads)
@@ -66,6 +69,8 @@ def run(
     except DtlabError as error:
         error.__traceback__ = None  # our own frames would only hide the rank's
         raise
+    except KeyboardInterrupt as interrupt:
+        raise end_at_caller(interrupt) from None
     finally:
         os.close(call)
 
@@ -100,7 +105,7 @@ def check_backend(backend: str, device: str, ranks: int) -> None:
         )
     try:
         kind = torch.device(device).type
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, OverflowError, ValueError):
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device={device!r}: choose 'cpu' or 'cuda'")
@@ -126,7 +131,8 @@ def check_limits(timeout: Any, threads: Any) -> None:
 
 def check_may_die(may_die: Any, ranks: int) -> None:
     """Raise `ConfigError` unless these are ranks, and not all of them."""
-    if not isinstance(may_die, Collection) or not set(may_die) < set(range(ranks)):
+    known = isinstance(may_die, (Sequence, Set)) and all(isinstance(r, int) for r in may_die)
+    if not known or not set(may_die) < set(range(ranks)):
         raise ConfigError(f"may_die={may_die!r}: name some of the ranks 0 to {ranks - 1}, not all")
 
 

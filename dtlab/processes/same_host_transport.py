@@ -95,12 +95,14 @@ class _Lent:
     """A tensor that its receiver has been told of, and has not read yet."""
 
     def __init__(self, told: Handle, read: Handle, x: torch.Tensor):
-        self._told, self._read, self._x = told, read, x
+        self._told, self._read = told, read
+        self._x: torch.Tensor | None = x
 
     def wait(self) -> None:
         """Until it has been read."""
         self._told.wait()
         self._read.wait()
+        self._x = None  # this handle may be kept for a while, its tensor must not
 
 
 class _Reading:
@@ -108,13 +110,16 @@ class _Reading:
 
     def __init__(self, told: Any, where: torch.Tensor, into: torch.Tensor,
                  start: Callable[..., Handle]):
-        self._told, self._where, self._into, self._start = told, where, into, start
+        self._told, self._where, self._start = told, where, start
+        self._into: torch.Tensor | None = into
 
     def wait(self) -> None:
         """Read it, and say so."""
         self._told.wait()
         pid, address, read_tag = self._where.tolist()
+        assert self._into is not None
         read_memory(pid, address, self._into)
+        self._into = None
         word = torch.zeros(1, dtype=torch.uint8)
         self._start(True, word, self._told._source_rank(), read_tag).wait()
 

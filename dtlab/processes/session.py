@@ -6,16 +6,18 @@ import ast
 import itertools
 import linecache
 import os
+import re
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from dtlab.calls import check_call
-from dtlab.errors import ConfigError, DtlabError
+from dtlab.errors import ConfigError, DtlabError, RankFailed
 from dtlab.processes import serialization
 from dtlab.processes.launcher import RankGroup
 from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
 from dtlab.result import Result
+from dtlab.tracebacks import end_at_caller
 
 _cells = itertools.count(1)
 
@@ -59,10 +61,20 @@ class Session:
 
         `name` is what tracebacks call it. `Result.values` holds these texts (or None).
         """
-        ast.parse(source, name or "<ranks>")  # a syntax error is shown here, not four times
+        try:
+            ast.parse(source, name or "<ranks>")  # a syntax error is shown here, not four times
+        except SyntaxError as error:
+            raise end_at_caller(error) from None
         name = name or f"<ranks {next(_cells)}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        result = self._ask("execute", serialization.pack_call(source, (name,)))
+        try:
+            result = self._ask("execute", serialization.pack_call(source, (name,)))
+        except RankFailed as error:
+            if unknown := re.match(r"rank \d+ raised NameError: name '(\w+)' is not", str(error)):
+                error.add_note(f"This cell runs in the ranks' processes, which don't have the "
+                               f"notebook's variables: define `{unknown[1]}` in it, or pass it to "
+                               f"a function: dtlab.run(fn, {unknown[1]}).")
+            raise
         for rank, text in enumerate(result.values):
             if text is not None and self._echo:
                 print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="")
@@ -77,12 +89,11 @@ class Session:
             return gather(*self._group.call(
                 what, call, timeout=self.timeout, echo=self._echo, stay=True
             ))
-        except DtlabError as error:
+        except (DtlabError, KeyboardInterrupt) as error:
             if self._group is not None and self._group.closed and not self._closed:
                 error.add_note("The ranks had to be stopped, so their variables are gone; "
                                "the next call starts new ones.")
-            error.__traceback__ = None  # our own frames would only hide the rank's
-            raise
+            raise end_at_caller(error) from error.__cause__
         finally:
             os.close(call)
 

@@ -19,7 +19,7 @@ ANY_SOURCE = -1
 Operation = tuple[bool, torch.Tensor, int, int]
 
 _KEPT_HANDLES = 4
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES = 1 << 20  # of tensors that nobody needs any more
 
 
 class Handle(Protocol):

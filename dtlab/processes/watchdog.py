@@ -14,10 +14,12 @@ _START_LIMIT_S = 120.0
 
 
 class Watchdog:
-    """Watches one call. `check` raises once the call has no future."""
+    """Watches one call. `check` raises once the call has no future. how_died: of a rank, in words;
+    "" if it lives."""
 
-    def __init__(self, status: SharedStatus, timeout: float | None):
-        self._status = status
+    def __init__(self, status: SharedStatus, timeout: float | None,
+                 how_died: Callable[[int], str] = lambda rank: ""):
+        self._status, self._how_died = status, how_died
         self._timeout = timeout
         self._began = time.monotonic()
         self._started = False
@@ -85,6 +87,9 @@ class Watchdog:
     def _table(self, where: Callable[[int], str]) -> list[Waiting]:
         rows = []
         for rank in range(self._status.ranks):
+            if died := self._how_died(rank):
+                rows.append(Waiting(rank, died))
+                continue
             doing = self._status.state(rank).doing
             line = "" if doing in (RETURNED, RAISED) else where(rank)
             rows += self._status.table(rank, line)

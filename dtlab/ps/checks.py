@@ -9,12 +9,12 @@ from numbers import Integral, Real
 import torch
 
 from dtlab.errors import ConfigError, ShapeMismatch
-from dtlab.ps.partition import Key, Spec
+from dtlab.ps.partition import Key, MetaSpec, Spec, has_data
 from dtlab.ps.slices import Slices
 
 
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
-          known_already: Mapping[Key, Spec]) -> dict[Key, Spec]:
+          known_already: dict[Key, Spec]) -> dict[Key, Spec]:
     """What `init` is given, or `ConfigError`."""
     if not isinstance(tensors, Mapping):
         raise ConfigError(f"rank {rank}: init takes a dict of key → tensor, not "
@@ -29,7 +29,12 @@ def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key]
             raise ConfigError(f"rank {rank}: init of {key!r} takes a dense tensor, not {_kind(x)}")
         if key in tables and x.ndim < 1:
             raise ConfigError(f"rank {rank}: a table has rows, and {key!r} is a single number")
-        found[key] = Spec(tuple(x.shape), x.dtype, key in tables)
+        kind = MetaSpec if x.is_meta else Spec
+        found[key] = kind(tuple(x.shape), x.dtype, key in tables)
+    kinds = {type(spec): key for key, spec in (known_already | found).items()}
+    if len(kinds) > 1:
+        raise ConfigError(f"rank {rank}: the key {kinds[MetaSpec]!r} has no data (device "
+                          f'"meta"), {kinds[Spec]!r} has; make all keys of one kind')
     return found
 
 
@@ -53,6 +58,9 @@ def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.T
     """`x`, or `ShapeMismatch` if it is not of the key's shape and dtype."""
     if not isinstance(x, torch.Tensor):
         raise ConfigError(f"rank {rank}: {verb} of {key!r} takes a tensor, not {_kind(x)}")
+    if x.is_meta == has_data([spec]):
+        raise ShapeMismatch(f"rank {rank}: {verb} of {key!r} {_DATA[not x.is_meta]}; init made it "
+                            f"{_DATA[has_data([spec])]}")
     if tuple(x.shape) != spec.shape or x.dtype != spec.dtype:
         raise ShapeMismatch(f"rank {rank}: {verb} of {key!r} with {x.dtype} {tuple(x.shape)}; "
                             f"init made it with {spec.dtype} {spec.shape}")
@@ -122,6 +130,9 @@ def count(what: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{what} is a whole number, {least} or more, not {value!r}")
     return int(value)
+
+
+_DATA = {True: "with data", False: 'without data (device "meta")'}
 
 
 def _kind(x: object) -> str:

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dtlab.errors import ConfigError, RankDied
 from dtlab.ps.messages import Endpoint
 from dtlab.ps.partition import Key, Spec
-from dtlab.ps.policy import Policy
+from dtlab.ps.policy import LOOKS, Policy
 from dtlab.ps.server_state import ServerState
 from dtlab.ps.store import own
-
-LOOKS = 4  # how often a server looks for silent workers while its patience lasts
 
 
 def save_if_due(server: ServerState) -> None:

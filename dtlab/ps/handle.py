@@ -22,6 +22,9 @@ class Requester(Protocol):
     def process_message(self) -> None:
         """Wait for the next message and do what it asks for."""
 
+    def unavailable(self) -> None:
+        """A call of this node raises `Unavailable`."""
+
 
 class Handle:
     """A request under way. `wait` returns what the blocking call would."""
@@ -48,8 +51,12 @@ class Handle:
         if self.open and self._node.finished:
             raise ConfigError(f"rank {self._node.comm.rank}: a handle's wait() after finish(); "
                               f"call it before")
-        while self.open:
-            self._node.process_message()
-        if self.refused:
-            raise Unavailable(f"rank {self._node.comm.rank}: {self.refused}")
+        try:
+            while self.open:
+                self._node.process_message()
+            if self.refused:
+                raise Unavailable(f"rank {self._node.comm.rank}: {self.refused}")
+        except Unavailable:
+            self._node.unavailable()
+            raise
         return self._result

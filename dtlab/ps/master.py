@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 from dtlab.comm import Comm
 from dtlab.ps.messages import Endpoint
 from dtlab.ps.policy import Policy
-from dtlab.ps.replication import View
+from dtlab.ps.replication import Unavailable, View
 
 PATIENCE = 1.25  # leases that a copy may be silent for
 BEATS = 3  # signs of life a lease
 ALL_GONE = "all copies of server {} have died, or had not caught up; its keys are gone with them"
+LEFT = ("worker {} has neither asked again nor finished since its last call was refused, and no "
+        "worker may be lost")
 
 
 class Term(NamedTuple):
@@ -73,6 +75,9 @@ class Master:
         self._at_work = set(policy.workers)
         self._left = dict.fromkeys(policy.copies, frozenset[int]())  # server → see `Replica.left`
         self._left_s: dict[int, float] = {}  # worker → since when all servers say so
+        self._away_s: dict[int, float] = {}  # worker → since when it has been refused an answer
+        self._reports: set[tuple[int, int, int, int]] = set()  # see `_check_links`
+        self._over = False
         assert policy.replication is not None
         self._rule = policy.replication
         # Server → who is to live, and what they have said that they had.
@@ -85,8 +90,9 @@ class Master:
         self.log = MasterLog(comm.rank)
 
     def serve(self) -> MasterLog:
-        """Until every worker has finished."""
-        while self._at_work - self._long_gone():
+        """Until every worker has finished, or none can. Raises `Unavailable` if a link has failed
+        without which they can't."""
+        while not self._over and self._at_work - self._long_gone():
             message = self._endpoint.receive(self._policy.lease_s / BEATS)
             while message is not None:  # if I have slept myself, signs of life wait there
                 src, body, _ = message
@@ -95,17 +101,27 @@ class Master:
                 getattr(self, f"_{body[0]}")(src, body)
                 message = self._endpoint.receive(0.0)
             self._find_silent()
+            self._check_links()
+            if self._policy.lost_worker == "stop" and (away := self._away()):
+                raise Unavailable(LEFT.format(min(away)))
         for rank in self._server_of:
             self._endpoint.send(rank, ("over",))
         return self.log
 
     def _long_gone(self) -> set[int]:
-        """Workers that left long ago and have not said so here: they have died."""
-        now_s, patience_s = self._comm.now(), self._policy.patience_s or 0.0
+        """Workers that left long ago and have not said so here: they have died, or can't; and
+        those that are `_away`."""
+        now_s = self._comm.now()
+        patience_s = self._policy.patience_s or self._policy.give_up_s
         for worker in frozenset.intersection(*self._left.values()):
             self._left_s.setdefault(worker, now_s)
-        return {worker for worker, at_s in self._left_s.items()
-                if worker in self._endpoint.dead or now_s - at_s > patience_s}
+        return self._away() | {worker for worker, at_s in self._left_s.items()
+                       if worker in self._endpoint.dead or now_s - at_s > patience_s}
+
+    def _away(self) -> set[int]:
+        """Workers that were refused an answer long ago and have asked for nothing since."""
+        return {worker for worker, at_s in self._away_s.items() if worker in self._at_work
+                and self._is_long_ago(at_s, self._policy.give_up_s)}
 
     def _find_silent(self) -> None:
         for rank in list(self._heard):
@@ -192,6 +208,37 @@ class Master:
         """("finish",): a worker has."""
         self._at_work.discard(src)
 
+    def _leave(self, src: int, body: tuple[Any, ...]) -> None:
+        """("leave",): a worker was refused an answer."""
+        self._away_s[src] = self._comm.now()
+
+    def _back(self, src: int, body: tuple[Any, ...]) -> None:
+        """("back",): it asks for something else."""
+        self._away_s.pop(src, None)
+
+    def _probe(self, src: int, body: tuple[Any, ...]) -> None:
+        """("probe",): does the link to me still carry anything?"""
+        self._endpoint.send(src, ("alive",))
+
+    def _unreachable(self, src: int, body: tuple[Any, ...]) -> None:
+        """("unreachable", rank, its server, epoch of the reporter's view of that server)."""
+        self._reports.add((src, *body[1:]))
+
+    def _check_links(self) -> None:
+        """Who was reported unreachable and is a living copy is cut off from the reporter only.
+        Nobody can replace it for that, so nobody would ever go on."""
+        reports, self._reports = self._reports, set()
+        for src, other, server, epoch in sorted(reports):
+            if (epoch == self._views[server].epoch and server not in self._elections
+                    and other in self._heard and (src in self._heard or src in self._at_work)
+                    and not self._is_long_ago(self._heard[other],
+                                              PATIENCE * self._policy.lease_s)):
+                raise Unavailable(
+                    f"the link between rank {src} and rank {other} carries nothing any more: rank "
+                    f"{src} has waited for a message of rank {other} for "
+                    f"{self._policy.give_up_s:g} s, though both still reach the master, rank "
+                    f"{self._comm.rank}")
+
     def _had(self, src: int, body: tuple[Any, ...]) -> None:
         """("had", epoch, place): how much of the log a copy has."""
         server = self._server_of[src]
@@ -217,12 +264,15 @@ class Master:
             members = tuple(member for member in members if member in old.members)
         self._elect(server, View(now.epoch + 1, members))
         if not members:
-            self._lose(server)
+            self._end(ALL_GONE.format(server))
 
-    def _lose(self, server: int) -> None:
-        epoch = self._elections[server][0].epoch
-        for worker in self._policy.workers:
-            self._endpoint.send(worker, ("lost", server, epoch, ALL_GONE))
+    def _end(self, why: str) -> None:
+        """No worker can finish any more: whatever each still waits for is `Unavailable`."""
+        self._over = True
+        for server, view in self._views.items():
+            epoch = self._elections.get(server, (view,))[0].epoch
+            for worker in self._policy.workers:
+                self._endpoint.send(worker, ("lost", server, epoch, why))
 
     def _elect(self, server: int, view: View) -> None:
         """Ask the members of `view` how much of the log each has."""
@@ -234,7 +284,7 @@ class Master:
         members = self._who_lives(server, view, had)
         if not members:
             self._elections[server] = View(view.epoch, ()), {}
-            self._lose(server)
+            self._end(ALL_GONE.format(server))
             return
         del self._elections[server]
         view = View(view.epoch, self._rule.order(members, had))

@@ -176,6 +176,14 @@ class Endpoint:
                 if not self._lent[memory]:
                     del self._lent[memory]
 
+    def let_go(self) -> None:
+        """The node may return now or go on: what is under way need not be waited for."""
+        for pending in self._pending.values():
+            _let_go(pending.works)
+        for sent in self._sent.values():
+            for works, _ in sent:
+                _let_go(works)
+
     def close(self) -> None:
         """Call it last. Before: peers receive all that I have sent, unless they may die. After:
         no receive is pending, no send under way."""
@@ -194,6 +202,11 @@ class Endpoint:
 def fresh(src: int, body: tuple[Any, ...], sizes: Sequence[Size]) -> Buffers:
     """All into fresh memory, see `Endpoint.buffers`."""
     return [None] * len(sizes)
+
+
+def _let_go(works: Iterable[Work]) -> None:
+    for work in works:
+        work._let_go()
 
 
 def _cancel(works: Iterable[Work]) -> None:

@@ -157,6 +157,11 @@ class ShardTransfers:
             if answers and server in self.sent:
                 self.send(server)
 
+    def awaited(self) -> dict[int, tuple[int, int]]:
+        """The heads that may lack what they are given, see `Watch.look`."""
+        views = {server: self._views[server] for server in self.sent}
+        return {view.head: (server, view.epoch) for server, view in views.items()}
+
     def send_again(self) -> None:
         """From now on I send them."""
         for server in self.sent:

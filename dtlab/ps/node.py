@@ -16,7 +16,7 @@ from dtlab.ps.handle import Handle
 from dtlab.ps.master import Master, MasterLog
 from dtlab.ps.messages import Buffers, Endpoint, Message, fresh
 from dtlab.ps.packing import Size, pack
-from dtlab.ps.partition import Key
+from dtlab.ps.partition import Key, has_data
 from dtlab.ps.policy import Policy
 from dtlab.ps.replica_loop import serve_replica
 from dtlab.ps.retry import Requests
@@ -149,14 +149,14 @@ class Node:
         or looked at key by key, and thousands of keys are as fast as one."""
         self._check("buffer")
         plan = self._shards.plan(self.comm.rank, tuple(checks.as_keys(self.comm.rank, keys)))
-        return Buffer(plan, self.comm.device)
+        return Buffer(plan, torch.device("meta") if plan.is_meta else self.comm.device)
 
     def pull_rows(self, key: Key, index: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """Rows `index` of a table, shape (len(index), *the rest). Moves these rows only."""
         self._check("pull")
         spec, index = checks.rows(self.comm.rank, key, index, self._shards.specs)
-        result = torch.empty(len(index), *spec.shape[1:], dtype=spec.dtype,
-                             device=self.comm.device)
+        device = self.comm.device if has_data([spec]) else torch.device("meta")
+        result = torch.empty(len(index), *spec.shape[1:], dtype=spec.dtype, device=device)
         rows = self._shards.some_rows(key, index, result.view(-1, spec.width))
         self._pull({key: result}, rows).wait()
         return result
@@ -214,16 +214,18 @@ class Node:
 
     def process_message(self) -> None:
         """Wait for the next message and do what it says; where ranks may die, not for long."""
-        policy = self.policy
-        patience_s = policy.patience_s or policy.lease_s
-        message = self._endpoint.receive(
-            patience_s / failures.LOOKS if self._tolerant else None)
+        message = self._endpoint.receive(self.policy.look_s if self._tolerant else None)
         if message is not None:
             self._process(message)
         elif self._requests:
             self._requests.check()
         if self._server is not None:
             failures.give_up_silent(self._server, self._endpoint)
+
+    def unavailable(self) -> None:
+        """A call raises `Unavailable`."""
+        if self._requests:
+            self._requests.leave()
 
     def _process(self, message: Message) -> None:
         src, body, payload = message
@@ -281,6 +283,7 @@ class Node:
         """How to ask for these keys, and where each shall go: to `out`, or to fresh memory."""
         rank, device = self.comm.rank, self.comm.device
         plan = self._shards.plan(rank, tuple(checks.as_keys(rank, keys)))
+        device = torch.device("meta") if plan.is_meta else device
         xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) if x is None else x
               for x, spec in zip(map(out.get, plan.keys), plan.specs, strict=True)]
         all_fit(rank, verb, plan, xs)

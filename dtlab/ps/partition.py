@@ -8,7 +8,7 @@ units, or an array of their numbers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
@@ -42,6 +42,15 @@ class Spec(NamedTuple):
         if self.table:
             return self.shape[0]
         return int(np.prod(self.shape, dtype=np.int64))
+
+
+class MetaSpec(Spec):
+    """Of a key without data, on the device "meta": only the time of its messages counts."""
+
+
+def has_data(specs: Iterable[Spec]) -> bool:
+    """Do these keys hold data? All of a server's keys do, or none."""
+    return not any(isinstance(spec, MetaSpec) for spec in specs)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dtlab.ps.partition import Partition
 from dtlab.ps.replication import Replication
 from dtlab.ps.updates import Update
 
+LOOKS = 4  # how often a node looks for silent ones while its patience lasts
 GIVE_UP = 20  # leases: see `give_up_s`
 
 
@@ -39,6 +40,12 @@ class Policy:
         """Silence after which a copy gives up the master, and the master a copy without which no
         other has everything."""
         return GIVE_UP * self.lease_s + self.grace_s
+
+    @property
+    def look_s(self) -> float:
+        """Where ranks may die, a node waits for no message longer than this without a look at who
+        is silent."""
+        return (self.patience_s or self.lease_s) / LOOKS
 
     @property
     def serving(self) -> frozenset[int]:

@@ -20,6 +20,7 @@ from dtlab.ps.migration import ShardTransfers
 from dtlab.ps.policy import Policy
 from dtlab.ps.replication import Replication, View
 from dtlab.ps.server import Server
+from dtlab.ps.watch import Watch
 
 Payload = list[torch.Tensor]
 _AMONG_COPIES = ("op", "ack", "again")
@@ -46,6 +47,8 @@ class Replica:
         self.view = View(0, policy.copies[shard])
         self.server = Server(comm, self, policy, shard)
         self.transfers = ShardTransfers(endpoint, policy, shard)
+        self.watch = Watch(endpoint, policy.master,
+                           math.ceil(BEATS * policy.give_up_s / policy.lease_s))
         self.lease_end_s = -1.0
         self.log: dict[int, Request] = {}  # by number, what those that follow may not have yet
         self.had = self.done = self.stable = 0  # received, carried out, on all that follow
@@ -233,8 +236,15 @@ class Replica:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The workers that have finished or are lost, if any may be lost."""
-        return tuple(sorted(self.server.clocks.ended)) if self.policy.patience_s else ()
+        """The workers that have finished or are lost."""
+        return tuple(sorted(self.server.clocks.ended))
+
+    def awaited(self) -> dict[int, tuple[int, int]]:
+        """The copies without which my log can't go on, see `Watch.look`: those I forward to that
+        lack some of it, and the heads of servers to which I give keys."""
+        found = {rank: (self.shard, self.view.epoch) for rank in self.following
+                 if self.acknowledged.get(rank, 0) < self.had}
+        return found | (self.transfers.awaited() if self.answers else {})
 
     # ---- the log, see `replication.Copy` --------------------------------------------------------
 

@@ -30,17 +30,21 @@ def serve_replica(comm: Comm, endpoint: Endpoint, policy: Policy) -> Statistics:
             unheard += 1
             replica.lapse()
             replica.give_up_silent()
+            replica.watch.look(replica.awaited())
         message = endpoint.receive(max(beat_s - comm.now(), 0.0))
         if message is None:
             continue
         src, body, payload = message
+        replica.watch.heard(src)
         if body[0] == "snapshot":
             if replica.install(*body[2:]):
                 endpoint.send(policy.master, ("ready", body[1]))
+        elif body[0] == "probe":
+            endpoint.send(src, ("alive",))
         elif src == policy.master:
             unheard = 0
             over = _obey(replica, body, endpoint, policy)
-        else:
+        elif body[0] != "alive":
             replica.dispatch(src, body, payload)
     for worker in () if over else policy.workers:
         endpoint.send(worker, ("lost", shard, replica.view.epoch, CUT_OFF))

@@ -17,7 +17,7 @@ from dtlab.errors import DtlabError
 
 class Unavailable(DtlabError):
     """The server can't answer without breaking its promise: its leader is cut off from the master,
-    or all of its copies are gone."""
+    all of its copies are gone, or a link that it needs carries nothing any more."""
 
 
 class View(NamedTuple):

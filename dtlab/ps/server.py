@@ -18,7 +18,7 @@ from dtlab.ps.index import Shard
 from dtlab.ps.messages import Endpoint
 from dtlab.ps.migration import Migration
 from dtlab.ps.packing import pack, unpack
-from dtlab.ps.partition import Key, Shards, Spec
+from dtlab.ps.partition import Key, Shards, Spec, has_data
 from dtlab.ps.policy import Policy
 from dtlab.ps.server_state import Held, Outbox, ServerState
 from dtlab.ps.statistics import Statistics
@@ -54,14 +54,14 @@ class Server(ServerState):
         self.inits[src] = number, specs
         for key, spec in specs.items():
             for other, (_, theirs) in self.inits.items():
-                if theirs.get(key) != spec:
+                if theirs.get(key) != spec or has_data([spec]) != has_data([theirs[key]]):
                     raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
         new = self.store.add([Shard(key, specs[key], numel) for key, numel in given])
         of = [specs[self.store.index.keys[entry.first]] for entry in new]
         sizes = [(spec.dtype, self.store.index.numel((entry.first, entry.last)))
                  for spec, entry in zip(of, new, strict=True)]
         for entry, spec, value in zip(new, of, unpack(payload, sizes), strict=True):
-            own = value.clone()
+            own = value.clone() if has_data([spec]) else torch.zeros_like(value)
             entry.value = own.view(-1, spec.width) if spec.table else own
         self.made()
 
@@ -266,8 +266,8 @@ class Server(ServerState):
         seen.unused = sum(s.count * e.count for e in self.store.entries for s in e.sums.values())
         seen.held_bytes = sum(entry.value.nbytes for entry in self.store.entries)
         seen.received_bytes, seen.sent_bytes = endpoint.received_bytes, endpoint.sent_bytes
-        for key, w in sorted(self.store.each(), key=lambda shard: repr(shard[0])):
-            if not w.is_meta:
+        if all(map(has_data, map(dict.values, self.batches))):
+            for key, w in sorted(self.store.each(), key=lambda shard: repr(shard[0])):
                 data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
                 seen.checksum = zlib.crc32(repr(key).encode() + data, seen.checksum)
         return seen
@@ -282,5 +282,9 @@ def _unlike(key: Key, rank: int, spec: Spec, other: int, theirs: Spec | None) ->
     if theirs is None:
         return (f"rank {rank} makes the key {key!r} in init, but rank {other} does not; "
                 f"every worker calls init with the same keys")
+    if has_data([spec]) != has_data([theirs]):
+        return (f"rank {rank if has_data([spec]) else other} makes the key {key!r} with data, rank "
+                f"{other if has_data([spec]) else rank} without (device \"meta\"); every worker "
+                f"calls init with tensors of one kind")
     return (f"rank {rank} makes the key {key!r} with {spec.dtype} {spec.shape}, rank {other} with "
             f"{theirs.dtype} {theirs.shape}; every worker calls init with the same shapes")

@@ -12,7 +12,7 @@ import torch
 from dtlab.errors import ConfigError
 from dtlab.ps import checks
 from dtlab.ps.index import KeyIndex, Run, Shard
-from dtlab.ps.partition import Key, Shards, Spec, Units, positions
+from dtlab.ps.partition import Key, Shards, Spec, Units, has_data, positions
 from dtlab.ps.slices import Bundle, Slice, Slices
 
 PLANS = 64  # how many to keep
@@ -35,6 +35,7 @@ class Plan(NamedTuple):
     specs: list[Spec]
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
+    is_meta: bool  # the keys hold no data
     slots: dict[int, list[Slot]]  # by server
     age: object  # it holds for this one: see `ShardMap`
 
@@ -166,7 +167,7 @@ class ShardMap:
             runs = self.index[server].runs(sorted(by_number))
             slots[server] = [self._slot(self.index[server], run, by_number) for run in runs]
         return Plan(keys, specs, [spec.shape for spec in specs], [spec.dtype for spec in specs],
-                    slots, self.age)
+                    not has_data(specs), slots, self.age)
 
     def _slot(self, index: KeyIndex, run: Run, by_number: dict[int, tuple[int, Any]]) -> Slot:
         which: Sequence[int] = [by_number[number][0] for number in range(*run)]
@@ -192,7 +193,8 @@ def all_fit(rank: int, verb: str, plan: Plan, tensors: Sequence[torch.Tensor]) -
     types, shape, dtype = {*map(type, tensors)}, attrgetter("shape"), attrgetter("dtype")
     if not (all(issubclass(kind, torch.Tensor) for kind in types)
             and all(map(eq, map(shape, tensors), plan.shapes))
-            and all(map(is_, map(dtype, tensors), plan.dtypes))):
+            and all(map(is_, map(dtype, tensors), plan.dtypes))
+            and {*map(attrgetter("is_meta"), tensors)} <= {plan.is_meta}):
         for key, x, spec in zip(plan.keys, tensors, plan.specs, strict=True):
             checks.fits(rank, verb, key, x, spec)
 

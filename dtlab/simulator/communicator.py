@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dtlab.calls import check_amount
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
@@ -207,8 +208,7 @@ class SimComm(Comm):
 
     @contextmanager
     def compute(self, label: str, seconds: float = 0.0) -> Iterator[None]:
-        if not 0 <= seconds < math.inf:
-            raise ConfigError(f"rank {self.rank}: compute({label!r}) can't take {seconds} s")
+        check_amount(f"rank {self.rank}: seconds of compute({label!r})", seconds)
         engine = self._engine
         start_s = engine.now
         yield

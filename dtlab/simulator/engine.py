@@ -33,6 +33,7 @@ from dtlab.simulator.waiting import CRASHED, hint, table
 from dtlab.topology import Topology
 from dtlab.trace import Rows
 
+TAKEN = object()  # in the place of a delivered message's tensors
 ANY = object()  # what a strand awaits that waits for any of `Strand.any_of`
 
 
@@ -299,6 +300,7 @@ class Engine:
                 record((sender.rank, receiver.rank, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
                         m.label, sender.stream, receiver.stream))
             m.left = m.arrived = True
+            m.x = m.into = TAKEN  # a strand may hold the message for long; the tensors may go
             # `done` written out, but for what is rare.
             if sender.awaits is m:
                 ready.append(sender)

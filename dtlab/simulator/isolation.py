@@ -1,59 +1,85 @@
 """A simulated rank gets copies of what a process would have copies of.
 
-Without this, ranks that share one Python process would add into each other's tensors:
-`x = torch.ones(8); simulate(lambda comm: all_reduce(comm, x), …)`.
+Without this, ranks that share one Python process would add into each other's tensors, and append to
+each other's lists: `seen = []; simulate(lambda comm: seen.append(comm.rank), …)`.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import dis
+import enum
 import functools
 import os
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import CellType, CodeType, FunctionType, MethodType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    EllipsisType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from dtlab.errors import ConfigError
+from dtlab.tracebacks import PACKAGE
 
 _HOLDERS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, LRScheduler)
+_CONSTANT = (NoneType, bool, int, float, complex, str, bytes, range, slice, EllipsisType, type,
+             ModuleType, BuiltinFunctionType, enum.Enum, torch.dtype, torch.device, torch.Size,
+             np.dtype, np.generic, np.ufunc)
+_PLAIN = frozenset((NoneType, bool, int, float, str))
+_INSTALLED = (PACKAGE, "<frozen ", *(sysconfig.get_path(kind) + os.sep
+                                     for kind in ("stdlib", "purelib", "platlib")))
+_SETS_GLOBAL = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_SETS_OUTER = ("STORE_DEREF", "DELETE_DEREF")
+_GETS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def private(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with its own copies of what holds tensors: see `Isolation`."""
+    """`fn` with its own copies of what can change: see `Isolation`."""
     return Isolation(fn, ()).copies()[0]
 
 
 class Isolation:
     """Makes, for one rank after the other, its own `fn` and `args`.
 
-    args: deep copies. fn: reads its own copies of the tensors, modules and optimizers, also in
-    lists and dicts, that it finds in its closure and globals, and so do the functions of the same
-    file that it calls. Global variables that it assigns to are its own. Anything else it refers to
-    stays shared, and so does what code in other files refers to.
+    Each rank has its own copy of whatever can change of `args`, and of the closures, defaults and
+    global variables of `fn` and of all functions that it refers to; also of the variables that they
+    assign to. Ranks share what never changes, modules, classes (so a method sees the caller's
+    globals), and the globals of installed packages. `copies` raises `ConfigError` for an object
+    that can neither be copied nor pickled.
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]):
         self._fn, self._args = fn, args
-        self._readers: dict[int, bool] = {}  # id of a function → must each rank have its own?
+        self._constant: dict[int, bool] = {}
+        self._names: dict[CodeType, list[str]] = {}
 
     def copies(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The next rank's. What is met twice is copied once: an optimizer and the model whose
         parameters it holds still belong together."""
-        copier = _Copier(self._readers)
-        return copier.function(self._fn), tuple(copier.copied(value) for value in self._args)
+        copier = _Copier(self)
+        fn = copier.own(self._fn, "the function")
+        return fn, tuple(copier.own(value, f"argument {number}")
+                         for number, value in enumerate(self._args, start=1))
 
     def check_memory(self, ranks: int) -> None:
         """Raise `ConfigError` if the memory of this machine can't hold the copies of all ranks."""
-        nbytes = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for value in (*self._args, *_reads(self._fn, set()))
-            for tensor in _tensors(value) if tensor.layout is torch.strided and not tensor.is_meta
-        }
+        seen: set[int] = set()
+        nbytes = {place: size for value in (self._fn, *self._args)
+                  for changing in _changing(value, seen) for place, size in _memory(changing)}
         each, there = sum(nbytes.values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if each * ranks > there:
             raise ConfigError(
@@ -62,110 +88,164 @@ class Isolation:
                 f'without data (device="meta") when only time matters'
             )
 
+    def is_constant(self, value: Any) -> bool:
+        """May all ranks share it?"""
+        if isinstance(value, _CONSTANT):
+            return True
+        known = self._constant.get(id(value))
+        if known is None:
+            known = self._constant[id(value)] = next(_changing(value, set()), self) is self
+        return known
+
+    def global_names(self, fn: FunctionType) -> list[str]:
+        """The global variables that `fn` refers to, and has."""
+        if fn.__code__ not in self._names:
+            self._names[fn.__code__] = sorted(_global_names(fn))
+        return self._names[fn.__code__]
+
 
 class _Copier:
     """Makes the copies of one rank."""
 
-    def __init__(self, readers: dict[int, bool]):
-        self._readers = readers
+    def __init__(self, isolation: Isolation):
+        self._isolation = isolation
         self._memo: dict[int, Any] = {}  # of copy.deepcopy
         self._scopes: dict[int, dict[str, Any]] = {}  # copies of the globals of a file, by id
-        self._functions: dict[int, FunctionType] = {}
+        self._cells: dict[int, CellType] = {}
 
-    def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` itself if it reads no tensors and sets no globals, else a copy with its own."""
-        if id(fn) not in self._readers:
-            self._readers[id(fn)] = any(
-                _assigns_globals(value.__code__) if isinstance(value, FunctionType)
-                else _holds_tensors(value) for value in _reads(fn, set())
-            )
-        if not self._readers[id(fn)]:
-            return fn
-        if isinstance(fn, functools.partial):
-            args = [self.copied(value) for value in fn.args]
-            return functools.partial(self.function(fn.func), *args, **self.copied(fn.keywords))
-        if isinstance(fn, MethodType):
-            return MethodType(self.function(fn.__func__), self.copied(fn.__self__))
-        if isinstance(fn, FunctionType):
-            return self._functions.get(id(fn)) or self._copy_of(fn)
-        return self.copied(fn)  # type: ignore[no-any-return]  # an object that can be called
+    def own(self, value: Any, where: str) -> Any:
+        """`value` as this rank sees it; where: what it is, for the error."""
+        if self._isolation.is_constant(value):
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, functools.partial):
+            args = [self.own(arg, where) for arg in value.args]
+            return functools.partial(self.own(value.func, where), *args,
+                                     **self.own(value.keywords, where))
+        if isinstance(value, MethodType):
+            return MethodType(self.own(value.__func__, where), self.own(value.__self__, where))
+        if type(value) is tuple:
+            return tuple(self.own(item, where) for item in value)
+        if type(value) is list:
+            self._memo[id(value)] = items = []
+            plain = _PLAIN.issuperset(map(type, value))  # a million numbers are copied at once
+            items += value if plain else [self.own(item, where) for item in value]
+            return items
+        if type(value) is dict:
+            mapping: dict[Any, Any] = {}
+            self._memo[id(value)] = mapping
+            mapping |= {self.own(key, where): self.own(item, where) for key, item in value.items()}
+            return mapping
+        self._memo[id(value)] = copied = self._copied(value, where)
+        return copied
 
-    def _copy_of(self, fn: FunctionType) -> FunctionType:
-        scope = self._scopes.setdefault(id(fn.__globals__), dict(fn.__globals__))
-        cells = tuple(CellType() for _ in fn.__closure__ or ())
+    def _function(self, fn: FunctionType) -> FunctionType:
+        cells = tuple(self._cells.setdefault(id(cell), CellType()) for cell in fn.__closure__ or ())
+        scope = fn.__globals__
+        if not _is_installed(fn):
+            scope = self._scopes.setdefault(id(scope), dict(scope))
         function = FunctionType(fn.__code__, scope, fn.__name__, None, cells)
-        self._functions[id(fn)] = function  # known before its contents, which may refer to it
-        function.__defaults__ = self.copied(fn.__defaults__)
-        function.__kwdefaults__ = self.copied(fn.__kwdefaults__)
-        for own, cell in zip(cells, fn.__closure__ or (), strict=True):
+        self._memo[id(fn)] = function  # known before its contents, which may refer to it
+        function.__qualname__, function.__module__ = fn.__qualname__, fn.__module__
+        where = f"a default of `{fn.__name__}`"
+        function.__defaults__ = self.own(fn.__defaults__, where)
+        function.__kwdefaults__ = self.own(fn.__kwdefaults__, where)
+        for name, own, cell in zip(fn.__code__.co_freevars, cells, fn.__closure__ or (),
+                                   strict=True):
             for value in _content(cell):
-                own.cell_contents = self._own(value)
-        for name, value in _globals_of(fn):
-            scope[name] = self._own(value)
+                if not _is_installed(fn) or _is_followed(value):
+                    value = self.own(value, f"variable `{name}` used by `{fn.__name__}`")
+                own.cell_contents = value
+        if not _is_installed(fn):
+            for name in self._isolation.global_names(fn):
+                where = f"global `{name}` used by `{fn.__name__}`"
+                scope[name] = self.own(fn.__globals__[name], where)
         return function
 
-    def _own(self, value: Any) -> Any:
-        """`value` as the copy of a function sees it."""
-        if isinstance(value, FunctionType):
-            return self.function(value)
-        return self.copied(value) if _holds_tensors(value) else value
-
-    def copied(self, value: Any) -> Any:
-        """A deep copy; `value` itself if it has none (a lock, an open file)."""
+    def _copied(self, value: Any, where: str) -> Any:
+        """A deep copy, or what a process would get, if there is none."""
         if isinstance(value, torch.Tensor) and not value.is_leaf:  # torch copies only leaves
             return value.detach().clone().requires_grad_()
+        known = len(self._memo)
         try:
             return copy.deepcopy(value, self._memo)
-        except Exception:  # whatever a foreign class raises: better shared than refused
-            return value
+        except Exception:
+            for half_made in list(self._memo)[known:]:
+                del self._memo[half_made]
+        try:
+            return cloudpickle.loads(cloudpickle.dumps(value))
+        except Exception as error:
+            raise ConfigError(
+                f"{where} is a {type(value).__name__}, of which the ranks can't have copies "
+                f"({error}); create it inside the function instead"
+            ) from None
 
 
-def _reads(fn: Any, seen: set[int]) -> Iterator[Any]:
-    """`fn`, the functions beside it that it calls, and what they may read beside arguments."""
-    if id(fn) in seen:
+def _changing(value: Any, seen: set[int]) -> Iterator[Any]:
+    """What can change of `value` and of all it refers to, each once."""
+    if isinstance(value, _CONSTANT) or id(value) in seen:
         return
-    seen.add(id(fn))
-    if isinstance(fn, functools.partial):
-        yield from (*fn.args, *fn.keywords.values())
-        yield from _reads(fn.func, seen)
-    elif isinstance(fn, MethodType):
-        yield from vars(fn.__self__).values() if hasattr(fn.__self__, "__dict__") else ()
-        yield from _reads(fn.__func__, seen)
-    elif isinstance(fn, FunctionType):
-        yield fn
-        contents = [value for cell in fn.__closure__ or () for value in _content(cell)]
-        defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-        for value in (*contents, *defaults, *(value for _, value in _globals_of(fn))):
-            if isinstance(value, FunctionType):
-                yield from _reads(value, seen)
-            else:
-                yield value
+    seen.add(id(value))
+    parts: Any
+    if isinstance(value, FunctionType):
+        if not _is_installed(value) and _assigns_outer(value.__code__):
+            yield value
+        parts = _referred(value)
+    elif isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        parts = (value.__func__, value.__self__)
+    elif type(value) in (tuple, frozenset) or hasattr(value, "_fields"):
+        parts = value
+    elif dataclasses.is_dataclass(type(value)) and type(value).__dataclass_params__.frozen:
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
     else:
-        yield from (fn, *(vars(fn).values() if hasattr(fn, "__dict__") else ()))
+        yield value
+        parts = value if type(value) is list else value.values() if type(value) is dict else ()
+    for part in parts:
+        yield from _changing(part, seen)
 
 
-def _globals_of(fn: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The global variables that `fn` names, and functions if they stand in the same file."""
-    for name in sorted(_names(fn.__code__)):
-        if name in fn.__globals__:
-            value = fn.__globals__[name]
-            if not isinstance(value, FunctionType) or value.__globals__ is fn.__globals__:
-                yield name, value
+def _referred(fn: FunctionType) -> Iterator[Any]:
+    """What `fn` may read beside its arguments."""
+    held = [value for cell in fn.__closure__ or () for value in _content(cell)]
+    held += [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    if _is_installed(fn):
+        yield from filter(_is_followed, held)
+    else:
+        yield from (*held, *(fn.__globals__[name] for name in _global_names(fn)))
 
 
-def _names(code: CodeType) -> set[str]:
-    """The names that `code` and the functions defined inside it use."""
-    inner = (const for const in code.co_consts if isinstance(const, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+def _is_installed(fn: FunctionType) -> bool:
+    return fn.__code__.co_filename.startswith(_INSTALLED)
 
 
-def _assigns_globals(code: CodeType) -> bool:
-    """Does `code`, or a function defined inside it, say `global x` and set it?"""
-    opcodes = {step.opname for step in dis.get_instructions(code)}
-    inner = (const for const in code.co_consts if isinstance(const, CodeType))
-    return not opcodes.isdisjoint(("STORE_GLOBAL", "DELETE_GLOBAL")) or any(
-        map(_assigns_globals, inner)
-    )
+def _is_followed(value: Any) -> bool:
+    """Is it copied although an installed function holds it: a decorated function, or tensors?"""
+    return isinstance(value, FunctionType) or _holds_tensors(value)
+
+
+def _global_names(fn: FunctionType) -> set[str]:
+    steps = _steps(fn.__code__)
+    return {step.argval for step in steps if step.opname in _GETS_GLOBAL} & fn.__globals__.keys()
+
+
+def _assigns_outer(code: CodeType) -> bool:
+    """Does `code` set a global variable, or one of a function around it?"""
+    return any(step.opname in _SETS_GLOBAL
+               or (step.opname in _SETS_OUTER and step.argval in code.co_freevars)
+               for step in _steps(code))
+
+
+def _steps(code: CodeType) -> Iterator[dis.Instruction]:
+    """The instructions of `code` and of the functions defined inside it."""
+    yield from dis.get_instructions(code)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _steps(const)
 
 
 def _content(cell: CellType) -> Iterator[Any]:
@@ -182,12 +262,13 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, _HOLDERS)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in `value`, as far as `_holds_tensors` looks."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, torch.nn.Module):
-        yield from (*value.parameters(), *value.buffers())
-    elif isinstance(value, (list, tuple, set, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+def _memory(value: Any) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of the data of a tensor, a module or an array."""
+    if isinstance(value, torch.nn.Module):
+        for tensor in (*value.parameters(), *value.buffers()):
+            yield from _memory(tensor)
+    elif isinstance(value, np.ndarray):
+        yield value.ctypes.data, value.nbytes
+    elif (isinstance(value, torch.Tensor) and value.layout is torch.strided
+          and not value.is_meta):
+        yield value.untyped_storage().data_ptr(), value.untyped_storage().nbytes()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import replace
-from numbers import Real
 from typing import Any, TextIO
 
 import torch
 
-from dtlab.calls import check_call
+from dtlab.calls import check_amount, check_call, check_number, check_options
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.output import RankOutput
@@ -28,9 +26,10 @@ from dtlab.simulator import (
     streams,
     works,
 )
+from dtlab.simulator.strands import PausesInBackward
 from dtlab.topology import Topology
 from dtlab.trace import Trace
-from dtlab.tracebacks import traceback_text
+from dtlab.tracebacks import end_at_caller, traceback_text
 
 # Which rank the current greenlet or thread is; each has a context of its own.
 _RANK: ContextVar[int | None] = ContextVar("rank", default=None)
@@ -41,29 +40,31 @@ MACHINERY = (__file__, engine.__file__, communicator.__file__, strands.__file__,
 def simulate(
     fn: Callable[..., Any],
     *args: Any,
-    network: Topology,
+    network: Topology | None = None,
     trace: bool = True,
     gamma: float = 0.0,
     overhead_s: float | None = None,
-    strands: str = "greenlet",
+    strands: str | None = None,
     eager_bytes: float = 0,
     timeout: float | None = None,
     echo: bool = True,
     crash: Mapping[int, int] | None = None,
+    **unknown: Any,
 ) -> Result:
     """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
-    matters. As separate processes would, each rank has its own copies of `args` and of the tensors,
-    modules and optimizers that `fn` closes over or reads as globals, its own gradient mode, and its
-    own random numbers from torch, seeded with its number (not from `random` or NumPy). Equal inputs
-    give equal results, bit for bit.
+    matters. As separate processes would, each rank has its own copies of `args` and of all that
+    `fn` closes over or uses as globals (lists, tensors, objects; but methods of your classes see
+    your globals), its own gradient mode, and its own random numbers from torch, seeded with its
+    number (not from `random` or NumPy). Equal inputs give equal results, bit for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
     overhead_s: seconds for which starting a message occupies its sender's port, never more than the
         message's latency; None: as `network` says.
-    strands: "greenlet" (fast) or "thread" (when ranks communicate inside autograd's backward).
+    strands: "greenlet" (fast) or "thread" (ranks may communicate inside autograd's backward). None:
+        greenlets; if a rank communicates inside backward, all begin again, as threads.
     eager_bytes: messages up to this size leave without waiting for their receiver, as MPI sends
         small ones; 0: none does, so that no buffer hides a deadlock.
     timeout: limit of real seconds, looked at whenever virtual time moves. None: no limit.
@@ -75,30 +76,48 @@ def simulate(
     work that it neither waited for nor cancelled, `RankDied` when one calls exit, `RunTimeout`,
     `ConfigError`.
     """
+    check_options(simulate, unknown)
     check_call(fn, args, "simulate")
-    _check(network, gamma, strands, eager_bytes, timeout)
+    network = _check(network, gamma, strands, eager_bytes, timeout)
     if overhead_s is not None:
         network = replace(network, overhead_s=overhead_s)
-    simulation = _Simulation(fn, args, network, trace, gamma, strands, eager_bytes, echo)
-    simulation.crash = _checked_crashes(crash or {}, network.ranks)
-    return simulation.run(timeout)
+    crashes_after = _checked_crashes({} if crash is None else crash, network.ranks)
+
+    def simulation(kind: str, shown: list[str] | None = None) -> _Simulation:
+        return _Simulation(fn, args, network, trace, gamma, kind, eager_bytes, echo, crashes_after,
+                           shown)
+
+    first = simulation(strands or "greenlet")
+    try:
+        return first.run(timeout)
+    except PausesInBackward:
+        if strands is None:
+            return simulation("thread", [output.text for output in first.output]).run(timeout)
+        raise ConfigError("a rank communicates inside autograd's backward, which greenlets can't "
+                          "do; call simulate(…, strands=\"thread\")") from None
+    except KeyboardInterrupt as interrupt:
+        raise end_at_caller(interrupt) from None
 
 
 class _Simulation:
     """One call of `simulate`: the engine, its strands, and what they leave behind."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], network: Topology,
-                 trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool):
+                 trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool,
+                 crash: Mapping[int, int], shown: list[str] | None):
         self.isolation = isolation.Isolation(fn, args)
         self.isolation.check_memory(network.ranks)
+        self.first_copies: list[Any] = []
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
         show = _as_the_caller(sys.stdout.write) if echo else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
+        for output, text in zip(self.output, shown or [], strict=False):
+            output.shown = text.count("\n")
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
-        self.crash: Mapping[int, int] = {}
+        self.crash = crash
 
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
@@ -120,6 +139,7 @@ class _Simulation:
     def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
         """Run to the end. Works that nobody waited for are a failure, too."""
         engine = self.engine
+        self.first_copies = [self.isolation.copies()]  # says now what can't be copied
         try:
             engine.run(everyone, timeout)
         except Deadlock:  # maybe because of an error of something begun
@@ -136,7 +156,7 @@ class _Simulation:
         if strand.rank in self.crash:
             comm = crashes.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
-            fn, args = self.isolation.copies()
+            fn, args = self.first_copies.pop() if self.first_copies else self.isolation.copies()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
             self.engine.end_wait(strand)
             self.values[strand.rank] = value
@@ -151,7 +171,7 @@ class _Simulation:
     @staticmethod
     def _explained(rank: int, error: BaseException) -> BaseException:
         """What `simulate` raises when `rank` has raised `error`."""
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, (KeyboardInterrupt, PausesInBackward)):
             return error
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -215,31 +235,29 @@ def _undisturbed() -> Iterator[None]:
         strands.set_thread_state(before)
 
 
-def _check(network: Any, gamma: float, kind: str, eager_bytes: float,
-           timeout: float | None) -> None:
-    """Raise `ConfigError` for arguments that make no sense."""
+def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,
+           timeout: float | None) -> Topology:
+    """`network`; raise `ConfigError` for arguments that make no sense."""
     if not isinstance(network, Topology):
         raise ConfigError(f"network must be a Topology such as dtlab.topology.uniform(4, 5e-6, "
                           f"10e9), not {network!r}")
-    if not _is_number(gamma) or not 0 <= gamma < math.inf:
-        raise ConfigError(f"gamma must be seconds per byte: 0 or more, and finite, not {gamma!r}")
-    if kind not in strands.STRANDS:
+    check_amount("gamma", gamma, " seconds per byte")
+    if kind is not None and (not isinstance(kind, str) or kind not in strands.STRANDS):
         raise ConfigError(f"strands must be one of {', '.join(strands.STRANDS)}, not {kind!r}")
-    if not _is_number(eager_bytes) or not eager_bytes >= 0:
+    check_number("eager_bytes", eager_bytes)
+    if eager_bytes < 0:
         raise ConfigError(f"eager_bytes must be a number of bytes, 0 or more, not {eager_bytes!r}")
-    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+    check_number("timeout", 1 if timeout is None else timeout)
+    if timeout is not None and timeout <= 0:
         raise ConfigError(f"timeout must be more than 0 seconds, or None, not {timeout!r}")
+    return network
 
 
 def _checked_crashes(crash: Any, ranks: int) -> Mapping[int, int]:
     if not isinstance(crash, Mapping) or not all(
-        rank in range(ranks) and isinstance(events, int) and events >= 0
+        isinstance(rank, int) and rank in range(ranks) and isinstance(events, int) and events >= 0
         for rank, events in crash.items()
     ):
         raise ConfigError(f"crash is a dict of rank → number of events, such as {{0: 5}}, with "
                           f"ranks 0 to {ranks - 1}; not {crash!r}")
     return crash
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -22,6 +22,7 @@ import torch
 from dtlab.simulator.lines import Line
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
+backward_number = torch._C._current_graph_task_id  # −1 outside of autograd's backward
 
 
 def thread_state() -> tuple[torch.Tensor, bool, torch.dtype]:
@@ -46,6 +47,11 @@ class Stopped(BaseException):
 
 class Crashed(BaseException):
     """Ends a rank that was to crash; the others go on. Never seen outside."""
+
+
+class PausesInBackward(BaseException):
+    """A greenlet would have to pause inside autograd's backward, whose state it shares with others
+    of its thread: ranks need threads. Seen outside only where greenlets were asked for."""
 
 
 class Strand(ABC):
@@ -139,6 +145,8 @@ class GreenletStrand(Strand):
         self._greenlet.switch()
 
     def pause(self) -> None:
+        if backward_number() != -1:
+            raise PausesInBackward
         grad = is_grad_enabled()
         if not grad and torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # the others'; at its end, this rank's again

@@ -37,8 +37,11 @@ class SimWork(Work):
     def __str__(self) -> str:
         """The call that began it, in the numbering of the run: "isend to 1 of 40 bytes"."""
 
-    def cancel(self) -> None:
+    def _let_go(self) -> None:
         self._engine.unwaited.pop(self, None)
+
+    def cancel(self) -> None:
+        self._let_go()
 
 
 class MessageWork(SimWork):
@@ -109,7 +112,8 @@ class Receiving(MessageWork):
     def __str__(self) -> str:
         source = self.message.channel
         text = f"irecv from {source.src if isinstance(source, Channel) else 'anyone'}"
-        size = self.message.into.nbytes  # -1: an object's is not known
+        m = self.message
+        size = m.nbytes if m.arrived else m.into.nbytes  # -1: an object's is not known
         return text if size < 0 else f"{text} of {size:,} bytes"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 import networkx as nx
 
+from dtlab.calls import check_amount, check_number, check_whole
 from dtlab.errors import ConfigError
 
 Node = int | str  # ranks are numbered, all else has a name
@@ -123,35 +123,41 @@ def uniform(ranks: int, latency_s: float, bandwidth_Bps: float) -> Topology:
                     ends, overhead_s=latency_s)
 
 
+MOST_UNIFORM = 1 << 24  # ranks of a uniform cluster, which has no graph until it is drawn
+MOST_NODES = 1 << 18  # of any other: its graph is made at once
+
+
 def check_ranks(ranks: int) -> None:
     """Raise `ConfigError` unless `ranks` is a whole number, 1 or more."""
-    if isinstance(ranks, bool) or not isinstance(ranks, Integral):
-        raise ConfigError(f"ranks must be a whole number, not {ranks!r}")
-    if ranks < 1:
-        raise ConfigError(f"ranks must be at least 1, not {ranks}")
+    check_whole("ranks", ranks, most=MOST_UNIFORM)
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise `ConfigError` unless `value` is a whole number, `least` or more."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ConfigError(f"{name} must be a whole number, {least} or more, not {value!r}")
+    """Raise `ConfigError` unless `value` is a whole number, `least` to `MOST_NODES`."""
+    check_whole(name, value, least, MOST_NODES)
+
+
+def check_total(what: str, *counts: int) -> None:
+    """Raise `ConfigError` if the product of `counts` is more than `MOST_NODES`."""
+    if math.prod(map(int, counts)) > MOST_NODES:
+        raise ConfigError(f"{' x '.join(map(str, counts))} {what} are too many: a cluster can have "
+                          f"{MOST_NODES:,}")
 
 
 def check_link(latency_s: float, bandwidth_Bps: float) -> None:
     """Raise `ConfigError` unless latency ≥ 0 (finite) and bandwidth > 0."""
     check_seconds("latency_s", latency_s)
-    _check_number("bandwidth_Bps", bandwidth_Bps)
+    check_number("bandwidth_Bps", bandwidth_Bps)
     if bandwidth_Bps <= 0:
         raise ConfigError(f"bandwidth_Bps must be more than 0 bytes a second, not {bandwidth_Bps}")
 
 
 def check_seconds(name: str, value: float) -> None:
     """Raise `ConfigError` unless `value` is a number of seconds, 0 or more, and finite."""
-    _check_number(name, value)
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{name} must be 0 or more, and finite, not {value}")
+    check_amount(name, value)
 
 
-def _check_number(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-        raise ConfigError(f"{name} must be a number, not {value!r}")
+def check_topology(name: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a `Topology`."""
+    if not isinstance(value, Topology):
+        raise ConfigError(f"{name} must be a Topology, not {value!r:.60}")

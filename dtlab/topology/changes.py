@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from numbers import Real
+from numbers import Integral
 
+from dtlab.calls import check_amount, check_number
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Change, Node, Topology, check_link
+from dtlab.topology.base import Change, Node, Topology, check_link, check_topology
 from dtlab.topology.graphs import ShortestPaths, check_connected
 
 
@@ -29,8 +30,11 @@ def with_link(topology: Topology, a: Node, b: Node, *, bandwidth_Bps: float | No
     >>> with_link(torus(4, 4), 0, 1, bandwidth_Bps=0).path(0, 1)
     [0, 3, 2, 1]
     """
-    _check_time("at_s", at_s)
-    check_link(0 if latency_s is None else latency_s, bandwidth_Bps or 1)
+    check_topology("topology", topology)
+    check_amount("at_s", at_s, " seconds")
+    check_amount("latency_s", 0 if latency_s is None else latency_s)
+    check_number("bandwidth_Bps", 1 if bandwidth_Bps is None else bandwidth_Bps)
+    check_link(0, bandwidth_Bps or 1)
     links = _links(topology, [(a, b), (b, a)] if both_ways else [(a, b)])
     if at_s > 0:
         changes = [Change(at_s, link, bandwidth_Bps, latency_s) for link in links]
@@ -48,13 +52,16 @@ def with_traffic(topology: Topology, src: int, dst: int, rate_Bps: float, *, sta
     That traffic yields to no message: it takes its rate from each link of its route, and the
     messages of the simulation share the rest. If nothing is left, they wait.
     """
-    _check_time("start_s", start_s)
-    if not _is_number(rate_Bps) or not 0 < rate_Bps < math.inf:
+    check_topology("topology", topology)
+    check_amount("start_s", start_s, " seconds")
+    check_number("rate_Bps", rate_Bps)
+    check_number("end_s", end_s)
+    if not 0 < rate_Bps < math.inf:
         raise ConfigError(f"rate_Bps must be above 0, and finite, not {rate_Bps!r}")
-    if not _is_number(end_s) or not end_s > start_s:
+    if not end_s > start_s:
         raise ConfigError(f"end_s must be a time after start_s = {start_s}, not {end_s!r}")
     for rank in (src, dst):
-        if rank not in range(topology.ranks):
+        if not isinstance(rank, Integral) or rank not in range(topology.ranks):
             raise ConfigError(f"there is no rank {rank!r}; ranks are 0 to {topology.ranks - 1}")
     changes = []
     for link in topology.route(src, dst)[1]:
@@ -103,16 +110,7 @@ def _links(topology: Topology, edges: list[tuple[Node, Node]]) -> list[int]:
     """The numbers of the links that join these nodes."""
     number = {topology.ends(link): link for link in range(len(topology.capacity_Bps))}
     for a, b in edges:
-        if (a, b) not in number:
+        if not all(isinstance(node, (int, str)) for node in (a, b)) or (a, b) not in number:
             raise ConfigError(f"there is no link from {a!r} to {b!r}; "
                               f"topology.graph().edges lists the links")
     return [number[edge] for edge in edges]
-
-
-def _check_time(name: str, value: float) -> None:
-    if not _is_number(value) or not 0 <= value < math.inf:
-        raise ConfigError(f"{name} must be a time in seconds: 0 or more, and finite, not {value!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Node, Topology
+from dtlab.topology.base import Node, Topology, check_link, check_topology, check_total
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 
 
@@ -29,10 +29,14 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
     >>> cluster.path(0, 31)
     [0, 'server0.nic', 'rack0', 'spine', 'rack1', 'server3.nic', 31]
     """
+    check_topology("server", server)
+    check_topology("network", network)
+    check_total("ranks", server.ranks, network.ranks)
+    check_link(nic_latency_s, nic_Bps)
     if server.changes or network.changes:
         raise ConfigError("compose servers and network first, then change the links of the whole")
     inner, outer, gpus = server.graph(), network.graph(), server.ranks
-    if nic_at is not None and nic_at not in inner:
+    if nic_at is not None and not (isinstance(nic_at, str) and nic_at in inner):
         known = ", ".join(node for node in inner if isinstance(node, str))
         raise ConfigError(f"nic_at must be a node of the server: {known}; not {nic_at!r}")
     if any(str(node).startswith("server") for node in outer):

@@ -23,11 +23,12 @@ import networkx as nx
 import yaml
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_link, check_seconds
+from dtlab.topology.base import MOST_NODES, OVERHEAD_S, Node, Topology, check_link, check_seconds
 from dtlab.topology.graphs import RANK_KINDS, from_graph
 from dtlab.units import bandwidth_of, seconds_of
 
 KEYS = ("name", "ranks", "kind", "nodes", "groups", "overhead", "links")
+MOST_BYTES = 10_000_000
 LINK_KEYS = ("between", "from", "to", "bandwidth", "latency")
 
 
@@ -39,6 +40,8 @@ def load(path: str | Path) -> Topology:
     2us, 0.5ms, or a number of seconds. Raises `ConfigError` with the file and the line of what is
     wrong: unknown keys and nodes, links without bandwidth, ranks that nothing leads to.
     """
+    if not isinstance(path, (str, Path)) or "\0" in str(path):
+        raise ConfigError(f"a topology is loaded from a file's path, not from {path!r:.60}")
     return _File(Path(path)).topology()
 
 
@@ -65,9 +68,16 @@ class _File:
     def __init__(self, path: Path):
         self.path = path
         try:
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise ConfigError(f"{path} can't be read: it is no ordinary file")
+            if path.stat().st_size > MOST_BYTES:
+                raise ConfigError(f"{path} is too large: a topology has {MOST_BYTES:,} bytes at "
+                                  f"most")
             self.root = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: lists and mappings are nested too deeply") from None
         except UnicodeDecodeError:
             raise ConfigError(f"{path} is not a text in UTF-8") from None
         except yaml.YAMLError as error:
@@ -103,6 +113,8 @@ class _File:
         self.ranks = self.whole(top["ranks"], "ranks")
         if self.ranks < 1:
             self.wrong(top["ranks"], f"ranks must be at least 1, not {self.ranks}")
+        if self.ranks > MOST_NODES:
+            self.wrong(top["ranks"], f"ranks must be {MOST_NODES:,} or less, not {self.ranks:,}")
         kind = self.text(top["kind"], "kind") if "kind" in top else "host"
         if kind not in RANK_KINDS:
             self.wrong(top["kind"], f"kind must be host or gpu, not {kind!r}")
@@ -207,6 +219,8 @@ class _File:
         text = self.text(node, what)
         if not _is_whole(text):
             self.wrong(node, f"{what} must be a whole number, not {text!r}")
+        if len(text) > 9:
+            self.wrong(node, f"{what} is too large a number")
         return int(text)
 
     def quantity(self, node: yaml.Node, what: str, parse: Callable[[str], float]) -> float:

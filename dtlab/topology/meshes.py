@@ -7,7 +7,7 @@ from itertools import combinations
 
 import networkx as nx
 
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link, check_total
 from dtlab.topology.graphs import from_paths, join, pair_hash
 
 
@@ -32,6 +32,8 @@ def torus(x: int, y: int, z: int = 1, latency_s: float = 1e-6,
     sizes = (x, y, z)
     for name, size in zip("xyz", sizes, strict=True):
         check_count(name, size)
+    check_total("ranks", *sizes)
+    check_link(latency_s, bandwidth_Bps)
     strides = (y * z, z, 1)
     ranks = x * y * z
     graph = nx.DiGraph()
@@ -89,6 +91,9 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
     """
     for name, count in (("groups", groups), ("routers", routers), ("hosts", hosts)):
         check_count(name, count)
+    check_total("ranks", groups, routers, hosts)
+    check_total("long links", groups, groups)
+    check_link(latency_s, bandwidth_Bps)
     graph = nx.DiGraph()
     ranks = groups * routers * hosts
     for rank in range(ranks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
     builder.__name__: builder for builder in
     (uniform, pcie_server, v100_nvlink, nvswitch, racks, fat_tree, torus, dragonfly)
 }
+MOST_LETTERS = 4096
 FILES = (".yaml", ".yml", ".json")
 
 
@@ -34,6 +36,9 @@ def named(text: str) -> Topology:
     >>> named("torus:4x4").ranks, named("nvswitch:8@racks:4x8,oversubscription=2").ranks
     (16, 256)
     """
+    if not isinstance(text, str) or len(text) > MOST_LETTERS:
+        raise ConfigError(f"a topology is named by a short text such as 'torus:4x4', not "
+                          f"{text!r:.60}")
     if Path(text).suffix in FILES:
         return load(text)
     server, at, network = text.partition("@")
@@ -64,7 +69,7 @@ def _arguments(text: str, arguments: str) -> tuple[list[int], dict[str, Any]]:
             options[key.strip()] = _value(key, value)
             continue
         words = part.split("x")
-        if number or not all(word.strip().isdigit() for word in words):
+        if number or not all(re.fullmatch(r" *[0-9]{1,9} *", word) for word in words):
             raise ConfigError(f"{text}: {part!r} is neither sizes, such as 4x8 at the beginning, "
                               f"nor key=value")
         sizes = [int(word) for word in words]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import networkx as nx
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 
 NVLINK2_BPS = 25e9  # one NVLink 2.0 or 3.0, one direction
@@ -45,6 +45,7 @@ def pcie_server(gpus: int = 4, switches: int = 2, latency_s: float = 0.5e-6,
     """
     check_count("gpus", gpus)
     check_count("switches", switches)
+    check_link(latency_s, bandwidth_Bps)
     if gpus % switches:
         raise ConfigError(f"{gpus} GPUs can't be shared equally by {switches} switches; "
                           f"choose a number of switches that divides {gpus}")
@@ -86,6 +87,7 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
     """
     if detour not in ("gpu", "pcie"):
         raise ConfigError(f"detour must be 'gpu' or 'pcie', not {detour!r}")
+    check_link(latency_s, link_Bps)
     graph = _gpus(8)
     for (a, b), links in V100_LINKS.items():
         join(graph, a, b, latency_s, links * link_Bps)
@@ -129,6 +131,7 @@ def nvswitch(gpus: int = 8, latency_s: float = 0.5e-6, bandwidth_Bps: float = 30
     [0, 'nvswitch', 3]
     """
     check_count("gpus", gpus)
+    check_link(latency_s, bandwidth_Bps)
     graph = _gpus(gpus)
     graph.add_node("nvswitch", kind="switch")
     for gpu in range(gpus):

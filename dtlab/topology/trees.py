@@ -10,11 +10,13 @@ import math
 
 import networkx as nx
 
+from dtlab.calls import check_number, check_whole
 from dtlab.errors import ConfigError
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count
+from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link, check_total
 from dtlab.topology.graphs import from_paths, join, pair_hash
 
 ETHERNET_100G_BPS = 12.5e9
+MOST_PORTS = 100  # of a switch of a fat tree: k³/4 hosts, k³/2 links between switches
 
 
 def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
@@ -38,7 +40,9 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
     """
     for name, count in (("racks", racks), ("hosts", hosts), ("gpus", gpus)):
         check_count(name, count)
+    check_total("GPUs", racks, hosts, gpus)
     check_ratio(oversubscription)
+    check_link(latency_s, bandwidth_Bps)
     graph = nx.DiGraph()
     above: dict[Node, Node] = {}  # node → the switch above it
 
@@ -71,7 +75,7 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
 
 def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
              latency_s: float = 1e-6, bandwidth_Bps: float = ETHERNET_100G_BPS,
-             overhead_s: float = OVERHEAD_S) -> Topology:
+             overhead_s: float = OVERHEAD_S, routing: str = "hash") -> Topology:
     """The fat tree of equal switches with k ports, in three levels.
 
     Picture: k pods. In each pod k/2 edge switches, each with k/2 hosts below, and k/2 aggregation
@@ -80,16 +84,23 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     (k/2)² equal paths between pods, and all hosts can send at full speed at once.
 
     hosts: how many; the first edge switches are filled first. Default: k³/4, all that fit.
-    oversubscription: how much slower than a host's link each link between switches is. Between
-    pods, a hash of (src, dst) chooses the path, so that two flows may meet on one link while
-    another is free, as in reality. latency_s: of each link; bandwidth_Bps: of a host's link, bytes
-    per second, one direction (default: 100 Gb/s Ethernet); overhead_s: see `Topology`.
-    Source: Al-Fares, Loukissas, Vahdat 2008, A Scalable, Commodity Data Center Network.
+    oversubscription: how much slower than a host's link each link between switches is. latency_s:
+    of each link; bandwidth_Bps: of a host's link, bytes per second, one direction (default:
+    100 Gb/s Ethernet); overhead_s: see `Topology`.
+    routing: "hash": a hash of (src, dst) chooses among the equal paths, so that two flows may meet
+    on one link while another is free, as on Ethernet. "d_mod_k": the destination alone chooses, its
+    last digit to base k/2 the aggregation switch, the one before that the core switch; so where
+    each of k³/4 hosts sends to the one s further on, no two flows meet on any link. InfiniBand's
+    OpenSM routes in this way with its engine ftree. Raises `ConfigError` for any other.
+    Source: Al-Fares, Loukissas, Vahdat 2008, A Scalable, Commodity Data Center Network; Zahavi
+    2010, D-Mod-K routing providing non-blocking traffic for shift permutations on real life fat
+    trees.
 
     >>> fat_tree(4)
     <Topology fat_tree(k=4, 16 hosts, 12.5 GB/s, 1:1): 16 ranks, 96 links>
     """
-    check_count("k", k, 2)
+    check_whole("k", k, 2, MOST_PORTS)
+    check_link(latency_s, bandwidth_Bps)
     if k % 2:
         raise ConfigError(f"k must be even: half of a switch's ports go up, half down; not {k}")
     half, most = k // 2, k**3 // 4
@@ -99,6 +110,8 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
         raise ConfigError(f"a fat tree of {k}-port switches has room for {most} hosts, "
                           f"not {count}; take a larger k")
     check_ratio(oversubscription)
+    if routing not in ("hash", "d_mod_k"):
+        raise ConfigError(f"a fat tree has no routing {routing!r}; choose hash or d_mod_k")
     graph = nx.DiGraph()
     for host in range(count):
         _add_host(graph, host, 1)
@@ -120,24 +133,26 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
             return [src]
         if from_edge == to_edge:
             return [src, f"edge{from_edge}", dst]
-        core = pair_hash(src, dst) % (half * half)
-        a = core // half
+        if routing == "hash":
+            a, i = divmod(pair_hash(src, dst) % (half * half), half)
+        else:
+            a, i = dst % half, to_edge % half
         if from_pod == to_pod:
             middle = [f"aggregation{from_pod * half + a}"]
         else:
-            middle = [f"aggregation{from_pod * half + a}", f"core{core}",
+            middle = [f"aggregation{from_pod * half + a}", f"core{a * half + i}",
                       f"aggregation{to_pod * half + a}"]
         return [src, f"edge{from_edge}", *middle, f"edge{to_edge}", dst]
 
     name = (f"fat_tree(k={k}, {count} hosts, {bandwidth_Bps / 1e9:g} GB/s, "
-            f"{oversubscription:g}:1)")
+            f"{oversubscription:g}:1{', d_mod_k' * (routing == 'd_mod_k')})")
     return from_paths(graph, name, path, overhead_s)
 
 
 def check_ratio(oversubscription: float) -> None:
     """Raise `ConfigError` unless it is a finite number above 0."""
-    if isinstance(oversubscription, bool) or not isinstance(oversubscription, int | float) \
-            or not 0 < oversubscription < math.inf:
+    check_number("oversubscription", oversubscription)
+    if not 0 < oversubscription < math.inf:
         raise ConfigError(f"oversubscription must be a ratio above 0, such as 4 for 4:1, "
                           f"not {oversubscription!r}")
 

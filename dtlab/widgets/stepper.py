@@ -24,8 +24,11 @@ class Stepper(Explorer):
     be. Shows errors of `fn` (a deadlock, an exception) instead of a picture.
     """
 
-    def __init__(self, collective: str = "all_reduce", algorithm: str | None = None,
-                 ranks: int = 4, *, fn: Callable[..., Any] | None = None, root: int = 0):
+    def __init__(self, collective: str | Callable[..., Any] = "all_reduce",
+                 algorithm: str | None = None, ranks: int = 4, *,
+                 fn: Callable[..., Any] | None = None, root: int = 0):
+        if not isinstance(collective, str):  # Stepper(my_ring)
+            fn, collective = collective, "all_reduce"
         self.fn, self.root = fn, root
         self._frames: list[Frame] = []
         if fn is None:

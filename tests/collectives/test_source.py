@@ -13,6 +13,7 @@ import torch
 
 from dtlab import Comm, collectives, run, simulate
 from dtlab.collectives import ALGORITHMS
+from dtlab.collectives.registry import chunk_edges, cut
 from dtlab.topology import uniform
 
 PACKAGE = Path(collectives.__file__).parent
@@ -48,6 +49,8 @@ def test_a_profiler_sees_the_ring_that_chapter_05_prints(where: str) -> None:
     (printed,) = [cell.outputs[0].data["text/markdown"]
                   for cell in cells if cell.id == "ring-source"]
     assert source in printed
+    for helper in (cut, chunk_edges):  # the ring's chunks: nothing of it is out of sight
+        assert inspect.getsource(helper) in printed
     assert "comm.sendrecv(" in source
     assert "comm.accumulate_(" in source
     loops = [name for file, name in called if file.startswith("all_")]

@@ -111,6 +111,25 @@ def test_textbook_values() -> None:
         assert same(cost.time_s(collective, algorithm, 8, 80, 1.0, 0.1, 0.01, 1), seconds)
 
 
+@pytest.mark.parametrize("p", [*range(1, 10), 13, 16])
+def test_the_bound_of_a_double_tree_is_above_the_time_by_a_factor_of_four_at_most(p: int) -> None:
+    for n in (8, 4_000, 100_000, 1_000_000, 16_000_000):
+        for gamma in (0.0, 1e-11):
+            closed = cost.form("all_reduce", "double_tree", p, n)
+            assert closed.exact == (p == 1)
+            took_s = simulated("all_reduce", "double_tree", p, n // 4, torch.float32,
+                               5e-6, 12.5e9, gamma).elapsed_s
+            told_s = closed.seconds(5e-6, 1 / 12.5e9, gamma)
+            assert told_s / 4 <= took_s <= told_s * (1 + 1e-9), n
+
+
+def test_a_double_tree_takes_twice_what_the_literature_says_where_bytes_rule() -> None:
+    for n in (16_000_000, 160_000_000):
+        took_s = simulated("all_reduce", "double_tree", 16, n // 4, torch.float32,
+                           5e-6, 12.5e9, 0.0).elapsed_s
+        assert 1.5 < took_s / (2 * 4 * 5e-6 + 2 * n / 12.5e9) < 2.4
+
+
 def test_a_ring_sends_what_no_algorithm_can_save() -> None:
     for p in (2, 4, 8, 16):
         assert cost.sent_bytes("all_reduce", "ring", p, 1600) == [2 * (p - 1) * 1600 // p] * p

@@ -227,3 +227,20 @@ def test_ping_pong_sizes_span_a_quarter_of_a_million_and_the_test_goes_15_times_
     assert max(seen) / min(seen) == pytest.approx(250_000, rel=0.05)
     assert not set(seen) & set(held_out)
     assert 64e6 / max(seen) == pytest.approx(15, rel=0.02)
+
+
+def test_one_port_postal_and_loggp_differ_in_what_empty_messages_posted_together_take() -> None:
+    prose = " ".join(" ".join(cells(MINE[1], "markdown")).split())
+    assert "k empty ones take kα" in prose
+    assert "k empty ones take α + (k−1)o" in prose
+    assert "k empty ones take α, as one does" in prose
+    scope: dict[str, Any] = {"torch": torch, "Send": dtlab.Send, "Recv": dtlab.Recv}
+    exec(code_with(MINE[1], "def several").split("\n\n\nfor")[0], scope)
+    for k in (1, 2, 7, 32):
+        for overhead_s in (ALPHA, 2e-6, 0.0):
+            for nbytes in (0, MB):
+                took = simulate(scope["several"], k, nbytes, network=uniform(2, ALPHA, 1 / BETA),
+                                overhead_s=overhead_s)
+                stream_s = (k - 1) * max(overhead_s, nbytes * BETA)
+                assert took.elapsed_s == pytest.approx(ALPHA + nbytes * BETA + stream_s)
+    assert "From 20 to 640 µs, for the same 32 messages" in prose

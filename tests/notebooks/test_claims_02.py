@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dtlab import Comm, simulate, topology
+from dtlab import Comm, collectives, simulate, topology
 from dtlab.cli import app
 from dtlab.collectives import all_reduce
 from dtlab.simulator import replay
@@ -240,3 +240,33 @@ def test_incast_is_bound_by_the_receivers_own_cable() -> None:
     for ratio in (1.0, 0.1):  # a spine ten times as fast
         hall = racks(17, 1, oversubscription=ratio, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
         assert elapsed_s(hall, flows) == pytest.approx(12.8)
+
+
+def test_a_hash_costs_an_exchange_on_a_fat_tree_a_factor_of_two_and_d_mod_k_nothing() -> None:
+    scope: dict[str, object] = {"torch": torch, "collectives": collectives, "topology": topology,
+                                "simulate": simulate}
+    exec(code_with("def exchange_all").split("\n\n\nfor")[0], scope)
+
+    def over_full_speed(k: int, routing: str) -> float:
+        cluster = fat_tree(k, routing=routing)
+        full_s = (cluster.ranks - 1) * 10e6 / 12.5e9
+        run = simulate(scope["exchange_all"], network=cluster, trace=False)  # type: ignore[arg-type]
+        return run.elapsed_s / full_s
+
+    said("cost more than a factor of two; on 128 hosts it is three")
+    assert 2 < over_full_speed(4, "hash") < 2.5
+    assert 2.9 < over_full_speed(8, "hash") < 3.2
+    said("With D-mod-k no two flows of such a step ever meet")
+    for k in (4, 8):
+        assert over_full_speed(k, "d_mod_k") == pytest.approx(1, abs=0.01)
+
+
+def test_the_newer_sheets_add_both_directions_up() -> None:
+    said("900 GB/s of NVLink, which is 18 links of 25 GB/s in each direction")
+    assert 2 * 18 * 25 == 900
+    said("1.8 TB/s of NVLink, 18 links of 50 GB/s in each direction")
+    assert 2 * 18 * 50 == 1800
+    said("“130 TB/s” (NVIDIA, *GB200 NVL72*): 72 times 1.8")
+    assert round(72 * 1.8) == 130
+    said("the network card of a GPU carries 400 or 800 Gb/s, 50 or 100 GB/s")
+    assert [bandwidth_of(f"{speed}Gb/s") / 1e9 for speed in (400, 800)] == [50, 100]

@@ -177,6 +177,24 @@ def test_in_the_racks_halving_doubling_is_six_times_slower_than_the_ring(
     assert up["ring"] < 2
 
 
+def test_with_near_partners_first_halving_doubling_takes_a_fifth_of_that(
+    prose: str, slow: Topology
+) -> None:
+    assert "With near partners first it takes 61 ms, a fifth of that" in prose
+    near, far, ring = (wires.enter(slow, N, name) for name in
+                       ("halving_doubling_near", "halving_doubling", "ring"))
+    assert round(near.elapsed_s * 1e3) == 61
+    assert far.elapsed_s / near.elapsed_s == pytest.approx(5, abs=0.2)
+    assert "puts 1.5 n on the uplink, less than the ring" in prose
+    assert near.crossed["rack0", "spine"] == pytest.approx(1.5 * N)
+    assert "its uplinks rest in those rounds, while the ring keeps them full" in prose
+    assert max(ring.needed_s.values()) / ring.elapsed_s > 0.99
+    assert max(near.needed_s.values()) / near.elapsed_s < 0.65
+    assert "On a uniform network, both take the same time to the last bit" in prose
+    flat = uniform(32, 5e-6, 12.5e9)
+    assert ms(flat, "halving_doubling_near") == ms(flat, "halving_doubling")
+
+
 @pytest.mark.parametrize("groups", [2, 3, 4])
 def test_hierarchical_and_torus_put_2_times_g_minus_1_by_g_n_on_each_uplink(
     prose: str, groups: int
@@ -250,7 +268,8 @@ def test_who_wins_where(prose: str) -> None:
                   for name in wires.examples()} for size in (N, 64_000)}
     large, small = won[N], won[64_000]
     assert "On a crossbar all that are optimal on paper tie" in prose
-    assert large["NVSwitch, 8 GPUs"] == {"ring", "halving_doubling", "torus", "two_ring"}
+    both = {"halving_doubling", "halving_doubling_near"}
+    assert large["NVSwitch, 8 GPUs"] == {"ring", *both, "torus", "two_ring"}
     assert "rings with wires of their own win, by a factor of five and of four" in prose
     for name, factor in (("8 V100, NVLink mesh", 5), ("torus 4 × 4", 4)):
         assert large[name] == {"two_ring"}
@@ -260,8 +279,18 @@ def test_who_wins_where(prose: str) -> None:
     assert large["NVSwitch servers in racks"] == {"torus"}
     assert "Hierarchical never wins: wherever it does well, the torus does better" in prose
     assert not any("hierarchical" in names for names in large.values())
-    assert "the tree and the torus win, and rings win nowhere" in prose
-    assert {a for names in small.values() for a in names} == {"halving_doubling", "tree", "torus"}
+    took = {(e.cluster, e.algorithm, e.nbytes): e.elapsed_s for e in entries}
+    assert "with far partners first, the worst in two; with near partners first" in prose
+    worst = [max((took[name, a, N], a) for a in wires.CONTESTANTS)[1] for name in won[N]]
+    assert [worst.count(name) for name in sorted(both)] == [2, 0]
+    assert "Where far partners first and near ones differ, near ones are faster" in prose
+    for name in won[N]:
+        for size in won:
+            near, far = (took[name, a, size] for a in sorted(both, reverse=True))
+            assert near < far * (1 + 1e-9)
+    assert "halving–doubling wins everywhere but on the torus network, where the torus" in prose
+    for name, names in small.items():
+        assert names == {"torus"} if name == "torus 4 × 4" else names <= both
 
 
 @pytest.mark.parametrize("algorithm", ["hierarchical", "torus", "two_ring"])
@@ -294,6 +323,14 @@ def test_from_820_ranks_on_half_of_the_ring_is_latency(prose: str) -> None:
     assert "It overtakes the ring between 1024 and 2048 ranks" in prose
     assert time_s("hierarchical", 1024) > time_s("ring", 1024)
     assert time_s("hierarchical", 2048) < time_s("ring", 2048)
+
+
+def test_a_switch_that_adds_saves_nearly_half_and_flags_take_their_share(prose: str) -> None:
+    assert "nβ instead of 2(p−1)/p·nβ, nearly half" in prose
+    assert cost.lower_bound_s("all_reduce", 1024, N, 0.0, 1.0) / N == pytest.approx(2, abs=0.01)
+    assert "120 bytes with an 8-byte flag" in prose
+    assert "94 % of the bandwidth" in prose
+    assert round(120 / 128, 2) == 0.94
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "torus", "halving_doubling"])

@@ -101,6 +101,14 @@ def test_bars_are_as_high_as_the_loads() -> None:
     assert "busiest 1.8 × the mean" in picture.alt
 
 
+def test_the_line_of_the_mean_does_not_strike_through_a_number() -> None:
+    (axes,) = server_load({"before": [9, 1]}).axes
+    (mean,) = axes.lines
+    for number in axes.texts:
+        assert number.get_zorder() > mean.get_zorder()
+        assert number.get_bbox_patch().get_alpha() in (None, 1)
+
+
 @pytest.mark.parametrize("bad", [
     lambda: replica_run(ps.Chain(), victim=3), lambda: replica_run(ps.Chain(), cut_s=0.0),
     lambda: replica_run(ps.Chain(), cut_s=0.1, healed_s=0.05), lambda: hash_ring(4, (1,)),

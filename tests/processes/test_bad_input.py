@@ -150,3 +150,9 @@ def test_ranks_may_be_named_by_numpy_integers() -> None:
         return x.item()
 
     assert run(send, ranks=2).values == [1.0, 1.0]
+
+
+def test_an_environment_that_torch_can_not_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "x")
+    with pytest.raises(ConfigError, match="TORCH_FR_BUFFER_SIZE='x', where torch takes a whole"):
+        run(lambda comm: comm.rank, ranks=2)

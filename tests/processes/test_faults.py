@@ -428,3 +428,18 @@ def test_files_beside_a_notebook_hide_nothing_from_torch_and_its_folder_may_go(
     result = subprocess.run([sys.executable, "-P", "-c", SCRIPT, name], cwd=tmp_path, timeout=100,
                             capture_output=True, text=True, check=False)
     assert result.stdout == "[0, 1]\n", result.stderr
+
+
+def test_the_table_of_a_time_out_says_who_has_died_and_how() -> None:
+    def dies(comm: Comm) -> None:
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if comm.rank == 2:
+            os._exit(3)
+        while True:
+            time.sleep(0.1)
+
+    with pytest.raises(RunTimeout) as caught:
+        run(dies, ranks=3, may_die=[1, 2], timeout=2)
+    doing = [row.doing for row in caught.value.waiting]
+    assert doing == ["running", "died (SIGKILL)", "died (exit code 3)"]

@@ -124,3 +124,10 @@ def test_what_was_printed_before_a_failure_is_shown(capsys: pytest.CaptureFixtur
     with pytest.raises(RankFailed):
         run(fail, ranks=1)
     assert capsys.readouterr().out == "[rank 0] last words\n"
+
+
+def test_without_a_stdout_what_ranks_print_is_still_collected(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(lambda comm: print("here"), ranks=2).output == ["here\n"] * 2

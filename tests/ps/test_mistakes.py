@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, Deadlock, ShapeMismatch, ps, run, simulate
+from dtlab import Comm, ConfigError, Deadlock, DtlabError, ShapeMismatch, ps, run, simulate
 from dtlab.topology import uniform
 
 
@@ -129,3 +129,65 @@ def test_a_mistake_on_processes_is_the_same_mistake() -> None:
 
     with pytest.raises(ConfigError, match="unknown key 'v'"):
         run(body, ranks=2)
+
+
+# ---- tensors without data -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_keys_without_data_are_pulled_without_data(replicas: int) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=2, replicas=replicas, partition=ps.Range())
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.empty(9, device="meta"), "emb": torch.empty(4, 3, device="meta")},
+                  tables=["emb"])
+        keys, buffer = ["w", "emb"], node.buffer(["w"])
+        found = [*node.pull(keys).values(), *node.peek(keys).values(), node.pull_rows("emb", [1]),
+                 *node.pull(buffer, out=buffer).values()]
+        node.push({"w": found[0], "emb": found[1]})
+        node.push_rows("emb", [1], found[4])
+        node.clock()
+        node.finish()
+        return [(x.device.type, tuple(x.shape)) for x in found]
+
+    values = simulate(body, network=uniform(5, 1e-5, 1e9)).values
+    shapes = [(9,), (4, 3), (9,), (4, 3), (1, 3), (9,)]
+    assert values[4] == [("meta", shape) for shape in shapes]
+    assert values[0].checksum == 0
+
+
+META, REAL = torch.empty(3, device="meta"), torch.zeros(3)
+
+
+@pytest.mark.parametrize(("first", "second", "pushed", "says"), [
+    (META, META, REAL, "push of 'w' with data; init made it without data"),
+    (REAL, REAL, META, "push of 'w' without data .*; init made it with data"),
+    (META, REAL, REAL, "rank 2 makes the key 'w' with data, rank 1 without"),
+])
+def test_data_and_no_data_do_not_mix(first: torch.Tensor, second: torch.Tensor,
+                                     pushed: torch.Tensor, says: str) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm)
+        if node.is_server:
+            return node.serve()
+        node.init({"w": first if comm.rank == 1 else second})
+        node.push({"w": pushed})
+        node.finish()
+        return None
+
+    with pytest.raises(DtlabError, match=says):
+        simulate(body, network=uniform(3, 1e-5, 1e9))
+
+
+def test_all_keys_hold_data_or_none_does() -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm)
+        if node.is_server:
+            return node.serve()
+        node.init({"a": REAL})
+        node.init({"b": META})
+        return None
+
+    with pytest.raises(ConfigError, match=r"the key 'b' has no data .*, 'a' has; make all keys of"):
+        simulate(body, network=uniform(2, 1e-5, 1e9))

@@ -16,6 +16,7 @@ import torch
 import dtlab
 from dtlab import Comm, Recv, Send, simulate, topology
 from dtlab.collectives import all_reduce, barrier
+from tests.simulator.shared import Shared
 
 
 def net(p: int) -> topology.Topology:
@@ -106,7 +107,7 @@ def test_a_traceback_begins_and_ends_at_the_learners_lines() -> None:
 
 @pytest.mark.parametrize("strands", ["greenlet", "thread"])
 def test_ctrl_c_stops_a_simulation_and_the_next_one_works(strands: str) -> None:
-    cleaned: list[int] = []
+    cleaned = Shared()
 
     def endless(comm: Comm) -> None:
         try:
@@ -152,7 +153,7 @@ def test_an_exit_code_is_kept() -> None:
 @pytest.mark.parametrize("strands", ["greenlet", "thread"])
 @pytest.mark.parametrize("ending", ["returns", "raises", "deadlocks"])
 def test_nothing_of_a_simulation_stays_in_memory(strands: str, ending: str) -> None:
-    alive: list[weakref.ref[torch.Tensor]] = []
+    alive = Shared()
 
     def fn(comm: Comm) -> None:
         x = torch.ones(10)

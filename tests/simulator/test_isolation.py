@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,26 +114,85 @@ def test_a_variable_that_is_assigned_later_is_no_obstacle() -> None:
 def test_arguments_are_copied_whatever_they_are() -> None:
     leaf = torch.ones(1, requires_grad=True)
     middle = leaf * 2  # torch refuses to copy it deeply
-    lock = threading.Lock()
 
-    def fn(comm: Comm, items: list[int], x: torch.Tensor, lock: Any, leaf: torch.Tensor) -> Any:
+    def fn(comm: Comm, items: list[Any], x: torch.Tensor, leaf: torch.Tensor) -> Any:
         items.append(comm.rank)
         with torch.no_grad():
             x += comm.rank
-        return items, x.item(), leaf.requires_grad, lock.locked()
+        return items[1:], x.item(), leaf.requires_grad, items[0] is math
 
-    given: list[int] = []
-    assert values(fn, given, middle, lock, leaf) == [
-        ([rank], 2.0 + rank, True, False) for rank in range(3)]
-    assert given == []
+    given: list[Any] = [math]  # which copy.deepcopy refuses
+    assert values(fn, given, middle, leaf) == [
+        ([rank], 2.0 + rank, True, True) for rank in range(3)]
+    assert given == [math]
     assert middle.item() == 2.0
 
 
-def test_what_holds_no_tensor_is_shared_so_that_a_notebook_may_collect() -> None:
-    seen: list[int] = []
-    values(lambda comm: seen.append(comm.rank))
-    assert seen == [0, 1, 2]
-    assert private(values) is values  # nothing to copy: the function itself
+LIST: list[int] = []
+DICT: dict[str, Any] = {"inner": [0], "same": LIST}
+ARRAY = np.zeros(2)
+
+
+class Counter:
+    count = 0
+
+
+COUNTER = Counter()
+
+
+def note(number: int) -> None:
+    LIST.append(number)
+
+
+HANDLERS = {"note": note}
+
+
+def test_lists_dicts_arrays_and_objects_are_the_ranks_own_as_on_processes() -> None:
+    closed = {"seen": {9}}
+
+    def fn(comm: Comm) -> Any:
+        comm.split(0)  # every rank has begun
+        note(comm.rank)
+        HANDLERS["note"](10)
+        DICT["inner"].append(comm.rank)
+        ARRAY[0] += comm.rank
+        COUNTER.count += 1
+        closed["seen"].add(comm.rank)
+        return (LIST, DICT["same"] is LIST, DICT["inner"], ARRAY.tolist(), COUNTER.count,
+                sorted(closed["seen"]))
+
+    expected = [([rank, 10], True, [0, rank], [float(rank), 0.0], 1, sorted({rank, 9}))
+                for rank in range(3)]
+    assert values(fn) == expected
+    assert dtlab.run(fn, ranks=3).values == expected
+    assert (LIST, DICT, closed) == ([], {"inner": [0], "same": []}, {"seen": {9}})
+    assert ARRAY.tolist() == [0.0, 0.0]
+    assert COUNTER.count == 0
+    assert private(values) is values  # it refers to nothing that can change
+
+
+def test_functions_of_one_rank_share_a_variable_that_one_of_them_sets() -> None:
+    total = 0
+
+    def count() -> None:
+        nonlocal total
+        total += 1
+
+    def fn(comm: Comm) -> int:
+        count()
+        return total
+
+    assert values(fn) == [1, 1, 1]
+    assert total == 0
+
+
+def test_what_can_be_neither_copied_nor_pickled_is_refused_by_name() -> None:
+    lock = threading.Lock()
+    for fn, where in ((lambda comm, lock: lock.locked(), "argument 1"),
+                      (lambda comm: lock.locked(), "variable `lock` used by `<lambda>`")):
+        args = [lock] if where == "argument 1" else []
+        with pytest.raises(dtlab.ConfigError, match=f"^{where} is a lock, .* inside the function"):
+            values(fn, *args)
 
 
 def test_copies_that_no_machine_could_hold_are_refused() -> None:

@@ -11,6 +11,7 @@ import torch
 import dtlab
 from dtlab import Comm, run, simulate, topology
 from dtlab.collectives import all_reduce, broadcast, reduce
+from tests.simulator.shared import Shared
 
 
 def net(p: int) -> topology.Topology:
@@ -37,7 +38,7 @@ def test_a_rank_that_has_returned_stands_in_the_table() -> None:
 
 @pytest.mark.parametrize("strands", ["greenlet", "thread"])
 def test_a_rank_that_raises_is_named_and_the_others_clean_up(strands: str) -> None:
-    log: list[int] = []
+    log = Shared()
 
     def fn(comm: Comm) -> None:
         if comm.rank == 1:

@@ -10,6 +10,7 @@ import torch
 from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, simulate
 from dtlab.collectives import all_reduce, barrier, broadcast
 from dtlab.topology import uniform
+from tests.simulator.shared import Shared
 
 KINDS = pytest.mark.parametrize("strands", ["greenlet", "thread"])
 
@@ -152,7 +153,7 @@ def test_a_run_ends_when_the_ranks_and_their_streams_have_ended(strands: str) ->
     def rank(comm: Comm) -> None:
         comm.begin(late).cancel()
 
-    done: list[int] = []
+    done = Shared()
     run(rank, strands=strands)
     assert sorted(done) == [0, 1]
 
@@ -240,7 +241,7 @@ def test_a_rank_that_crashes_takes_its_streams_with_it(strands: str) -> None:
         work.wait()
         return "returned"
 
-    seen: list[Any] = []
+    seen = Shared()
     result = run(rank, crash={0: 3}, strands=strands)  # at 1.5 s
     assert result.values == [None, "returned"]
     assert seen == [(0, 1.0), (1, 1.0), (1, 2.0), (1, 3.0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import product
 from typing import Any
@@ -150,6 +151,21 @@ def test_flows_between_pods_use_every_core_switch() -> None:
     cluster = fat_tree(4)
     cores = {cluster.path(s, d)[3] for s in range(4) for d in range(4, 16)}
     assert cores == {f"core{i}" for i in range(4)}
+
+
+def test_d_mod_k_keeps_the_flows_of_every_shift_apart_and_a_hash_does_not() -> None:
+    def most_on_a_link(cluster: Topology, shift: int) -> int:
+        links = (link for src in range(cluster.ranks)
+                 for link in cluster.route(src, (src + shift) % cluster.ranks)[1])
+        return max(Counter(links).values())
+
+    for k in (2, 4, 6):
+        cluster = fat_tree(k, routing="d_mod_k")
+        assert {most_on_a_link(cluster, shift) for shift in range(1, cluster.ranks)} == {1}
+    hashed = fat_tree(4)
+    assert max(most_on_a_link(hashed, shift) for shift in range(1, 16)) == 3
+    with pytest.raises(dtlab.ConfigError, match="hash or d_mod_k"):
+        fat_tree(4, routing="random")
 
 
 def test_a_fat_tree_with_fewer_hosts_fills_its_edge_switches_in_turn() -> None:

@@ -158,7 +158,7 @@ def test_a_uniform_cluster_may_change_too() -> None:
     (lambda: with_link(rack(), 0, 1, bandwidth_Bps=1), "no link from 0 to 1"),
     (lambda: with_link(rack(), 0, "rack0", bandwidth_Bps=-1), "bandwidth_Bps must be"),
     (lambda: with_link(rack(), 0, "rack0", latency_s=-1), "latency_s must be"),
-    (lambda: with_link(rack(), 0, "rack0", bandwidth_Bps=1, at_s=-1), "at_s must be a time"),
+    (lambda: with_link(rack(), 0, "rack0", bandwidth_Bps=1, at_s=-1), "at_s must be 0 seconds"),
     (lambda: with_link(rack(), 0, "rack0", bandwidth_Bps=0), "no way from rank 0 to rank 1"),
     (lambda: with_traffic(rack(), 0, 4, 1e9), "no rank 4; ranks are 0 to 3"),
     (lambda: with_traffic(rack(), 0, 1, 0), "rate_Bps must be above 0"),

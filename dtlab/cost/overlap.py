@@ -1,0 +1,46 @@
+"""How much of data parallelism's communication hides behind the backward pass."""
+
+from __future__ import annotations
+
+from dtlab.cost.model import time_s
+from dtlab.errors import ConfigError
+
+
+def exposed_s(
+    backward_s: float, nbytes: int, buckets: int, ranks: int, alpha: float, beta: float,
+    algorithm: str = "ring", overlap: bool = True,
+) -> float:
+    """Seconds for which a step only communicates, if gradients of `nbytes` leave in `buckets` equal
+    buckets, the first of which is full after a part 1/buckets of a backward of `backward_s`.
+
+    An all-reduce of one bucket takes c, computing the gradients of one takes b. The reductions run
+    one after another, each at its bucket's time at the earliest, so the last one ends
+    c + max(0, (buckets − 1)·(c − b)) after backward: the last bucket is always exposed, and of the
+    others what takes longer than backward. Without overlap: buckets·c.
+
+    >>> f"{exposed_s(0.2, 100_000_000, 1, 4, 1e-5, 1e-9):.5f}"  # one bucket: all of it
+    '0.15006'
+    >>> f"{exposed_s(0.2, 100_000_000, 10, 4, 1e-5, 1e-9):.5f}"  # ten: the last one
+    '0.01506'
+    """
+    for name, value in (("backward_s", backward_s), ("buckets", buckets)):
+        if not isinstance(value, (int, float)) or not value > 0:
+            raise ConfigError(f"exposed_s: {name} must be a number above 0, not {value!r}")
+    each_s = time_s("all_reduce", algorithm, ranks, nbytes // buckets, alpha, beta)
+    if not overlap:
+        return buckets * each_s
+    return each_s + max(0.0, (buckets - 1) * (each_s - backward_s / buckets))
+
+
+def best_buckets(
+    backward_s: float, nbytes: int, most: int, ranks: int, alpha: float, beta: float,
+    algorithm: str = "ring",
+) -> int:
+    """The number of equal buckets, from 1 to `most`, that exposes the least; the fewest of equals.
+
+    With few, the last bucket takes long; with many, each pays its latencies.
+    """
+    if not isinstance(most, int) or most < 1:
+        raise ConfigError(f"best_buckets: most must be a whole number of at least 1, not {most!r}")
+    return min(range(1, most + 1), key=lambda buckets: exposed_s(
+        backward_s, nbytes, buckets, ranks, alpha, beta, algorithm))

@@ -1,0 +1,45 @@
+"""Dropout without a state: which elements fall out follows from numbers alone.
+
+torch's dropout draws from a generator, so what it drops depends on all that was drawn before, and
+on how a batch or a tensor is cut. Here the element with the index i of the sample with the seed z
+is dropped, or not, by a hash of (z, site, i): ranks that hold parts of a tensor drop, without a
+word to each other, exactly what one device would. Idea: counter-based random numbers, Salmon et
+al. 2011.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def counter_dropout(x: Tensor, p: float, seeds: Tensor | None, site: int,
+                    index: Tensor | None = None) -> Tensor:
+    """x (b, …) with each element set to 0 with probability `p`, the others divided by 1 − p.
+
+    seeds: (b,) int64, one for each sample; None: `x` stays as it is (evaluation).
+    site: the number of the place in the model.
+    index: the elements' int64 indices within a whole sample, of a shape that broadcasts to
+    x.shape[1:]; None where `x` is whole. A rank with a part of the features gives its own.
+    """
+    if seeds is None or not p:
+        return x
+    if index is None:
+        count = math.prod(x.shape[1:])
+        index = torch.arange(count, device=x.device).view(x.shape[1:])
+    keys = _mixed(_mixed(seeds) + site).view(-1, *[1] * (x.dim() - 1))
+    uniform = (_mixed(keys + index) & 0xFFFFFF).double() / 2**24  # in [0, 1)
+    return x * (uniform >= p).to(x.dtype) / (1 - p)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A hash of each int64: equal everywhere, for integer arithmetic wraps round everywhere.
+
+    Source: SplitMix64 (Steele, Lea and Flood 2014), its shifts made to fit signed numbers.
+    """
+    x = x * -7046029254386353131 + 1442695040888963407
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)

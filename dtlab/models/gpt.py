@@ -1,0 +1,156 @@
+"""A small GPT: what GPT-2 computes, in shapes that a laptop trains. It knows nothing of ranks.
+
+Shapes: b samples, s positions, h hidden, a heads of width d = h/a, k key-value heads, v vocabulary.
+Source: Radford et al. 2019 (GPT-2); grouped-query attention: Ainslie et al. 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dtlab.errors import ConfigError
+from dtlab.models.dropout import counter_dropout
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The sizes of a `GPT`. The defaults make one of 0.8 M parameters, which reads bytes.
+
+    kv_heads: key-value heads, which divide `heads`: None is as many as heads (multi-head
+    attention), fewer is grouped-query, 1 is multi-query attention.
+    tied: the output layer uses the token embedding's weights.
+    """
+
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    vocab: int = 256
+    context: int = 128
+    kv_heads: int | None = None
+    dropout: float = 0.0
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "vocab", "context", "kv_heads"):
+            value = getattr(self, name)
+            if value is None and name == "kv_heads":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"GPTConfig: {name} must be a whole number of at least 1, "
+                                  f"not {value!r}")
+        if self.hidden % self.heads:
+            raise ConfigError(f"GPTConfig: {self.heads} heads don't divide hidden={self.hidden}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ConfigError(f"GPTConfig: kv_heads={self.kv_heads} doesn't divide "
+                              f"heads={self.heads}")
+        if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
+            raise ConfigError(f"GPTConfig: dropout must lie in [0, 1), not {self.dropout!r}")
+
+
+GPT2_SMALL = GPTConfig(layers=12, hidden=768, heads=12, vocab=50257, context=1024)
+
+
+class Attention(nn.Module):
+    """Causal self-attention: x (b, s, h) → (b, s, h)."""
+
+    def __init__(self, config: GPTConfig, site: int):
+        super().__init__()
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
+        self.head_dim = config.hidden // config.heads
+        self.dropout, self.site = config.dropout, site
+        self.qkv = nn.Linear(config.hidden, (self.heads + 2 * self.kv_heads) * self.head_dim)
+        self.out = nn.Linear(config.hidden, config.hidden)
+
+    def forward(self, x: Tensor, seeds: Tensor | None) -> Tensor:
+        b, s, _ = x.shape
+        groups = self.heads, self.kv_heads, self.kv_heads
+        q, k, v = (part.view(b, s, -1, self.head_dim).transpose(1, 2)  # (b, heads, s, d)
+                   for part in self.qkv(x).split([n * self.head_dim for n in groups], dim=-1))
+        k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
+        scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5  # (b, a, s, s)
+        future = torch.ones(s, s, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        weights = counter_dropout(weights, self.dropout, seeds, self.site)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, s, -1))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One transformer layer: attention, then an MLP, each on the normalised input and added to it.
+    """
+
+    def __init__(self, config: GPTConfig, layer: int):
+        super().__init__()
+        self.dropout, self.site = config.dropout, 1 + 3 * layer  # its three places for dropout
+        self.attention_norm = nn.LayerNorm(config.hidden)
+        self.attention = Attention(config, self.site)
+        self.mlp_norm = nn.LayerNorm(config.hidden)
+        self.mlp_up = nn.Linear(config.hidden, 4 * config.hidden)
+        self.mlp_down = nn.Linear(4 * config.hidden, config.hidden)
+
+    def forward(self, x: Tensor, seeds: Tensor | None = None) -> Tensor:
+        attended = self.attention(self.attention_norm(x), seeds)
+        x = x + counter_dropout(attended, self.dropout, seeds, self.site + 1)
+        wide = functional.gelu(self.mlp_up(self.mlp_norm(x)))
+        return x + counter_dropout(self.mlp_down(wide), self.dropout, seeds, self.site + 2)
+
+
+class GPT(nn.Module):
+    """tokens (b, s) int64 → logits (b, s, v).
+
+    seed: of the initial parameters, which are GPT-2's: normal with deviation 0.02, and
+    0.02/√(2·layers) in the layers that end a residual branch; biases 0.
+
+    >>> sum(p.numel() for p in GPT(GPT2_SMALL, device="meta").parameters())
+    124439808
+    """
+
+    def __init__(self, config: GPTConfig | None = None, *, seed: int = 0,
+                 dtype: torch.dtype | None = None, device: torch.device | str | None = None):
+        super().__init__()
+        self.config = config = config or GPTConfig()
+        with torch.device("meta"):  # nothing is drawn twice
+            self.tokens = nn.Embedding(config.vocab, config.hidden)
+            self.positions = nn.Embedding(config.context, config.hidden)
+            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+            self.norm = nn.LayerNorm(config.hidden)
+            self.head = (None if config.tied
+                         else nn.Linear(config.hidden, config.vocab, bias=False))
+        self.to(dtype or torch.get_default_dtype())
+        self.to_empty(device=device or "cpu")
+        self._initialize(seed)
+
+    @torch.no_grad()
+    def _initialize(self, seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.is_meta:
+                continue
+            if "norm" in name or name.endswith("bias"):
+                weight.fill_("norm" in name and name.endswith("weight"))
+            else:
+                ends_branch = name.endswith(("attention.out.weight", "mlp_down.weight"))
+                scale = 0.02 / (2 * self.config.layers) ** 0.5 if ends_branch else 0.02
+                weight.copy_(scale * torch.randn(weight.shape, generator=random))
+
+    def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
+        """seeds: (b,) int64, which decide the dropout of each sample, so that a sample meets the
+        same dropout in whatever batch it is; None draws them from torch's generator."""
+        if tokens.shape[-1] > self.config.context:
+            raise ConfigError(f"GPT: {tokens.shape[-1]} positions are more than its context of "
+                              f"{self.config.context}")
+        if not (self.training and self.config.dropout):
+            seeds = None
+        elif seeds is None:
+            seeds = torch.randint(2**62, (len(tokens),), device=tokens.device)
+        places = torch.arange(tokens.shape[-1], device=tokens.device)
+        x = self.tokens(tokens) + self.positions(places)  # (b, s, h)
+        x = counter_dropout(x, self.config.dropout, seeds, site=0)
+        for block in self.blocks:
+            x = block(x, seeds)
+        x = self.norm(x)
+        logits: Tensor = x @ (self.head or self.tokens).weight.T
+        return logits

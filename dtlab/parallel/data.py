@@ -1,0 +1,180 @@
+"""Data parallelism: every rank holds the whole model and computes the gradients of its own samples;
+all average them before each takes the same step.
+
+Four strategies, each the one before plus one idea. They differ in two things only: which gradients
+travel together, and when they leave.
+
+| strategy    | together                         | leave                              |
+|-------------|----------------------------------|------------------------------------|
+| "parameter" | those of one parameter           | after backward                     |
+| "flat"      | all                              | after backward                     |
+| "bucket"    | `bucket_bytes`, last layer first | after backward                     |
+| "overlap"   | `bucket_bytes`, last layer first | during backward, once they are there |
+
+Source: Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training".
+Chapter: 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm, Work
+from dtlab.errors import ConfigError
+from dtlab.parallel.memory import mark
+from dtlab.parallel.synchronized import Region, SynchronizedModule
+
+STRATEGIES = ("parameter", "flat", "bucket", "overlap")
+
+
+class Bucket:
+    """Parameters of one dtype whose gradients travel as one vector."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None):
+        self.parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.empty(sum(sizes), dtype=dtype or parameters[0].dtype,
+                                device=parameters[0].device)
+        mark(self.flat, "gradients")
+        self.slots = [piece.view(p.shape)
+                      for piece, p in zip(self.flat.split(sizes), parameters, strict=True)]
+        self.firsts = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
+        self.awaited = set(parameters)  # those whose gradient this backward has not computed yet
+
+    def fill(self) -> None:
+        """Copy the gradients in. A parameter without one adds −0.0, the only number that changes no
+        other and that no sum with a gradient results in: gradients have +0.0 instead (the first
+        element of each will do)."""
+        for p, slot in zip(self.parameters, self.slots, strict=True):
+            if p.grad is None:
+                continue
+            if p.grad.is_sparse:
+                raise ConfigError("DataParallel needs dense gradients; make embeddings with "
+                                  "sparse=False")
+            if p.grad.data_ptr() != slot.data_ptr() or p.grad.dtype != slot.dtype:
+                slot.copy_(p.grad)
+                p.grad = slot if p.grad.dtype == slot.dtype else p.grad  # frees the other one
+        self.flat[self.firsts] += 0.0
+        for p, slot in zip(self.parameters, self.slots, strict=True):
+            if p.grad is None:
+                slot.fill_(-0.0)
+
+    def hand_out(self) -> None:
+        """Each parameter gets its averaged gradient, a view of this bucket; one that had none on
+        any rank has none: its optimizer leaves it alone, as on one device."""
+        firsts = self.flat[self.firsts]
+        nobody = ([p.grad is None for p in self.parameters] if firsts.is_meta
+                  else ((firsts == 0) & firsts.signbit()).tolist())
+        for p, slot, unused in zip(self.parameters, self.slots, nobody, strict=True):
+            p.grad = None if unused else slot.to(p.dtype)
+
+
+def buckets_of(parameters: Iterable[nn.Parameter], nbytes: float,
+               dtype: torch.dtype | None = None) -> list[Bucket]:
+    """`parameters` in reverse order, which is roughly that in which backward computes gradients, in
+    buckets that are closed once they hold `nbytes`. Each bucket has one dtype."""
+    closed: list[Bucket] = []
+    open_: dict[torch.dtype, list[nn.Parameter]] = {}
+    for p in reversed(list(parameters)):
+        if not p.numel():
+            continue
+        group = open_.setdefault(p.dtype, [])
+        group.append(p)
+        if sum(q.numel() for q in group) * (dtype or p.dtype).itemsize >= nbytes:
+            closed.append(Bucket(open_.pop(p.dtype), dtype))
+    return closed + [Bucket(group, dtype) for group in open_.values()]
+
+
+class DataParallel(SynchronizedModule):
+    """`module` on every rank of `comm`: when `loss.backward()` returns, each parameter's `grad` is
+    the average over all ranks.
+
+    That is the gradient of the mean over all samples if the loss is a mean and each rank has
+    equally many samples; if not, call `model.backward(loss, samples)` instead of `loss.backward()`.
+    Rank 0's parameters and buffers become everyone's at the start, its buffers before each forward.
+
+    strategy: see the module's table. bucket_bytes: how much a bucket holds at least, the last
+    one excepted. algorithm: of `all_reduce`. reduce_dtype: in which gradients are sent and added,
+    such as torch.bfloat16 for half the bytes; None: their own.
+    Memory: the buckets, as large as all gradients, which are views of them after backward.
+    Traffic of a step: an all-reduce of all gradients, 2(p−1)/p·n bytes a rank with a ring.
+    Raises `ConfigError` if ranks hold different models.
+    """
+
+    def __init__(self, module: nn.Module, comm: Comm, strategy: str = "overlap",
+                 bucket_bytes: float = 25 << 20, algorithm: str = "auto",
+                 reduce_dtype: torch.dtype | None = None):
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"unknown strategy {strategy!r}; choose one of "
+                              f"{', '.join(STRATEGIES)}")
+        if not isinstance(bucket_bytes, (int, float)) or not bucket_bytes > 0:
+            raise ConfigError(f"bucket_bytes must be a number above 0, not {bucket_bytes!r}")
+        super().__init__(module, comm)
+        self.algorithm = algorithm
+        together = {"parameter": 1, "flat": float("inf")}.get(strategy, bucket_bytes)
+        self.buckets = buckets_of(self.trained, together, reduce_dtype)
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._left: list[Work] = []  # the buckets that have left in this backward, in order
+        self._overlap = strategy == "overlap"
+        if self._overlap:
+            for p in self._bucket_of:
+                p.register_post_accumulate_grad_hook(self._gradient_is_there)
+
+    def held(self) -> Iterable[torch.Tensor]:
+        return [bucket.flat for bucket in self.buckets]
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.trained if p.grad is not None]
+
+    def regions(self) -> list[Region]:
+        return [Region(name, p.shape, 0, p.numel(), p, 0)
+                for name, p in self.module.named_parameters() if p.requires_grad]
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone()
+                for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def begin_reduction(self) -> None:
+        self._left = []
+        for bucket in self.buckets:
+            bucket.awaited = set(bucket.parameters)
+
+    def _gradient_is_there(self, p: nn.Parameter) -> None:
+        """Overlap: a bucket leaves once it is full, and all before it have left."""
+        if not self.in_backward:
+            return
+        if p not in self._bucket_of[p].awaited:
+            raise ConfigError(f"rank {self.comm.rank}: one backward computed the gradient of a "
+                              f"parameter of shape {tuple(p.shape)} twice; use strategy='bucket'")
+        self._bucket_of[p].awaited.remove(p)
+        while len(self._left) < len(self.buckets) and not self.buckets[len(self._left)].awaited:
+            self._leave()
+
+    def _leave(self) -> None:
+        """The next bucket leaves: its reduction goes on beside backward."""
+        bucket = self.buckets[len(self._left)]
+        bucket.fill()
+        self._left.append(self.comm.begin(self._reduce, bucket))
+
+    def _reduce(self, comm: Comm, bucket: Bucket) -> None:
+        op = "avg" if self.samples is None else "sum"
+        all_reduce(comm, bucket.flat, op, algorithm=self.algorithm)
+
+    def finish_reduction(self) -> None:
+        if self._overlap:
+            while len(self._left) < len(self.buckets):  # some parameters had no gradient
+                self._leave()
+            for work in self._left:
+                work.wait()
+        else:
+            for bucket in self.buckets:
+                bucket.fill()
+                self._reduce(self.comm, bucket)
+        for bucket in self.buckets:
+            if self.samples is not None:
+                bucket.flat /= max(int(self.all_samples), 1)
+            bucket.hand_out()

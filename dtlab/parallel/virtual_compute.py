@@ -1,0 +1,40 @@
+"""Layers that take virtual time, so that the simulator shows what overlaps with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves
+
+from dtlab.comm import Comm
+
+
+def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: float = 2.0) -> None:
+    """From now on, each of `layers` takes so many virtual seconds whenever it runs forward, and
+    `backward` times as many when it runs backward, before its gradients are there. The default is
+    that of matrix products, which have two in backward for each one in forward.
+
+    On real processes layers take the time that they take; the trace marks where each begins.
+    """
+
+    def hook(layer: nn.Module, seconds: float) -> None:
+        def forward_begins(*_: object) -> None:
+            with comm.compute("forward", seconds):
+                pass
+
+        def backward_begins(_gradient: Tensor) -> None:
+            with comm.compute("backward", backward * seconds):
+                pass
+
+        def forward_ends(_layer: nn.Module, _inputs: object, outputs: object) -> None:
+            ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+            if ends:
+                register_multi_grad_hook(ends, backward_begins, mode="any")
+
+        layer.register_forward_pre_hook(forward_begins)
+        layer.register_forward_hook(forward_ends)
+
+    for layer, seconds in layers.items():
+        hook(layer, seconds)

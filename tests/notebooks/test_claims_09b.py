@@ -1,0 +1,129 @@
+"""What chapter 09b says in prose is true; each sentence is looked up there, then recomputed."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+
+from dtlab import Comm, cost, ps, simulate
+from dtlab.collectives import all_reduce
+from dtlab.models import MLP
+from dtlab.plots import replica_run
+from dtlab.plots.replica_run import FAR, MASTER, NEAR
+from dtlab.ps.replication import Replication
+from dtlab.topology import uniform
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09b_cut_off.ipynb", as_version=4)
+
+
+@pytest.fixture(scope="module")
+def prose() -> str:
+    """The text of the chapter, line breaks and emphasis removed."""
+    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text.replace("*", ""))
+
+
+def cell(cell_id: str) -> str:
+    """The source of a code cell."""
+    return str(next(c.source for c in NOTEBOOK.cells if c.id == cell_id))
+
+
+def test_a_cut_makes_the_strong_refuse_and_the_weak_differ(prose: str) -> None:
+    assert "strong consistency may make the servers unavailable is true" in prose
+    assert "one reads 8 and the other 11, and only 6 of these pushes are the same" in prose
+    for rule in (ps.Chain(), ps.Leader()):
+        run = replica_run(rule, cut_s=0.05, healed_s=0.1, look=True)
+        assert run.refused > 0
+        assert run.lost == 0
+    run = replica_run(ps.Leader(sync=False), cut_s=0.05, healed_s=0.1, look=True)
+    near, far = ([t.weight for t in run.values[worker].replies if t.replied_s <= 0.1]
+                 for worker in (NEAR, FAR))
+    assert (far[-1], near[-1]) == (8, 11)
+    common = [t for t in run.replies if t.replied_s <= 0.05]
+    assert len(common) == 6
+    assert run.lost == 5
+    assert "worker 5's weight goes back" in prose
+    weights = [t.weight for t in run.values[NEAR].replies]
+    assert any(b < a for a, b in pairwise(weights) if a and b)
+    assert run.values[MASTER].overlaps() == []
+
+
+def test_a_push_without_a_number_counts_twice(prose: str) -> None:
+    assert "Without numbers a push counted twice" in prose
+    space: dict[str, Any] = {}
+    exec(cell("again-toy"), space)
+    for numbered, total in ((False, 4), (True, 3)):
+        assert simulate(space["impatient"], numbered,
+                        network=uniform(2, 1e-4, 1e9)).values[0] == total
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_any_ranks_death_stalls_an_all_reduce(prose: str, victim: int) -> None:
+    from dtlab import Deadlock
+
+    assert "Any rank's death stalls it" in prose
+    for event in (0, 3, 11):
+        with pytest.raises(Deadlock):
+            simulate(lambda comm: [all_reduce(comm, torch.ones(8)) for _ in range(10)],
+                     network=uniform(4, 1e-5, 1e9), crash={victim: event})
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 13])
+def test_it_removes_the_hot_spot(prose: str, workers: int) -> None:
+    assert "What it removes is the hot spot" in prose
+
+    def one_server(comm: Comm) -> None:
+        ps.aggregate(comm, torch.empty(1000 * 13, device="meta"), "on_cpu")
+
+    def ring(comm: Comm) -> None:
+        all_reduce(comm, torch.empty(1000 * 13, device="meta"), algorithm="ring")
+
+    def busiest(fn: Any, ranks: int) -> float:
+        trace = simulate(fn, network=uniform(ranks, 0, 1e9)).trace
+        return max(trace.sent_bytes(rank) for rank in range(ranks)) / 52_000
+
+    assert busiest(one_server, workers + 1) == workers
+    assert busiest(ring, workers) == pytest.approx(2 * (workers - 1) / workers, rel=0.01)
+    assert cost.rounds("all_reduce", "ring", workers, 4000) == 2 * (workers - 1)
+
+
+def test_of_three_copies_one_writes_and_what_it_wrote_is_resumed(
+    prose: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "all of them die before the fortieth step" in prose
+    assert "One. All copies read the same log" in prose
+    space: dict[str, Any] = {"where": tmp_path, "model": MLP((64, 32, 10))}
+    for name in ("setup", "torn-train", "torn-tear", "torn-cut"):
+        exec(cell(name).replace("Path(tempfile.mkdtemp())", "where"), space)
+    told = capsys.readouterr().out.splitlines()
+    assert "all copies of server 0 have died" in told[-4]
+    assert told[-3:-1] == ["server0-clock00000020.ckpt", "server0-clock00000030.ckpt"]
+    assert told[-1] == "resumed after step 30; the same weights as without the accident: True"
+
+
+@pytest.mark.parametrize("copies", range(1, 8))
+def test_any_two_majorities_share_a_copy_and_no_smaller_sets_do(prose: str, copies: int) -> None:
+    assert "any two majorities of the same t copies share at least one" in prose
+    assert "5 copies bear 2 deaths, where a chain of 5 with a living master bears 4" in prose
+
+    def share(size: int) -> bool:
+        some = [set(chosen) for chosen in combinations(range(copies), size)]
+        return all(one & other for one in some for other in some)
+
+    majority = copies // 2 + 1
+    assert share(majority)
+    assert copies == 1 or not share(majority - 1)
+
+
+def test_dtlabs_quorum_counts_workers_not_copies(prose: str) -> None:
+    assert "that counts workers, and closes a clock when nine of ten have passed it" in prose
+    assert ps.Quorum(0.9).quorum(10) == 9
+    assert isinstance(ps.Quorum(), ps.Consistency)
+    assert not isinstance(ps.Quorum(), Replication)

@@ -1,0 +1,69 @@
+"""The time that a chapter's first page names is what the rule gives.
+
+The rule: a minute for 200 words of text and for each guess, 20 s for what a code cell puts out, 4 s
+for a line of code, be it the cell's own or shown by it; and 2 minutes for each point of the
+exercises, which are named apart. An appendix is extra. Where the numbers come from: readers of
+chapters 04, 05 and 09, each still in one part, took about 120, 140 and 120 minutes with their
+exercises; the rule says 139, 137 and 102.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from dtlab.grading.exercise import catalogue
+
+CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+
+
+def cells(path: Path) -> list[NotebookNode]:
+    """Those before the appendix, if there is one."""
+    every = list(nbformat.read(path, as_version=4).cells)
+    ends = [i for i, cell in enumerate(every) if cell.source.startswith("## Appendix")]
+    return every[: ends[0]] if ends else every
+
+
+def text_of(path: Path) -> str:
+    return "\n".join(cell.source for cell in cells(path) if cell.cell_type == "markdown")
+
+
+def minutes(path: Path) -> tuple[float, float]:
+    """Of a chapter, and of the exercises that it names."""
+    text, code = text_of(path), [cell for cell in cells(path) if cell.cell_type == "code"]
+    shown = [out.get("data", {}).get("text/markdown", "") for cell in code for out in cell.outputs]
+    read = [cell.source for cell in code] + [source for source in shown if "```python" in source]
+    lines = sum(1 for source in read for line in source.splitlines() if line.strip())
+    guesses = len(re.findall(r"\*\*(?:Before you|Guess)", text))
+    guesses += sum(cell.source.startswith("my_guess = ") for cell in code)
+    points = sum(map(int, re.findall(r"\((\d+) points", text)))
+    return len(text.split()) / 200 + guesses + len(code) / 3 + lines / 15, 2 * points
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_first_page_names_the_time_that_the_rule_gives(path: Path) -> None:
+    words = " ".join(cells(path)[0].source.split())
+    named = re.search(r"About (\d+) minutes, and (\d+) for the exercises?\b", words)
+    assert named, "*… About N minutes, and M for the exercises.*"
+    for printed, computed in zip(named.groups(), minutes(path), strict=True):
+        assert int(printed) == pytest.approx(computed, rel=0.2)
+    assert int(named[1]) <= 60
+
+
+def test_the_chapters_name_each_exercise_once_with_its_points() -> None:
+    named, earned = Counter[str](), Counter[str]()
+    for path in CHAPTERS:
+        named[path.stem[:2]] += int(minutes(path)[1] / 2)
+    for exercise in catalogue().values():
+        earned[exercise.chapter] += int(exercise.points)
+    assert named == earned
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_has_40_to_90_cells(path: Path) -> None:
+    assert 40 <= len(cells(path)) <= 90

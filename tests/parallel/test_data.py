@@ -1,0 +1,330 @@
+"""Data parallelism where it is not simple: accumulation, unused and shared parameters, buffers,
+mixed precision, uneven batches, and what must be refused. And beside torch's own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dtlab
+from dtlab.models import CNN, MLP, digits
+from dtlab.parallel import BatchSampler, DataParallel, clip_grad_norm_
+from dtlab.parallel.data import STRATEGIES
+from tests.parallel.training import MODELS, batch_of, loss_of, on, shard_of
+
+NETWORK = dtlab.topology.uniform(3, 1e-6, 1e9)
+
+
+def simulated(fn: Any, *args: Any, ranks: int = 3) -> list[Any]:
+    return on("simulator", fn, *args, ranks=ranks).values
+
+
+def mlp() -> nn.Module:
+    return MLP((64, 16, 10)).module(dtype=torch.float64)
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+
+def assert_equal(a: list[Any], b: list[Any], tolerance: float = 1e-14) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            torch.testing.assert_close(x, y, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_accumulated_gradients_are_averaged_once(strategy: str) -> None:
+    def accumulate(comm: dtlab.Comm) -> tuple[list[Any], int]:
+        model = DataParallel(mlp(), comm, strategy, bucket_bytes=2000, algorithm="ring")
+        before = comm.now()
+        with model.no_sync():
+            for step in (0, 1):
+                loss_of(model, shard_of(batch_of("mlp", step, size=12), comm.rank, 3)).backward()
+        assert comm.now() == before  # nothing was sent
+        loss_of(model, shard_of(batch_of("mlp", 2, size=12), comm.rank, 3)).backward()
+        return gradients(model.module), len(model.buckets)
+
+    one = mlp()
+    for step in range(3):
+        loss_of(one, batch_of("mlp", step, size=12)).backward()
+    for values, _ in simulated(accumulate):
+        assert_equal(values, gradients(one))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_traffic_of_a_step_is_one_all_reduce(strategy: str) -> None:
+    def step(comm: dtlab.Comm, steps: int) -> None:
+        model = DataParallel(mlp(), comm, strategy, bucket_bytes=2000, algorithm="ring")
+        for number in range(steps):
+            loss_of(model, shard_of(batch_of("mlp", number, size=12), comm.rank, 3)).backward()
+
+    network = dtlab.topology.uniform(3, 1e-6, 1e9)
+    once, twice = (dtlab.simulate(step, n, network=network).trace for n in (1, 2))
+    nbytes = sum(p.numel() for p in mlp().parameters()) * 8
+    assert twice.sent_bytes() - once.sent_bytes() == 2 * 2 * nbytes  # 2(p−1)/p·n, p ranks
+    groups = {"parameter": 4, "flat": 1, "bucket": 1, "overlap": 1}[strategy]
+    assert twice.messages() - once.messages() == 3 * 4 * groups
+
+
+class Branches(nn.Module):
+    """Uses the layers that it is told to; the first one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3).double() for _ in range(3))
+        for number, layer in enumerate(self.layers):
+            nn.init.constant_(layer.weight, 0.1 * (number + 1))
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor, used: tuple[int, ...]) -> torch.Tensor:
+        for number in used:
+            x = self.layers[number](x)
+        return self.layers[0](x)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("used", [((0,), (0,), (0,)), ((0, 1), (0,), (0, 2)), ((1,), (1,), (1,))],
+                         ids=["some nowhere", "some on one rank", "one nowhere"])
+def test_parameters_that_some_or_all_ranks_do_not_use(strategy: str, used: Any) -> None:
+    x = torch.ones(2, 3, dtype=torch.float64)
+
+    def step(comm: dtlab.Comm) -> list[Any]:
+        model = DataParallel(Branches(), comm, strategy, bucket_bytes=80)
+        model(x, used[comm.rank]).sum().backward()
+        return gradients(model.module)
+
+    one = Branches()
+    sum(one(x, layers).sum() for layers in used).div(3).backward()
+    for values in simulated(step):
+        assert_equal(values, gradients(one))
+
+
+def test_a_parameter_unused_in_the_last_micro_batch_is_averaged() -> None:
+    x = torch.ones(2, 3, dtype=torch.float64)
+
+    def step(comm: dtlab.Comm) -> list[Any]:
+        model = DataParallel(Branches(), comm, bucket_bytes=80)
+        with model.no_sync():
+            model(x * comm.rank, (1,)).sum().backward()
+        model(x, (0,)).sum().backward()
+        return gradients(model.module)
+
+    one = Branches()
+    sum(one(x * rank, (1,)).sum() + one(x, (0,)).sum() for rank in range(3)).div(3).backward()
+    for values in simulated(step):
+        assert_equal(values, gradients(one))
+
+
+def test_a_gradient_of_minus_zero_is_a_gradient() -> None:
+    def step(comm: dtlab.Comm) -> list[Any]:
+        model = DataParallel(nn.Linear(1, 1, bias=False), comm)
+        (model(torch.full((1, 1), -0.0)) * 1.0).sum().backward()
+        return gradients(model.module)
+
+    assert all(g is not None and g == 0 for (g,) in simulated(step))
+
+
+def test_shared_parameters_and_tied_embeddings() -> None:
+    def step(comm: dtlab.Comm) -> list[Any]:
+        model = DataParallel(MODELS["gpt"](torch.float64), comm)
+        shard = shard_of(batch_of("gpt", 0), comm.rank, comm.size)
+        model.backward(loss_of(model, shard), len(shard[-1]))
+        return gradients(model.module)
+
+    one = MODELS["gpt"](torch.float64)
+    loss_of(one, batch_of("gpt", 0)).backward()
+    for values in simulated(step):
+        assert_equal(values, gradients(one))
+
+
+def test_buffers_are_rank_0s_before_each_forward() -> None:
+    def step(comm: dtlab.Comm) -> list[torch.Tensor]:
+        model = DataParallel(CNN(batch_norm=True), comm)
+        data = digits()[0]
+        for number in range(2):
+            batch = data.batch(number, 12).shard(comm.rank, comm.size)
+            cross_entropy(model(batch.x), batch.y).backward()
+        return [b.clone() for b in model.module.buffers()]
+
+    values = simulated(step)
+    one = CNN(batch_norm=True)
+    for number in range(2):
+        one(digits()[0].batch(number, 12).shard(0, 3).x)
+    assert_equal(list(values[0]), list(one.buffers()), 1e-6)
+
+
+def test_uneven_numbers_of_batches() -> None:
+    def train(comm: dtlab.Comm) -> list[Any]:
+        model = DataParallel(mlp(), comm)
+        batches = iter([batch_of("mlp", n, size=4) for n in range(comm.rank)])  # 0, 1 and 2
+        seen = []
+        while True:
+            shard = next(batches, None)
+            loss = None if shard is None else loss_of(model, shard)
+            total = model.backward(loss, 0 if shard is None else len(shard[-1]))
+            if not total:
+                return [seen, gradients(model.module)]
+            seen.append(total)
+            for p in model.module.parameters():
+                p.grad = None
+
+    for seen, last in simulated(train):
+        assert seen == [8, 4]
+        assert last == [None] * 4
+
+
+def test_the_average_of_averages_is_wrong_for_unequal_shards() -> None:
+    def step(comm: dtlab.Comm, weighted: bool) -> list[Any]:
+        model = DataParallel(mlp(), comm)
+        shard = shard_of(batch_of("mlp", 0, size=4), comm.rank, comm.size)  # 2, 1, 1
+        loss = loss_of(model, shard)
+        model.backward(loss, len(shard[-1])) if weighted else loss.backward()
+        return gradients(model.module)
+
+    one = mlp()
+    loss_of(one, batch_of("mlp", 0, size=4)).backward()
+    assert_equal(simulated(step, True)[0], gradients(one))
+    with pytest.raises(AssertionError):
+        assert_equal(simulated(step, False)[0], gradients(one), 1e-3)
+
+
+def test_gradients_travel_in_the_dtype_that_was_asked_for() -> None:
+    def step(comm: dtlab.Comm, dtype: torch.dtype) -> list[Any]:
+        model = DataParallel(mlp().float(), comm, reduce_dtype=dtype, algorithm="ring")
+        loss_of(model, shard_of(batch_of("mlp", 0, torch.float32, 12), comm.rank, 3)).backward()
+        return gradients(model.module)
+
+    exact, rounded = simulated(step, torch.float32)[0], simulated(step, torch.bfloat16)[0]
+    assert all(g.dtype == torch.float32 for g in rounded)
+    error = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(exact, rounded,
+                                                                           strict=True))
+    assert 1e-4 < error < 3 * 2**-8  # three roundings to 8 bits
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_clipping_uses_the_norm_of_the_whole_gradient(ranks: int) -> None:
+    def step(comm: dtlab.Comm) -> tuple[float, list[Any]]:
+        model = DataParallel(mlp(), comm)
+        shard = shard_of(batch_of("mlp", 0), comm.rank, comm.size)
+        model.backward(loss_of(model, shard), len(shard[-1]))
+        return float(clip_grad_norm_(model, 0.1)), gradients(model.module)
+
+    one = mlp()
+    loss_of(one, batch_of("mlp", 0)).backward()
+    norm = float(nn.utils.clip_grad_norm_(one.parameters(), 0.1))
+    for found, values in simulated(step, ranks=ranks):
+        assert found == pytest.approx(norm, rel=1e-12)
+        assert_equal(values, gradients(one))
+
+
+@pytest.mark.parametrize("length", [1, 12, 13, 100])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_the_sampler_neither_drops_nor_repeats(length: int, ranks: int) -> None:
+    def batches(comm: dtlab.Comm) -> list[list[int]]:
+        sampler = BatchSampler(length, 7, comm)
+        sampler.epoch = 3
+        assert len(list(sampler)) == len(sampler)
+        return list(sampler)
+
+    values = simulated(batches, ranks=ranks)
+    for at_once in zip(*values, strict=True):
+        assert max(map(len, at_once)) - min(map(len, at_once)) <= 1
+    assert sorted(i for rank in values for batch in rank for i in batch) == list(range(length))
+
+
+# ---- what must be refused ------------------------------------------------------------------------
+
+
+def wrong_shape(comm: dtlab.Comm) -> None:
+    DataParallel(nn.Linear(3, 3 + (comm.rank == 2)), comm)
+
+
+def frozen_on_one_rank(comm: dtlab.Comm) -> None:
+    module = nn.Linear(3, 3)
+    module.weight.requires_grad_(comm.rank != 1)
+    DataParallel(module, comm)
+
+
+def frozen_afterwards(comm: dtlab.Comm) -> None:
+    model = DataParallel(nn.Linear(3, 3), comm)
+    model.module.weight.requires_grad_(False)
+    model(torch.ones(1, 3))
+
+
+def differentiated_twice(comm: dtlab.Comm) -> None:
+    DataParallel(nn.Linear(3, 3), comm)(torch.ones(1, 3)).sum().backward(create_graph=True)
+
+
+def gradients_left(comm: dtlab.Comm) -> None:
+    model = DataParallel(nn.Linear(3, 3), comm)
+    for _ in range(2):
+        model.backward(model(torch.ones(1, 3)).sum(), 1)
+
+
+def small_batch(comm: dtlab.Comm) -> None:
+    BatchSampler(10, 2, comm)
+
+
+@pytest.mark.parametrize(("mistake", "sentence"), [
+    (wrong_shape, r"'weight' has shape \(3, 3\).* rank 0, but has shape \(4, 3\).* on rank 2"),
+    (frozen_on_one_rank, r"'weight'.*trained on rank 0, but.*frozen on rank 1"),
+    (frozen_afterwards, r"parameters are not those that were wrapped"),
+    (differentiated_twice, r"create_graph"),
+    (gradients_left, r"call zero_grad\(\)"),
+    (small_batch, r"a batch of 2 is too small for 3 ranks"),
+    (lambda comm: DataParallel(nn.Linear(1, 1), comm, "fast"), "unknown strategy 'fast'"),
+    (lambda comm: DataParallel(nn.Linear(1, 1), comm, bucket_bytes=0), "bucket_bytes"),
+    (lambda comm: DataParallel(nn.Linear, comm), r"need a torch\.nn\.Module"),
+    (lambda comm: clip_grad_norm_(nn.Linear(1, 1), 1), "takes what DataParallel or zero"),
+])
+def test_a_mistake_is_one_sentence(mistake: Any, sentence: str) -> None:
+    with pytest.raises(dtlab.RankFailed, match=sentence):
+        dtlab.simulate(mistake, network=NETWORK)
+
+
+# ---- beside torch --------------------------------------------------------------------------------
+
+
+def torch_ddp(rank: int, port: int, results: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    module = MODELS["gpt"](torch.float32)
+    model = nn.parallel.DistributedDataParallel(module)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    for step in range(20):
+        optimizer.zero_grad()
+        loss_of(model, shard_of(batch_of("gpt", step, size=8), rank, 2)).backward()
+        optimizer.step()
+    results[rank] = [p.detach().numpy() for p in module.parameters()]
+    torch.distributed.destroy_process_group()
+
+
+def test_parameters_after_20_steps_are_those_of_torch_ddp() -> None:
+    def train(comm: dtlab.Comm) -> list[torch.Tensor]:
+        module = MODELS["gpt"](torch.float32)
+        model = DataParallel(module, comm, bucket_bytes=4000)
+        optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+        for step in range(20):
+            optimizer.zero_grad()
+            loss_of(model, shard_of(batch_of("gpt", step, size=8), comm.rank, 2)).backward()
+            optimizer.step()
+        return [p.detach() for p in module.parameters()]
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with torch.multiprocessing.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(torch_ddp, (port, results), nprocs=2)
+        theirs = [torch.from_numpy(array) for array in results[0]]
+    assert_equal(dtlab.run(train, ranks=2).values[0], theirs, 1e-6)

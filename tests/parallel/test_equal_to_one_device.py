@@ -1,0 +1,49 @@
+"""Data parallelism and ZeRO train as one device would, to the last bits of float64."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import cycle
+from typing import Any
+
+import pytest
+from torch import nn
+
+import dtlab
+from dtlab.parallel import DataParallel, zero
+from dtlab.parallel.data import STRATEGIES
+from tests.parallel.training import MODELS, OPTIMIZERS, difference, on, one_device, train
+
+RANKS = 1, 2, 3, 4, 5, 8
+
+
+class Wrap:
+    """Wraps a module: with a strategy of data parallelism, or a stage of ZeRO."""
+
+    def __init__(self, how: str | int):
+        self.how = how
+
+    def __call__(self, module: nn.Module, comm: dtlab.Comm, make: Any, options: Any) -> Any:
+        if isinstance(self.how, int):
+            return zero(module, comm, self.how, make, **options)
+        return (DataParallel(module, comm, self.how, bucket_bytes=4000),
+                make(module.parameters(), **options))
+
+
+reference = lru_cache(one_device)
+HOW = dict(zip(((m, o, r) for m in MODELS for o in OPTIMIZERS for r in RANKS),
+               cycle((*STRATEGIES, 1, 2, 3)), strict=False))  # 7 ways, 54 cases: each meets each
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("backend", ["gloo", "simulator"])
+def test_parameters_after_20_steps_are_those_of_one_device(
+        model: str, optimizer: str, backend: str) -> None:
+    expected = reference(model, optimizer)
+    for ranks in RANKS:
+        how = HOW[model, optimizer, ranks if backend == "gloo" else 9 - ranks if ranks in (4, 5)
+                  else ranks]
+        result = on(backend, train, model, optimizer, Wrap(how), ranks=ranks)
+        for state in result.values:
+            assert difference(state, expected) < 1e-12, (how, ranks)

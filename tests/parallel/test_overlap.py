@@ -1,0 +1,81 @@
+"""How long ranks only communicate: less from strategy to strategy, and as the closed form says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import dtlab
+from dtlab import cost
+from dtlab.parallel import DataParallel, charge_compute, zero
+
+LAYERS, WIDTH, ALPHA, BETA = 12, 24, 1e-5, 1e-8
+LAYER_BYTES = 8 * WIDTH * WIDTH
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False).double() for _ in range(LAYERS)))
+
+
+def step(comm: dtlab.Comm, strategy: str, buckets: int, forward_s: float) -> None:
+    model = DataParallel(layers(), comm, strategy, LAYERS // buckets * LAYER_BYTES, "ring")
+    charge_compute(comm, dict.fromkeys(model.module, forward_s))
+    model(torch.ones(1, WIDTH, dtype=torch.float64)).sum().backward()
+
+
+def exposed_s(ranks: int, strategy: str, buckets: int, forward_s: float) -> list[float]:
+    """By rank, less what the broadcast of the parameters at the start takes."""
+    network = dtlab.topology.uniform(ranks, ALPHA, 1 / BETA)
+    whole, start = (dtlab.simulate(fn, network=network).trace for fn in (
+        lambda comm: step(comm, strategy, buckets, forward_s),
+        lambda comm: DataParallel(layers(), comm) and None))
+    return [whole.exposed_s(rank) - start.exposed_s(rank) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("buckets", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("forward_s", [1e-6, 2e-5, 4e-5, 1e-3])
+def test_exposed_communication_is_the_closed_form(
+        ranks: int, buckets: int, forward_s: float) -> None:
+    for overlap in (True, False):
+        expected = cost.exposed_s(2 * forward_s * LAYERS, LAYERS * LAYER_BYTES, buckets, ranks,
+                                  ALPHA, BETA, overlap=overlap)
+        measured = exposed_s(ranks, "overlap" if overlap else "bucket", buckets, forward_s)
+        assert max(measured) == pytest.approx(expected, rel=1e-6)
+
+
+def test_it_falls_from_strategy_to_strategy() -> None:
+    parameter, flat, overlap = (max(exposed_s(4, strategy, 4, 4e-5))
+                                for strategy in ("parameter", "flat", "overlap"))
+    assert parameter > 1.5 * flat > 1.5 * 2 * overlap
+
+
+def test_the_best_number_of_buckets_is_the_best_when_simulated() -> None:
+    best = cost.best_buckets(2 * 2e-5 * LAYERS, LAYERS * LAYER_BYTES, LAYERS, 4, ALPHA, BETA)
+    choices = [1, 2, 3, 4, 6, 12]
+    simulated = {k: max(exposed_s(4, "overlap", k, 2e-5)) for k in choices}
+    predicted = {k: cost.exposed_s(2 * 2e-5 * LAYERS, LAYERS * LAYER_BYTES, k, 4, ALPHA, BETA)
+                 for k in choices}
+    assert min(simulated, key=simulated.__getitem__) == min(predicted, key=predicted.__getitem__)
+    assert 1 < best < LAYERS
+
+
+def test_stage_3_hides_its_gathers_behind_the_layers() -> None:
+    def train(comm: dtlab.Comm, forward_s: float) -> float:
+        model, optimizer = zero(layers(), comm, 3, torch.optim.SGD, algorithm="ring", lr=0.1)
+        charge_compute(comm, dict.fromkeys(model.module, forward_s))
+        before = comm.now()
+        model(torch.ones(1, WIDTH, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        return comm.now() - before
+
+    network = dtlab.topology.uniform(4, ALPHA, 1 / BETA)
+    gather_s = cost.time_s("all_gather", "ring", 4, LAYER_BYTES, ALPHA, BETA)
+    for forward_s in (2 * gather_s, 3 * gather_s):
+        taken_s = max(dtlab.simulate(train, forward_s, network=network).values)
+        computed_s = 3 * forward_s * LAYERS
+        # Exposed: the first gather of each direction, and the last layer's reduction.
+        assert taken_s < computed_s + 6 * gather_s
+    with pytest.raises(dtlab.ConfigError, match="buckets must be a number above 0"):
+        cost.exposed_s(1.0, 100, 0, 4, ALPHA, BETA)

@@ -1,0 +1,236 @@
+"""ZeRO: what each rank keeps, what it sends, and what it does in the cases that are not simple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import dtlab
+from dtlab.models import GPT, MLP, GPTConfig
+from dtlab.parallel import DataParallel, MemoryMeter, clip_grad_norm_, full_state_dict, zero
+from tests.parallel.training import MODELS, batch_of, difference, loss_of, on, shard_of
+
+STAGES = 1, 2, 3
+
+
+def step_of(model: Any, optimizer: Any, kind: str, number: int, dtype: torch.dtype) -> None:
+    shard = shard_of(batch_of(kind, number, dtype, 24), model.comm.rank, model.comm.size)
+    if kind != "gpt":
+        shard = tuple(x.to(dtype) if x.is_floating_point() else x for x in shard)
+    model.backward(loss_of(model, shard), len(shard[-1]))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def deep() -> nn.Module:
+    return MLP((64, 32, 32, 32, 10)).module()
+
+
+@pytest.mark.parametrize("stage", [0, *STAGES])
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_model_state_is_that_of_the_paper_to_the_padding(stage: int, ranks: int) -> None:
+    def state(comm: dtlab.Comm) -> tuple[int, int]:
+        if stage:
+            model, optimizer = zero(deep(), comm, stage, torch.optim.Adam,
+                                    param_dtype=torch.bfloat16)
+            step_of(model, optimizer, "mlp", 0, torch.bfloat16)
+            slack = sum(unit.padding for unit in model.units) * 16 + 4 * len(model.units)
+        else:
+            model = DataParallel(deep(), comm)
+            optimizer = torch.optim.Adam(model.parameters())
+            step_of(model, optimizer, "mlp", 0, torch.float32)
+            slack = 4 * len(list(model.parameters()))  # Adam counts its steps
+        dtype = next(model.parameters()).dtype
+        with MemoryMeter(model, optimizer) as meter:
+            shard = shard_of(batch_of("mlp", 1, dtype, 24), comm.rank, comm.size)
+            loss_of(model, tuple(x.to(dtype) if x.is_floating_point() else x for x in shard)
+                    ).backward()
+            now = meter.now
+        return sum(now[k] for k in ("parameters", "gradients", "optimizer state")), slack
+
+    count = sum(p.numel() for p in deep().parameters())
+    expected = {0: 16 * count, 1: 4 * count + 12 * count / ranks, 2: 2 * count + 14 * count / ranks,
+                3: 16 * count / ranks}[stage]
+    for nbytes, slack in on("simulator", state, ranks=ranks).values:
+        assert expected <= nbytes <= expected + slack
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_stage_3_holds_two_layers_at_a_time(ranks: int) -> None:
+    def peak(comm: dtlab.Comm) -> tuple[int, int, int]:
+        model, optimizer = zero(MLP([64] * 11).module(), comm, 3)
+        with MemoryMeter(model, optimizer) as meter:
+            step_of(model, optimizer, "mlp", 0, torch.float32)
+        layer = max(unit.whole.numel() for unit in model.units) * 4
+        shards = sum(len(unit.shard) for unit in model.units) * 4
+        return max(kinds["parameters"] for _, kinds in meter.history), shards, layer
+
+    for most, shards, layer in on("simulator", peak, ranks=ranks).values:
+        assert most <= shards + 2 * layer
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_traffic_is_that_of_the_paper(stage: int, model: str, ranks: int) -> None:
+    def train(comm: dtlab.Comm, steps: int) -> int:
+        wrapped, optimizer = zero(MODELS[model](torch.float64), comm, stage, algorithm="ring")
+        for number in range(steps):
+            shard = shard_of(batch_of(model, number, size=24), comm.rank, comm.size)
+            loss_of(wrapped, shard).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return sum(unit.whole.numel() for unit in wrapped.units)
+
+    network = dtlab.topology.uniform(ranks, 1e-6, 1e9)
+    once, twice = (dtlab.simulate(train, steps, network=network) for steps in (1, 2))
+    count = once.values[0]
+    for rank in range(ranks):
+        sent = twice.trace.sent_bytes(rank) - once.trace.sent_bytes(rank)
+        assert sent == {1: 2, 2: 2, 3: 3}[stage] * 8 * count * (ranks - 1) // ranks
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_accumulation_clipping_and_a_skipped_step(stage: int) -> None:
+    def train(comm: dtlab.Comm | None) -> Any:
+        module = MODELS["mlp"](torch.float64)
+        model: Any = module
+        optimizer: Any
+        if comm is None:
+            optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+        else:
+            model, optimizer = zero(module, comm, stage, lr=0.01)
+        norms = []
+        for number in range(6):
+            shard = batch_of("mlp", number, size=12)
+            shard = shard if comm is None else shard_of(shard, comm.rank, comm.size)
+            if number % 2 == 0 and comm is not None:
+                with model.no_sync():
+                    loss_of(model, shard).backward()
+                continue
+            loss_of(model, shard).backward()
+            if number % 2 == 0:
+                continue
+            norms.append(float(clip_grad_norm_(model, 0.5) if comm else
+                               nn.utils.clip_grad_norm_(module.parameters(), 0.5)))
+            if number != 3:  # that step is skipped
+                optimizer.step()
+            optimizer.zero_grad()
+        return norms, full_state_dict(model) if comm else dict(module.named_parameters())
+
+    norms, expected = train(None)
+    for found, state in on("simulator", train, ranks=3).values:
+        assert found == pytest.approx(norms, rel=1e-9)
+        assert difference(state, {k: p.detach() for k, p in expected.items()}) < 1e-12
+
+
+class Recomputed(nn.Module):
+    """A GPT of which each block runs again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = MODELS["gpt"](torch.float64)
+
+    def forward(self, tokens: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+        x = self.gpt.tokens(tokens)
+        for block in self.gpt.blocks:
+            x = checkpoint(block, x, seeds, use_reentrant=False)
+        return self.gpt.norm(x) @ self.gpt.tokens.weight.T
+
+
+def test_stage_3_gathers_no_more_when_activations_are_recomputed() -> None:
+    def train(comm: dtlab.Comm, steps: int) -> dict[str, torch.Tensor]:
+        module = Recomputed()
+        module.gpt.positions.requires_grad_(False)
+        model, optimizer = zero(module, comm, 3, torch.optim.SGD, lr=0.1, algorithm="ring")
+        for number in range(steps):
+            loss_of(model, shard_of(batch_of("gpt", number, size=8), comm.rank, 2)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return full_state_dict(model)
+
+    network = dtlab.topology.uniform(2, 1e-6, 1e9)
+    traces = [dtlab.simulate(train, steps, network=network).trace for steps in (1, 2)]
+    count = sum(p.numel() for name, p in Recomputed().named_parameters() if "positions" not in name)
+    assert traces[1].sent_bytes(0) - traces[0].sent_bytes(0) == 3 * 8 * count // 2
+    one = Recomputed()
+    one.gpt.positions.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in one.parameters() if p.requires_grad], lr=0.1)
+    for number in range(3):
+        optimizer.zero_grad()
+        loss_of(one, batch_of("gpt", number, size=8)).backward()
+        optimizer.step()
+    state = dtlab.simulate(train, 3, network=network).values[1]
+    assert difference(state, {k: p.detach() for k, p in one.named_parameters()}) < 1e-12
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_evaluation_leaves_nothing_gathered(stage: int) -> None:
+    def evaluate(comm: dtlab.Comm) -> tuple[torch.Tensor, int]:
+        model, _ = zero(MODELS["gpt"](torch.float64), comm, stage)
+        before = sum(u.whole.untyped_storage().nbytes() for u in model.units)
+        model.eval()
+        with torch.no_grad():
+            logits = model(*batch_of("gpt", 0)[:-1])
+        return logits, sum(u.whole.untyped_storage().nbytes() for u in model.units) - before
+
+    one = MODELS["gpt"](torch.float64).eval()
+    for logits, more in on("simulator", evaluate, ranks=3).values:
+        torch.testing.assert_close(logits, one(*batch_of("gpt", 0)[:-1]).detach())
+        assert more == 0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_offloaded_state_trains_the_same(stage: int) -> None:
+    def train(comm: dtlab.Comm, offload: bool) -> dict[str, torch.Tensor]:
+        model, optimizer = zero(MODELS["mlp"](torch.float64), comm, stage, offload=offload, lr=0.01)
+        for number in range(4):
+            step_of(model, optimizer, "mlp", number, torch.float64)
+        if offload:
+            assert all(u.master.data_ptr() != u.shard.data_ptr() for u in model.units)
+        return full_state_dict(model)
+
+    states = [on("simulator", train, offload, ranks=3).values[0] for offload in (False, True)]
+    assert difference(*states) == 0
+
+
+def test_bf16_parameters_have_float32_masters() -> None:
+    def train(comm: dtlab.Comm) -> tuple[dict[str, torch.Tensor], list[torch.dtype]]:
+        model, optimizer = zero(GPT(GPTConfig(layers=2, hidden=32, context=8)), comm, 2,
+                                torch.optim.SGD, param_dtype=torch.bfloat16, lr=1e-5)
+        for number in range(8):
+            step_of(model, optimizer, "gpt", number, torch.bfloat16)
+        return full_state_dict(model), [p.dtype for p in model.module.parameters()]
+
+    start = dict(GPT(GPTConfig(layers=2, hidden=32, context=8)).named_parameters())
+    state, dtypes = on("simulator", train, ranks=2).values[0]
+    assert set(dtypes) == {torch.bfloat16}
+    assert all(value.dtype == torch.float32 for value in state.values())
+    moved = (state["tokens.weight"] - start["tokens.weight"]).abs()
+    assert 0 < moved[moved > 0].min() < 1e-6  # steps that bf16 would have lost
+
+
+# ---- what must be refused ----------------------------------------------------------------------
+
+
+def mixed_dtypes(comm: dtlab.Comm) -> None:
+    zero(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), comm)
+
+
+class Layerwise(torch.optim.SGD):
+    elementwise = False
+
+
+@pytest.mark.parametrize(("mistake", "sentence"), [
+    (lambda comm: zero(nn.Linear(1, 1), comm, 4), "stages 1, 2 and 3, not 4"),
+    (mixed_dtypes, "parameters of one dtype, not of 2"),
+    (lambda comm: zero(nn.Linear(1, 1 + comm.rank), comm, 3), "'weight' has shape"),
+    (lambda comm: zero(nn.Linear(1, 1), comm, 1, Layerwise), "Layerwise needs the norms"),
+])
+def test_a_mistake_is_one_sentence(mistake: Any, sentence: str) -> None:
+    with pytest.raises(dtlab.RankFailed, match=sentence):
+        on("simulator", mistake, ranks=2)

@@ -1,0 +1,44 @@
+"""Ranks that communicate inside autograd's backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dtlab
+
+NETWORK = dtlab.topology.uniform(3, 1e-6, 1e9)
+
+
+def sum_gradient(comm: dtlab.Comm, p: torch.Tensor) -> None:
+    dtlab.collectives.all_reduce(comm, p.grad)
+
+
+def gradient_averaged_by_a_hook(comm: dtlab.Comm) -> float:
+    print("before backward")
+    x = torch.ones(2, requires_grad=True)
+    x.register_post_accumulate_grad_hook(lambda p: sum_gradient(comm, p))
+    (x * comm.rank).sum().backward()
+    print("after backward")
+    return float(x.grad[0])
+
+
+def test_ranks_that_communicate_inside_backward_begin_again_as_threads(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(comm: dtlab.Comm) -> float:
+        return gradient_averaged_by_a_hook(comm)
+
+    result = dtlab.simulate(fn, network=NETWORK)
+    assert result.values == [3.0, 3.0, 3.0]
+    assert result.output == ["before backward\nafter backward\n"] * 3
+    shown = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == sorted(f"[rank {r}] {when} backward" for r in range(3)
+                                   for when in ("before", "after"))  # each line once
+    again = dtlab.simulate(fn, network=NETWORK, strands="thread", echo=False)
+    assert (again.elapsed_s, again.trace.events) == (result.elapsed_s, result.trace.events)
+
+
+def test_greenlets_that_were_asked_for_refuse() -> None:
+    with pytest.raises(dtlab.ConfigError, match='strands="thread"'):
+        dtlab.simulate(gradient_averaged_by_a_hook, network=NETWORK, strands="greenlet",
+                       echo=False)

@@ -1,0 +1,154 @@
+"""No argument, however wrong, ends in Python's own error, in a second's silence or in none."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dtlab
+from dtlab import Comm, cost, simulate, topology, units
+from dtlab.cli import app
+from dtlab.machine import Machine
+from dtlab.plots import frames_of, stepper_frames
+
+HOSTILE: list[Any] = [
+    None, True, -1, 0, 1.5, 10**12, 10**99, math.nan, math.inf, -math.inf, "", "x", "4", "²",
+    "9" * 50_000, "1e99B", "torus:²x²", (1, 2), [[1]], {}, {"a": 1}, b"4", object(), torch.ones(2),
+    torch.tensor(3), 1j, print, int,
+]
+LIMIT_S = 2.0
+CASE: dict[str, Any] = {"collective": "all_reduce", "algorithm": "ring", "ranks": 4, "nbytes": 64}
+MACHINE = {"alpha": 1e-6, "beta": 1e-9, "gamma": 0.0}
+NETWORK = topology.uniform(2, 0, 1)
+LINK = {"latency_s": 1e-6, "bandwidth_Bps": 1e9}
+
+
+def quiet(comm: Comm) -> None: ...
+
+
+def in_a_rank(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call(comm, …)` on two simulated ranks, as a function of its other arguments."""
+    return lambda **given: simulate(lambda comm: call(comm, **given), network=NETWORK)
+
+
+def computes(comm: Comm, seconds: Any) -> None:
+    with comm.compute("x", seconds):
+        pass
+
+
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "time_s": (cost.time_s, CASE | MACHINE | {"itemsize": 4}),
+    "form": (cost.form, CASE | {"itemsize": 4}),
+    "lower_bound_s": (cost.lower_bound_s, {k: CASE[k] for k in ("collective", "ranks", "nbytes")}
+                      | MACHINE),
+    "bus_factor": (cost.bus_factor, {"collective": "all_reduce", "ranks": 4}),
+    "predicted_s": (cost.predicted_s, CASE | {"machine": Machine(1e-6, 1e-9, 0.0)}),
+    "uniform": (topology.uniform, {"ranks": 4} | LINK),
+    "racks": (topology.racks, {"racks": 2, "hosts": 2, "gpus": 1, "oversubscription": 4.0,
+                               "pcie_Bps": 1e9, "overhead_s": 0.0} | LINK),
+    "fat_tree": (topology.fat_tree, {"k": 4, "hosts": 8, "oversubscription": 1.0,
+                                     "overhead_s": 0.0} | LINK),
+    "torus": (topology.torus, {"x": 2, "y": 2, "z": 1, "overhead_s": 0.0} | LINK),
+    "dragonfly": (topology.dragonfly, {"groups": 2, "routers": 2, "hosts": 1} | LINK),
+    "nvswitch": (topology.nvswitch, {"gpus": 4} | LINK),
+    "pcie_server": (topology.pcie_server, {"gpus": 4, "switches": 2, "latency_s": 1e-6}),
+    "v100_nvlink": (topology.v100_nvlink, {"detour": "gpu", "latency_s": 1e-6}),
+    "compose": (topology.compose, {"server": topology.nvswitch(2), "network": topology.racks(1, 2),
+                                   "nic_at": None, "nic_latency_s": 1e-6, "nic_Bps": 1e9}),
+    "named": (topology.named, {"text": "torus:2x2"}),
+    "with_link": (topology.with_link, {"topology": topology.torus(2, 2), "a": 0, "b": 1,
+                                       "bandwidth_Bps": 1e9}),
+    "with_traffic": (topology.with_traffic, {"topology": topology.torus(2, 2), "src": 0, "dst": 1,
+                                             "rate_Bps": 1e6, "start_s": 0.0, "end_s": 1.0}),
+    "load": (topology.load, {"path": "nowhere.yaml"}),
+    "bytes_of": (units.bytes_of, {"text": "4kB"}),
+    "seconds_of": (units.seconds_of, {"text": "4us"}),
+    "bandwidth_of": (units.bandwidth_of, {"text": "4GB/s"}),
+    "simulate": (partial(simulate, quiet), {"network": NETWORK, "gamma": 0.0, "overhead_s": None,
+                            "strands": "greenlet", "eager_bytes": 0, "timeout": None,
+                            "crash": None}),
+    "run": (partial(dtlab.run, 5), {"ranks": 2, "backend": "gloo", "device": "cpu", "timeout": 60.0,
+                        "threads": 1, "may_die": ()}),  # 5: no process starts
+    "stepper_frames": (stepper_frames, {"collective": "all_reduce", "algorithm": "ring",
+                                        "ranks": 2, "root": 0}),
+    "frames_of": (frames_of, {"fn": dtlab.collectives.all_reduce, "ranks": 2,
+                              "collective": "all_reduce", "root": 0}),
+    "split": (in_a_rank(lambda comm, color, key: comm.split(color, key)), {"color": 0, "key": 0}),
+    "subgroup": (in_a_rank(lambda comm, ranks: comm.subgroup(ranks)), {"ranks": (0, 1)}),
+    "compute": (in_a_rank(computes), {"seconds": 0.0}),
+}
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    def late(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("this takes too long")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_hostile_argument_is_taken_or_answered_in_one_sentence(name: str) -> None:
+    call, fitting = CALLS[name]
+    faults = []
+
+    def note(error: BaseException) -> None:
+        faults.append(f"{parameter}={value!r:.40}: {type(error).__name__}: {error!s:.60}")
+
+    for parameter in fitting:
+        for value in HOSTILE:
+            try:
+                with within(LIMIT_S):
+                    call(**fitting | {parameter: value})
+            except dtlab.DtlabError as error:
+                cause = error.__cause__  # what a rank has raised
+                if cause is not None and not isinstance(cause, dtlab.DtlabError):
+                    note(cause)
+            except Exception as error:
+                note(error)
+    assert faults == []
+
+
+def test_a_hostile_topology_file_is_answered_in_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name, text, says in (
+        ("deep", "ranks: " + "[" * 1500 + "]" * 1500, "nested too deeply"),
+        ("many", f"ranks: {10**8}\nlinks: []", "262,144 or less"),
+        ("digits", f"ranks: {'9' * 5000}\nlinks: []", "too large a number"),
+        ("long", " " * 10_000_001, "too large"),
+        ("pipe", "", "no ordinary file"),
+    ):
+        file = tmp_path / f"{name}.yaml"
+        if text:
+            file.write_text(text)
+        with within(LIMIT_S), pytest.raises(dtlab.ConfigError, match=says):
+            topology.load(file)
+
+
+@pytest.mark.parametrize("line", ["bench collectives barrier -n 1e99B", "demo -p 1"])
+def test_a_hostile_option_is_answered_in_one_sentence(line: str) -> None:
+    got = CliRunner().invoke(app, line.split())
+    assert got.exit_code == 2
+    assert got.stderr.count("\n") == 1
+
+
+def test_time_on_processes_is_checked_as_in_the_simulator() -> None:
+    with pytest.raises(dtlab.ConfigError, match=r"seconds of compute.* not -1"):
+        dtlab.run(partial(computes, seconds=-1), ranks=1)

@@ -1,0 +1,58 @@
+"""Errors that leave dtlab are shown down to the learner's own line, and no further."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = str(Path(__file__).parents[1] / "dtlab")
+CALLS = {
+    "a rank raises": "simulate(fails, network=uniform(2, 0, 1))",
+    "Stepper": "from dtlab.widgets import Stepper; Stepper(fn=lambda comm, x: x.nothing)",
+    "a bad argument": "uniform(-1, 0, 1)",
+    "an unknown algorithm": "dtlab.cost.time_s('all_reduce', 'best', 4, 8, 1e-6, 1e-9)",
+    "simulate interrupted": "timer(); simulate(endless, network=uniform(2, 0, 1))",
+    "run interrupted": "timer(1.5); dtlab.run(endless, ranks=2, timeout=None)",
+    "a session interrupted": "timer(1.5); dtlab.Session(2, timeout=None).execute('while 1: pass')",
+}
+SETUP = """
+import _thread, threading, time, dtlab
+from dtlab import simulate
+from dtlab.topology import uniform
+def fails(comm): raise KeyError("lost")
+def endless(comm):
+    while True: comm.split(0)
+def timer(seconds=0.3): threading.Timer(seconds, _thread.interrupt_main).start()
+"""
+
+
+def shown(command: list[str], folder: Path) -> str:
+    got = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    return got.stdout + got.stderr
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("how", ["python", "IPython"])
+def test_the_last_frame_is_the_learners(how: str, call: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"{SETUP}\n{call}  # mine\n")
+    ipython = ["-m", "IPython", "--colors=NoColor", "--no-banner"] if how == "IPython" else []
+    text = shown([sys.executable, *ipython, "mine.py"], tmp_path)
+    files = re.findall(r'^(?:  File "([^"]+)"|File ([^\s:]+):\d)', text, re.MULTILINE)
+    assert "# mine" in text
+    assert re.search(r"Error|Interrupt|Failed", text)
+    assert [name for pair in files for name in pair if name.startswith(PACKAGE)] == []
+
+
+def test_a_cell_on_all_ranks_ends_at_the_cell(tmp_path: Path) -> None:
+    (tmp_path / "cell.ipy").write_text(
+        "%load_ext dtlab\nget_ipython().run_cell_magic('ranks', '2', '1 / 0')  # mine\n")
+    text = shown([sys.executable, "-m", "IPython", "--colors=NoColor", "--no-banner", "cell.ipy"],
+                 tmp_path)
+    assert "rank 0 raised ZeroDivisionError" in text or "rank 1 raised ZeroDivisionError" in text
+    assert "# mine" in text
+    assert PACKAGE not in text
+    assert "interactiveshell.py" not in text
