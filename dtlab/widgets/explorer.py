@@ -24,7 +24,7 @@ _HERE = files("dtlab.widgets")
 _FRAME = """\
 <style onload="{script}">{style}</style>
 <button class="jupyter-button widget-button dtlab-full-screen"
-  title="show this widget alone, and larger; Esc ends it">⛶ full screen</button>
+  title="show this widget alone, and larger; Esc ends it">full screen</button>
 <div class="dtlab-gone" role="alert">This kernel knows nothing of the widget any more:
   run this cell again.</div>"""
 
