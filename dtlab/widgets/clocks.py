@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import ipywidgets
-
 from dtlab import ps
 from dtlab.errors import ConfigError
 from dtlab.plots import PACES, ClockRun, Picture, clocks, watch_clocks
-from dtlab.widgets.explorer import DPI, Explorer, button, dropdown
+from dtlab.widgets.explorer import DPI, Explorer, dropdown
+from dtlab.widgets.player import Player
 
 STOPS = 40  # of the time slider: the run is cut into this many equal parts
 RULES: dict[str, ps.Consistency] = {
@@ -42,17 +41,10 @@ class ClockExplorer(Explorer):
         self._runs: dict[tuple[str, str], ClockRun] = {}
         self.rule = dropdown("rule", list(rules), rule)
         self.pace = dropdown("workers", list(PACES), pace)
-        wide = ipywidgets.Layout(width="420px")
-        self.time = ipywidgets.IntSlider(min=0, max=STOPS, value=STOPS // 2, readout=False,
-                                         description="time", layout=wide)
-        self.play = ipywidgets.Play(min=0, max=STOPS, value=STOPS // 2, interval=400,
-                                    show_repeat=False, tooltip="let time pass")
-        ipywidgets.jslink((self.play, "value"), (self.time, "value"))
-        super().__init__([self.rule, self.pace], [
-            self.play, button("◀ back", "a moment earlier", lambda: self._step(-1)),
-            button("forward ▶", "a moment later", lambda: self._step(1)), self.time,
-        ])
-        for control in (self.rule, self.pace, self.time):
+        self.player = Player("time", "moment", 400, self._update)
+        self.player.load([f"{end_s * stop / STOPS:.2f} s" for stop in range(STOPS + 1)], STOPS // 2)
+        super().__init__([self.rule, self.pace], self.player.controls)
+        for control in (self.rule, self.pace):
             control.observe(lambda _: self._update(), "value")
         self._update()
 
@@ -69,11 +61,8 @@ class ClockExplorer(Explorer):
         """The whole run that is shown, as a matplotlib figure."""
         return clocks(self.run)
 
-    def _step(self, by: int) -> None:
-        self.time.value = min(max(self.time.value + by, 0), STOPS)
-
     def _update(self) -> None:
-        run, stop = self.run, self.time.value
+        run, stop = self.run, self.player.at
         self._show(self._key(stop), partial(self._draw, run, stop))
         for near in (stop + 1, stop - 1):
             if 0 <= near <= STOPS:

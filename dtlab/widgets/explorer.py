@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from importlib.resources import files
 from typing import Any
 
 import ipywidgets
@@ -16,10 +17,16 @@ from traitlets import Unicode
 
 from dtlab.plots import Picture
 
-DPI = 90
-MOST_KEPT = 256  # pictures; about 60 kB each
-_WORDS = ('<div role="status" aria-live="polite" style="font-size: 13px; line-height: 1.4; '
-          'height: 4.2em; overflow-y: auto; color: {color}">{text}</div>')
+WIDTH_PX = 990  # of a picture of 11 inches on the page
+DPI = 2 * WIDTH_PX / 11  # twice the pixels, so that screens with small ones show it sharp
+MOST_KEPT = 128  # pictures; about 200 kB each
+_HERE = files("dtlab.widgets")
+_FRAME = """\
+<style onload="{script}">{style}</style>
+<button class="jupyter-button widget-button dtlab-full-screen"
+  title="show this widget alone, and larger; Esc ends it">full screen</button>
+<div class="dtlab-gone" role="alert">This kernel knows nothing of the widget any more:
+  run this cell again.</div>"""
 
 
 class NamedImage(ipywidgets.Image):  # type: ignore[misc]
@@ -36,18 +43,27 @@ class Explorer(ABC):
     """A picture under rows of controls. Pictures are kept: to come back to one costs nothing.
 
     An `Image` widget keeps the old picture on screen until the new one is decoded, so nothing
-    flickers. It has no alternative text, so its tooltip names the picture, and the words stand
-    below it, in a live region.
+    flickers. Its tooltip names the picture, and the words stand below it, in a live region.
+    explorer.js gives the controls their names, keeps their keys to them, and fills the screen.
     """
 
     def __init__(self, *rows: Sequence[Any]):
         self.image = NamedImage(format="png")
-        self.image.layout = ipywidgets.Layout(width=f"{11 * DPI}px", max_width="100%")
-        self.words = ipywidgets.HTML(layout=ipywidgets.Layout(max_width=f"{11 * DPI}px"))
+        self.image.layout = ipywidgets.Layout(width=f"{WIDTH_PX}px", max_width="100%")
+        self.words = ipywidgets.HTML(layout=ipywidgets.Layout(max_width=f"{WIDTH_PX}px"))
+        self.words.add_class("dtlab-words")
+        frame = ipywidgets.HTML(_FRAME.format(
+            script=html.escape((_HERE / "explorer.js").read_text()),
+            style=(_HERE / "explorer.css").read_text(),
+        ), layout=ipywidgets.Layout(max_width=f"{WIDTH_PX}px"))
+        frame.add_class("dtlab-frame")
         self.controls = [control for row in rows for control in row]
         wrap = ipywidgets.Layout(flex_flow="row wrap", grid_gap="2px 14px")
         lines = [ipywidgets.HBox(list(row), layout=wrap) for row in rows]
-        self.box = ipywidgets.VBox([*lines, self.image, self.words])
+        for line in lines:
+            line.add_class("dtlab-row")
+        self.box = ipywidgets.VBox([frame, *lines, self.image, self.words])
+        self.box.add_class("dtlab-explorer")
         self._kept: OrderedDict[Hashable, tuple[bytes, str]] = OrderedDict()
 
     @abstractmethod
@@ -83,9 +99,9 @@ class Explorer(ABC):
         self._say(words)
 
     def _say(self, text: str, *, alarm: bool = False) -> None:
-        color = "var(--jp-error-color1, #b3001b)" if alarm else "inherit"
+        (self.words.add_class if alarm else self.words.remove_class)("dtlab-alarm")
         self.image.tooltip = text.split(": ")[0].split(". ")[0]
-        self.words.value = _WORDS.format(color=color, text=html.escape(text))
+        self.words.value = html.escape(text)
 
     def _ahead(self, key: Hashable, draw: Callable[[], Picture]) -> None:
         """Draw a picture that may be wanted next, once the kernel has nothing else to do."""

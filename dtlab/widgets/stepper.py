@@ -6,13 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import ipywidgets
-
 from dtlab.collectives import ALGORITHMS, default_of
 from dtlab.errors import DtlabError
 from dtlab.plots import Frame, Picture, frames_of, stepper, stepper_frames
 from dtlab.plots.stepper import HEIGHT_IN
-from dtlab.widgets.explorer import DPI, Explorer, button, choice, dropdown
+from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.widgets.player import Player
 
 MOST_RANKS = 16
 
@@ -41,36 +40,27 @@ class Stepper(Explorer):
         self._watched = collective
         counts = sorted({*range(1, MOST_RANKS + 1), ranks})
         self.ranks = choice("ranks", [(str(p), p) for p in counts], ranks, width="260px")
-        self.step = ipywidgets.IntSlider(min=0, max=1, description="step",
-                                         layout=ipywidgets.Layout(width="420px"))
-        self.play = ipywidgets.Play(min=0, max=1, interval=1000, show_repeat=False,
-                                    tooltip="play the steps")
-        ipywidgets.jslink((self.play, "value"), (self.step, "value"))
+        self.player = Player("step", "step", 1000, self._update)
         chosen = [self.collective, self.algorithm, self.ranks] if not fn else [self.ranks]
-        super().__init__(chosen, [
-            self.play, button("◀ back", "one step back", self.back),
-            button("forward ▶", "one step forward", self.forward), self.step,
-        ])
+        super().__init__(chosen, self.player.controls)
         if self.collective is not None and self.algorithm is not None:
             self.collective.observe(self._other_collective, "value")
             self.algorithm.observe(self._reload, "value")
         self.ranks.observe(self._reload, "value")
-        self.step.observe(lambda _: self._update(), "value")
         self._load()
 
     @property
     def frame(self) -> Frame:
         """The frame that is shown."""
-        number: int = self.step.value
-        return self._frames[min(number, len(self._frames) - 1)]
+        return self._frames[self.player.at]
 
     def forward(self) -> None:
         """One step forward, unless at the end."""
-        self.step.value = min(self.step.value + 1, self.step.max)
+        self.player.step(1)
 
     def back(self) -> None:
         """One step back, unless at the start."""
-        self.step.value = max(self.step.value - 1, 0)
+        self.player.step(-1)
 
     def static(self, step: int | None = None) -> Picture:
         """The frame that is shown, or that after `step` (−1: the last), as a matplotlib figure."""
@@ -108,15 +98,11 @@ class Stepper(Explorer):
             return
         self._frames, self._name = frames, (frames[0].title, frames[0].ranks)
         last = len(frames) - 1
-        self.play.max = self.step.max = max(1, last)
-        self.play.disabled = self.step.disabled = last == 0
-        if self.step.value != min(1, last):
-            self.step.value = min(1, last)
-        else:
-            self._update()
+        self.player.load([f"{step} of {last}" for step in range(last + 1)], min(1, last))
+        self._update()
 
     def _update(self) -> None:
-        number = min(self.step.value, len(self._frames) - 1)
+        number = self.player.at
         self._show((self._name, number), partial(self._draw, self._frames[number]))
         for near in (number + 1, number - 1):
             if 0 <= near < len(self._frames):

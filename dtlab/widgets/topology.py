@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import ipywidgets
 import torch
 
 from dtlab import topology
@@ -16,9 +15,11 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.plots import Picture
 from dtlab.plots.flows import draw_flows
 from dtlab.plots.link_history import LinkHistory
+from dtlab.plots.units import seconds_text
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
-from dtlab.widgets.explorer import DPI, Explorer, button, dropdown
+from dtlab.widgets.explorer import DPI, Explorer, dropdown
+from dtlab.widgets.player import Player
 
 Traffic = Callable[[Comm], Any]
 MOST_MOMENTS = 64  # of a run with more changes, this many are shown, evenly spread
@@ -87,16 +88,8 @@ class TopologyExplorer(Explorer):
         self._chosen = next(iter(self.clusters)), next(iter(self.kinds))
         self.cluster = dropdown("cluster", [*self.clusters], self._chosen[0], width="260px")
         self.traffic = dropdown("traffic", [*self.kinds], self._chosen[1], width="300px")
-        self.moment = ipywidgets.IntSlider(min=0, max=1, description="moment",
-                                           layout=ipywidgets.Layout(width="420px"))
-        self.play = ipywidgets.Play(min=0, max=1, interval=800, show_repeat=False,
-                                    tooltip="play the moments")
-        ipywidgets.jslink((self.play, "value"), (self.moment, "value"))
-        super().__init__([self.cluster, self.traffic], [
-            self.play, button("◀ back", "one moment back", self.back),
-            button("forward ▶", "one moment forward", self.forward), self.moment,
-        ])
-        self.moment.observe(self._moved, "value")
+        self.player = Player("moment", "moment", 800, self._update)
+        super().__init__([self.cluster, self.traffic], self.player.controls)
         self._load()
         for control in (self.cluster, self.traffic):
             control.observe(lambda _: self._load(), "value")
@@ -109,16 +102,15 @@ class TopologyExplorer(Explorer):
     @property
     def at_s(self) -> float:
         """The virtual time that is shown."""
-        number: int = self.moment.value
-        return self._moments[min(number, len(self._moments) - 1)]
+        return self._moments[self.player.at]
 
     def forward(self) -> None:
         """One moment forward, unless at the end."""
-        self.moment.value = min(self.moment.value + 1, self.moment.max)
+        self.player.step(1)
 
     def back(self) -> None:
         """One moment back, unless at the start."""
-        self.moment.value = max(self.moment.value - 1, 0)
+        self.player.step(-1)
 
     def static(self, at_s: float | None = None) -> Picture:
         """The moment that is shown, or another virtual time, as a matplotlib figure."""
@@ -143,21 +135,13 @@ class TopologyExplorer(Explorer):
             return
         self._chosen = chosen
         self._moments = _moments(self.history)
-        last = len(self._moments) - 1
         first = next((i for i, at_s in enumerate(self._moments)
                       if (stretch := self.history.at(at_s)) and stretch.moving), 0)
-        self.moment.unobserve(self._moved, "value")  # a shorter slider would move by itself
-        self.play.max = self.moment.max = max(1, last)
-        self.play.disabled = self.moment.disabled = last == 0
-        self.moment.value = first
-        self.moment.observe(self._moved, "value")
-        self._update()
-
-    def _moved(self, _: Any) -> None:
+        self.player.load([seconds_text(at_s) for at_s in self._moments], first)
         self._update()
 
     def _update(self) -> None:
-        here = self._moments.index(self.at_s)
+        here = self.player.at
         self._show((self._chosen, here), self._drawing(here))
         for near in (here + 1, here - 1):
             if 0 <= near < len(self._moments):

@@ -96,6 +96,30 @@ def test_every_slider_changes_the_picture_within_a_second_and_not_its_size(
     assert page.complaints() == []
 
 
+def test_keys_stay_inside_and_screen_readers_hear_values(page: Page) -> None:
+    output = shown(page, "TopologyExplorer")
+    menu = output.locator("select").first
+    before = page.page.locator(".jp-CodeCell").count()
+    menu.focus()
+    for key in ("b", "a", "ArrowDown"):
+        page.page.keyboard.press(key)
+    assert page.page.locator(".jp-CodeCell").count() == before  # no cell was inserted
+    assert page.page.evaluate("document.activeElement.tagName") == "SELECT"  # nor another one chosen
+    handle = output.locator(SLIDER).first
+    assert handle.get_attribute("aria-label") == "moment"
+    assert handle.get_attribute("aria-valuetext").endswith("s")  # a time, not a place in a list
+    assert output.locator("img.widget-image").get_attribute("alt")
+    assert output.locator("[role=status]").count() == 1
+
+
+def test_a_widget_whose_kernel_is_gone_says_to_run_the_cell_again(page: Page) -> None:
+    gone = shown(page, "ClockExplorer").get_by_text("run this cell again")
+    assert not gone.is_visible()
+    page.page.evaluate(
+        "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    gone.wait_for()
+
+
 @pytest.mark.parametrize("name", [path.name for path in CHAPTERS])
 def test_a_chapter_is_drawn_without_an_error(
     name: str, browser: Any, lab: Lab, shots: Path

@@ -1,0 +1,47 @@
+// Runs as the load handler of a <style> element (`this`) each time its widget comes onto the page:
+// what ipywidgets has no trait for. Doing it twice does no harm.
+const box = this.closest('.dtlab-explorer');
+const set = (element, name, value) => {
+  if (element && value && element.getAttribute(name) !== value) element.setAttribute(name, value);
+};
+
+// In JupyterLab's command mode, b inserts a cell and an arrow key goes to another one. Keys pressed
+// in here mean something here; those that save or run are still the notebook's.
+box.onkeydown = event => {
+  const forNotebook = event.ctrlKey || event.metaKey || (event.shiftKey && event.key === 'Enter');
+  if (!forNotebook) event.stopPropagation();
+};
+
+// Names and values for screen readers: a slider over a list would read out places in that list.
+const describe = () => {
+  for (const slider of box.querySelectorAll('.widget-slider')) {
+    const name = slider.querySelector('.widget-label')?.textContent;
+    const readout = slider.querySelector('.widget-readout');
+    const values = readout?.textContent.split(' – ') ?? [];
+    const handles = [...slider.querySelectorAll('[role=slider]')];
+    handles.forEach((handle, i) => {
+      set(handle, 'aria-label', handles.length > 1 ? `${name}, ${i ? 'to' : 'from'}` : name);
+      set(handle, 'aria-valuetext', values[i]);
+    });
+    if (readout?.isContentEditable) {
+      set(readout, 'role', 'textbox');
+      set(readout, 'aria-label', name);
+    }
+  }
+  for (const play of box.querySelectorAll('.widget-play')) {
+    ['play or pause', 'back to the start', 'repeat'].forEach((name, i) => {
+      set(play.children[i], 'aria-label', name);
+      set(play.children[i], 'title', name);
+    });
+  }
+  for (const image of box.querySelectorAll('img')) set(image, 'alt', image.title);
+  set(box.querySelector('.dtlab-words'), 'role', 'status');  // it stays; its text changes
+};
+describe();
+box.describing?.disconnect();
+box.describing = new MutationObserver(describe);
+box.describing.observe(box, {subtree: true, childList: true, characterData: true,
+                             attributeFilter: ['aria-valuetext', 'title']});
+
+box.querySelector('.dtlab-full-screen').onclick = () =>
+  document.fullscreenElement ? document.exitFullscreen() : box.requestFullscreen();
