@@ -104,7 +104,7 @@ def test_keys_stay_inside_and_screen_readers_hear_values(page: Page) -> None:
     for key in ("b", "a", "ArrowDown"):
         page.page.keyboard.press(key)
     assert page.page.locator(".jp-CodeCell").count() == before  # no cell was inserted
-    assert page.page.evaluate("document.activeElement.tagName") == "SELECT"  # nor another one chosen
+    assert page.page.evaluate("document.activeElement.tagName") == "SELECT"  # nor one chosen
     handle = output.locator(SLIDER).first
     assert handle.get_attribute("aria-label") == "moment"
     assert handle.get_attribute("aria-valuetext").endswith("s")  # a time, not a place in a list
