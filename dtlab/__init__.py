@@ -24,6 +24,7 @@ from dtlab.errors import (
     RankFailed,
     RunTimeout,
     ShapeMismatch,
+    TypeMismatch,
     UnwaitedWork,
 )
 from dtlab.result import Result
@@ -55,6 +56,7 @@ __all__ = [
     "Send",
     "Session",
     "ShapeMismatch",
+    "TypeMismatch",
     "Span",
     "Trace",
     "UnwaitedWork",

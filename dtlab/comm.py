@@ -80,6 +80,7 @@ class Comm(ABC):
     size: int
     device: torch.device
     label: str = ""  # what the messages are for: see `labelled`
+    axes: tuple[str, ...] = ("ranks",)  # of a mesh, along which its ranks lie; () if unknown
     in_collective = False  # is this the communicator of one call of a collective?
 
     def __init__(self, rank: int, size: int, device: torch.device):
@@ -220,6 +221,7 @@ class Comm(ABC):
         """`_form`, of which the groups within a collective are part of it."""
         group = self._form(ranks, context)
         group.in_collective = self.in_collective
+        group.axes = ()
         return group
 
     def labelled(self, label: str) -> Self:

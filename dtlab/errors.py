@@ -18,6 +18,10 @@ class ShapeMismatch(DtlabError, ValueError):
     """What was sent is not what the receiver made room for: another shape, dtype or collective."""
 
 
+class TypeMismatch(DtlabError):
+    """Tensors meet whose SPMD types don't fit: a conversion is missing, or one too many."""
+
+
 class UnwaitedWork(DtlabError):
     """A rank returned without having waited for what it had posted or begun."""
 

@@ -71,6 +71,31 @@ def with_cell_names(text: str) -> str:
     return _CELL.sub(lambda file: shown_name(file[0]), text)
 
 
+def calling_frame(skip: tuple[str, ...]) -> FrameType:
+    """The innermost frame that lies in none of the files and folders `skip`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(skip):
+        frame = frame.f_back
+    return frame or sys._getframe(1)
+
+
+def line_of(frame: FrameType) -> str:
+    """"ring.py:17 in step", as `place_text`."""
+    return place_text((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+
+
+def variable_name(value: object, frame: FrameType) -> str:
+    """What `value` is called in `frame`: "x", "self.weight"; "" if it has no name there."""
+    for name, local in frame.f_locals.items():
+        if local is value:
+            return name
+        named = None if isinstance(local, type) else getattr(local, "named_parameters", None)
+        for inner, parameter in named() if callable(named) else ():  # a module's
+            if parameter is value:
+                return f"{name}.{inner}"
+    return ""
+
+
 def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
     """The traceback of `error` from the learner's first line on; if there is none, without the
     leading frames that lie in the files `skip`.

@@ -16,6 +16,7 @@ from dtlab.errors import (
     RankFailed,
     RunTimeout,
     ShapeMismatch,
+    TypeMismatch,
     Waiting,
     waiting_table,
 )
@@ -25,7 +26,7 @@ ROWS = [Waiting(0, "send", "1", 4_000, "a.py:3 in f"), Waiting(1, "returned")]
 
 def test_all_are_of_one_family_and_of_pythons_own_where_it_has_one() -> None:
     family = [x for x in vars(errors).values() if isinstance(x, type) and issubclass(x, Exception)]
-    assert len(family) == 8
+    assert len(family) == 9
     assert all(issubclass(x, DtlabError) for x in family)
     assert issubclass(ConfigError, ValueError)
     assert issubclass(ShapeMismatch, ValueError)
@@ -62,8 +63,8 @@ def test_what_a_rank_raised_can_be_caught_as_that() -> None:
 
 
 @pytest.mark.parametrize("error", [
-    ConfigError("no"), ShapeMismatch("no"), RunTimeout("late", ROWS), Deadlock("stuck", ROWS),
-    RankDied("gone", 2, -9), RankFailed.from_rank(1, ValueError("x"), "text"),
+    ConfigError("no"), ShapeMismatch("no"), TypeMismatch("no"), RunTimeout("late", ROWS),
+    Deadlock("stuck", ROWS), RankDied("gone", 2, -9), RankFailed.from_rank(1, ValueError("x"), "text"),
     RankFailed.from_rank(1, ShapeMismatch("x"), "text"),
 ], ids=lambda error: type(error).__name__)
 def test_errors_travel(error: DtlabError) -> None:

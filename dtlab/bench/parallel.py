@@ -1,4 +1,4 @@
-"""A training step of a small GPT, by each kind of data parallelism, beside torch's own."""
+"""A training step of a small GPT, by each kind of parallelism, beside torch's own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import GPT, GPTConfig, text_batch
-from dtlab.parallel import DataParallel, MemoryMeter, zero
+from dtlab.parallel import DataParallel, MemoryMeter, tensor, zero
 from dtlab.processes import run
 
 CONFIG = GPTConfig(layers=6, hidden=368, heads=8, context=64)  # 9,897,728 parameters
@@ -51,7 +60,7 @@ def measure_parallel(ranks: int, repeats: int = 7, config: GPTConfig = CONFIG) -
     values = run(_take_turns, repeats, config, ranks=ranks, timeout=1200, trace=False,
                  echo=False).values
     rows = []
-    for name, (_, peer) in CONTESTANTS.items():
+    for name, (_, peer, _) in CONTESTANTS.items():
         took, theirs = ([max(times) for times in zip(*(v[0][who] for v in values), strict=True)]
                         for who in (name, peer))
         peak, their_peak = (max(v[1][who] for v in values) for who in (name, peer))
@@ -65,28 +74,32 @@ def _take_turns(comm: Comm, repeats: int, config: GPTConfig
                 ) -> tuple[dict[str, list[float]], dict[str, int], int]:
     """(seconds a step, peak in bytes, parameters); the first two by contestant."""
     parameters = sum(p.numel() for p in GPT(config, device="meta").parameters())
-    contestants = {name: make(GPT(config), comm) for name, (make, _) in CONTESTANTS.items()}
+    contestants = {name: make(GPT(config), comm) for name, (make, _, _) in CONTESTANTS.items()}
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-WARM_UP, repeats):
         for name, trained in contestants.items():
             dist.barrier()
             begun = time.perf_counter()
-            _step(comm, trained, config, turn)
+            _step(comm, name, trained, config, turn)
             if turn >= 0:
                 times[name].append(time.perf_counter() - begun)
     peaks: dict[str, int] = {}
     for name, trained in contestants.items():
         with MemoryMeter(*trained) as meter:
-            _step(comm, trained, config, repeats)
+            _step(comm, name, trained, config, repeats)
         peaks[name] = meter.peak
     return times, peaks, parameters
 
 
-def _step(comm: Comm, trained: Trained, config: GPTConfig, turn: int) -> None:
+def _step(comm: Comm, name: str, trained: Trained, config: GPTConfig, turn: int) -> None:
+    """One step: data-parallel ranks have samples of their own, tensor-parallel ones the same."""
     model, optimizer = trained
-    tokens, targets = text_batch((WARM_UP + turn) * comm.size + comm.rank, SAMPLES, config.context)
-    loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-    loss.backward()
+    loss_of = CONTESTANTS[name].loss_of
+    own = loss_of is _loss
+    batch = WARM_UP + turn
+    tokens, targets = text_batch(batch * comm.size + comm.rank if own else batch, SAMPLES,
+                                 config.context)
+    loss_of(comm, model, tokens, targets)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -121,15 +134,83 @@ def _fsdp(gpt: GPT, comm: Comm) -> Trained:
     return gpt, ADAMW(gpt.parameters())
 
 
+def _loss(comm: Comm, model: nn.Module, tokens: Tensor, targets: Tensor) -> None:
+    cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+
+
+def _tensor_parallel(sequence: bool) -> Callable[[GPT, Comm], Trained]:
+    def make(gpt: GPT, comm: Comm) -> Trained:
+        sharded = tensor.shard(gpt, comm, sequence)
+        return sharded, ADAMW(sharded.parameters())
+
+    return make
+
+
+def _vocab_loss(comm: Comm, model: nn.Module, tokens: Tensor, targets: Tensor) -> None:
+    tensor.vocab_cross_entropy(comm, model(tokens), targets).backward()
+
+
+def _dtensor(gpt: GPT, comm: Comm) -> Trained:
+    sharded = torch_tensor_parallel(gpt, init_device_mesh("cpu", (comm.size,)))
+    return sharded, ADAMW(sharded.parameters(), foreach=False)
+
+
+def _dtensor_loss(comm: Comm, model: nn.Module, tokens: Tensor, targets: Tensor) -> None:
+    with loss_parallel():
+        _loss(comm, model, tokens, targets)
+
+
+def torch_tensor_parallel(gpt: GPT, mesh: DeviceMesh) -> GPT:
+    """`gpt`, cut by torch's `parallelize_module` as `tensor.shard` cuts it: with its queries, keys
+    and values put in order of ranks, and logits that stay cut. In place."""
+    ranks = mesh.size()
+    rowwise, colwise = RowwiseParallel, ColwiseParallel
+    plan: dict[str, ParallelStyle] = {
+        "tokens": rowwise(input_layouts=Replicate()),
+        "head": colwise(output_layouts=Shard(-1), use_local_output=False),
+        "norm": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(),
+                                    use_local_output=gpt.head is not None)}
+    if gpt.head is None:
+        del plan["head"]
+    block: Any
+    for number, block in enumerate(gpt.blocks):
+        attention = block.attention
+        with torch.no_grad():
+            for p in attention.qkv.parameters():
+                parts = [part.chunk(ranks) for part in p.chunk(3)]
+                p.copy_(torch.cat([part[r] for r in range(ranks) for part in parts]))
+        attention.heads //= ranks
+        attention.kv_heads //= ranks
+        plan |= {f"blocks.{number}.attention.qkv": colwise(),
+                 f"blocks.{number}.attention.out": rowwise(),
+                 f"blocks.{number}.mlp_up": colwise(), f"blocks.{number}.mlp_down": rowwise()}
+    parallelize_module(gpt, mesh, plan)
+    return gpt
+
+
 DDP, ZERO_REDUNDANCY = "torch DDP", "torch ZeroRedundancyOptimizer"
 FSDP = "torch FSDP2 fully_shard"
-CONTESTANTS: dict[str, tuple[Callable[[GPT, Comm], Trained], str]] = {  # name → (make, peer)
-    DDP: (_ddp, DDP),
-    **{f"DataParallel {strategy}": (_data_parallel(strategy), DDP)
+DTENSOR = "torch DTensor parallelize_module"
+
+
+class Contestant(NamedTuple):
+    """make: from a whole model; loss_of: runs forward and backward."""
+
+    make: Callable[[GPT, Comm], Trained]
+    peer: str
+    loss_of: Callable[[Comm, nn.Module, Tensor, Tensor], None] = _loss
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    DDP: Contestant(_ddp, DDP),
+    **{f"DataParallel {strategy}": Contestant(_data_parallel(strategy), DDP)
        for strategy in ("parameter", "flat", "bucket", "overlap")},
-    ZERO_REDUNDANCY: (_zero_redundancy, ZERO_REDUNDANCY),
-    "zero stage 1": (_zero(1), ZERO_REDUNDANCY),
-    "zero stage 2": (_zero(2), ZERO_REDUNDANCY),
-    FSDP: (_fsdp, FSDP),
-    "zero stage 3": (_zero(3), FSDP),
+    ZERO_REDUNDANCY: Contestant(_zero_redundancy, ZERO_REDUNDANCY),
+    "zero stage 1": Contestant(_zero(1), ZERO_REDUNDANCY),
+    "zero stage 2": Contestant(_zero(2), ZERO_REDUNDANCY),
+    FSDP: Contestant(_fsdp, FSDP),
+    "zero stage 3": Contestant(_zero(3), FSDP),
+    DTENSOR: Contestant(_dtensor, DTENSOR, _dtensor_loss),
+    "tensor parallel": Contestant(_tensor_parallel(False), DTENSOR, _vocab_loss),
+    "tensor and sequence parallel": Contestant(_tensor_parallel(True), DTENSOR, _vocab_loss),
 }

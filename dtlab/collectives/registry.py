@@ -11,9 +11,10 @@ import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from dtlab import cost
 from dtlab.comm import Comm
@@ -59,9 +60,23 @@ def algorithm(collective: str, name: str) -> Callable[[Function], Function]:
 def publish(collectives: dict[str, Any]) -> None:
     """All collectives are there: the functions in `ALGORITHMS` call them, and look like them."""
     for collective, algorithms in ALGORITHMS.items():
+        collectives[collective] = overridable(collectives[collective])
         _collectives[collective] = collectives[collective]
         for function in algorithms.values():
             _sign(function, collective)
+
+
+def overridable(function: Function) -> Function:
+    """`function(comm, *args)`, which torch's function modes see as they see torch's own functions.
+    """
+
+    @functools.wraps(function)
+    def call(comm: Comm, *args: Any, **options: Any) -> Any:
+        if has_torch_function(args):
+            return handle_torch_function(call, args, comm, *args, **options)
+        return function(comm, *args, **options)
+
+    return cast(Function, call)
 
 
 def _sign(function: Any, collective: str) -> None:

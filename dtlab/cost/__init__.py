@@ -25,6 +25,7 @@ from dtlab.cost.model import (
 )
 from dtlab.cost.overlap import best_buckets, exposed_s
 from dtlab.cost.parameter_server import parameter_server_s
+from dtlab.cost.tensor_parallel import tensor_parallel_bytes
 
 __all__ = [
     "Form",
@@ -44,5 +45,6 @@ __all__ = [
     "remembered",
     "rounds",
     "sent_bytes",
+    "tensor_parallel_bytes",
     "time_s",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def counter_dropout(x: Tensor, p: float, seeds: Tensor | None, site: int,
@@ -31,7 +31,29 @@ def counter_dropout(x: Tensor, p: float, seeds: Tensor | None, site: int,
         index = torch.arange(count, device=x.device).view(x.shape[1:])
     keys = _mixed(_mixed(seeds) + site).view(-1, *[1] * (x.dim() - 1))
     uniform = (_mixed(keys + index) & 0xFFFFFF).double() / 2**24  # in [0, 1)
-    return x * (uniform >= p).to(x.dtype) / (1 - p)
+    return x * (uniform >= p) / (1 - p)
+
+
+class CounterDropout(nn.Module):
+    """`counter_dropout` as a layer: with probability `p`, at the place number `site` of a model.
+
+    part: (dim, number, count) if inputs are one of `count` equal parts of samples, cut along their
+    dimension `dim`: then it drops what it would drop of the whole.
+    """
+
+    def __init__(self, p: float, site: int):
+        super().__init__()
+        self.p, self.site = p, site
+        self.part: tuple[int, int, int] | None = None
+
+    def forward(self, x: Tensor, seeds: Tensor | None) -> Tensor:
+        index = None
+        if self.part is not None and seeds is not None:
+            dim, number, count = self.part
+            whole = [size * count if d == dim else size for d, size in enumerate(x.shape[1:])]
+            index = torch.arange(math.prod(whole), device=x.device).view(whole)
+            index = index.narrow(dim, number * x.shape[1 + dim], x.shape[1 + dim])
+        return counter_dropout(x, self.p, seeds, self.site, index)
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ Source: Radford et al. 2019 (GPT-2); grouped-query attention: Ainslie et al. 202
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dtlab.errors import ConfigError
-from dtlab.models.dropout import counter_dropout
+from dtlab.models.dropout import CounterDropout
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,20 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.head_dim = config.hidden // config.heads
-        self.dropout, self.site = config.dropout, site
+        self.dropout = CounterDropout(config.dropout, site)
         self.qkv = nn.Linear(config.hidden, (self.heads + 2 * self.kv_heads) * self.head_dim)
         self.out = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, x: Tensor, seeds: Tensor | None) -> Tensor:
-        b, s, _ = x.shape
+        qkv = self.qkv(x)
+        b, s, _ = qkv.shape
         groups = self.heads, self.kv_heads, self.kv_heads
         q, k, v = (part.view(b, s, -1, self.head_dim).transpose(1, 2)  # (b, heads, s, d)
-                   for part in self.qkv(x).split([n * self.head_dim for n in groups], dim=-1))
+                   for part in qkv.split([n * self.head_dim for n in groups], dim=-1))
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5  # (b, a, s, s)
         future = torch.ones(s, s, dtype=torch.bool, device=x.device).triu(1)
-        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-        weights = counter_dropout(weights, self.dropout, seeds, self.site)
+        weights = self.dropout(scores.masked_fill(future, -torch.inf).softmax(-1), seeds)
         return self.out((weights @ v).transpose(1, 2).reshape(b, s, -1))  # type: ignore[no-any-return]
 
 
@@ -84,18 +85,19 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.dropout, self.site = config.dropout, 1 + 3 * layer  # its three places for dropout
+        site = 1 + 3 * layer  # the first of its three places for dropout
         self.attention_norm = nn.LayerNorm(config.hidden)
-        self.attention = Attention(config, self.site)
+        self.attention = Attention(config, site)
+        self.attention_dropout = CounterDropout(config.dropout, site + 1)
         self.mlp_norm = nn.LayerNorm(config.hidden)
         self.mlp_up = nn.Linear(config.hidden, 4 * config.hidden)
         self.mlp_down = nn.Linear(4 * config.hidden, config.hidden)
+        self.mlp_dropout = CounterDropout(config.dropout, site + 2)
 
     def forward(self, x: Tensor, seeds: Tensor | None = None) -> Tensor:
-        attended = self.attention(self.attention_norm(x), seeds)
-        x = x + counter_dropout(attended, self.dropout, seeds, self.site + 1)
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), seeds), seeds)
         wide = functional.gelu(self.mlp_up(self.mlp_norm(x)))
-        return x + counter_dropout(self.mlp_down(wide), self.dropout, seeds, self.site + 2)
+        return x + self.mlp_dropout(self.mlp_down(wide), seeds)  # type: ignore[no-any-return]
 
 
 class GPT(nn.Module):
@@ -113,14 +115,15 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config = config or GPTConfig()
         with torch.device("meta"):  # nothing is drawn twice
-            self.tokens = nn.Embedding(config.vocab, config.hidden)
+            self.tokens: Any = nn.Embedding(config.vocab, config.hidden)
             self.positions = nn.Embedding(config.context, config.hidden)
+            self.dropout = CounterDropout(config.dropout, 0)
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-            self.norm = nn.LayerNorm(config.hidden)
-            self.head = (None if config.tied
-                         else nn.Linear(config.hidden, config.vocab, bias=False))
+            self.norm: nn.Module = nn.LayerNorm(config.hidden)
+            self.head: Any = (None if config.tied
+                              else nn.Linear(config.hidden, config.vocab, bias=False))
         self.to(dtype or torch.get_default_dtype())
-        self.to_empty(device=device or "cpu")
+        self.to_empty(device=device or torch.get_default_device())
         self._initialize(seed)
 
     @torch.no_grad()
@@ -148,9 +151,9 @@ class GPT(nn.Module):
             seeds = torch.randint(2**62, (len(tokens),), device=tokens.device)
         places = torch.arange(tokens.shape[-1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)  # (b, s, h)
-        x = counter_dropout(x, self.config.dropout, seeds, site=0)
+        x = self.dropout(x, seeds)
         for block in self.blocks:
             x = block(x, seeds)
         x = self.norm(x)
-        logits: Tensor = x @ (self.head or self.tokens).weight.T
+        logits: Tensor = x @ self.tokens.weight.T if self.head is None else self.head(x)
         return logits

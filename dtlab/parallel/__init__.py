@@ -1,13 +1,16 @@
 """Parallel training: the same model on many ranks, in whole or in parts. Each idea is one file."""
 
+from dtlab.parallel import conversions, sequence, tensor, types
 from dtlab.parallel.checkpoint import full_state_dict, load, save
 from dtlab.parallel.clip import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.large_batch import LAMB, LARS, growing_batch
 from dtlab.parallel.memory import MemoryMeter
+from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.sampler import BatchSampler
 from dtlab.parallel.virtual_compute import charge_compute
 from dtlab.parallel.zero import zero
 
-__all__ = ["BatchSampler", "DataParallel", "LAMB", "LARS", "MemoryMeter", "charge_compute",
-           "clip_grad_norm_", "full_state_dict", "growing_batch", "load", "save", "zero"]
+__all__ = ["BatchSampler", "DataParallel", "LAMB", "LARS", "MemoryMeter", "Mesh",
+           "charge_compute", "clip_grad_norm_", "conversions", "full_state_dict", "growing_batch",
+           "load", "save", "sequence", "tensor", "types", "zero"]

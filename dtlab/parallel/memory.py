@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,9 +98,11 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Callable[..., Any], types: Sequence[type],
                            args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
                            ) -> Any:
-        if any(kind not in (Tensor, nn.Parameter) for kind in types):
-            return NotImplemented  # a subclass such as DTensor: let it call what it stands for
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # let it call what it stands for
         made = func(*args, **(kwargs or {}))
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return made  # DTensor's, to find out about shapes
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
                 self._live[tensor.untyped_storage()] = None

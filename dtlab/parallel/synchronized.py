@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.parallel.types import REPLICATED, declare
 
 
 class Region(NamedTuple):
@@ -44,6 +45,8 @@ class SynchronizedModule(nn.Module):
         check_same_model(module, comm)
         self.module, self.comm = module, comm
         self.trained = [p for p in module.parameters() if p.requires_grad]
+        for p in self.trained:
+            declare(p, comm, REPLICATED, reduced=True)
         for tensor in (*module.parameters(), *module.buffers()):
             broadcast(comm, tensor.detach(), algorithm="auto")
         self._reduces = True  # False within no_sync

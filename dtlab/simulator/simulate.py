@@ -26,7 +26,7 @@ from dtlab.simulator import (
     streams,
     works,
 )
-from dtlab.simulator.strands import PausesInBackward
+from dtlab.simulator.strands import NeedsThreads
 from dtlab.topology import Topology
 from dtlab.trace import Trace
 from dtlab.tracebacks import end_at_caller, traceback_text
@@ -90,11 +90,12 @@ def simulate(
     first = simulation(strands or "greenlet")
     try:
         return first.run(timeout)
-    except PausesInBackward:
+    except NeedsThreads:
         if strands is None:
             return simulation("thread", [output.text for output in first.output]).run(timeout)
-        raise ConfigError("a rank communicates inside autograd's backward, which greenlets can't "
-                          "do; call simulate(…, strands=\"thread\")") from None
+        raise ConfigError("a rank communicates inside autograd's backward or inside a torch mode, "
+                          "which greenlets can't do; call simulate(…, strands=\"thread\")"
+                          ) from None
     except KeyboardInterrupt as interrupt:
         raise end_at_caller(interrupt) from None
 
@@ -171,7 +172,7 @@ class _Simulation:
     @staticmethod
     def _explained(rank: int, error: BaseException) -> BaseException:
         """What `simulate` raises when `rank` has raised `error`."""
-        if isinstance(error, (KeyboardInterrupt, PausesInBackward)):
+        if isinstance(error, (KeyboardInterrupt, NeedsThreads)):
             return error
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -23,6 +23,8 @@ from dtlab.simulator.lines import Line
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
 backward_number = torch._C._current_graph_task_id  # −1 outside of autograd's backward
+function_modes = torch._C._len_torch_function_stack  # how many are active
+dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def thread_state() -> tuple[torch.Tensor, bool, torch.dtype]:
@@ -49,9 +51,10 @@ class Crashed(BaseException):
     """Ends a rank that was to crash; the others go on. Never seen outside."""
 
 
-class PausesInBackward(BaseException):
-    """A greenlet would have to pause inside autograd's backward, whose state it shares with others
-    of its thread: ranks need threads. Seen outside only where greenlets were asked for."""
+class NeedsThreads(BaseException):
+    """A greenlet would have to pause inside autograd's backward, or inside a mode such as `with
+    torch.device(…)`, whose state it shares with the others of its thread. Seen outside only where
+    greenlets were asked for."""
 
 
 class Strand(ABC):
@@ -120,19 +123,21 @@ class GreenletStrand(Strand):
     that pauses moves the clock itself and hands over directly to the next, which may be itself.
     """
 
-    __slots__ = ("_engine", "_greenlet")
+    __slots__ = ("_engine", "_greenlet", "_modes")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0,
                  engine: greenlet.greenlet | None = None):
         super().__init__(rank, body, next_strand, stream)
         self._engine = engine or greenlet.getcurrent()
+        self._modes = function_modes(), dispatch_modes()  # the caller's
         # A switch copies the greenlet's part of the C stack, so that is kept small: a function
         # takes less of it than a method, and `f(x)` less than `f(*args)`.
         self._greenlet = greenlet.greenlet(lambda: self._main(), self._engine)
 
     def beside(self, stream: int, body: Callable[[Strand], None]) -> GreenletStrand:
         strand = GreenletStrand(self.rank, body, self._next_strand, stream, self._engine)
+        strand._modes = self._modes
         strand._greenlet.gr_context = copy_context()
         return strand
 
@@ -145,8 +150,8 @@ class GreenletStrand(Strand):
         self._greenlet.switch()
 
     def pause(self) -> None:
-        if backward_number() != -1:
-            raise PausesInBackward
+        if backward_number() != -1 or (function_modes(), dispatch_modes()) != self._modes:
+            raise NeedsThreads
         grad = is_grad_enabled()
         if not grad and torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # the others'; at its end, this rank's again

@@ -42,3 +42,19 @@ def test_greenlets_that_were_asked_for_refuse() -> None:
     with pytest.raises(dtlab.ConfigError, match='strands="thread"'):
         dtlab.simulate(gradient_averaged_by_a_hook, network=NETWORK, strands="greenlet",
                        echo=False)
+
+
+def test_a_mode_of_one_rank_is_not_active_on_the_others() -> None:
+    def fn(comm: dtlab.Comm) -> str:
+        x = torch.zeros(1)
+        if comm.rank == 0:
+            with torch.device("meta"):
+                comm.recv(x, 1)
+        elif comm.rank == 1:
+            comm.recv(x, 2)
+            comm.send(x, 0)
+        else:
+            comm.send(x, 1)
+        return torch.zeros(1).device.type
+
+    assert dtlab.simulate(fn, network=NETWORK).values == ["cpu"] * 3

@@ -1,0 +1,82 @@
+"""Modules whose parameters are parts of whole ones, cut over the ranks of a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm
+from dtlab.parallel.types import VARYING, declare
+
+Cut = Sequence[range]  # which rows, or columns, of a whole tensor
+
+
+class Part(NamedTuple):
+    """A parameter is the `cut` of the tensor called `whole`, of this `shape`, along `dim`; of
+    several ranks' copies, one is the `original`."""
+
+    whole: str
+    shape: torch.Size
+    dim: int
+    cut: Cut
+    original: bool
+
+
+def share(count: int, comm: Comm) -> range:
+    """This rank's share of `count`, as torch.tensor_split cuts: sizes differ by at most 1."""
+    each, more = divmod(count, comm.size)
+    first = comm.rank * each + min(comm.rank, more)
+    return range(first, first + each + (comm.rank < more))
+
+
+class Sharded(nn.Module):
+    """A module whose parameters are parts of whole ones: `parts` says which, by name."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, comm: Comm):
+        super().__init__()
+        self.comm = comm
+        self.parts: dict[str, Part] = {}
+
+    def keep(self, name: str, whole_name: str, whole: Tensor | None, dim: int, cut: Cut,
+             original: bool = True) -> None:
+        """Set the parameter `name` to the part of `whole` that this rank keeps."""
+        if whole is None:
+            self.register_parameter(name, None)
+            return
+        pieces = [whole.detach().narrow(dim, rows.start, len(rows)) for rows in cut]
+        parameter = nn.Parameter(torch.cat(pieces, dim), requires_grad=whole.requires_grad)
+        declare(parameter, self.comm, VARYING)
+        self.register_parameter(name, parameter)
+        self.parts[name] = Part(whole_name, whole.shape, dim, cut, original)
+
+
+def full_tensors(module: nn.Module, comm: Comm, of: Callable[[Tensor], Tensor | None] = lambda p: p
+                 ) -> dict[str, Tensor]:
+    """`of` each parameter (itself, or `lambda p: p.grad`) of a sharded module, whole, by the name
+    that it has on one device, on all ranks of `comm`, which all call it."""
+    whole: dict[str, Tensor] = {}
+    cut: set[str] = set()
+    for prefix, child in module.named_modules():
+        for name, p in child.named_parameters(recurse=False):
+            mine, part = of(p), getattr(child, "parts", {}).get(name)
+            key = ".".join(filter(None, (prefix, part.whole if part else name)))
+            if mine is None:
+                continue
+            if part is None:
+                whole[key] = mine.detach().clone()
+                continue
+            cut.add(key)
+            whole.setdefault(key, mine.new_zeros(part.shape))
+            pieces = mine.detach().split([len(rows) for rows in part.cut], part.dim)
+            for rows, piece in zip(part.cut, pieces, strict=True):
+                whole[key].narrow(part.dim, rows.start, len(rows)).copy_(piece * part.original)
+    for key in sorted(cut):
+        all_reduce(comm, whole[key])
+    return whole

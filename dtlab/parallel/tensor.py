@@ -1,0 +1,268 @@
+"""Tensor parallelism: the matrices of a layer, cut over t ranks.
+
+A column-parallel linear layer cuts its outputs, a row-parallel one its inputs. In a pair, what lies
+between them is never whole anywhere; one all-reduce forward (reduce_from, Megatron's g) and one
+backward (copy_to, f) make it equal to one device.
+
+Shapes: b samples, s positions, h hidden, a heads, k key-value heads, v vocabulary, t ranks.
+Source: Shoeybi et al. 2019 (Megatron-LM). Chapter: 11.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
+
+from dtlab.collectives import all_reduce, exscan
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.models import GPT
+from dtlab.models.gpt import Attention
+from dtlab.parallel.conversions import (
+    copy_to,
+    gather_from,
+    reduce_from,
+    reduce_scatter_to,
+)
+from dtlab.parallel.sequence import cut_positions, gather_linear
+from dtlab.parallel.sharded import Sharded, share
+from dtlab.parallel.types import INVARIANT, declare
+
+
+class ColumnLinear(Sharded):
+    """x (…, in) → (…, out/t): this rank's outputs of the linear layer x Wᵀ + b, of which it holds
+    the rows weight (out/t, in) and bias (out/t).
+
+    Its values are those that nn.Linear(in, out) draws from torch's generator, which must be in the
+    same state on all ranks, or those of `like`. Outputs that t doesn't divide are cut unevenly.
+    sequence: x holds this rank's positions, (b, s/t, in), which are gathered: see
+    `dtlab.parallel.sequence`; "regather" keeps only these for backward.
+    Cost: forward nothing, backward an all-reduce of x; with `sequence` an all-gather of the whole x
+    forward, a reduce-scatter backward ("regather": and an all-gather).
+    """
+
+    def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
+                 sequence: bool | str = False, like: nn.Linear | None = None):
+        super().__init__(comm)
+        whole = like or nn.Linear(in_features, out_features, bias)
+        self.sequence = checked(sequence)
+        cut = [share(out_features, comm)]
+        self.keep("weight", "weight", whole.weight, 0, cut)
+        self.keep("bias", "bias", whole.bias, 0, cut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return enter_linear(self.comm, x, self.weight, self.bias, self.sequence)
+
+
+class RowLinear(Sharded):
+    """x (…, in/t) → (…, out): the linear layer x Wᵀ + b of whose inputs each rank has a part, and
+    of the weight (out, in/t) the columns that belong to them. The bias (out) is added once.
+
+    Initial values as in `ColumnLinear`. sequence: the output is this rank's positions, (b, s/t,
+    out). Cost: forward an all-reduce of the output, with `sequence` a reduce-scatter; backward
+    nothing, with `sequence` an all-gather.
+    """
+
+    def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
+                 sequence: bool | str = False, like: nn.Linear | None = None):
+        super().__init__(comm)
+        whole = like or nn.Linear(in_features, out_features, bias)
+        self.sequence = checked(sequence)
+        self.keep("weight", "weight", whole.weight, 1, [share(in_features, comm)])
+        self.bias = whole.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        partial = linear(x, self.weight)
+        leave = reduce_scatter_to if self.sequence else reduce_from
+        y: Tensor = leave(self.comm, partial)
+        if self.bias is None:
+            return y
+        return y + (copy_to(self.comm, self.bias) if self.sequence else self.bias)
+
+
+class QKVLinear(Sharded):
+    """The fused projection to queries, keys and values of `attention`, cut by heads: x (b, s, h) →
+    (b, s, (a/t + 2·k/t)·d), this rank's queries, then its keys, then its values.
+
+    With fewer key-value heads than ranks, t/k ranks hold copies of one head; `copy_to` among them
+    adds up its gradient. Without that the copies drift apart, and the loss explodes thousands of
+    steps later (bigcode-project/Megatron-LM#35). Raises `ConfigError` unless t divides a, and one
+    of t and k the other.
+    """
+
+    q_weight: Tensor  # these four if heads are copied, else weight and bias
+    q_bias: Tensor
+    kv_weight: Tensor
+    kv_bias: Tensor
+
+    def __init__(self, comm: Comm, attention: Attention, sequence: bool | str = False):
+        super().__init__(comm)
+        a, k, d, t = attention.heads, attention.kv_heads, attention.head_dim, comm.size
+        if a % t or (k % t and t % k):
+            raise ConfigError(f"{t} ranks can't share {a} heads and {k} key-value heads: the ranks "
+                              f"must divide the heads, and divide or be divided by the key-value "
+                              f"heads")
+        self.sequence = sequence
+        copies = max(t // k, 1)  # ranks that hold the same key-value head
+        first = comm.rank // copies * copies
+        self.copies = (None if copies == 1 else comm if copies == t
+                       else comm.subgroup(range(first, first + copies)))
+        queries = [scaled(share(a, comm), d)]
+        mine = range(first // copies, first // copies + 1) if copies > 1 else share(k, comm)
+        keys, values = (scaled(range(start + mine.start, start + mine.stop), d)
+                        for start in (a, a + k))
+        for name, whole in attention.qkv.named_parameters():
+            if self.copies is None:
+                self.keep(name, name, whole, 0, [*queries, keys, values])
+                continue
+            self.keep(f"q_{name}", name, whole, 0, queries)
+            self.keep(f"kv_{name}", name, whole, 0, [keys, values], comm.rank == first)
+            if self.copies is comm:  # one head for all
+                declare(getattr(self, f"kv_{name}"), comm, INVARIANT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.copies is None:
+            return enter_linear(self.comm, x, self.weight, self.bias, self.sequence)
+        kv_weight, kv_bias = (copy_to(self.copies, p) for p in (self.kv_weight, self.kv_bias))
+        weight, bias = torch.cat([self.q_weight, kv_weight]), torch.cat([self.q_bias, kv_bias])
+        return enter_linear(self.comm, x, weight, bias, self.sequence)
+
+
+class VocabEmbedding(Sharded):
+    """tokens (b, s) → (b, s, h): an embedding of which each rank holds v/t rows, cut unevenly if t
+    doesn't divide v. Tokens of other ranks count as 0, and an all-reduce adds up.
+
+    Initial values as in `ColumnLinear`. sequence: the output is (b, s/t, h), by a reduce-scatter.
+    """
+
+    def __init__(self, comm: Comm, vocab: int, hidden: int, *, sequence: bool | str = False,
+                 like: nn.Embedding | None = None):
+        super().__init__(comm)
+        if vocab < comm.size:
+            raise ConfigError(f"{comm.size} ranks can't share a vocabulary of {vocab}")
+        self.sequence = checked(sequence)
+        self.rows = share(vocab, comm)
+        whole = like or nn.Embedding(vocab, hidden)
+        self.keep("weight", "weight", whole.weight, 0, [self.rows])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        row, mine = local_index(tokens, self.rows.start, len(self.rows))
+        partial = embedding(row, self.weight).masked_fill(~mine.unsqueeze(-1), 0.0)
+        leave = reduce_scatter_to if self.sequence else reduce_from
+        return leave(self.comm, partial)
+
+
+def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: str = "mean",
+                        ignore_index: int = -100) -> Tensor:
+    """torch's cross_entropy of logits (…, v) of which each rank has its columns (…, v/t), in order
+    of ranks, the number of which may differ; targets (…) int64, the same on all ranks.
+
+    No rank ever holds a row of all logits: three numbers a row travel, the largest logit, the sum
+    of the exponentials and the target's logit. Computed in float32 at least, and stable: the
+    largest logit is subtracted first. Cost: two all-reduces of as many rows, and an exscan of the
+    widths. Source: Shoeybi et al. 2019, §3.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    first = exscan(comm, torch.tensor(logits.shape[-1], device=comm.device))
+    first = first if comm.rank else torch.zeros_like(first)  # exscan gives rank 0 nothing
+    highest = all_reduce(comm, logits.detach().amax(-1), op="max")
+    shifted = logits - highest.unsqueeze(-1)
+    row, mine = local_index(targets, first.to(targets.device), logits.shape[-1])
+    own = shifted.gather(-1, row.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
+    exponentials, own = reduce_from(comm, torch.stack([shifted.exp().sum(-1), own]))
+    counted = targets != ignore_index
+    losses = (exponentials.log() - own).masked_fill(~counted, 0.0)
+    if reduction == "none":
+        return losses  # type: ignore[no-any-return]
+    return losses.sum() / (counted.sum() if reduction == "mean" else 1)  # type: ignore[no-any-return]
+
+
+def local_index(index: Tensor, first: int | Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(index − first where this rank has it, else 0; has it?) of the rows first … first+count−1."""
+    local = index - first
+    mine = (local >= 0) & (local < count)
+    return local.masked_fill(~mine, 0), mine
+
+
+def shard(gpt: GPT, comm: Comm, sequence: bool | str = False) -> GPT:
+    """In place: keep of `gpt`, which is the same on all ranks, this rank's part; returns it. It
+    returns this rank's logits, (b, s, v/t): take `vocab_cross_entropy` of them.
+
+    sequence: also cut what lies between the layers' matrices by positions, of which t must divide
+    the number; "regather" keeps less for backward, and gathers more.
+    Cost of a step, a layer: 4 all-reduces of b·s·h elements; with `sequence` 4 all-gathers and 4
+    reduce-scatters ("regather": 6 and 4), and all-reduces of h elements for norms and biases.
+    Raises `ConfigError` if `gpt` differs from rank to rank, was sharded before, or doesn't divide.
+    """
+    check_shardable(gpt, comm)
+    sequence = checked(sequence)
+    if sequence:
+        cut_positions(gpt, comm)
+    c = gpt.config
+    gpt.tokens = VocabEmbedding(comm, c.vocab, c.hidden, sequence=sequence, like=gpt.tokens)
+    if gpt.head is not None:
+        gpt.head = ColumnLinear(comm, c.hidden, c.vocab, bias=False, sequence=sequence,
+                                like=gpt.head)
+    else:  # the product with the embedding's rows is column-parallel, too
+        gpt.norm.register_forward_hook(lambda _norm, _inputs, x: enter(comm, x, sequence))
+    block: Any
+    for block in gpt.blocks:
+        attention = block.attention
+        attention.qkv = QKVLinear(comm, attention, sequence)
+        attention.heads //= comm.size
+        attention.kv_heads = max(attention.kv_heads // comm.size, 1)
+        attention.dropout.part = 0, comm.rank, comm.size  # heads
+        attention.out = RowLinear(comm, c.hidden, c.hidden, sequence=sequence, like=attention.out)
+        block.mlp_up = ColumnLinear(comm, c.hidden, 4 * c.hidden, sequence=sequence,
+                                    like=block.mlp_up)
+        block.mlp_down = RowLinear(comm, 4 * c.hidden, c.hidden, sequence=sequence,
+                                   like=block.mlp_down)
+    return gpt
+
+
+def check_shardable(gpt: GPT, comm: Comm) -> None:
+    """Raise `ConfigError`, on all ranks, unless `gpt` is a whole GPT, and the same on all ranks."""
+    if not isinstance(gpt, GPT):
+        raise ConfigError(f"tensor.shard takes a dtlab.models.GPT, not {type(gpt).__name__}; build "
+                          f"other models of ColumnLinear and RowLinear")
+    if isinstance(gpt.tokens, VocabEmbedding):
+        raise ConfigError("this GPT was sharded before; shard a new one")
+    sums = {name: "without data" if p.is_meta else float(p.detach().double().sum())
+            for name, p in gpt.named_parameters()}
+    everyone = comm._agree({"its sizes": str(gpt.config)} | sums)
+    for rank, theirs in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if theirs.get(name) != value:
+                raise ConfigError(f"ranks hold different models: {name!r} on rank {rank} is not "
+                                  f"what it is on rank 0; give GPT the same config and seed")
+
+
+def checked(sequence: bool | str) -> bool | str:
+    if sequence not in (False, True, "regather"):
+        raise ConfigError(f'sequence must be False, True or "regather", not {sequence!r}')
+    return sequence
+
+
+def scaled(rows: range, by: int) -> range:
+    """The rows of whole heads of `by` rows each."""
+    return range(rows.start * by, rows.stop * by)
+
+
+def enter(comm: Comm, x: Tensor, sequence: bool | str) -> Tensor:
+    """`x` enters a tensor-parallel region."""
+    entered: Tensor = gather_from(comm, x) if sequence else copy_to(comm, x)
+    return entered
+
+
+def enter_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None,
+                 sequence: bool | str) -> Tensor:
+    """`x` enters, and is multiplied by this rank's rows of a weight."""
+    if sequence == "regather":
+        product: Tensor = gather_linear(comm, x, weight, bias)
+        return product
+    return linear(enter(comm, x, sequence), weight, bias)

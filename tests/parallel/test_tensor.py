@@ -1,0 +1,297 @@
+"""Tensor and sequence parallelism compute what one device does, for the traffic of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import dtlab
+from dtlab import cost
+from dtlab.models import GPT, GPTConfig, text_batch
+from dtlab.parallel import MemoryMeter
+from dtlab.parallel.sequence import gather_linear
+from dtlab.parallel.sharded import full_tensors
+from dtlab.parallel.tensor import (
+    ColumnLinear,
+    RowLinear,
+    VocabEmbedding,
+    shard,
+    vocab_cross_entropy,
+)
+from tests.parallel.training import difference, on
+
+SEQUENCE = False, True, "regather"
+HEADS = (12, 12), (4, 2), (4, 1), (6, 3), (12, 3)  # heads, key-value heads
+SEEDS = torch.arange(3) + 7
+
+
+def config_of(heads: int, kv_heads: int, tied: bool = True, layers: int = 2) -> GPTConfig:
+    return GPTConfig(layers=layers, hidden=24, heads=heads, kv_heads=kv_heads, context=12,
+                     dropout=0.1, tied=tied)
+
+
+def step(comm: dtlab.Comm | None, config: GPTConfig, sequence: bool | str = False,
+         dtype: torch.dtype = torch.float64) -> tuple[float, dict[str, Tensor]]:
+    """The loss and all gradients: on one device, or whole on each rank."""
+    tokens, targets = text_batch(0, 3, 12)
+    gpt = GPT(config, dtype=dtype)
+    if comm is None:
+        loss = cross_entropy(gpt(tokens, SEEDS).flatten(0, 1), targets.flatten())
+    else:
+        loss = vocab_cross_entropy(comm, shard(gpt, comm, sequence)(tokens, SEEDS), targets)
+    loss.backward()
+    gradients = (full_tensors(gpt, comm, lambda p: p.grad) if comm is not None
+                 else {name: p.grad for name, p in gpt.named_parameters() if p.grad is not None})
+    return float(loss.detach()), gradients
+
+
+@pytest.mark.parametrize("sequence", SEQUENCE)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("backend", ["gloo", "simulator"])
+def test_loss_and_gradients_are_those_of_one_device(
+        backend: str, ranks: int, sequence: bool | str) -> None:
+    for number, (heads, kv_heads) in enumerate(HEADS):
+        fits = heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+        if not fits or (backend == "gloo" and number % 2 == ranks % 2):
+            continue
+        config = config_of(heads, kv_heads, tied=number % 2 == 0)
+        expected, gradients = step(None, config)
+        for loss, found in on(backend, step, config, sequence, ranks=ranks).values:
+            assert abs(loss - expected) < 1e-10
+            assert difference(found, gradients) < 1e-10, (heads, kv_heads)
+
+
+@pytest.mark.parametrize("sequence", SEQUENCE)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_layer_sends_four_all_reduces(ranks: int, sequence: bool | str) -> None:
+    sent = []
+    for layers in (1, 2):
+        config = config_of(12, 12, layers=layers)
+        trace = on("simulator", step, config, sequence, ranks=ranks).trace
+        gathers = sum(8 * 2 * p.numel() * (ranks - 1) / ranks  # full_tensors', of parts only
+                      for name, p in GPT(config, device="meta").named_parameters()
+                      if "norm" not in name and name != "positions.weight"
+                      and not name.endswith(("out.bias", "mlp_down.bias")))
+        sent.append(sum(trace.sent_bytes(r) for r in range(ranks)) / ranks - gathers)
+    assert sent[1] - sent[0] == pytest.approx(
+        cost.tensor_parallel_bytes(ranks, 3, 12, 24, itemsize=8, sequence=sequence), abs=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "sequence"), [(1, False), (2, False), (4, False),
+                                                 (2, "regather"), (4, "regather")])
+def test_activations_are_those_of_the_formula(ranks: int, sequence: bool | str) -> None:
+    """Korthikanti et al. 2022, table 2: of a layer, in 2 bytes, with dropout, within 2 %."""
+    b, s, h, a = 4, 64, 64, 8
+
+    def saved(comm: dtlab.Comm, layers: int) -> int:
+        gpt = shard(GPT(GPTConfig(layers=layers, hidden=h, heads=a, context=s, dropout=0.1),
+                        dtype=torch.bfloat16), comm, sequence)
+        tokens, _ = text_batch(0, b, s)
+        with MemoryMeter(gpt) as meter:
+            logits = gpt(tokens, torch.arange(b))
+            now = meter.now["activations"]
+        del logits
+        return now
+
+    one, two = (on("simulator", saved, layers, ranks=ranks).values[0] for layers in (1, 2))
+    attention = 5 * a * s / h / ranks
+    expected = 34 / ranks + attention if sequence else 10 + 24 / ranks + attention
+    assert (two - one) / (s * b * h) == pytest.approx(expected, rel=0.02)
+
+
+def test_in_float32_it_is_what_torch_computes() -> None:
+    def both(comm: dtlab.Comm, tied: bool) -> tuple[float, float]:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        from dtlab.bench.parallel import torch_tensor_parallel
+
+        config = GPTConfig(layers=2, hidden=32, heads=4, context=16, vocab=64, tied=tied)
+        tokens = torch.arange(48).view(3, 16) % 64
+        targets = (tokens * 7 + 1) % 64
+        mine = shard(GPT(config), comm)
+        loss = vocab_cross_entropy(comm, mine(tokens), targets)
+        loss.backward()
+        theirs = torch_tensor_parallel(GPT(config), init_device_mesh("cpu", (comm.size,)))
+        with loss_parallel():
+            other = cross_entropy(theirs(tokens).flatten(0, 1), targets.flatten())
+            other.backward()
+        gradients = full_tensors(mine, comm, lambda p: p.grad)
+        off = 0.0
+        for name, p in theirs.named_parameters():
+            assert p.grad is not None
+            whole = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+            if "qkv" in name:  # torch's are in order of ranks
+                parts = whole.chunk(comm.size)
+                whole = torch.cat([part.chunk(3)[i] for i in range(3) for part in parts])
+            off = max(off, float((gradients[name] - whole).abs().max()))
+        return abs(float(loss.detach()) - float(other.detach())), off
+
+    for tied in (True, False):
+        for loss, gradients in dtlab.run(both, tied, ranks=2).values:
+            assert loss < 1e-5
+            assert gradients < 1e-5
+
+
+# ---- the loss ------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor made inside."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                self.elements = max(self.elements, x.numel())
+        return made
+
+
+@settings(deadline=None, max_examples=40)
+@given(ranks=st.sampled_from([1, 2, 3, 4, 5, 8, 13]), vocab=st.integers(13, 40),
+       rows=st.sampled_from([(1,), (4,), (2, 3)]), seed=st.integers(0, 99),
+       reduction=st.sampled_from(["mean", "sum", "none"]),
+       scale=st.sampled_from([1.0, 1e3]), ignored=st.booleans(),
+       dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+def test_the_loss_is_torchs_and_no_rank_sees_all_logits(
+        ranks: int, vocab: int, rows: tuple[int, ...], seed: int, reduction: str, scale: float,
+        ignored: bool, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(seed)
+    logits = (scale * torch.randn(*rows, vocab, generator=random)).to(dtype)
+    targets = torch.randint(vocab, rows, generator=random)
+    targets.view(-1)[0] = -100 if ignored else vocab - 1
+    weights = torch.rand(rows if reduction == "none" else (), generator=random)
+
+    def parts(comm: dtlab.Comm) -> tuple[Tensor, Tensor, int]:
+        mine = logits.tensor_split(comm.size, -1)[comm.rank].clone().requires_grad_()
+        with Largest() as largest:
+            loss = vocab_cross_entropy(comm, mine, targets, reduction)
+            (loss * weights).sum().backward()
+        assert mine.grad is not None
+        return loss.detach(), mine.grad, largest.elements
+
+    whole = logits.to(torch.promote_types(dtype, torch.float32), copy=True).requires_grad_()
+    expected = cross_entropy(whole.flatten(0, -2), targets.flatten(), reduction=reduction)
+    (expected * weights.flatten() if reduction == "none" else expected * weights).sum().backward()
+    values = on("simulator", parts, ranks=ranks).values
+    near = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 1e-2}[dtype]
+    options = {"rtol": near, "atol": near, "equal_nan": True}
+    for loss, _, largest in values:
+        torch.testing.assert_close(loss.flatten(), expected.detach().flatten().to(loss), **options)
+        assert largest <= max(2 * logits[..., 0].numel(), -(-vocab // ranks)
+                              * logits[..., 0].numel())
+    found = torch.cat([gradient for _, gradient, _ in values], -1)
+    assert whole.grad is not None
+    torch.testing.assert_close(found, whole.grad.to(found), **options)
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["gloo", "simulator"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_layers_made_by_hand_are_those_of_torch_seed_by_seed(backend: str, ranks: int) -> None:
+    def mlp(comm: dtlab.Comm) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(3)
+        embed = VocabEmbedding(comm, 11, 6)
+        up, down = ColumnLinear(comm, 6, 7), RowLinear(comm, 7, 4)  # none divides 2 or 3 or 5
+        y = down(up(embed(torch.arange(10))).relu())
+        y.square().sum().backward()
+        return y.detach(), full_tensors(up, comm, lambda p: p.grad)["weight"]
+
+    torch.manual_seed(3)
+    embed = torch.nn.Embedding(11, 6)
+    up, down = torch.nn.Linear(6, 7), torch.nn.Linear(7, 4)
+    expected = down(up(embed(torch.arange(10))).relu())
+    expected.square().sum().backward()
+    for y, gradient in on(backend, mlp, ranks=ranks).values:
+        torch.testing.assert_close(y, expected.detach())
+        torch.testing.assert_close(gradient, up.weight.grad)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_gather_in_chunks_overlaps_with_the_product(ranks: int, chunks: int) -> None:
+    def product(comm: dtlab.Comm) -> tuple[Tensor, Tensor, Tensor]:
+        random = torch.Generator().manual_seed(0)
+        whole = torch.randn(2, 12, 5, generator=random, dtype=torch.float64)
+        weight = torch.randn(7, 5, generator=random, dtype=torch.float64).requires_grad_()
+        x = whole.chunk(comm.size, 1)[comm.rank].clone().requires_grad_()
+        if (12 // comm.size) % chunks:
+            return whole, whole, whole
+        y = gather_linear(comm, x, weight, chunks=chunks)
+        y.square().sum().backward()
+        assert x.grad is not None
+        assert weight.grad is not None
+        torch.testing.assert_close(y, whole @ weight.T)
+        expected = 2 * (whole @ weight.T) @ weight * comm.size  # the loss counts on each rank
+        torch.testing.assert_close(x.grad, expected.chunk(comm.size, 1)[comm.rank])
+        torch.testing.assert_close(weight.grad, (2 * whole @ weight.T).flatten(0, 1).T
+                                   @ whole.flatten(0, 1))
+        return y, x.grad, weight.grad
+
+    on("simulator", product, ranks=ranks)
+
+
+def exposed(chunks: int) -> float:
+    """Seconds of waiting, where a product of all positions takes as long as their gather."""
+
+    def fn(comm: dtlab.Comm) -> None:
+        weight = torch.empty(10, 100, device="meta")
+        x = torch.empty(1, 1200, 100, device="meta")
+        real = torch.nn.functional.linear
+
+        def slow(chunk: Tensor, *args: Any) -> Tensor:
+            with comm.compute("product", 1.2e-3 * chunk.shape[-2] / 1200):
+                return real(chunk, *args)
+
+        from dtlab.parallel import sequence
+
+        sequence.linear = slow
+        gather_linear(comm, x, weight, chunks=chunks)
+
+    network = dtlab.topology.uniform(4, 1e-6, 1.2e9)
+    return dtlab.simulate(fn, network=network).trace.exposed_s(0)
+
+
+def test_chunks_hide_the_gather() -> None:
+    assert exposed(4) < 0.5 * exposed(1)
+
+
+# ---- what doesn't fit ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("config", "sequence", "says"), [
+    (GPTConfig(layers=1, hidden=24, heads=4), False, "3 ranks can't share 4 heads"),
+    (GPTConfig(layers=1, hidden=24, heads=6, kv_heads=2), False, "and 2 key-value heads"),
+    (GPTConfig(layers=1, hidden=24, heads=3, vocab=2), False, "can't share a vocabulary of 2"),
+    (GPTConfig(layers=1, hidden=24, heads=3), "yes", 'False, True or "regather"'),
+    (GPTConfig(layers=1, hidden=24, heads=3), True, "3 ranks can't share 8 evenly"),
+])
+def test_what_does_not_divide_says_so(config: GPTConfig, sequence: Any, says: str) -> None:
+    def fn(comm: dtlab.Comm) -> Tensor:
+        return shard(GPT(config), comm, sequence)(torch.zeros(1, 8, dtype=torch.int64)).detach()
+
+    with pytest.raises(dtlab.DtlabError, match=says):
+        on("simulator", fn, ranks=3)
+
+
+def test_a_module_sharded_twice_or_different_on_a_rank_says_so() -> None:
+    config = GPTConfig(layers=1, hidden=24, heads=2)
+    with pytest.raises(dtlab.ConfigError, match="sharded before"):
+        on("simulator", lambda comm: shard(shard(GPT(config), comm), comm), ranks=2)
+    with pytest.raises(dtlab.ConfigError, match=r"different models: 'tokens\.weight' on rank 1"):
+        on("simulator", lambda comm: shard(GPT(config, seed=comm.rank), comm), ranks=2)
+    with pytest.raises(dtlab.ConfigError, match=r"takes a dtlab\.models\.GPT, not Linear"):
+        on("simulator", lambda comm: shard(torch.nn.Linear(2, 2), comm), ranks=2)  # type: ignore[arg-type]

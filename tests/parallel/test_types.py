@@ -1,0 +1,176 @@
+"""The checker of SPMD types accepts what is right and names what is wrong, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import dtlab
+from dtlab.models import GPT, GPTConfig
+from dtlab.parallel import DataParallel, Mesh, tensor, types, zero
+from dtlab.parallel.conversions import copy_to, reduce_from
+from tests.parallel.silent_bugs import BUGS, checked, gradients
+from tests.parallel.training import on
+
+CONFIG = GPTConfig(layers=2, hidden=24, heads=4, kv_heads=1, context=8, dropout=0.1)
+TOKENS, SEEDS = torch.zeros(4, 8, dtype=torch.int64), torch.arange(4)
+
+
+def simulated(step: Any, *args: Any, ranks: int = 4, **axes: int) -> list[types.Typed]:
+    def fn(comm: dtlab.Comm) -> list[types.Typed]:
+        return types.check(step, Mesh(comm, **axes) if axes else comm, *args)
+
+    made: list[types.Typed] = on("simulator", fn, ranks=ranks).values[0]
+    return made
+
+
+# ---- ten silent bugs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_silent_bug_is_named_before_the_run_and_its_mend_is_accepted(name: str) -> None:
+    with pytest.raises(dtlab.TypeMismatch, match=BUGS[name].says) as caught:
+        on("simulator", checked, name, False, ranks=2)
+    assert "silent_bugs.py:" in str(caught.value)  # the line
+    on("simulator", checked, name, True, ranks=2)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_its_symptom_is_a_gradient_and_only_much_later_a_loss(name: str) -> None:
+    steps = 30
+    (expected, whole), = on("simulator", gradients, name, True, steps, ranks=1).values
+    right = on("simulator", gradients, name, True, steps, ranks=2).values
+    wrong = on("simulator", gradients, name, False, steps, ranks=2).values
+    for losses, found in right:
+        assert losses == pytest.approx(expected, abs=1e-12)
+        for key, gradient in found.items():
+            if gradient.shape == whole[key].shape:  # not cut
+                torch.testing.assert_close(gradient, whole[key])
+    first = [losses[0] for losses, _ in wrong]
+    if BUGS[name].silent:
+        assert first == pytest.approx([expected[0]] * 2, abs=1e-12)
+    else:
+        assert any(abs(loss - expected[0]) > 1e-3 for loss in first)
+    assert abs(wrong[0][0][-1] - expected[-1]) > 1e-6
+
+
+# ---- what is right -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence", [False, True, "regather"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_tensor_and_sequence_parallelism_are_accepted(sequence: Any, kv_heads: int) -> None:
+    config = GPTConfig(layers=2, hidden=24, heads=4, kv_heads=kv_heads, context=8, dropout=0.1)
+
+    def step(comm: dtlab.Comm, tokens: Tensor, seeds: Tensor) -> Tensor:
+        gpt = tensor.shard(GPT(config), comm, sequence)
+        return tensor.vocab_cross_entropy(comm, gpt(tokens, seeds), tokens)
+
+    made = simulated(step, TOKENS, SEEDS)
+    norm = next(row for row in made if row.operation == "layer_norm")
+    assert norm.letters == {"ranks": "V" if sequence else "I"}
+    assert norm.shape == ((4, 2, 24) if sequence else (4, 8, 24))
+    assert norm.line.startswith("sequence.py" if sequence else "gpt.py")
+
+
+@pytest.mark.parametrize("how", ["overlap", "flat", 1, 2, 3])
+def test_data_parallelism_and_zero_are_accepted_with_tensor_parallelism(how: Any) -> None:
+    def step(mesh: Mesh, tokens: Tensor, seeds: Tensor) -> Tensor:
+        for x in (tokens, seeds):
+            types.declare(x, mesh["dp"], types.VARYING)
+        gpt = tensor.shard(GPT(CONFIG), mesh["tp"])
+        if isinstance(how, int):
+            model, optimizer = zero(gpt, mesh["dp"], how)
+        else:
+            model = DataParallel(gpt, mesh["dp"], how)
+            optimizer = torch.optim.AdamW(model.parameters())
+        loss = tensor.vocab_cross_entropy(mesh["tp"], model(tokens, seeds), tokens)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    made = simulated(step, TOKENS, SEEDS, dp=2, tp=2)
+    loss = [row for row in made if row.line.endswith("in vocab_cross_entropy")][-1]
+    assert (loss.shape, loss.letters) == ((), {"dp": "V", "tp": "I"})
+
+
+def test_data_parallelism_without_a_reduction_is_named() -> None:
+    def step(comm: dtlab.Comm, x: Tensor) -> Tensor:
+        types.declare(x, comm, types.VARYING)
+        model = nn.Linear(3, 2)
+        return model(x).sum()
+
+    with pytest.raises(dtlab.TypeMismatch, match=r"linear mixes model\.weight, .* copy_to"):
+        simulated(step, torch.zeros(5, 3))
+
+
+# ---- the rules -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left", "right", "operation", "makes"), [
+    ("R", "R", "mul", "R"), ("I", "I", "mul", "I"), ("V", "V", "mul", "V"), ("R", "V", "mul", "V"),
+    ("P", "P", "add", "P"), ("P", "R", "mul", "P"), ("P", "R", "matmul", "P"),
+    ("I", "R", "add", ""), ("I", "V", "mul", ""), ("I", "P", "add", ""), ("P", "R", "add", ""),
+    ("P", "V", "add", ""), ("P", "P", "mul", ""), ("P", "V", "mul", ""),
+])
+def test_what_meets_makes(left: str, right: str, operation: str, makes: str) -> None:
+    def step(comm: dtlab.Comm) -> None:
+        a, b = (torch.zeros(2, 2, requires_grad=True) for _ in range(2))
+        types.declare(a, comm, left)
+        types.declare(b, comm, right)
+        getattr(torch, operation)(a, b)
+
+    if makes:
+        assert simulated(step, ranks=2)[-1].letters == {"ranks": makes}
+    else:
+        with pytest.raises(dtlab.TypeMismatch):
+            simulated(step, ranks=2)
+
+
+@pytest.mark.parametrize("operation", ["relu", "exp", "softmax", "gelu"])
+def test_partial_goes_through_linear_operations_only(operation: str) -> None:
+    def step(comm: dtlab.Comm) -> None:
+        a = torch.zeros(2, 2, requires_grad=True)
+        types.declare(a, comm, types.PARTIAL)
+        (a * 2).sum(0).view(2, 1).T.transpose(0, 1)
+        options = {"dim": -1} if operation == "softmax" else {}
+        getattr(torch.nn.functional if operation == "gelu" else torch, operation)(a, **options)
+
+    with pytest.raises(dtlab.TypeMismatch, match=f"{operation} of a, which is Partial"):
+        simulated(step, ranks=2)
+
+
+def test_a_conversion_of_the_wrong_type_says_what_it_takes() -> None:
+    def twice(comm: dtlab.Comm) -> None:
+        copy_to(comm, copy_to(comm, torch.zeros(2, requires_grad=True)))
+
+    def summed(comm: dtlab.Comm) -> None:
+        reduce_from(comm, copy_to(comm, torch.zeros(2, requires_grad=True)))
+
+    with pytest.raises(dtlab.TypeMismatch, match=r"takes what is Invariant, .* added up twice"):
+        simulated(twice, ranks=2)
+    with pytest.raises(dtlab.TypeMismatch, match=r"takes what is Partial, .* a multiple of it"):
+        simulated(summed, ranks=2)
+
+
+def test_bad_calls_say_so() -> None:
+    with pytest.raises(dtlab.ConfigError, match="needs a function and the communicator or mesh"):
+        on("simulator", lambda comm: types.check(comm, lambda c: None), ranks=2)  # type: ignore[arg-type]
+    with pytest.raises(dtlab.ConfigError, match="a type is one of R, I, V, P"):
+        on("simulator", lambda comm: types.declare(torch.zeros(1), comm, "X"), ranks=2)
+
+
+def test_with_data_it_also_runs_on_processes() -> None:
+    def step(comm: dtlab.Comm, x: Tensor) -> Tensor:
+        types.declare(x, comm, types.VARYING)
+        model = DataParallel(nn.Linear(3, 2), comm)
+        return cross_entropy(model(x), torch.zeros(5, dtype=torch.int64))
+
+    def fn(comm: dtlab.Comm) -> dict[str, str]:
+        return types.check(step, comm, torch.ones(5, 3), device="cpu")[-1].letters
+
+    assert dtlab.run(fn, ranks=2).values == [{"ranks": "V"}] * 2
