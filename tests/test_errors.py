@@ -64,7 +64,8 @@ def test_what_a_rank_raised_can_be_caught_as_that() -> None:
 
 @pytest.mark.parametrize("error", [
     ConfigError("no"), ShapeMismatch("no"), TypeMismatch("no"), RunTimeout("late", ROWS),
-    Deadlock("stuck", ROWS), RankDied("gone", 2, -9), RankFailed.from_rank(1, ValueError("x"), "text"),
+    Deadlock("stuck", ROWS), RankDied("gone", 2, -9),
+    RankFailed.from_rank(1, ValueError("x"), "text"),
     RankFailed.from_rank(1, ShapeMismatch("x"), "text"),
 ], ids=lambda error: type(error).__name__)
 def test_errors_travel(error: DtlabError) -> None:
