@@ -1,6 +1,6 @@
 """Parallel training: the same model on many ranks, in whole or in parts. Each idea is one file."""
 
-from dtlab.parallel import conversions, sequence, tensor, types
+from dtlab.parallel import conversions, pipeline, sequence, tensor, types
 from dtlab.parallel.checkpoint import full_state_dict, load, save
 from dtlab.parallel.clip import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
@@ -13,4 +13,4 @@ from dtlab.parallel.zero import zero
 
 __all__ = ["BatchSampler", "DataParallel", "LAMB", "LARS", "MemoryMeter", "Mesh",
            "charge_compute", "clip_grad_norm_", "conversions", "full_state_dict", "growing_batch",
-           "load", "save", "sequence", "tensor", "types", "zero"]
+           "load", "pipeline", "save", "sequence", "tensor", "types", "zero"]

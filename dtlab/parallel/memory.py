@@ -121,7 +121,7 @@ class MemoryMeter(TorchDispatchMode):
 
     def _saved(self, tensor: Tensor) -> Tensor:
         self._track(tensor, "activations")
-        return tensor
+        return tensor.detach()  # an output that its own node kept would keep that node for ever
 
     def _mark_state(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for tensor in tree_leaves(list(optimizer.state.values())):

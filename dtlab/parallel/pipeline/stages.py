@@ -1,0 +1,71 @@
+"""Cutting a model into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtlab.errors import ConfigError
+from dtlab.models import GPT
+
+
+class Stage(nn.ModuleList):
+    """Layers one after the other: each gets what the one before returned, and the step's extras."""
+
+    def forward(self, x: Any, *extras: Any) -> Any:
+        for layer in self:
+            x = layer(x, *extras)
+        return x
+
+
+def cut(layers: Sequence[nn.Module], stages: int | Sequence[int]) -> list[Stage]:
+    """`layers` in stages: so many, which differ by at most a layer, or of these numbers of layers.
+
+    Raises `ConfigError` if a stage would be empty or layers would be left.
+    """
+    layers = list(layers)
+    if isinstance(stages, int) and not isinstance(stages, bool):
+        if not 1 <= stages <= len(layers):
+            raise ConfigError(f"{len(layers)} layers can't make {stages} stages")
+        each, more = divmod(len(layers), stages)
+        sizes = [each + (stage < more) for stage in range(stages)]
+    else:
+        sizes = list(stages)  # type: ignore[arg-type]
+        if sum(sizes) != len(layers) or min(sizes, default=0) < 1:
+            raise ConfigError(f"stages of {sizes} layers don't make up {len(layers)} layers")
+    firsts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+    return [Stage(layers[first : first + size]) for first, size in zip(firsts, sizes, strict=True)]
+
+
+class Embed(nn.Module):
+    """The first layer of a GPT: tokens (b, s) → (b, s, h)."""
+
+    def __init__(self, gpt: GPT):
+        super().__init__()
+        self.tokens, self.positions, self.dropout = gpt.tokens, gpt.positions, gpt.dropout
+
+    def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
+        places = torch.arange(tokens.shape[-1], device=tokens.device)
+        x = self.tokens(tokens) + self.positions(places)
+        return self.dropout(x, seeds if self.training and self.dropout.p else None)  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """The last layer of a GPT: (b, s, h) → logits (b, s, v)."""
+
+    def __init__(self, gpt: GPT):
+        super().__init__()
+        self.norm, self.weight = gpt.norm, (gpt.head or gpt.tokens).weight
+
+    def forward(self, x: Tensor, _seeds: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.norm(x) @ self.weight.T
+        return logits
+
+
+def gpt_layers(gpt: GPT) -> list[nn.Module]:
+    """The layers of `gpt`, to be cut: its embeddings, its blocks, and norm and output layer. If
+    they are tied, the first and the last share a parameter: see `Pipeline`, tied."""
+    return [Embed(gpt), *gpt.blocks, Head(gpt)]
