@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -26,11 +27,12 @@ from torch.nn.functional import cross_entropy
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import GPT, GPTConfig, text_batch
-from dtlab.parallel import DataParallel, MemoryMeter, tensor, zero
+from dtlab.parallel import DataParallel, MemoryMeter, pipeline, tensor, zero
 from dtlab.processes import run
 
 CONFIG = GPTConfig(layers=6, hidden=368, heads=8, context=64)  # 9,897,728 parameters
-SAMPLES = 2  # of each rank
+SAMPLES = 2  # of each rank, or micro-batch
+MICRO_BATCHES = 8
 WARM_UP = 2  # steps
 ADAMW = torch.optim.AdamW
 
@@ -60,7 +62,7 @@ def measure_parallel(ranks: int, repeats: int = 7, config: GPTConfig = CONFIG) -
     values = run(_take_turns, repeats, config, ranks=ranks, timeout=1200, trace=False,
                  echo=False).values
     rows = []
-    for name, (_, peer, _) in CONTESTANTS.items():
+    for name, (_, peer, *_) in CONTESTANTS.items():
         took, theirs = ([max(times) for times in zip(*(v[0][who] for v in values), strict=True)]
                         for who in (name, peer))
         peak, their_peak = (max(v[1][who] for v in values) for who in (name, peer))
@@ -74,7 +76,7 @@ def _take_turns(comm: Comm, repeats: int, config: GPTConfig
                 ) -> tuple[dict[str, list[float]], dict[str, int], int]:
     """(seconds a step, peak in bytes, parameters); the first two by contestant."""
     parameters = sum(p.numel() for p in GPT(config, device="meta").parameters())
-    contestants = {name: make(GPT(config), comm) for name, (make, _, _) in CONTESTANTS.items()}
+    contestants = {name: make(GPT(config), comm) for name, (make, *_) in CONTESTANTS.items()}
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-WARM_UP, repeats):
         for name, trained in contestants.items():
@@ -92,12 +94,11 @@ def _take_turns(comm: Comm, repeats: int, config: GPTConfig
 
 
 def _step(comm: Comm, name: str, trained: Trained, config: GPTConfig, turn: int) -> None:
-    """One step: data-parallel ranks have samples of their own, tensor-parallel ones the same."""
+    """One step: data-parallel ranks have samples of their own, the others the same."""
     model, optimizer = trained
-    loss_of = CONTESTANTS[name].loss_of
-    own = loss_of is _loss
+    _, _, loss_of, own, samples = CONTESTANTS[name]
     batch = WARM_UP + turn
-    tokens, targets = text_batch(batch * comm.size + comm.rank if own else batch, SAMPLES,
+    tokens, targets = text_batch(batch * comm.size + comm.rank if own else batch, samples,
                                  config.context)
     loss_of(comm, model, tokens, targets)
     optimizer.step()
@@ -135,7 +136,7 @@ def _fsdp(gpt: GPT, comm: Comm) -> Trained:
 
 
 def _loss(comm: Comm, model: nn.Module, tokens: Tensor, targets: Tensor) -> None:
-    cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+    _mean_loss(model(tokens), targets).backward()
 
 
 def _tensor_parallel(sequence: bool) -> Callable[[GPT, Comm], Trained]:
@@ -188,17 +189,66 @@ def torch_tensor_parallel(gpt: GPT, mesh: DeviceMesh) -> GPT:
     return gpt
 
 
+class _Cut(nn.ModuleList):
+    """Stages of this rank, and the function that runs a step of them."""
+
+    step: Callable[[Tensor, Tensor], Any]
+
+
+def _pipeline(chunks: int) -> Callable[[GPT, Comm], Trained]:
+    def make(gpt: GPT, comm: Comm) -> Trained:
+        schedule = pipeline.interleaved(comm.size, MICRO_BATCHES, chunks)
+        stages = _stages(gpt, comm, chunks)
+        run_step = pipeline.Pipeline(list(stages), schedule, comm).step
+        stages.step = lambda tokens, targets: run_step(tokens, targets, _mean_loss)
+        return stages, ADAMW(stages.parameters())
+
+    return make
+
+
+def _torch_pipeline(chunks: int) -> Callable[[GPT, Comm], Trained]:
+    def make(gpt: GPT, comm: Comm) -> Trained:
+        stages = _stages(gpt, comm, chunks)
+        theirs = [PipelineStage(stage, comm.rank + chunk * comm.size, chunks * comm.size,
+                                torch.device("cpu")) for chunk, stage in enumerate(stages)]
+        schedule: Any = (Schedule1F1B(theirs[0], MICRO_BATCHES, _mean_loss) if chunks == 1
+                         else ScheduleInterleaved1F1B(theirs, MICRO_BATCHES, _mean_loss))  # type: ignore[arg-type]
+        last = comm.rank == comm.size - 1
+        stages.step = lambda tokens, targets: schedule.step(
+            *([] if comm.rank else [tokens]), **({"target": targets} if last else {}))
+        return stages, ADAMW(stages.parameters())
+
+    return make
+
+
+def _stages(gpt: GPT, comm: Comm, chunks: int) -> _Cut:
+    stages = pipeline.cut(pipeline.gpt_layers(gpt), chunks * comm.size)
+    return _Cut(stages[comm.rank :: comm.size])
+
+
+def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _pipeline_step(comm: Comm, model: _Cut, tokens: Tensor, targets: Tensor) -> None:
+    model.step(tokens, targets)
+
+
 DDP, ZERO_REDUNDANCY = "torch DDP", "torch ZeroRedundancyOptimizer"
 FSDP = "torch FSDP2 fully_shard"
 DTENSOR = "torch DTensor parallelize_module"
+TORCH_1F1B, TORCH_INTERLEAVED = "torch Schedule1F1B", "torch ScheduleInterleaved1F1B"
 
 
 class Contestant(NamedTuple):
-    """make: from a whole model; loss_of: runs forward and backward."""
+    """make: from a whole model; loss_of: runs forward and backward; own: each rank has samples of
+    its own; samples: so many of them."""
 
     make: Callable[[GPT, Comm], Trained]
     peer: str
-    loss_of: Callable[[Comm, nn.Module, Tensor, Tensor], None] = _loss
+    loss_of: Callable[[Comm, Any, Tensor, Tensor], None] = _loss
+    own: bool = True
+    samples: int = SAMPLES
 
 
 CONTESTANTS: dict[str, Contestant] = {
@@ -210,7 +260,12 @@ CONTESTANTS: dict[str, Contestant] = {
     "zero stage 2": Contestant(_zero(2), ZERO_REDUNDANCY),
     FSDP: Contestant(_fsdp, FSDP),
     "zero stage 3": Contestant(_zero(3), FSDP),
-    DTENSOR: Contestant(_dtensor, DTENSOR, _dtensor_loss),
-    "tensor parallel": Contestant(_tensor_parallel(False), DTENSOR, _vocab_loss),
-    "tensor and sequence parallel": Contestant(_tensor_parallel(True), DTENSOR, _vocab_loss),
+    DTENSOR: Contestant(_dtensor, DTENSOR, _dtensor_loss, False),
+    "tensor parallel": Contestant(_tensor_parallel(False), DTENSOR, _vocab_loss, False),
+    "tensor and sequence parallel": Contestant(_tensor_parallel(True), DTENSOR, _vocab_loss,
+                                               False),
+    **{name: Contestant(make, peer, _pipeline_step, False, MICRO_BATCHES * SAMPLES)
+       for peer, chunks in ((TORCH_1F1B, 1), (TORCH_INTERLEAVED, 2))
+       for name, make in ((peer, _torch_pipeline(chunks)),
+                          (peer.replace("torch Schedule", "pipeline "), _pipeline(chunks)))},
 }
