@@ -24,13 +24,13 @@ from torch import Tensor
 from dtlab.collectives import barrier
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.parallel.synchronized import SynchronizedModule
+from dtlab.parallel.synchronized import DistributedModule
 
 Pieces = dict[str, list[tuple[int, Tensor]]]  # name → (first element, values)
 INDEX = "index.json"
 
 
-def save(folder: str | Path, model: SynchronizedModule,
+def save(folder: str | Path, model: DistributedModule,
          optimizer: torch.optim.Optimizer | None = None) -> None:
     """Write parameters, buffers and optimizer state to `folder`, which is replaced if it is a
     checkpoint. All ranks call it, and return when it is complete.
@@ -65,9 +65,10 @@ def save(folder: str | Path, model: SynchronizedModule,
     barrier(comm)
 
 
-def load(folder: str | Path, model: SynchronizedModule,
+def load(folder: str | Path, model: DistributedModule,
          optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Read what `save` wrote, from any number of ranks, for any of `DataParallel` and `zero`.
+    """Read what `save` wrote, from any number of ranks, for any of `DataParallel`, `zero`
+    and `hybrid`.
 
     Raises `ConfigError`, before anything is changed, if the checkpoint is incomplete or corrupt or
     is that of another model.
@@ -87,7 +88,7 @@ def load(folder: str | Path, model: SynchronizedModule,
     _fill(model, optimizer, index, found)
 
 
-def full_state_dict(model: SynchronizedModule) -> dict[str, Tensor]:
+def full_state_dict(model: DistributedModule) -> dict[str, Tensor]:
     """What `state_dict` of the module would be on one device, in the optimizer's dtype, on every
     rank, which all call it: for torch.save, or to load it elsewhere. Memory: all of the model.
     """
@@ -98,20 +99,19 @@ def full_state_dict(model: SynchronizedModule) -> dict[str, Tensor]:
 # ---- what is saved -------------------------------------------------------------------------------
 
 
-def _my_pieces(model: SynchronizedModule, optimizer: torch.optim.Optimizer | None
+def _my_pieces(model: DistributedModule, optimizer: torch.optim.Optimizer | None
                ) -> tuple[Pieces, dict[str, list[int]]]:
     """What this rank writes, and the shapes of the whole tensors."""
     comm = model.comm
     pieces: Pieces = defaultdict(list)
     shapes: dict[str, list[int]] = {}
 
-    def add(key: str, shape: torch.Size, start: int, values: Tensor) -> None:
-        shapes[key] = list(shape)
+    def add(key: str, start: int, values: Tensor) -> None:
         if not model.sharded:  # everyone has it: each writes its share
             share = [len(part) for part in values.tensor_split(comm.size)]
             begin = sum(share[: comm.rank])
             start, values = start + begin, values[begin : begin + share[comm.rank]]
-        pieces[key].append((start, values.detach().cpu().clone()))
+        pieces[key].append((start, values.cpu().clone()))
 
     for region in model.regions():
         state = {} if optimizer is None else optimizer.state.get(region.tensor, {})
@@ -122,11 +122,13 @@ def _my_pieces(model: SynchronizedModule, optimizer: torch.optim.Optimizer | Non
                 continue
             if not isinstance(tensor, Tensor) or tensor.shape != region.tensor.shape:
                 shapes[key] = []
-                if region.start == 0:
+                if region.original and region.runs[0][0] == 0:
                     pieces[key] = [(0, torch.as_tensor(tensor).reshape(1).clone())]
-            else:
-                values = tensor.detach().reshape(-1)[region.at : region.at + region.length]
-                add(key, region.shape, region.start, values)
+                continue
+            shapes[key] = list(region.shape)
+            values = tensor.detach().reshape(-1)
+            for start, at, length in region.runs if region.original else ():
+                add(key, start, values[at : at + length])
     for name, tensor in _replicated(model):
         shapes[f"replicated/{name}"] = list(tensor.shape)
         if comm.rank == 0:
@@ -134,7 +136,7 @@ def _my_pieces(model: SynchronizedModule, optimizer: torch.optim.Optimizer | Non
     return dict(pieces), shapes
 
 
-def _replicated(model: SynchronizedModule) -> list[tuple[str, Tensor]]:
+def _replicated(model: DistributedModule) -> list[tuple[str, Tensor]]:
     """What all ranks hold: buffers, and parameters that are frozen."""
     frozen = [(name, p) for name, p in model.module.named_parameters() if not p.requires_grad]
     return [*frozen, *model.module.named_buffers()]
@@ -170,7 +172,7 @@ def _problem(folder: Path, comm: Comm) -> str | None:
     return None
 
 
-def _mismatch(model: SynchronizedModule, optimizer: torch.optim.Optimizer | None,
+def _mismatch(model: DistributedModule, optimizer: torch.optim.Optimizer | None,
               shapes: dict[str, list[int]], found: Pieces) -> str | None:
     """Why the checkpoint doesn't fit `model`."""
     needed = [(f"parameter/{r.name}", list(r.shape)) for r in model.regions()]
@@ -193,7 +195,7 @@ def _mismatch(model: SynchronizedModule, optimizer: torch.optim.Optimizer | None
 
 
 @torch.no_grad()
-def _fill(model: SynchronizedModule, optimizer: torch.optim.Optimizer | None,
+def _fill(model: DistributedModule, optimizer: torch.optim.Optimizer | None,
           index: dict[str, Any], found: Pieces) -> None:
     kinds = sorted({key.split("/", 1)[0] for key in found} - {"parameter", "replicated"})
     if optimizer is not None:
@@ -215,16 +217,17 @@ def _fill(model: SynchronizedModule, optimizer: torch.optim.Optimizer | None,
                         region.tensor, dtype=found[key][0][1].dtype))
                     targets[kind] = state[kind]
         for kind, tensor in targets.items():
-            into = tensor.view(-1)[region.at : region.at + region.length]
-            _copy(found[f"{kind}/{region.name}"], into, region.start)
+            whole = _joined(found[f"{kind}/{region.name}"])
+            for start, at, length in region.runs:
+                tensor.view(-1)[at : at + length] = whole[start : start + length]
     for name, tensor in _replicated(model):
-        _copy(found[f"replicated/{name}"], tensor.detach().view(-1), 0)
+        tensor.detach().view(-1)[:] = _joined(found[f"replicated/{name}"])
     model.share_parameters()
 
 
-def _copy(pieces: list[tuple[int, Tensor]], into: Tensor, start: int) -> None:
-    """Fill `into`, which holds the elements from `start` on, with those of `pieces`."""
+def _joined(pieces: list[tuple[int, Tensor]]) -> Tensor:
+    """The whole, flattened."""
+    whole = pieces[0][1].new_empty(max(first + len(values) for first, values in pieces))
     for first, values in pieces:
-        low, high = max(first, start), min(first + len(values), start + len(into))
-        if low < high:
-            into[low - start : high - start] = values[low - first : high - first]
+        whole[first : first + len(values)] = values
+    return whole

@@ -7,30 +7,32 @@ from torch import Tensor
 
 from dtlab.collectives import all_reduce
 from dtlab.errors import ConfigError
-from dtlab.parallel.synchronized import SynchronizedModule
+from dtlab.parallel.synchronized import DistributedModule
 
 
 @torch.no_grad()
-def clip_grad_norm_(model: SynchronizedModule, max_norm: float) -> Tensor:
-    """In place: scale all gradients of `model`, of `DataParallel` or `zero`, by the same factor, so
-    that their Euclidean norm is at most `max_norm`. Returns the norm before, equal on all ranks.
+def clip_grad_norm_(model: DistributedModule, max_norm: float) -> Tensor:
+    """In place: scale all gradients of `model`, of `DataParallel`, `zero` or `hybrid`, by the same
+    factor, so that their Euclidean norm is at most `max_norm`. Returns the norm before, equal on
+    all ranks; parameters of which several ranks have copies count once.
 
     Call it between backward and step. Cost: with shards, an all-reduce of 8 bytes.
     Source: Pascanu et al. 2013; torch.nn.utils.clip_grad_norm_ for one device.
     """
-    if not isinstance(model, SynchronizedModule):
-        raise ConfigError(f"clip_grad_norm_ takes what DataParallel or zero returned, not "
+    if not isinstance(model, DistributedModule):
+        raise ConfigError(f"clip_grad_norm_ takes what DataParallel, zero or hybrid returned, not "
                           f"{type(model).__name__}")
     if not isinstance(max_norm, (int, float)) or not max_norm > 0:
         raise ConfigError(f"max_norm must be a number above 0, not {max_norm!r}")
-    gradients = model.gradients()
+    gradients = model.named_gradients()
     squares = torch.zeros((), dtype=torch.float64, device=model.comm.device)
-    for gradient in gradients:
-        squares += gradient.double().square().sum()
+    for name, gradient in gradients:
+        if model.counts(name):
+            squares += gradient.double().square().sum()
     if model.sharded:
         all_reduce(model.comm, squares, algorithm="recursive_doubling")
     norm = squares.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1)
-    for gradient in gradients:
+    for _, gradient in gradients:
         gradient *= factor
     return norm

@@ -127,16 +127,13 @@ class DataParallel(SynchronizedModule):
     def held(self) -> Iterable[torch.Tensor]:
         return [bucket.flat for bucket in self.buckets]
 
-    def gradients(self) -> list[torch.Tensor]:
-        return [p.grad for p in self.trained if p.grad is not None]
+    def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, p.grad) for name, p in self.module.named_parameters()
+                if p.requires_grad and p.grad is not None]
 
     def regions(self) -> list[Region]:
-        return [Region(name, p.shape, 0, p.numel(), p, 0)
+        return [Region(name, p.shape, p, [(0, 0, p.numel())])
                 for name, p in self.module.named_parameters() if p.requires_grad]
-
-    def full_parameters(self) -> dict[str, torch.Tensor]:
-        return {name: p.detach().clone()
-                for name, p in self.module.named_parameters() if p.requires_grad}
 
     def begin_reduction(self) -> None:
         self._left = []

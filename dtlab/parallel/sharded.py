@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,17 @@ class Part(NamedTuple):
     dim: int
     cut: Cut
     original: bool
+
+    def runs(self, start: int, at: int, length: int) -> list[tuple[int, int, int]]:
+        """Where in the flattened whole the elements `start` to `start + length` of the flattened
+        part are, which lie from `at` on: (start, at, length) of each contiguous piece."""
+        index = torch.arange(math.prod(self.shape)).view(self.shape)
+        pieces = [index.narrow(self.dim, rows.start, len(rows)) for rows in self.cut]
+        places = torch.cat(pieces, self.dim).flatten()[start : start + length]
+        firsts = [0, *((places.diff() != 1).nonzero().flatten() + 1).tolist()]
+        ends = [*firsts[1:], length]
+        return [(int(places[first]), at + first, end - first)
+                for first, end in zip(firsts, ends, strict=True)]
 
 
 def share(count: int, comm: Comm) -> range:
@@ -57,26 +69,32 @@ class Sharded(nn.Module):
         self.parts[name] = Part(whole_name, whole.shape, dim, cut, original)
 
 
+def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | None]]:
+    """Each parameter, its name on one device, and which part of it this is (None: all)."""
+    for prefix, child in module.named_modules():
+        for name, p in child.named_parameters(recurse=False):
+            part = getattr(child, "parts", {}).get(name)
+            yield p, ".".join(filter(None, (prefix, part.whole if part else name))), part
+
+
 def full_tensors(module: nn.Module, comm: Comm, of: Callable[[Tensor], Tensor | None] = lambda p: p
                  ) -> dict[str, Tensor]:
     """`of` each parameter (itself, or `lambda p: p.grad`) of a sharded module, whole, by the name
     that it has on one device, on all ranks of `comm`, which all call it."""
     whole: dict[str, Tensor] = {}
     cut: set[str] = set()
-    for prefix, child in module.named_modules():
-        for name, p in child.named_parameters(recurse=False):
-            mine, part = of(p), getattr(child, "parts", {}).get(name)
-            key = ".".join(filter(None, (prefix, part.whole if part else name)))
-            if mine is None:
-                continue
-            if part is None:
-                whole[key] = mine.detach().clone()
-                continue
-            cut.add(key)
-            whole.setdefault(key, mine.new_zeros(part.shape))
-            pieces = mine.detach().split([len(rows) for rows in part.cut], part.dim)
-            for rows, piece in zip(part.cut, pieces, strict=True):
-                whole[key].narrow(part.dim, rows.start, len(rows)).copy_(piece * part.original)
+    for p, key, part in whole_names(module):
+        mine = of(p)
+        if mine is None:
+            continue
+        if part is None:
+            whole[key] = mine.detach().clone()
+            continue
+        cut.add(key)
+        whole.setdefault(key, mine.new_zeros(part.shape))
+        pieces = mine.detach().split([len(rows) for rows in part.cut], part.dim)
+        for rows, piece in zip(part.cut, pieces, strict=True):
+            whole[key].narrow(part.dim, rows.start, len(rows)).copy_(piece * part.original)
     for key in sorted(cut):
         all_reduce(comm, whole[key])
     return whole

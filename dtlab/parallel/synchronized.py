@@ -20,25 +20,64 @@ from dtlab.parallel.types import REPLICATED, declare
 
 
 class Region(NamedTuple):
-    """Elements `start` to `start + length` of the flattened parameter `name`, of this `shape`, lie
-    on this rank in `tensor`, which its optimizer steps: from its element `at` on."""
+    """What this rank's optimizer steps of the parameter `name`, of this `shape`: each of `runs`,
+    (start, at, length), says that the elements of the flattened parameter from `start` on lie in
+    the flattened `tensor` from `at` on. Of several ranks' copies, one is the `original`."""
 
     name: str
     shape: torch.Size
-    start: int
-    length: int
     tensor: nn.Parameter
-    at: int
+    runs: list[tuple[int, int, int]]
+    original: bool = True
 
 
-class SynchronizedModule(nn.Module):
+class DistributedModule(nn.Module):
+    """A model of which each rank of `comm` has a copy or a part: what clipping and checkpoints need
+    to know of it."""
+
+    comm: Comm
+    module: nn.Module
+    sharded = False  # do ranks step different elements, or all of them everything?
+
+    def counts(self, name: str) -> bool:
+        """Is this rank's part of the parameter `name` the original, if other ranks have copies?"""
+        return True
+
+    @abstractmethod
+    def named_gradients(self) -> list[tuple[str, Tensor]]:
+        """The reduced gradients of this rank, or its shards of them (see `sharded`), which are
+        views, each with its parameter's name."""
+
+    @abstractmethod
+    def regions(self) -> list[Region]:
+        """Which elements of which trained parameters this rank's optimizer steps."""
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Copies of all whole trained parameters by name. All ranks call it."""
+        regions = self.regions()
+        kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        for theirs in self.comm._agree({r.name: (r.shape, r.tensor.dtype) for r in regions}):
+            kinds |= theirs
+        full = {name: torch.zeros(shape, dtype=dtype, device=self.comm.device)
+                for name, (shape, dtype) in kinds.items()}
+        for name, _, held, runs, original in regions:
+            for start, at, length in runs if original else ():
+                values = held.detach().view(-1)[at : at + length]
+                full[name].view(-1)[start : start + length] = values
+        for values in full.values() if self.sharded else ():
+            all_reduce(self.comm, values)
+        return full
+
+    def share_parameters(self) -> None:
+        """After `regions` have changed: other ranks get the new values."""
+
+
+class SynchronizedModule(DistributedModule):
     """`module` on every rank of `comm`; subclasses say how its gradients are reduced.
 
     Rank 0's parameters and buffers become everyone's at the start, its buffers before each forward
     in training. Raises `ConfigError`, on all ranks, if they hold different models.
     """
-
-    sharded = False  # do ranks step different elements, or all of them everything?
 
     def __init__(self, module: nn.Module, comm: Comm):
         super().__init__()
@@ -57,21 +96,6 @@ class SynchronizedModule(nn.Module):
     # ---- what subclasses provide ---------------------------------------------------------------
 
     @abstractmethod
-    def gradients(self) -> list[Tensor]:
-        """The reduced gradients of this rank, or its shards of them: see `sharded`."""
-
-    @abstractmethod
-    def regions(self) -> list[Region]:
-        """Which elements of which trained parameters this rank's optimizer steps."""
-
-    @abstractmethod
-    def full_parameters(self) -> dict[str, Tensor]:
-        """Copies of all whole trained parameters by name. All ranks call it."""
-
-    def share_parameters(self) -> None:
-        """After `regions` have changed: other ranks get the new values."""
-
-    @abstractmethod
     def begin_reduction(self) -> None:
         """Backward begins."""
 
@@ -83,6 +107,11 @@ class SynchronizedModule(nn.Module):
     def held(self) -> Iterable[Tensor]:
         """The tensors that this wrapper has made and keeps from step to step."""
         return ()
+
+    def reduce(self) -> None:
+        """Reduce the gradients that are there, as backward outside `no_sync` does at its end."""
+        self._begin()
+        self._finish()
 
     # ---- forward and backward ------------------------------------------------------------------
 
@@ -124,7 +153,7 @@ class SynchronizedModule(nn.Module):
         if not isinstance(samples, int) or samples < 0 or (loss is None and samples):
             raise ConfigError(f"rank {self.comm.rank}: samples must be a count of what the loss is "
                               f"the mean of, not {samples!r}")
-        if self.samples is None and self.gradients():
+        if self.samples is None and self.named_gradients():
             raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
                               f"call zero_grad() before backward(loss, samples)")
         self.samples = (self.samples or 0) + samples
@@ -133,8 +162,7 @@ class SynchronizedModule(nn.Module):
         if loss is not None and samples:
             (loss * samples).backward()
         elif self._reduces:
-            self._begin()
-            self._finish()
+            self.reduce()
         return int(self.all_samples) if self._reduces else self.samples
 
     def _share_buffers(self) -> None:

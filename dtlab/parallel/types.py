@@ -50,7 +50,7 @@ RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "d
 UNSEEN = __file__, collectives.__path__[0], torch.__path__[0]  # their lines are not named
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_letters = WeakIdKeyDictionary()  # tensor → {axis: letter}
+known_letters = WeakIdKeyDictionary()  # tensor → {axis: letter}
 _reduced = WeakIdKeyDictionary()  # parameter → the axes along which somebody reduces its gradient
 _gradients = WeakIdKeyDictionary()  # the parameters' gradients
 
@@ -73,7 +73,7 @@ def declare(x: Tensor, comm: Comm, letter: str, reduced: bool = False) -> None:
     """
     if letter not in WORDS:
         raise ConfigError(f"a type is one of R, I, V, P, not {letter!r}")
-    _letters.setdefault(x, {}).update(dict.fromkeys(comm.axes, letter))
+    known_letters.setdefault(x, {}).update(dict.fromkeys(comm.axes, letter))
     if reduced:
         _reduced.setdefault(x, set()).update(comm.axes)
 
@@ -150,12 +150,12 @@ class _Checker(TorchFunctionMode):
             if operation == "grad":
                 _gradients[x] = None
             if not isinstance(x, nn.Parameter):
-                _letters[x] = {axis: letter for axis, letter in letters.items() if letter}
+                known_letters[x] = {axis: letter for axis, letter in letters.items() if letter}
         if outputs and any(letters.values()) and operation not in ("grad", "data"):
             frame = calling_frame(UNSEEN)
             source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
             self.made.append(Typed(line_of(frame), source, operation, tuple(outputs[0].shape),
-                                   dict(_letters.get(outputs[0], {}))))
+                                   dict(known_letters.get(outputs[0], {}))))
         return made
 
     def _check_target(self, operation: str, x: Tensor, axis: str, letter: str) -> None:
@@ -176,7 +176,7 @@ class _Checker(TorchFunctionMode):
 
 def _letter(x: Tensor, axis: str) -> str:
     """Of `x`; "" if nothing is known. Without a gradient, Invariant and Replicated are the same."""
-    letter: str = _letters.get(x, {}).get(axis) or (
+    letter: str = known_letters.get(x, {}).get(axis) or (
         INVARIANT if isinstance(x, nn.Parameter) or (x.requires_grad and x.is_leaf) else "")
     return REPLICATED if letter == INVARIANT and not x.requires_grad else letter
 
@@ -245,10 +245,9 @@ def _operation(func: Any) -> tuple[str, bool]:
     return bare, (name.endswith("_") and name[:2] != "__") or bare == "setitem"
 
 
-def _called(x: object) -> str:
-    if not isinstance(x, Tensor):
-        return str(x)
-    return variable_name(x, calling_frame(UNSEEN)) or f"a tensor of shape {tuple(x.shape)}"
+def _called(x: Any) -> str:
+    return (variable_name(x, calling_frame(UNSEEN)) or f"a tensor of shape {tuple(x.shape)}"
+            if isinstance(x, Tensor) else str(x))
 
 
 def _error(axis: str, problem: str, advice: str) -> TypeMismatch:

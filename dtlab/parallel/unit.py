@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dtlab.comm import Comm
 from dtlab.parallel.memory import mark
+from dtlab.parallel.types import VARYING, declare, known_letters
 
 
 class Unit:
@@ -40,19 +41,21 @@ class Unit:
         mine = values.view(comm.size, -1)[comm.rank]
         self.master = nn.Parameter(
             mine.to("cpu" if offload else mine.device, copy=True) if separate else self.shard)
+        known_letters[self.master] = dict(known_letters.get(self.whole, {}))
+        declare(self.master, comm, VARYING)
         self.starts = {p: sum(sizes[:i]) for i, p in enumerate(parameters)}
         self.awaited = set(parameters)  # those whose gradient this backward has not computed yet
         self.gradients: Tensor | None = None
         self.gradient: Tensor | None = None
 
     def my_parts(self, rank: int) -> Iterator[tuple[nn.Parameter, int, int, int]]:
-        """(p, start, count, at): `count` elements of `p`, from `start` on, lie in `rank`'s shard
+        """(p, start, at, count): `count` elements of `p`, from `start` on, lie in `rank`'s shard
         from `at` on."""
         begin = rank * len(self.shard)
         for p, first in self.starts.items():
             low, high = max(first, begin), min(first + p.numel(), begin + len(self.shard))
             if low < high:
-                yield p, low - first, high - low, low - begin
+                yield p, low - first, low - begin, high - low
 
     def add_gradient(self, p: nn.Parameter) -> None:
         """Move `p.grad` into `gradients`."""
@@ -63,7 +66,10 @@ class Unit:
         p.grad = None
 
     def take_gradients(self) -> Tensor:
-        """`gradients`, which are the caller's now."""
+        """`gradients`, which are the caller's now, with those from before this backward."""
+        for p in self.parameters:
+            if p.grad is not None:
+                self.add_gradient(p)
         gradients, self.gradients = self.gradients, None
         return torch.zeros_like(self.whole) if gradients is None else gradients
 

@@ -108,27 +108,26 @@ class Stage1(SynchronizedModule):
     def held(self) -> Iterable[Tensor]:
         return [unit.whole for unit in self.units]
 
-    def gradients(self) -> list[Tensor]:
-        return [unit.gradient for unit in self.units if unit.gradient is not None]
+    def _names(self) -> dict[nn.Parameter, str]:
+        return {p: name for name, p in self.module.named_parameters()}
+
+    def named_gradients(self) -> list[tuple[str, Tensor]]:
+        names = self._names()
+        return [(names[p], unit.gradient[at : at + count])
+                for unit in self.units if unit.gradient is not None
+                for p, _, at, count in unit.my_parts(self.comm.rank)]
 
     def regions(self) -> list[Region]:
-        names = {p: name for name, p in self.module.named_parameters()}
-        return [Region(names[p], p.shape, start, count, unit.master, at)
-                for unit in self.units for p, start, count, at in unit.my_parts(self.comm.rank)]
-
-    def full_parameters(self) -> dict[str, Tensor]:
-        names = {p: name for name, p in self.module.named_parameters()}
-        whole: dict[str, Tensor] = {}
-        for unit in self.units:
-            vector = all_gather(self.comm, unit.master.detach().to(self.comm.device)).flatten()
-            for p, start in unit.starts.items():
-                whole[names[p]] = vector[start : start + p.numel()].view(p.shape).clone()
-        return whole
+        names = self._names()
+        return [Region(names[p], p.shape, unit.master, [(start, at, count)])
+                for unit in self.units for p, start, at, count in unit.my_parts(self.comm.rank)]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         for unit in self.units:
             unit.gradients = unit.gradient = None
+        for p in self.trained:
+            p.grad = None
 
     def begin_reduction(self) -> None:
         for unit in self.units:
@@ -136,7 +135,8 @@ class Stage1(SynchronizedModule):
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
         """Backward has computed `p.grad`."""
-        self._unit_of[p].add_gradient(p)
+        if self.in_backward:
+            self._unit_of[p].add_gradient(p)
 
     def reduced(self, comm: Comm, unit: Unit) -> Tensor:
         """This rank's shard of all ranks' gradients, in the memory of its own."""

@@ -17,6 +17,7 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.schedule import Schedule
+from dtlab.parallel.types import known_letters
 
 Message = Action  # what an F (activations) or a B or I (their gradients, here always "B") hands on
 Extras = tuple[Any, ...]
@@ -96,7 +97,7 @@ class Pipeline:
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
         self.saved: dict[tuple[int, int], Any] = {}  # by (stage, micro-batch)
         self.got: dict[Message, Tensor] = {}
-        self.shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}  # of a stage's inputs
+        self.shapes: dict[int, tuple[torch.Size, torch.dtype, dict[str, str]]] = {}  # of inputs
         self.under_way: dict[int, list[tuple[Message, Tensor, Work]]] = defaultdict(list)
         self.left = {rank: list(messages) for rank, messages in self.coming.items()}
         self.sends: list[Work] = []
@@ -170,8 +171,9 @@ class Pipeline:
             return
         comm = self.comm.labelled(str(message))
         if message.kind == "F" and message.stage not in self.shapes:
-            self.shapes[message.stage] = result.shape, result.dtype
-            self.sends.append(comm.isend((result.shape, result.dtype), rank))
+            self.shapes[message.stage] = (result.shape, result.dtype,
+                                          known_letters.get(result, {}))
+            self.sends.append(comm.isend(self.shapes[message.stage], rank))
         self.sends.append(comm.post(Send(result.contiguous(), rank))[0])
 
     def _expect(self, action: Action, now: bool) -> None:
@@ -189,8 +191,9 @@ class Pipeline:
                 if not now:
                     return
                 self.shapes[stage] = self.comm.labelled(str(coming)).recv_object(rank)
-            shape, dtype = self.shapes[stage]
+            shape, dtype, letters = self.shapes[stage]
             x = mark(torch.empty(shape, dtype=dtype, device=self._device()), "activations")
+            known_letters[x] = letters if coming.kind == "F" else {}
             work = self.comm.labelled(str(coming)).irecv(x, rank)
             self.under_way[rank].append((self.left[rank].pop(0), x, work))
 

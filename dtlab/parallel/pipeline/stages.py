@@ -58,10 +58,12 @@ class Head(nn.Module):
 
     def __init__(self, gpt: GPT):
         super().__init__()
-        self.norm, self.weight = gpt.norm, (gpt.head or gpt.tokens).weight
+        self.norm, self.head = gpt.norm, gpt.head
+        self.tied = gpt.tokens if gpt.head is None else None
 
     def forward(self, x: Tensor, _seeds: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.norm(x) @ self.weight.T
+        x = self.norm(x)
+        logits: Tensor = self.head(x) if self.tied is None else x @ self.tied.weight.T
         return logits
 
 

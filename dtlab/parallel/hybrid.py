@@ -1,0 +1,161 @@
+"""All kinds of parallelism at once: a GPT on a mesh of pipeline (pp), data (dp) and tensor (tp)
+parallel ranks.
+
+Each axis does its own work, and knows nothing of the others:
+
+| axis | cuts        | by                  | its messages                                   |
+|------|-------------|---------------------|------------------------------------------------|
+| tp   | matrices    | `tensor.shard`      | in each layer: all-reduces of activations      |
+| pp   | layers      | `pipeline.Pipeline` | between stages: activations of a micro-batch   |
+| dp   | the batch   | `DataParallel`      | after backward: an all-reduce of the gradients |
+|      | its copies  | or `zero`           | the same in two halves: see there              |
+
+Source: Narayanan et al. 2021 (Megatron-LM), Rajbhandari et al. 2020 (ZeRO). Chapter: 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.models import GPT
+from dtlab.parallel.conversions import scatter_to
+from dtlab.parallel.data import DataParallel
+from dtlab.parallel.mesh import Mesh
+from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
+from dtlab.parallel.sharded import Part, whole_names
+from dtlab.parallel.synchronized import DistributedModule, Region, SynchronizedModule
+from dtlab.parallel.tensor import shard, vocab_cross_entropy
+from dtlab.parallel.zero import zero
+
+AXES = ("pp", "dp", "tp")
+
+
+def hybrid(
+    gpt: GPT, mesh: Mesh, *, micro_batches: int = 1,
+    schedule: Schedule | Callable[[int, int], Schedule] = one_f_one_b, stage: int = 0,
+    sequence: bool | str = False, recompute: bool = False,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    seconds: Callable[[Action], float] = lambda action: 0.0, **options: Any,
+) -> tuple[Hybrid, torch.optim.Optimizer]:
+    """(model, optimizer) that train `gpt`, the same on all ranks, on `mesh`, whose axes are some of
+    pp, dp and tp, in any order.
+
+    Train so: `loss = model.backward(tokens, targets, seeds); optimizer.step();
+    optimizer.zero_grad()`, with `clip_grad_norm_(model, …)` before the step if you like.
+
+    micro_batches: into so many each dp rank cuts its samples; without a pipeline that is gradient
+        accumulation. schedule: of `dtlab.parallel.pipeline`, or a function (p, m) that makes one.
+    stage: of ZeRO; 0 is none, and 3 needs a mesh without pp. With a pipeline, stage 2 reduces
+        gradients after the last micro-batch, so that meanwhile they take the memory of stage 1.
+    sequence: see `tensor.shard`. recompute, seconds: see `Pipeline`. optimizer: a class that treats
+        each element by itself, called with `options`.
+    `gpt` keeps this rank's part only. Raises `ConfigError` if mesh, model and schedule don't fit
+    together.
+    """
+    pp, dp, tp = (_axis(mesh, name) for name in AXES)
+    schedule = schedule(pp.size, micro_batches) if callable(schedule) else schedule
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"hybrid: schedule must be a Schedule or a function (p, m) that makes "
+                          f"one, not {schedule!r}")
+    if stage not in (0, 1, 2, 3) or (stage == 3 and pp.size > 1):
+        raise ConfigError(f"hybrid: stage of ZeRO must be 0, 1, 2 or, on a mesh without pp, 3; not "
+                          f"{stage!r}")
+    if not all(p.requires_grad for p in gpt.parameters()):
+        raise ConfigError("hybrid trains all parameters of a GPT, but some of this one are frozen")
+    stages = cut(gpt_layers(shard(gpt, tp, sequence)), schedule.stages)
+    mine = [stages[number] for number in schedule.stages_of(pp.rank)]
+    module: Any = mine[0] if len(mine) == 1 else nn.ModuleList(mine)
+    own = set(module.parameters())
+    copy = own & {gpt.tokens.weight} if stages[0] not in mine else set()  # of another stage's
+    parts = {}
+    for p, name, part in whole_names(gpt):
+        original = (part.original if part else tp.rank == 0) and p not in copy
+        parts[p] = name, part, original and (stage > 0 or dp.rank == 0)
+        if p not in own:
+            p.data = p.data.new_empty(0)
+    model: SynchronizedModule
+    if stage:
+        model, stepper = zero(module, dp, stage, optimizer, **options)
+    else:
+        model, stepper = DataParallel(module, dp), optimizer(module.parameters(), **options)
+    at_once = schedule.stages == 1 and (stage > 1 or schedule.micro_batches == 1)
+    pipeline = Pipeline(
+        [model] if at_once else mine, schedule, pp, recompute=recompute, seconds=seconds,
+        tied={"tokens": gpt.tokens.weight} if gpt.head is None and gpt.tokens.weight in own else {})
+    return Hybrid(mesh, model, pipeline, at_once, parts), stepper
+
+
+class Hybrid(DistributedModule):
+    """This rank's part of a GPT: see `hybrid`.
+
+    model: this rank's stages, synchronized over dp. at_once: are gradients reduced as backward
+    computes them? Else after the last micro-batch. parts: for each parameter its name in the whole
+    model, which part of it this is, and is it the original, if other ranks have copies?
+    """
+
+    module: SynchronizedModule
+    sharded = True
+
+    def __init__(self, mesh: Mesh, model: SynchronizedModule, pipeline: Pipeline, at_once: bool,
+                 parts: dict[nn.Parameter, tuple[str, Part | None, bool]]):
+        super().__init__()
+        self.comm, self.module, self.pipeline, self.at_once = mesh.comm, model, pipeline, at_once
+        self.dp, self.tp = _axis(mesh, "dp"), _axis(mesh, "tp")
+        self.parts = {name: parts[p] for name, p in model.module.named_parameters()}
+
+    def backward(self, tokens: Tensor, targets: Tensor, seeds: Tensor | None = None) -> Tensor:
+        """Forward and backward of a batch (b, s), the same on all ranks, and of its samples' seeds
+        (b,) for dropout. Returns the mean loss, on all ranks; the gradients are that of it.
+
+        Raises `ConfigError` unless dp · micro_batches divides b.
+        """
+        pieces = self.dp.size * self.pipeline.schedule.micro_batches
+        if tokens.dim() != 2 or len(tokens) % pieces or not len(tokens):
+            raise ConfigError(f"a batch of shape {tuple(tokens.shape)} can't be cut for "
+                              f"{self.dp.size} dp ranks with "
+                              f"{self.pipeline.schedule.micro_batches} micro-batches each")
+        inputs, labels, *more = (scatter_to(self.dp, x, 0) for x in (tokens, targets, seeds)
+                                 if x is not None)
+        with nullcontext() if self.at_once else self.module.no_sync():
+            loss = self.pipeline.step(inputs, labels, self._loss, *more)
+        if not self.at_once:
+            self.module.reduce()
+        return all_reduce(self.dp, loss, "avg")
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return vocab_cross_entropy(self.tp, logits, targets)
+
+    def counts(self, name: str) -> bool:
+        return self.parts[name][2]
+
+    def named_gradients(self) -> list[tuple[str, Tensor]]:
+        return self.module.named_gradients()
+
+    def regions(self) -> list[Region]:
+        found = []
+        for name, shape, held, runs, _ in self.module.regions():
+            whole, part, original = self.parts[name]
+            if part is not None:
+                shape, runs = part.shape, [piece for run in runs for piece in part.runs(*run)]
+            found.append(Region(whole, shape, held, runs, original))
+        return found
+
+    def share_parameters(self) -> None:
+        self.module.share_parameters()
+
+
+def _axis(mesh: Mesh, name: str) -> Comm:
+    """The ranks along the axis `name`: this one alone if the mesh has none."""
+    if unknown := set(mesh.axes) - set(AXES):
+        raise ConfigError(f"hybrid knows the axes pp, dp and tp, but the mesh has "
+                          f"{', '.join(sorted(unknown))}")
+    return mesh[name] if name in mesh.axes else mesh.comm.subgroup([mesh.comm.rank])
+

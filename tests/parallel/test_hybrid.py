@@ -1,0 +1,193 @@
+"""A GPT on meshes of pp, dp and tp ranks, with ZeRO, equals one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import dtlab
+from dtlab.models import GPT, GPTConfig, text_batch
+from dtlab.parallel import Mesh, clip_grad_norm_, full_state_dict, hybrid, load, save, types
+from dtlab.parallel.pipeline import Schedule, dualpipe_v, gpipe, interleaved, zb_h1, zb_h2, zb_v
+from tests.parallel.training import difference, on
+
+CONFIG = GPTConfig(layers=6, hidden=32, heads=8, context=8, dropout=0.1)
+UNTIED = GPTConfig(layers=6, hidden=24, heads=12, kv_heads=2, context=8, dropout=0.1, tied=False)
+ADAM, MOMENTUM = {"lr": 1e-3}, {"lr": 0.3, "momentum": 0.9}
+OPTIMIZERS = {"adam": (torch.optim.Adam, ADAM), "momentum": (torch.optim.SGD, MOMENTUM)}
+STEPS, MAX_NORM = 3, 0.4
+Trained = tuple[list[tuple[float, float]], dict[str, Tensor]]
+
+
+def batch_of(step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, targets = text_batch(step, size, 8)
+    return tokens, targets, torch.arange(size) + 1000 * step
+
+
+def one_device(config: GPTConfig, optimizer: str, size: int, steps: int = STEPS) -> Trained:
+    """((loss, norm of the gradient) of each step, the parameters at the end)."""
+    gpt = GPT(config, dtype=torch.float64)
+    make, options = OPTIMIZERS[optimizer]
+    stepper = make(gpt.parameters(), **options)
+    seen = []
+    for step in range(steps):
+        tokens, targets, seeds = batch_of(step, size)
+        loss = cross_entropy(gpt(tokens, seeds).flatten(0, 1), targets.flatten())
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(gpt.parameters(), MAX_NORM)
+        seen.append((float(loss.detach()), float(norm)))
+        stepper.step()
+        stepper.zero_grad()
+    return seen, {name: p.detach() for name, p in gpt.named_parameters()}
+
+
+def built(comm: dtlab.Comm, axes: dict[str, int], config: GPTConfig, optimizer: str,
+          options: dict[str, Any]) -> Any:
+    make, settings = OPTIMIZERS[optimizer]
+    return hybrid(GPT(config, dtype=torch.float64), Mesh(comm, **axes), optimizer=make,
+                  **settings, **options)
+
+
+def train(comm: dtlab.Comm, axes: dict[str, int], config: GPTConfig, optimizer: str, size: int,
+          options: dict[str, Any], steps: range = range(STEPS), read: Path | None = None,
+          write: Path | None = None) -> Trained:
+    model, stepper = built(comm, axes, config, optimizer, options)
+    if read:
+        load(read, model, stepper)
+    seen = []
+    for step in steps:
+        loss = model.backward(*batch_of(step, size))
+        norm = clip_grad_norm_(model, MAX_NORM)
+        seen.append((float(loss), float(norm)))
+        stepper.step()
+        stepper.zero_grad()
+    if write:
+        save(write, model, stepper)
+    return seen, full_state_dict(model)
+
+
+def assert_equal(values: list[Trained], expected: Trained) -> None:
+    for seen, parameters in values:
+        assert torch.tensor(seen).sub(torch.tensor(expected[0])).abs().max() < 1e-9
+        assert difference(parameters, expected[1]) < 1e-9
+
+
+FACTORIZATIONS = [(pp, dp, 8 // pp // dp) for pp in (1, 2, 4, 8) for dp in (1, 2, 4, 8)
+                  if 8 % (pp * dp) == 0]
+
+
+@pytest.mark.parametrize(("pp", "dp", "tp"), FACTORIZATIONS)
+def test_all_factorizations_of_eight_ranks_equal_one_device(pp: int, dp: int, tp: int) -> None:
+    for stage in (0, 1, 2, 3)[: 4 if pp == 1 else 3]:
+        optimizer = "adam" if stage % 2 else "momentum"
+        options = {"micro_batches": 2 if dp < 8 else 1, "stage": stage, "sequence": stage > 0}
+        values = on("simulator", train, {"pp": pp, "dp": dp, "tp": tp}, CONFIG, optimizer, 8,
+                    options, ranks=8).values
+        assert_equal(values[:: 3], one_device(CONFIG, optimizer, 8))
+
+
+ZeroBubble = Callable[[int, int], Schedule]
+
+
+@pytest.mark.parametrize(("axes", "config", "options"), [
+    ({"tp": 2, "pp": 3, "dp": 2}, CONFIG, {"schedule": zb_h1, "micro_batches": 3, "stage": 2}),
+    ({"dp": 3, "tp": 4}, UNTIED, {"stage": 3, "micro_batches": 2, "sequence": "regather"}),
+    ({"pp": 2, "tp": 6}, UNTIED, {"schedule": interleaved, "micro_batches": 4}),
+    ({"pp": 4, "dp": 3}, CONFIG, {"schedule": zb_v, "micro_batches": 1, "stage": 1}),
+    ({"tp": 4, "dp": 3}, CONFIG, {"micro_batches": 4, "recompute": True, "stage": 2}),
+    ({"dp": 3, "pp": 2, "tp": 2}, UNTIED, {"schedule": dualpipe_v, "stage": 2}),
+    ({"dp": 12}, UNTIED, {"stage": 1}),
+    ({"pp": 2, "dp": 6}, UNTIED, {"schedule": zb_h2, "micro_batches": 2, "recompute": True}),
+    ({"tp": 12}, UNTIED, {"sequence": False, "micro_batches": 2}),
+])
+def test_a_sample_of_twelve_ranks(axes: dict[str, int], config: GPTConfig,
+                                  options: dict[str, Any]) -> None:
+    values = on("simulator", train, axes, config, "adam", 12, options, ranks=12).values
+    assert_equal(values[:: 5], one_device(config, "adam", 12))
+
+
+@pytest.mark.parametrize(("axes", "options"), [
+    ({"pp": 2, "dp": 2, "tp": 2}, {"stage": 1, "micro_batches": 2, "sequence": True}),
+    ({"tp": 2, "pp": 4}, {"schedule": gpipe, "micro_batches": 4}),
+])
+def test_processes(axes: dict[str, int], options: dict[str, Any]) -> None:
+    values = on("gloo", train, axes, CONFIG, "adam", 8, options, ranks=8).values
+    assert_equal(values, one_device(CONFIG, "adam", 8))
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (({"pp": 2, "dp": 2, "tp": 2}, {"stage": 1, "micro_batches": 2}), ({"dp": 3}, {"stage": 3})),
+    (({"tp": 4}, {}), ({"pp": 4, "dp": 2}, {"stage": 2, "micro_batches": 2})),
+    (({"dp": 2}, {"stage": 2}), ({"tp": 2, "pp": 2}, {})),
+])
+def test_a_checkpoint_goes_on_on_any_mesh(
+        tmp_path: Path, before: tuple[dict[str, int], dict[str, Any]],
+        after: tuple[dict[str, int], dict[str, Any]]) -> None:
+    folder = tmp_path / "checkpoint"
+    ranks = [torch.Size(axes.values()).numel() for axes, _ in (before, after)]
+    on("simulator", train, before[0], CONFIG, "adam", 12, before[1], range(1), None, folder,
+       ranks=ranks[0])
+    values = on("simulator", train, after[0], CONFIG, "adam", 12, after[1], range(1, STEPS),
+                folder, ranks=ranks[1]).values
+    seen, parameters = one_device(CONFIG, "adam", 12)
+    assert_equal(values, (seen[1:], parameters))
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model, stepper = built(comm, {"tp": 2}, CONFIG, "adam", {})
+        model.backward(*batch_of(0, 2))
+        stepper.step()
+        save(tmp_path / "tied", model, stepper)
+        other, stepper = built(comm, {"tp": 2}, UNTIED, "adam", {})
+        load(tmp_path / "tied", other, stepper)
+
+    with pytest.raises(dtlab.ConfigError, match=r"'parameter/.*(shape|no 'parameter)"):
+        on("simulator", fn, ranks=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"stage": 2, "sequence": True}])
+def test_types_accept_it(options: dict[str, Any]) -> None:
+    def step(mesh: Mesh, tokens: Tensor) -> None:
+        gpt = GPT(GPTConfig(layers=2, hidden=8, heads=2, context=4))
+        model, stepper = hybrid(gpt, mesh, micro_batches=2, **options)
+        model.backward(tokens, tokens)
+        stepper.step()
+
+    def fn(comm: dtlab.Comm) -> int:
+        mesh = Mesh(comm, pp=2, dp=2, tp=2)
+        return len(types.check(step, mesh, torch.zeros(4, 4, dtype=torch.int64)))
+
+    assert min(on("simulator", fn, ranks=8).values) > 50
+
+
+@pytest.mark.parametrize(("axes", "options", "size", "says"), [
+    ({"pp": 2, "dp": 2}, {"stage": 3}, 4, "stage of ZeRO must be 0, 1, 2 or, on a mesh without pp"),
+    ({"dp": 4}, {"stage": 4}, 4, "not 4"),
+    ({"dp": 2, "cp": 2}, {}, 4, "knows the axes pp, dp and tp, but the mesh has cp"),
+    ({"tp": 4}, {"schedule": "1F1B"}, 4, "must be a Schedule or a function"),
+    ({"pp": 4}, {"schedule": gpipe(2, 1)}, 4, "the schedule is for 2 ranks, but there are 4"),
+    ({"pp": 4}, {"schedule": lambda p, m: interleaved(p, m, 3)}, 4, "can't make 12 stages"),
+    ({"dp": 2, "pp": 2}, {"micro_batches": 3}, 8, r"shape \(8, 8\) can't be cut for 2 dp ranks"),
+    ({"dp": 3}, {}, 3, r"a mesh of dp=3 has 3 ranks"),
+])
+def test_what_does_not_fit_says_so(axes: dict[str, int], options: dict[str, Any], size: int,
+                                   says: str) -> None:
+    with pytest.raises(dtlab.ConfigError, match=says):
+        on("simulator", train, axes, CONFIG, "adam", size, options, ranks=4)
+
+
+def test_a_frozen_parameter_says_so() -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        gpt = GPT(CONFIG)
+        gpt.norm.requires_grad_(False)
+        hybrid(gpt, Mesh(comm, dp=2))
+
+    with pytest.raises(dtlab.ConfigError, match="some of this one are frozen"):
+        on("simulator", fn, ranks=2)
