@@ -13,6 +13,7 @@ from dtlab.plots.flows import flows, link_loads
 from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.network import topology
+from dtlab.plots.overlap import overlap, step_of
 from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
@@ -54,6 +55,8 @@ __all__ = [
     "loss_curves",
     "loss_sweep",
     "link_loads",
+    "overlap",
+    "step_of",
     "placement",
     "predicted_vs_measured",
     "rank_color",

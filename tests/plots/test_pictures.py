@@ -26,6 +26,8 @@ from dtlab.topology import (
     uniform,
     v100_nvlink,
 )
+from dtlab.widgets import OverlapExplorer
+from dtlab.widgets.overlap import train_step
 from dtlab.wires import contest, winners
 from tests.plots.layout import off_page, overlaps, pixels, texts_of, title_of
 from tests.plots.samples import overlapped_trace, ring_trace
@@ -55,6 +57,7 @@ UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
+FLAT = simulate(train_step, "flat", 1, network=uniform(2, 1e-5, 1e9)).trace
 LOSSES = {name: [[(t / 10, 2.0 / (1 + k + t)) for t in range(20)] for k in range(3)]
           for name in ("BSP", "ASP", "SSP")}
 CLUSTERS = {"servers": compose(nvswitch(4), racks(2, 2)), LONG[:40]: v100_nvlink(),
@@ -137,6 +140,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
            "long title": {"rule": ps.Chain(), "name": LONG}}.items()},
     **{f"ring {servers} {v}": lambda servers=servers, v=v: plots.hash_ring(servers, v, ["a", "b"])
        for servers, v in ((1, (1, 2)), (4, (1, 16)), (6, (64, 256)))},
+    "overlap": lambda: OverlapExplorer(ranks=2).static(),
+    "overlap of two": lambda: plots.overlap({"flat": FLAT, LONG[:20]: FLAT}, note=LONG),
     "server load": lambda: plots.server_load({"before": [900, 10, 0, 90], "after": [250] * 4}),
     "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),

@@ -1,0 +1,109 @@
+"""Chapter 10: gradients averaged in buckets, judged by values, messages and what is in a bucket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercises._data_parallel import (
+    F32,
+    F64,
+    judge_values,
+    random_tensors,
+    sent_in_rings,
+)
+
+
+def _buckets(sizes: list[int], least: int) -> list[int]:
+    """Elements in each bucket: from the last tensor on, closed once it holds `least`."""
+    closed, now = [], 0
+    for size in reversed(sizes):
+        now += size
+        if now >= least:
+            closed.append(now)
+            now = 0
+    return closed + [now] * (now > 0)
+
+
+def _values(case: Case, outcome: Outcome) -> Verdict:
+    p = case.ranks
+    sums = [torch.stack(g).sum(0) for g in zip(*(args[0] for args in case.args), strict=True)]
+    mine = [args[0] for args in case.args]
+    sizes, least = [len(s) for s in sums], case.args[0][1]
+    last = _buckets(sizes, least)[-1]
+
+    def without_last(rank: int) -> list[torch.Tensor]:
+        left, out = last if last < least else 0, []
+        for total, own in zip(sums, mine[rank], strict=True):
+            out.append(own if left > 0 else total / p)
+            left -= len(total)
+        return out
+
+    return judge_values(case, [after[0] for after in outcome.after], [s / p for s in sums],
+                        "the average over all ranks", {
+        "The gradients are summed, but not averaged: divide by the number of ranks, or op=\"avg\".":
+            lambda r: sums,
+        "The average is divided by the number of ranks once more: op=\"avg\" does it by itself.":
+            lambda r: [s / p**2 for s in sums],
+        "The last bucket is lost: what is left when the loop ends, though not full, must be "
+        "reduced, too.": without_last,
+        "Nothing has changed in `grads`: copy the averages back out of the bucket, in place.":
+            lambda r: mine[r],
+    })
+
+
+def _messages(case: Case, outcome: Outcome) -> Verdict:
+    sizes = [len(g) for g in case.args[0][0]]
+    allowed = len(_buckets(sizes, case.args[0][1]))
+    rings = len(sent_in_rings(outcome, case.ranks))
+    text = f"{rings} / {allowed}"
+    if rings == allowed:
+        return Verdict(True, f"{rings} all-reduces", "one for each bucket", rounds=text)
+    clue = ("Each gradient travels alone: join them (torch.cat) until a bucket holds "
+            "`least` elements." if rings == len(sizes) else
+            "Everything travels at once: close a bucket as soon as it holds `least` elements."
+            if rings == 1 else
+            "A bucket is closed once it holds at least `least` elements, and not before.")
+    return Verdict(False, f"{rings} all-reduces", f"{allowed}", rounds=text, clue=clue)
+
+
+def _order(case: Case, outcome: Outcome) -> Verdict:
+    item = case.args[0][0][0].itemsize
+    sizes, least = [len(g) for g in case.args[0][0]], case.args[0][1]
+    expected = [2 * (case.ranks - 1) * n * item for n in _buckets(sizes, least)]
+    came = sent_in_rings(outcome, case.ranks)
+    if came == expected:
+        return Verdict(True, "last gradients first", "last gradients first")
+    forward = [2 * (case.ranks - 1) * n * item for n in _buckets(sizes[::-1], least)]
+    clue = ("The buckets begin with the first gradient. Backward computes the last layer's first: "
+            "go through `grads` from its end." if came == forward else
+            "Fill the buckets from the end of `grads`; close each once it holds `least` elements.")
+    return Verdict(False, "other buckets", "from the last gradient to the first", clue=clue)
+
+
+def _build(seed: int) -> list[Check]:
+    def case(ranks: int, sizes: list[int], least: int, dtype: torch.dtype = F64, **more: Any
+             ) -> Case:
+        sizes = [n + (seed % 3 if n > 1 else 0) for n in sizes]
+        args = [(random_tensors(sizes, 100 * seed + rank, dtype), least) for rank in range(ranks)]
+        return Case(describe_case(ranks, sum(sizes), dtype), args, library=True, latency_s=1e-6,
+                    bandwidth_Bps=1e9, **more)
+
+    plain = [case(2, [8, 4, 12, 6], 10), case(4, [16, 16, 16, 16], 32), case(3, [5, 40, 7, 3], 12)]
+    odd = [case(3, [4, 4, 4], 5), case(5, [1, 2, 3, 4, 5], 6), case(4, [3], 100),
+           case(2, [7, 1, 1, 1], 1), case(4, [30, 2, 9, 11], 13, F32)]
+    return [
+        Check("averages", 2, "2 to 4 ranks", plain, _values),
+        Check("any sizes", 1, "1 to 5 gradients, a bucket that is never full, float32", odd,
+              _values, "It fails where the last bucket isn't full, or a gradient is small."),
+        Check("messages", 2, "one all-reduce for each bucket", [*plain, *odd], _messages,
+              provided=_values),
+        Check("order", 2, "what is in which bucket", [*plain, *odd], _order, provided=_values),
+        Check("real", 1, "3 ranks over Gloo", [case(3, [100, 20, 33], 50, gloo=True)], _values),
+    ]
+
+
+EXERCISE = Exercise("bucketed-average", "Buckets", "10", 1, "average_in_buckets", _build)
