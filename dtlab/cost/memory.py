@@ -1,4 +1,4 @@
-"""What training a model occupies: its state, which ZeRO shards, and its activations; what ZeRO sends."""
+"""What training a model occupies, its state and its activations, and what ZeRO sends for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_state_bytes(
 
 
 def zero_sent_bytes(parameters: float, ranks: int, stage: int = 0, itemsize: float = 2) -> float:
-    """Bytes that a rank sends in a step of data parallelism on `ranks` ranks, or of a stage of ZeRO.
+    """Bytes that a rank sends in a step, on `ranks` ranks of data parallelism or a stage of ZeRO.
 
     Up to stage 2 each parameter of `itemsize` bytes crosses twice (its gradient is reduced and
     scattered, its new value gathered, or both are one all-reduce), in stage 3 three times: it is

@@ -7,5 +7,5 @@ from dtlab.models.mlp import MLP, Parameters
 from dtlab.models.shapes import SHAPES, Shape
 from dtlab.models.text import text, text_batch
 
-__all__ = ["CNN", "Digits", "GPT", "GPT2_SMALL", "GPTConfig", "MLP", "Parameters", "SHAPES", "Shape",
-           "digits", "text", "text_batch"]
+__all__ = ["CNN", "Digits", "GPT", "GPT2_SMALL", "GPTConfig", "MLP", "Parameters", "SHAPES",
+           "Shape", "digits", "text", "text_batch"]

@@ -12,7 +12,15 @@ from dtlab import cost
 from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.plots.palette import ALARM, HUES, INK, PAPER, QUIET
-from dtlab.plots.picture import MARGIN_IN, Picture, fit_text, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import (
+    MARGIN_IN,
+    Picture,
+    fit_text,
+    new_picture,
+    place_axes,
+    styled,
+    write_title,
+)
 from dtlab.plots.units import bytes_text, count_text
 
 # Optimizers: bytes of a parameter's state, float32 copy of the parameter included.

@@ -23,6 +23,8 @@ class MemoryExplorer(Explorer):
                  optimizer: str = "Adam, float32", batch: int = 0, recompute: str = "none",
                  device_bytes: float = 80e9):
         model_memory(model, ranks, stage, optimizer, batch, recompute, device_bytes)  # may raise
+        samples = sorted({0, 1, 2, 4, 8, 16, 32, batch})
+        devices = sorted({*_DEVICES, device_bytes})
         counts = sorted({*(2**k for k in range(15)), ranks})
         self.model = dropdown("model", [*SHAPES], model)
         self.stage = dropdown("ZeRO", [(name, s) for s, name in STAGES.items()], stage,
@@ -30,11 +32,10 @@ class MemoryExplorer(Explorer):
         self.optimizer = dropdown("optimizer", [*OPTIMIZERS], optimizer, width="240px")
         self.recompute = dropdown("recompute", RECOMPUTE, recompute, width="200px")
         self.ranks = choice("ranks", [(f"{n:,}", n) for n in counts], ranks, width="300px")
-        self.batch = choice("samples a rank", [
-            (str(n) if n else "0: no activations", n) for n in sorted({0, 1, 2, 4, 8, 16, 32, batch})
-        ], batch, width="330px")
-        self.device = choice("device", [(bytes_text(n), n) for n in sorted({*_DEVICES, device_bytes})],
-                             device_bytes, width="300px")
+        self.batch = choice("samples a rank", [(str(n) if n else "0: no activations", n)
+                                                for n in samples], batch, width="330px")
+        self.device = choice("device", [(bytes_text(n), n) for n in devices], device_bytes,
+                             width="300px")
         super().__init__([self.model, self.stage, self.optimizer, self.recompute],
                          [self.ranks, self.batch, self.device])
         self._update()

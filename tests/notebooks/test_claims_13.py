@@ -13,7 +13,7 @@ import torch
 
 from dtlab import Comm, cost, simulate
 from dtlab.models import SHAPES
-from dtlab.parallel import LAMB, MemoryMeter, clip_grad_norm_
+from dtlab.parallel import MemoryMeter
 from dtlab.parallel.zero import zero
 from dtlab.topology import uniform
 
@@ -63,10 +63,10 @@ def peak_at(stage: int) -> float:
 
 def test_sixteen_bytes_a_parameter_and_120_gb(prose: str) -> None:
     assert "takes 15 GB in bf16" in prose
-    assert 2 * 7.5e9 == 15 * GB
+    assert cost.model_state_bytes(7.5e9, 1, 0, 2, 0, 0) == 15 * GB
     assert "take 120 GB, of which 90 GB are optimizer state" in prose
     assert cost.model_state_bytes(7.5e9) == 120 * GB
-    assert 12 * 7.5e9 == 90 * GB
+    assert cost.model_state_bytes(7.5e9, 1, 0, 0, 0) == 90 * GB
     assert "1.9 GB instead of 120" in prose
     assert round(cost.model_state_bytes(7.5e9, 64, 3) / GB, 1) == 1.9
     assert output("state").count("together 16 bytes") == 2
@@ -109,7 +109,8 @@ def test_offload_is_for_few_ranks(prose: str) -> None:
 
 def test_the_answers_to_the_open_questions(prose: str) -> None:
     assert "80/16 = 5 billion" in prose
-    assert "14.5 billion. Stage 2: 2 + 14/8 = 3.75, 21.3 billion. Stage 3: 2 bytes, 40 billion" in prose
+    assert "14.5 billion. Stage 2: 2 + 14/8 = 3.75, 21.3 billion." in prose
+    assert "Stage 3: 2 bytes, 40 billion" in prose
     for stage, billions in ((0, 5), (1, 14.5), (2, 21.3), (3, 40)):
         assert 80 / cost.model_state_bytes(1, 8, stage) == pytest.approx(billions, abs=0.05)
     assert "is 29.5 GB, 1.18 s; stage 3 44.3 GB, 1.77 s" in prose
@@ -191,8 +192,6 @@ def test_clipping_each_by_its_own_norm_turns_the_gradient(prose: str) -> None:
     assert all(line.endswith(whole) for line in lines[1:])
     assert len(set(own)) == 3
     assert sum(norm**2 for norm in own) ** 0.5 == pytest.approx(float(whole), rel=1e-5)
-    assert LAMB.elementwise is False
-    assert clip_grad_norm_.__doc__ and "8 bytes" in clip_grad_norm_.__doc__
 
 
 def test_everything_agrees_with_one_device_and_with_torch() -> None:
