@@ -87,11 +87,12 @@ def model_memory(
             sent = cost.zero_sent_bytes(shape.parameters, ranks, s)
             text = f"{bytes_text(total)}, {fits}"
             _beside(axes, s, text, f"sends {bytes_text(sent)} a step", bold=s == stage)
-            lines.append(f"{STAGES[s]}: {text}, sends {bytes_text(sent)} a step (" + ", ".join(
-                f"{kind} {bytes_text(nbytes)}" for kind, nbytes in bars[s].items() if nbytes) + ")")
+            lines.append(f"{STAGES[s]} {text}, sends {bytes_text(sent)} a step")
         axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), ncols=4, handlelength=1.6,
                     columnspacing=1.4)
-    picture.alt = f"{heading}. {note}. Device: {bytes_text(device_bytes)}. {'; '.join(lines)}."
+    kinds = ", ".join(f"{kind} {bytes_text(n)}" for kind, n in bars[stage].items() if n)
+    picture.alt = (f"{heading}. {note}. {kinds}. Device {bytes_text(device_bytes)}: "
+                   f"{'; '.join(lines)}.")
     return picture
 
 

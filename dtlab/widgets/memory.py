@@ -32,7 +32,7 @@ class MemoryExplorer(Explorer):
         self.optimizer = dropdown("optimizer", [*OPTIMIZERS], optimizer, width="240px")
         self.recompute = dropdown("recompute", RECOMPUTE, recompute, width="200px")
         self.ranks = choice("ranks", [(f"{n:,}", n) for n in counts], ranks, width="300px")
-        self.batch = choice("samples a rank", [(str(n) if n else "0: no activations", n)
+        self.batch = choice("samples a rank", [(str(n) if n else "none", n)
                                                 for n in samples], batch, width="330px")
         self.device = choice("device", [(bytes_text(n), n) for n in devices], device_bytes,
                              width="300px")

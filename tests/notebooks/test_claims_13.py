@@ -82,7 +82,7 @@ def test_bf16_would_round_a_step_of_a_thousandth_away(prose: str) -> None:
 @pytest.mark.parametrize(("stage", "sent"), [(0, 2), (1, 2), (2, 2), (3, 3)])
 @pytest.mark.parametrize("ranks", [1, 2, 8, 64])
 def test_traffic_is_two_or_three_crossings(prose: str, stage: int, sent: int, ranks: int) -> None:
-    assert "Traffic is 2, 2 and 3" in prose
+    assert "Traffic is 2, 2 and 3 times (N−1)/N·Ψ elements" in prose
     assert cost.zero_sent_bytes(1, ranks, stage, 1) == pytest.approx(sent * (ranks - 1) / ranks)
 
 
@@ -172,7 +172,8 @@ def test_activations_are_not_sharded_and_recomputing_helps(prose: str) -> None:
 
 
 def test_stage_3_exposes_only_its_ends(prose: str) -> None:
-    assert "with short layers it exposes the most. But it exposes the least once layers take longer than their messages" in prose
+    assert ("with short layers it exposes the most. But it exposes the least once layers take longer "
+            "than their messages") in prose
     rows = [[float(x) for x in re.findall(r"[\d.]+", line)] for line in
             output("exposed").splitlines()[1:]]
     (_, *short), (_, *long) = rows
