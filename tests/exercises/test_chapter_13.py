@@ -84,7 +84,17 @@ def wants_an_even_cut(comm, weights, grad, state, lr, mu):
     weights.copy_(all_gather(comm, shard).flatten())
 
 
+def sends_nothing(comm, weights, grad, state, lr, mu):
+    grads = torch.tensor(comm._agree(grad.tolist()), dtype=grad.dtype)
+    mean = rows(comm, grads.mean(0))[comm.rank].clone()
+    v = state["v"] = state.get("v", torch.zeros_like(mean)) * mu + mean
+    shards = comm._agree((rows(comm, weights)[comm.rank] - lr * v).tolist())
+    new = torch.tensor(shards, dtype=weights.dtype)
+    weights.copy_(new.flatten()[: len(weights)])
+
+
 WRONG_1 = [
+    (sends_nothing, ALL, "did not come through comm"),
     (sums, ALL, "summed, but not averaged"),
     (averages_averages, ALL, "divided by the number of ranks twice"),
     (does_not_send_back, ALL, "the others never got it"),

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercises._shared import not_sent
 from dtlab.grading.exercises._zero import close, places, too_many_bytes
 
 F32, F64 = torch.float32, torch.float64
@@ -86,7 +87,9 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
                 break
         return Verdict(False, f"rank {rank}: {places(after, right)}", "weights − lr·v",
                        clue=clue, sure=clue in _MISTAKES)
-    return Verdict(True, "the new weights, on every rank", "weights − lr·v")
+    least = 2 * (case.ranks - 1) * weights.nbytes * len(grads)
+    return not_sent(outcome, least) or Verdict(True, "the new weights, on every rank",
+                                               "weights − lr·v")
 
 
 def _state(case: Case, outcome: Outcome) -> Verdict:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercises._shared import not_sent
 from dtlab.grading.exercises._zero import close, places, too_many_bytes
 
 F64 = torch.float64
@@ -123,7 +124,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(False, f"rank {rank}, layer {bad}: {places(came[bad], right[rank][bad])}",
                        told, clue=clue or "The loss is half the sum of the squares of the last "
                        "layer's output, so backward begins with that output.", sure=bool(clue))
-    return Verdict(True, "the shards of all gradients", told)
+    least = 2 * (case.ranks - 1) * case.facts["total"] * 8  # a gather, and the gradients
+    return not_sent(outcome, least) or Verdict(True, "the shards of all gradients", told)
 
 
 def _peak(case: Case, outcome: Outcome) -> Verdict:
@@ -151,8 +153,7 @@ def _traffic(case: Case, outcome: Outcome) -> Verdict:
     return too_many_bytes(
         outcome, p, 3 * psi * (p - 1) / p, "3(N−1)/N·Ψ",
         "Two gathers and a reduce-scatter for each layer are enough. An all-reduce of the gradients "
-        "sends every rank the sums of all shards, of which it needs one.",
-        least=2 * psi * (p - 1) / p)
+        "sends every rank the sums of all shards, of which it needs one.")
 
 
 def _real(case: Case, outcome: Outcome) -> Verdict:
