@@ -17,7 +17,8 @@ class Shape(NamedTuple):
     source: str
 
 
-_GPT2, _LLAMA = "Radford et al. 2019, and the checkpoints", "Grattafiori et al. 2024, table 3"
+_GPT2 = "Radford et al. 2019, table 2; parameters: the checkpoints"
+_LLAMA = "Grattafiori et al. 2024, table 3; parameters and vocabulary: the checkpoints"
 
 SHAPES = {
     "GPT-2 small": Shape(124_439_808, 12, 768, 12, 50_257, 1024, _GPT2),
