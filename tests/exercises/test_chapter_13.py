@@ -136,7 +136,7 @@ def a_pass(comm, layers, shards, x, *, gather=None, op="avg", again=True, divide
         w = (backward or (lambda i: kept[i] if i in kept and not again else whole(i)))(i)
         grad, grad_w = layers[i].backward(w, inputs.pop(), grad)
         padded = torch.cat([grad_w, grad_w.new_zeros(-len(grad_w) % comm.size)])
-        mine[i] = reduce(comm, padded.view(comm.size, -1), op=op).clone() / divide
+        mine[i] = reduce(comm, padded.view(comm.size, -1), op=op) / divide
     return mine
 
 
@@ -157,7 +157,7 @@ def with_prefetch(comm, layers, shards, x):
     def back(i, w):
         grad[0], g = layers[i].backward(w, inputs.pop(), grad[0])
         padded = torch.cat([g, g.new_zeros(-len(g) % comm.size)])
-        mine[i] = reduce_scatter(comm, padded.view(comm.size, -1), op="avg").clone()
+        mine[i] = reduce_scatter(comm, padded.view(comm.size, -1), op="avg")
 
     run(order[::-1], back)
     return mine
@@ -220,7 +220,7 @@ def forgets_the_padding(comm, layers, shards, x):
     grad, mine = x, [None] * len(layers)
     for i in reversed(range(len(layers))):
         grad, grad_w = layers[i].backward(whole(i), inputs.pop(), grad)
-        mine[i] = reduce_scatter(comm, grad_w.view(comm.size, -1), op="avg").clone()
+        mine[i] = reduce_scatter(comm, grad_w.view(comm.size, -1), op="avg")
     return mine
 
 

@@ -68,6 +68,8 @@ def test_sixteen_bytes_a_parameter_and_120_gb(prose: str) -> None:
     assert cost.model_state_bytes(7.5e9) == 120 * GB
     assert cost.model_state_bytes(7.5e9, 1, 0, 0, 0) == 90 * GB
     assert "1.9 GB instead of 120" in prose
+    assert "for 64 ranks 12 % more than for 8" in prose
+    assert int(100 * (63 / 64) / (7 / 8)) == 112
     assert round(cost.model_state_bytes(7.5e9, 64, 3) / GB, 1) == 1.9
     assert output("state").count("together 16 bytes") == 2
 

@@ -138,8 +138,8 @@ def _peak(case: Case, outcome: Outcome) -> Verdict:
     sent = outcome.trace.sent_bytes(0) / (case.facts["total"] * 8 * (case.ranks - 1) / case.ranks)
     clue = ("The layers stay gathered from forward to backward: free each after use, and gather it "
             "again." if sent < 2.5 else
-            "The shards that you return are views, and a view keeps its whole vector alive: what "
-            "reduce_scatter returns is a row of its working copy. .clone() it."
+            "The shards that you return are views, and a view keeps its whole vector alive: .clone() "
+            "them."
             if any(views for _, views in outcome.values) else
             f"{most:.0f} layers' sizes are alive at once, of {count} layers. Are all layers "
             f"gathered before the first runs, is one that has been used still held, in a list or a "
