@@ -6,7 +6,7 @@ answer single questions about it. One file holds the forms of one collective.
 """
 
 from dtlab.cost import all_reduce, barrier, broadcast_reduce, pieces, scan  # noqa: F401
-from dtlab.cost.memory import model_state_bytes
+from dtlab.cost.memory import activation_bytes, model_state_bytes, zero_sent_bytes
 from dtlab.cost.model import (
     Form,
     bounds_s,
@@ -29,6 +29,7 @@ from dtlab.cost.tensor_parallel import tensor_parallel_bytes
 
 __all__ = [
     "Form",
+    "activation_bytes",
     "best_buckets",
     "bounds_s",
     "bus_factor",
@@ -47,4 +48,5 @@ __all__ = [
     "sent_bytes",
     "tensor_parallel_bytes",
     "time_s",
+    "zero_sent_bytes",
 ]

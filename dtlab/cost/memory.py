@@ -1,8 +1,10 @@
-"""What the state of a model occupies: parameters, gradients and the optimizer's numbers."""
+"""What training a model occupies, its state and its activations, and what ZeRO sends for it."""
 
 from __future__ import annotations
 
 from dtlab.errors import ConfigError
+
+RECOMPUTE = ("none", "selective", "full")  # which activations backward computes again
 
 
 def model_state_bytes(
@@ -28,3 +30,52 @@ def model_state_bytes(
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3 (0: none), not {stage!r}")
     shared = ((optimizer_bytes, 1), (gradient_bytes, 2), (parameter_bytes, 3))
     return sum(parameters * size / (ranks if stage >= first else 1) for size, first in shared)
+
+
+def zero_sent_bytes(parameters: float, ranks: int, stage: int = 0, itemsize: float = 2) -> float:
+    """Bytes that a rank sends in a step, on `ranks` ranks of data parallelism or a stage of ZeRO.
+
+    Up to stage 2 each parameter of `itemsize` bytes crosses twice (its gradient is reduced and
+    scattered, its new value gathered, or both are one all-reduce), in stage 3 three times: it is
+    gathered forward and backward. Each crossing costs (N−1)/N of the vector, as with rings.
+    Source: Rajbhandari et al. 2020, §7.
+
+    >>> zero_sent_bytes(100, 4, 3, itemsize=1)
+    225.0
+    """
+    model_state_bytes(parameters, ranks, stage)  # raises for what makes no sense
+    return (3 if stage == 3 else 2) * parameters * itemsize * (ranks - 1) / ranks
+
+
+def activation_bytes(
+    batch: int, positions: int, hidden: int, heads: int, layers: int = 1, *, tensor: int = 1,
+    sequence: bool = False, recompute: str = "none",
+) -> float:
+    """Bytes that backward needs of the forward pass of `layers` transformer layers, in 16 bits, on
+    a rank with `batch` samples of `positions` positions, if attention keeps its scores.
+
+    A layer keeps sbh(34 + 5as/h). tensor: of t tensor-parallel ranks each keeps
+    sbh(10 + 24/t + 5as/(ht)); sequence: with sequence parallelism, a t-th of all.
+    recompute: "selective" computes the attention's scores, softmax and dropout again, without the
+    term of 5as/h; "full" keeps only each layer's input, 2sbh.
+    Source: Korthikanti et al. 2022, table 2. Not in it: embeddings, the loss, what other
+    attention kernels save or layers with other MLPs keep.
+
+    >>> activation_bytes(1, 2048, 12288, 96, recompute="full") / (2048 * 12288)
+    2.0
+    """
+    for name, value in (("batch", batch), ("positions", positions), ("hidden", hidden),
+                        ("heads", heads), ("layers", layers), ("tensor", tensor)):
+        least = 0 if name == "batch" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"activation_bytes: {name} must be a whole number of at least "
+                              f"{least}, not {value!r}")
+    if recompute not in RECOMPUTE:
+        raise ConfigError(f"activation_bytes: recompute is one of {', '.join(RECOMPUTE)}, "
+                          f"not {recompute!r}")
+    input_size = positions * batch * hidden * layers
+    if recompute == "full":
+        return 2.0 * input_size
+    scores = 5 * heads * positions / hidden if recompute == "none" else 0
+    replicated = 10 / tensor if sequence else 10
+    return input_size * (replicated + (24 + scores) / tensor)

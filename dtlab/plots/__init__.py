@@ -12,6 +12,7 @@ from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.flows import flows, link_loads
 from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
+from dtlab.plots.memory import memory_ledger, model_memory
 from dtlab.plots.network import topology
 from dtlab.plots.overlap import overlap, step_of
 from dtlab.plots.overview import before_and_after
@@ -57,6 +58,8 @@ __all__ = [
     "link_loads",
     "overlap",
     "step_of",
+    "memory_ledger",
+    "model_memory",
     "placement",
     "predicted_vs_measured",
     "rank_color",

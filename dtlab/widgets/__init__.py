@@ -8,6 +8,7 @@ pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand besid
 from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.clocks import ClockExplorer
+from dtlab.widgets.memory import MemoryExplorer
 from dtlab.widgets.overlap import OverlapExplorer
 from dtlab.widgets.placement import PlacementExplorer
 from dtlab.widgets.ranks import RankGrid
@@ -21,6 +22,7 @@ __all__ = [
     "AlphaBetaExplorer",
     "ClockExplorer",
     "OverlapExplorer",
+    "MemoryExplorer",
     "PlacementExplorer",
     "RankGrid",
     "ReplicaExplorer",

@@ -11,6 +11,7 @@ import pytest
 from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, simulate
 from dtlab.errors import RankDied, Waiting
 from dtlab.plots import Picture
+from dtlab.plots.memory import KINDS
 from dtlab.plots.placement import placed
 from dtlab.plots.units import bytes_text, seconds_text, time_unit
 from dtlab.ps.gpu_placement import GPU_PLACEMENTS
@@ -56,6 +57,7 @@ def to_half(cluster: Topology, at: float, title: str = "") -> Picture:
 UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
+LEDGER = [(0.1 * t, dict.fromkeys(KINDS, 10**5 * (3 + t % 3))) for t in range(30)]
 LONG = "a rather long name that nobody would give to an algorithm of theirs, or would they"
 FLAT = simulate(train_step, "flat", 1, network=uniform(2, 1e-5, 1e9)).trace
 LOSSES = {name: [[(t / 10, 2.0 / (1 + k + t)) for t in range(20)] for k in range(3)]
@@ -163,6 +165,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"placement {where}, {gpus} GPUs, {switches} switches":
        lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
        for where in GPU_PLACEMENTS for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
+    **{f"memory {model}, stage {stage}": lambda m=model, s=stage: plots.model_memory(m, 8, s)
+       for stage, model in enumerate(("GPT-2 small", "7.5 B", "Llama 3 405B", "Llama 3 70B"))},
+    "memory with activations": lambda: plots.model_memory(
+        "Llama 3 405B", 16_384, 3, "SGD, momentum", 32, "selective", 141e9),
+    "memory ledger": lambda: plots.memory_ledger({"one": LEDGER, "two": LEDGER[:1]}),
+    "memory ledger wide": lambda: plots.memory_ledger(
+        {f"{LONG[:30]} {n}": LEDGER for n in range(4)}),
     "placement wide": lambda: plots.placement(gpus=8, nbytes=123_456_788, bandwidth_Bps=1.234e9),
     "servers": lambda: plots.server_times(simulated={8: {1: 0.16, 4: 0.04, 16: 0.02}}),
     "servers predicted": plots.server_times,
@@ -315,6 +324,10 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.staleness_histograms({"a": {}}),
     lambda: plots.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
     lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
+    lambda: plots.model_memory("GPT-9"),
+    lambda: plots.model_memory(optimizer="telepathy"),
+    lambda: plots.memory_ledger({}),
+    lambda: plots.memory_ledger({"a": []}),
     lambda: plots.placement("on the moon"),
     lambda: plots.placement(gpus=9),
     lambda: plots.placement(gpus=3, switches=2),

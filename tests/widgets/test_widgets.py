@@ -20,6 +20,7 @@ from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
     ClockExplorer,
+    MemoryExplorer,
     OverlapExplorer,
     PlacementExplorer,
     RankGrid,
@@ -52,6 +53,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "RankGrid": lambda: RankGrid(run=simulated),
     "ReplicaExplorer": ReplicaExplorer,
     "OverlapExplorer": OverlapExplorer,
+    "MemoryExplorer": MemoryExplorer,
     "PlacementExplorer": PlacementExplorer,
     "TopologyExplorer": TopologyExplorer,
     "ClockExplorer": ClockExplorer,
@@ -64,6 +66,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
     "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
     "OverlapExplorer": lambda w: setattr(w.strategy, "value", "flat"),
+    "MemoryExplorer": lambda w: setattr(w.ranks, "value", 8),
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
     "ClockExplorer": lambda w: setattr(w.player.slider, "index", 31),
@@ -226,6 +229,8 @@ def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_picture() -> No
     lambda: Stepper(ranks=0), lambda: AlphaBetaExplorer("gossip"), lambda: ClockExplorer("gossip"),
     lambda: ClockExplorer(pace="gossip"),
     lambda: PlacementExplorer("on the moon"), lambda: PlacementExplorer(gpus=99),
+    lambda: MemoryExplorer("GPT-9"), lambda: MemoryExplorer(ranks=0),
+    lambda: MemoryExplorer(stage=4), lambda: MemoryExplorer(device_bytes=0),
     lambda: PlacementExplorer(nbytes=0), lambda: PlacementExplorer(gpus=3, switches=2),
 ])
 def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
@@ -261,6 +266,20 @@ def test_measured_dots_belong_to_their_own_collective_and_ranks() -> None:
     assert "measured" in widget.words.value
     widget.ranks.value = 8
     assert "measured" not in widget.words.value
+
+
+# ---- memory -----------------------------------------------------------------------------------
+
+
+def test_memory_explorer_begins_with_figure_1_of_the_paper_and_takes_numbers_of_one_s_own() -> None:
+    widget = MemoryExplorer()
+    for stage, nbytes in enumerate(("120 GB a", "31.4 GB a", "16.6 GB a", "1.88 GB a")):
+        widget.stage.value = stage
+        assert f": {nbytes} rank (predicted)" in widget.words.value
+    widget.batch.value = 1
+    assert "activations 34.4 GB" in widget.words.value
+    mine = MemoryExplorer("GPT-2 XL", 12, 1, batch=3, device_bytes=11e9)
+    assert mine._choice() == ("GPT-2 XL", 12, 1, "Adam, float32", 3, "none", 11e9)
 
 
 # ---- placement --------------------------------------------------------------------------------
