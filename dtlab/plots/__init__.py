@@ -24,6 +24,7 @@ from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_r
 from dtlab.plots.replicas import replicas
 from dtlab.plots.ring import hash_ring
 from dtlab.plots.scaling import times_by_ranks
+from dtlab.plots.schedule import schedule
 from dtlab.plots.server_load import server_load
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
@@ -67,6 +68,7 @@ __all__ = [
     "rank_style",
     "replica_run",
     "replicas",
+    "schedule",
     "server_load",
     "staleness_histograms",
     "server_times",

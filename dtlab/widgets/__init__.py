@@ -13,6 +13,7 @@ from dtlab.widgets.overlap import OverlapExplorer
 from dtlab.widgets.placement import PlacementExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.replicas import ReplicaExplorer
+from dtlab.widgets.schedule import ScheduleExplorer
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
@@ -26,6 +27,7 @@ __all__ = [
     "PlacementExplorer",
     "RankGrid",
     "ReplicaExplorer",
+    "ScheduleExplorer",
     "Stepper",
     "TimelineExplorer",
     "TopologyExplorer",

@@ -13,7 +13,7 @@ import pytest
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 RIGHT = {"04_collectives": "C", "04b_everyone_to_everyone": "C", "05_all_reduce": "C",
          "05b_fewer_rounds": "C", "09_server_dies": "D", "09b_cut_off": "B",
-         "10_data_parallel": "C",
+         "10_data_parallel": "C", "12_pipelines": "A",
          "13_zero": "B"}
 
 

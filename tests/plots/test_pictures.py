@@ -10,6 +10,7 @@ import pytest
 
 from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, simulate
 from dtlab.errors import RankDied, Waiting
+from dtlab.parallel.pipeline import one_f_one_b, zb_v
 from dtlab.plots import Picture
 from dtlab.plots.memory import KINDS
 from dtlab.plots.placement import placed
@@ -144,6 +145,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
        for servers, v in ((1, (1, 2)), (4, (1, 16)), (6, (64, 256)))},
     "overlap": lambda: OverlapExplorer(ranks=2).static(),
     "overlap of two": lambda: plots.overlap({"flat": FLAT, LONG[:20]: FLAT}, note=LONG),
+    "schedule": lambda: plots.schedule(one_f_one_b(4, 8)),
+    "schedule of chunks": lambda: plots.schedule(zb_v(8, 16), title=LONG, comm=0.3),
     "server load": lambda: plots.server_load({"before": [900, 10, 0, 90], "after": [250] * 4}),
     "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),

@@ -25,6 +25,7 @@ from dtlab.widgets import (
     PlacementExplorer,
     RankGrid,
     ReplicaExplorer,
+    ScheduleExplorer,
     Stepper,
     TimelineExplorer,
     TopologyExplorer,
@@ -55,6 +56,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "OverlapExplorer": OverlapExplorer,
     "MemoryExplorer": MemoryExplorer,
     "PlacementExplorer": PlacementExplorer,
+    "ScheduleExplorer": ScheduleExplorer,
     "TopologyExplorer": TopologyExplorer,
     "ClockExplorer": ClockExplorer,
 }
@@ -68,6 +70,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "OverlapExplorer": lambda w: setattr(w.strategy, "value", "flat"),
     "MemoryExplorer": lambda w: setattr(w.ranks, "value", 8),
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
+    "ScheduleExplorer": lambda w: setattr(w.latency, "value", 0.5),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
     "ClockExplorer": lambda w: setattr(w.player.slider, "index", 31),
 }

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.comm import Comm, Send, Work
-from dtlab.errors import ConfigError
+from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.schedule import Schedule
@@ -147,8 +147,15 @@ class Pipeline:
     def _forward(self, stage: int, micro: int) -> Tensor | None:
         inputs, targets, extras = self.batch[micro]
         x = self.got.pop(Action(stage, "F", micro)).requires_grad_() if stage else inputs
-        y = (checkpoint(self.modules[stage], x, *extras, use_reentrant=False) if self.recompute
-             else self.modules[stage](x, *extras))
+        module = self.modules[stage]
+        try:
+            y = (checkpoint(module, x, *extras, use_reentrant=False) if self.recompute
+                 else module(x, *extras))
+        except RuntimeError as error:
+            if not stage or isinstance(error, DtlabError):
+                raise
+            raise ConfigError(f"stage {stage} fails on what stage {stage - 1} hands on, of shape "
+                              f"{tuple(x.shape)}: {error}") from error
         if not isinstance(y, Tensor):
             raise ConfigError(f"stage {stage} must return one tensor, not {type(y).__name__}")
         if stage < self.schedule.stages - 1:

@@ -14,7 +14,7 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.pipeline.action import Action, ranks_of, run_in_order
 from dtlab.parallel.pipeline.timing import Timing, time_of
 
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
+_ACTION = re.compile(r"(\d{1,6})([FBIW])(\d{1,6})")
 _PAIR = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")  # torch's DualPipe-V: two actions at once
 
 

@@ -1,0 +1,131 @@
+"""A pipeline schedule in time: what each rank does when, and what it holds meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from dtlab.parallel.pipeline import Action, Schedule, Timing
+from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, ink_on, line_style, mix
+from dtlab.plots.picture import Picture, clock_name, new_picture, place_axes, styled, write_title
+from dtlab.trace import Trace
+
+WIDTH_IN = 11.0
+KINDS = {"F": ("forward", "#1668e8"), "B": ("full backward", "#00785f"),
+         "I": ("input gradient", "#45b8ec"), "W": ("weight gradient", "#f0a000")}
+Spans = Sequence[Sequence[tuple[Action, float, float]]]  # by rank
+
+
+class Panel(NamedTuple):
+    """A grid of one schedule: planned, simulated or measured."""
+
+    name: str
+    spans: Spans
+
+
+def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None = None,
+             comm: float = 0.0, trace: Trace | None = None, title: str = "", held: bool = True,
+             dpi: float = 100) -> Picture:
+    """Ranks × time: a block for each action, with its micro-batch; darker in later chunks.
+
+    F, B, W, comm: as in `Schedule.time`. trace: of a run of `Pipeline`, drawn on the same axis,
+    from its first action on. held: below, the micro-batches whose activations each rank holds.
+    Raises `ConfigError` if the schedule can't run.
+    """
+    timing = plan.time(F, B, W, comm)
+    panels = [Panel("planned", timing.spans)]
+    if trace is not None:
+        panels.append(Panel(clock_name(trace.virtual), spans_of(trace, plan)))
+    end = max(end for panel in panels for row in panel.spans for *_, end in row)
+    figures = (f"elapsed {timing.elapsed:.4g} s · bubble {timing.bubble:.4g} s, "
+               f"{timing.bubble_fraction:.1%} of the time · most held "
+               f"{max(timing.held):.3g} micro-batches")
+    clocks = " and ".join(panel.name for panel in panels)
+    what = title or f"{plan.ranks} ranks, {plan.micro_batches} micro-batches"
+    heading = f"{what} ({clocks})"
+    rows_in = 0.42 * plan.ranks * len(panels) + 0.35 * len(panels)
+    height_in = 1.75 + rows_in + (1.5 if held else 0.0)
+    with styled():
+        picture = new_picture(WIDTH_IN, height_in, dpi)
+        write_title(picture, heading, figures)
+        bottom = 2.05 if held else 0.65
+        axes = place_axes(picture, left=1.55, right=0.3, bottom=bottom, top=1.05)
+        _draw_panels(axes, panels, plan, end)
+        if held:
+            below = place_axes(picture, left=1.55, right=0.3, bottom=0.65,
+                               top=height_in - 0.65 - 1.15)
+            _draw_held(below, timing, plan, end)
+            axes.tick_params(labelbottom=False)
+        present = {action.kind for row in plan.rows for action in row}
+        handles = [Patch(facecolor=color, edgecolor=PAPER, label=f"{kind}: {name}")
+                   for kind, (name, color) in KINDS.items() if kind in present]
+        picture.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False,
+                       fontsize=10.5, bbox_to_anchor=(1 - 0.2 / WIDTH_IN, 1 - 0.62 / height_in))
+    idle = "; ".join(f"rank {rank} works {sum(e - s for _, s, e in row):.4g} s and holds at most "
+                     f"{timing.held[rank]:.3g}" for rank, row in enumerate(timing.spans))
+    picture.alt = f"{heading}: {figures}. {idle}."
+    return picture
+
+
+def spans_of(trace: Trace, plan: Schedule) -> list[list[tuple[Action, float, float]]]:
+    """What each rank did in a run of `plan`, from the first action on, in seconds."""
+    known = {str(action): action for row in plan.rows for action in row}
+    rows: list[list[tuple[Action, float, float]]] = [[] for _ in plan.rows]
+    for span in trace.spans:
+        if span.label in known and span.kind == "compute":
+            rows[span.rank].append((known[span.label], span.start_s, span.end_s))
+    begin = min((start for row in rows for _, start, _ in row), default=0.0)
+    return [[(action, start - begin, end - begin) for action, start, end in row] for row in rows]
+
+
+def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float) -> None:
+    ticks, labels = [], []
+    for number, panel in enumerate(panels):
+        top = number * (plan.ranks + 0.9)
+        for rank, row in enumerate(panel.spans):
+            y = top + rank
+            ticks.append(y)
+            labels.append(f"rank {rank}" if len(panels) == 1 else f"{panel.name} {rank}")
+            axes.barh(y, end, height=0.86, color=FAINT, alpha=0.45, linewidth=0)
+            for action, start, stop in row:
+                _draw_block(axes, y, action, start, stop, end, plan)
+    axes.set_yticks(ticks, labels, fontsize=11)
+    axes.set_ylim(ticks[-1] + 0.6, -0.6)
+    axes.set_xlim(0, end)
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_block(axes: Axes, y: float, action: Action, start: float, stop: float, end: float,
+                plan: Schedule) -> None:
+    chunks = plan.stages_of(plan.rank_of[action.stage])
+    color = mix(KINDS[action.kind][1], INK, 0.45 * chunks.index(action.stage) / len(chunks))
+    axes.barh(y, stop - start, left=start, height=0.86, color=color, edgecolor=PAPER,
+              linewidth=0.7)
+    if (stop - start) / end > 0.011 * len(str(action.micro)):
+        kind = action.kind if (stop - start) / end > 0.03 else ""
+        axes.text((start + stop) / 2, y, f"{kind}{action.micro}", ha="center", va="center",
+                  fontsize=9.5, color=ink_on(color))
+
+
+def _draw_held(axes: Axes, timing: Timing, plan: Schedule, end: float) -> None:
+    change = {"F": 1.0, "B": -1.0, "W": -1.0}
+    for rank, row in enumerate(timing.spans):
+        share = len(plan.stages_of(rank))
+        moments, held = [0.0], [0.0]
+        for action, start, stop in row:
+            step = change.get(action.kind, 0.0)
+            if step:
+                moments.append(start if step > 0 else stop)
+                held.append(held[-1] + step / share)
+        style = line_style(rank)
+        axes.step([*moments, end], [*held, held[-1]], where="post", color=style.color,
+                  linestyle=style.dashes, linewidth=1.8, label=f"rank {rank}")
+    axes.set_xlim(0, end)
+    axes.set_ylim(0, 1.5 * max(timing.held))  # room for the legend
+    axes.set_ylabel("held", color=QUIET, fontsize=11)
+    axes.set_xlabel("time (s)")
+    if plan.ranks <= 8:
+        axes.legend(loc="upper right", ncols=plan.ranks, fontsize=9, frameon=False)
