@@ -95,6 +95,21 @@ def _scale_out() -> list[Published]:
     ]
 
 
+def _training_times() -> list[Published]:
+    megatron = "Narayanan et al. (Megatron-LM), SC 2021"
+
+    def days(parameters: float, tokens: float, devices: int, flops: float) -> Callable[[], float]:
+        return lambda: cost.training_time_s(parameters, tokens, devices, flops, recompute=True
+                                            ) / 86_400
+
+    return [
+        Published(megatron, "1008 B parameters, 450 B tokens, 3072 A100 at 163 TFLOP/s each", 84,
+                  "days", days(1008e9, 450e9, 3072, 163e12), 0.5),
+        Published(megatron, "GPT-3, 300 B tokens, 1024 A100 at 140 TFLOP/s each", 34, "days",
+                  days(175e9, 300e9, 1024, 140e12), 0.5),
+    ]
+
+
 def _pipelines() -> list[Published]:
     """Its times are milliseconds of F, of the input's gradient, of W, and of a message."""
     paper = "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024"
@@ -119,4 +134,5 @@ def _pipelines() -> list[Published]:
         lambda: pipeline.interleaved(4, 8, 2).time().bubble_fraction, 0.005, DISAGREE)]
 
 
-PUBLISHED: list[Published] = [*_zero(), *_models(), *_scale_out(), *_pipelines()]
+PUBLISHED: list[Published] = [*_zero(), *_models(), *_scale_out(), *_training_times(),
+                              *_pipelines()]

@@ -26,15 +26,19 @@ from dtlab.cost.model import (
 from dtlab.cost.overlap import best_buckets, exposed_s
 from dtlab.cost.parameter_server import parameter_server_s
 from dtlab.cost.tensor_parallel import tensor_parallel_bytes
+from dtlab.cost.training_time import amdahl_speedup, gustafson_speedup, training_time_s
 
 __all__ = [
     "Form",
     "activation_bytes",
+    "amdahl_speedup",
     "best_buckets",
     "bounds_s",
     "bus_factor",
     "costs",
     "exposed_s",
+    "gustafson_speedup",
+    "training_time_s",
     "forget",
     "form",
     "has_form",

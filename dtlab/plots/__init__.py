@@ -30,6 +30,7 @@ from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
 from dtlab.plots.training import loss_curves, loss_sweep, staleness_histograms
+from dtlab.plots.training_time import training_time
 from dtlab.plots.trees import double_tree
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "replica_run",
     "replicas",
     "schedule",
+    "training_time",
     "server_load",
     "staleness_histograms",
     "server_times",

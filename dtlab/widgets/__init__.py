@@ -17,6 +17,7 @@ from dtlab.widgets.schedule import ScheduleExplorer
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
+from dtlab.widgets.training_time import TrainingTimeExplorer
 
 __all__ = [
     "AlgorithmTopologyExplorer",
@@ -31,4 +32,5 @@ __all__ = [
     "Stepper",
     "TimelineExplorer",
     "TopologyExplorer",
+    "TrainingTimeExplorer",
 ]

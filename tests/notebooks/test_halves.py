@@ -11,7 +11,8 @@ import nbformat
 import pytest
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-RIGHT = {"04_collectives": "C", "04b_everyone_to_everyone": "C", "05_all_reduce": "C",
+RIGHT = {"01_why_distribute": "D", "04_collectives": "C", "04b_everyone_to_everyone": "C",
+         "05_all_reduce": "C",
          "05b_fewer_rounds": "C", "09_server_dies": "D", "09b_cut_off": "B",
          "10_data_parallel": "C", "12_pipelines": "A",
          "13_zero": "B"}

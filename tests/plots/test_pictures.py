@@ -147,6 +147,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "overlap of two": lambda: plots.overlap({"flat": FLAT, LONG[:20]: FLAT}, note=LONG),
     "schedule": lambda: plots.schedule(one_f_one_b(4, 8)),
     "schedule of chunks": lambda: plots.schedule(zb_v(8, 16), title=LONG, comm=0.3),
+    "training time": lambda: plots.training_time("GPT-3", 300e9, "A100 (312 TFLOP/s, 80 GB)", 9),
+    "training time, small": lambda: plots.training_time(1e8, 1e10, "V100 (125 TFLOP/s, 32 GB)", 1),
     "server load": lambda: plots.server_load({"before": [900, 10, 0, 90], "after": [250] * 4}),
     "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),

@@ -29,6 +29,7 @@ from dtlab.widgets import (
     Stepper,
     TimelineExplorer,
     TopologyExplorer,
+    TrainingTimeExplorer,
 )
 from dtlab.widgets.explorer import Explorer
 from dtlab.wires import contest
@@ -58,6 +59,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "PlacementExplorer": PlacementExplorer,
     "ScheduleExplorer": ScheduleExplorer,
     "TopologyExplorer": TopologyExplorer,
+    "TrainingTimeExplorer": TrainingTimeExplorer,
     "ClockExplorer": ClockExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
@@ -71,6 +73,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "MemoryExplorer": lambda w: setattr(w.ranks, "value", 8),
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
     "ScheduleExplorer": lambda w: setattr(w.latency, "value", 0.5),
+    "TrainingTimeExplorer": lambda w: setattr(w.devices, "value", 4096),
     "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
     "ClockExplorer": lambda w: setattr(w.player.slider, "index", 31),
 }

@@ -1,0 +1,88 @@
+"""How long a training run takes, and whether the model fits, on how many devices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from matplotlib.ticker import FuncFormatter
+
+from dtlab import cost
+from dtlab.models import SHAPES
+from dtlab.plots.curves import logarithmic
+from dtlab.plots.palette import ALARM, FAINT, HUES, INK
+from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.units import bytes_text
+
+DAY_S = 86_400
+
+
+class Device(NamedTuple):
+    """An accelerator: dense 16-bit operations a second, and bytes of memory, by its data sheet."""
+
+    flops: float
+    memory_bytes: float
+
+
+DEVICES = {"V100 (125 TFLOP/s, 32 GB)": Device(125e12, 32e9),
+           "A100 (312 TFLOP/s, 80 GB)": Device(312e12, 80e9),
+           "H100 (989 TFLOP/s, 80 GB)": Device(989e12, 80e9)}
+
+
+def days_text(seconds: float) -> str:
+    """A long time: "84 days", "3.2 years", "5 hours"."""
+    for unit, size in (("years", 365 * DAY_S), ("days", DAY_S), ("hours", 3600)):
+        if seconds >= size:
+            return f"{seconds / size:,.3g} {unit}"
+    return f"{seconds / 60:.3g} minutes"
+
+
+def training_time(model: str | float, tokens: float, device: str, devices: int,
+                  efficiency: float = 0.4, recompute: bool = False, dpi: float = 100) -> Picture:
+    """Left: days of training against the number of devices, as `cost.training_time_s` says. Right:
+    bytes of parameters, gradients and Adam's state a device, with copies and with ZeRO 3.
+
+    model: one of `dtlab.models.SHAPES`, or a number of parameters. device: one of `DEVICES`.
+    """
+    parameters = SHAPES[model].parameters if isinstance(model, str) else float(model)
+    name = model if isinstance(model, str) else f"{model / 1e9:,.4g} B"
+    rate, memory = DEVICES[device]
+
+    def seconds(count: int) -> float:
+        return cost.training_time_s(parameters, tokens, count, rate, efficiency, recompute)
+
+    took = seconds(devices)
+    counts = [2**k for k in range(16)]
+    state = {"a copy each": cost.model_state_bytes(parameters),
+             f"ZeRO 3, {devices:,}": cost.model_state_bytes(parameters, devices, 3)}
+    heading = f"{name} parameters, {tokens / 1e9:,.4g} B tokens (predicted)"
+    note = (f"{devices:,} devices at {efficiency:.0%}: {days_text(took)} · "
+            f"{took * devices / 3600:,.0f} device-hours")
+    with styled():
+        picture = new_picture(11, 4.6, dpi)
+        write_title(picture, heading, note)
+        axes = place_axes(picture, left=1.35, right=4.6, bottom=0.8, top=1.15)
+        logarithmic(axes, x=False)
+        axes.set_xscale("log", base=2)
+        axes.plot(counts, [seconds(n) / DAY_S for n in counts], color=HUES[0])
+        axes.plot([devices], [took / DAY_S], "o", color=HUES[0], markersize=10)
+        axes.set_xlabel("devices")
+        axes.set_ylabel("time (days)")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda d, _: f"{d:,.6g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
+        axes.set_xticks([2.0**k for k in range(0, 16, 3)])
+        bars = place_axes(picture, left=7.9, right=0.5, bottom=0.8, top=1.15)
+        bars.bar(list(state), [n / 1e9 for n in state.values()], width=0.6,
+                 color=[ALARM if n > memory else HUES[2] for n in state.values()])
+        top = 1.25 * max(memory, *state.values()) / 1e9
+        for place, n in enumerate(state.values()):
+            fits = "fits" if n <= memory else "too large"
+            bars.text(place, n / 1e9 + 0.02 * top, f"{bytes_text(n)}\n{fits}", ha="center",
+                      va="bottom", size=11, color=INK)
+        bars.axhline(memory / 1e9, color=INK, linestyle=(0, (5, 2)), linewidth=1.5)
+        bars.set_ylim(0, 1.12 * top)
+        bars.set_ylabel("state (GB a device)")
+        bars.grid(axis="y", color=FAINT)
+    words = "; ".join(f"{kind}: {bytes_text(n)}, {'fits' if n <= memory else 'too large'}"
+                      for kind, n in state.items())
+    picture.alt = f"{heading}: {note}. {words}, of {bytes_text(memory)} on a device."
+    return picture

@@ -1,0 +1,73 @@
+"""What chapter 01 says in prose is true; each sentence is looked up there, then recomputed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from dtlab import ConfigError, cost
+from dtlab.models import SHAPES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+near = pytest.approx
+
+
+@pytest.fixture(scope="module")
+def prose() -> str:
+    """The text of the chapter, line breaks and emphasis removed."""
+    notebook = nbformat.read(ROOT / "notebooks" / "01_why_distribute.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text.replace("*", ""))
+
+
+def all_reduce_s(n: int) -> float:
+    return cost.time_s("all_reduce", "halving_doubling", n, 100_000_000, 5e-6, 1e-10)
+
+
+def test_the_times_that_were_published(prose: str) -> None:
+    assert "at a measured 163 TFLOP/s each: 84 days" in prose
+    days = cost.training_time_s(1008e9, 450e9, 3072, 163e12, recompute=True) / 86_400
+    assert days == near(84, abs=0.5)
+    assert "estimate 34 days for GPT-3 on 1024 A100s" in prose
+    days = cost.training_time_s(175e9, 300e9, 1024, 140e12, recompute=True) / 86_400
+    assert days == near(34, abs=0.5)
+
+
+def test_the_all_reduce_does_not_grow_with_the_devices(prose: str) -> None:
+    assert "the all-reduce takes 20 ms, however many devices there are" in prose
+    assert [all_reduce_s(n) for n in (64, 256, 1024)] == [near(20e-3, rel=0.02)] * 3
+    assert "at 1024 devices computing takes 2 ms" in prose
+    assert near(2e-3, rel=0.03) == 2.0 / 1024
+    assert "Weak scaling looks wonderful, 99 %" in prose
+    assert 2 / (2 + all_reduce_s(1024)) == near(0.99, abs=0.001)
+    assert "Each device sends and receives its 100 MB about twice" in prose
+    sent = cost.sent_bytes("all_reduce", "halving_doubling", 1024, 100_000_000)
+    assert max(sent) == near(2e8, rel=0.01)
+
+
+def test_the_answers_to_the_open_questions(prose: str) -> None:
+    assert "GPT-3's state takes 2.8 TB" in prose
+    assert "70 GB each fit (chapter 13), but only 10 GB are left" in prose
+    state = cost.model_state_bytes(SHAPES["GPT-3"].parameters)
+    assert (state, state / 40) == (2.8e12, 70e9)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8, 1024])
+@pytest.mark.parametrize("serial", [0.0, 0.05, 0.5, 1.0])
+def test_amdahl_and_gustafson_are_the_two_ends_of_one_law(devices: int, serial: float) -> None:
+    speedup = cost.amdahl_speedup(serial, devices)
+    assert 1 <= speedup <= (devices if serial == 0 else min(devices, 1 / serial) + 1e-9)
+    # Of work that has grown so that one device would take n − (n−1)s, what is serial is s of that.
+    grown = cost.gustafson_speedup(serial, devices)
+    assert cost.amdahl_speedup(serial / grown, devices) == near(grown)
+
+
+@pytest.mark.parametrize("options", [{"efficiency": 1.5}, {"devices": 0}, {"tokens": float("nan")},
+                                     {"parameters": "7 B"}, {"device_flops": True}])
+def test_training_time_names_what_makes_no_sense(options: dict[str, object]) -> None:
+    good: dict[str, object] = {"parameters": 1e9, "tokens": 1e9, "devices": 8, "device_flops": 1e12}
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        cost.training_time_s(**(good | options))  # type: ignore[arg-type]
