@@ -32,7 +32,7 @@ def check_call(fn: Callable[..., Any], args: tuple[Any, ...], caller: str) -> No
         signature.bind(None, *args)
     except TypeError as misfit:
         name = getattr(fn, "__name__", repr(fn))
-        call = ", ".join(["comm", *map(_short, args)])
+        call = ", ".join(["comm", *map(short, args)])
         more = {"run": "; the number of ranks goes by name: ranks=4",
                 "simulate": "; the network goes by name: network=…"}[caller] if args else ""
         raise ConfigError(
@@ -61,22 +61,22 @@ _INSTEAD = {
 def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> None:
     """Raise `ConfigError` unless `value` is a whole number, `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise ConfigError(f"{name} must be a whole number, {least} or more, not {_short(value)}")
+        raise ConfigError(f"{name} must be a whole number, {least} or more, not {short(value)}")
     if int(value) > most:
-        raise ConfigError(f"{name} must be {most:,} or less, not {_short(value)}")
+        raise ConfigError(f"{name} must be {most:,} or less, not {short(value)}")
 
 
 def check_number(name: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is a real number; infinity is one, nan is not."""
     if isinstance(value, bool) or not isinstance(value, Real) or value != value:
-        raise ConfigError(f"{name} must be a number, not {_short(value)}")
+        raise ConfigError(f"{name} must be a number, not {short(value)}")
 
 
 def check_amount(name: str, value: object, unit: str = "") -> None:
     """Raise `ConfigError` unless `value` is a number, 0 or more, and finite."""
     check_number(name, value)
     if not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be 0{unit} or more, and finite, not {_short(value)}")
+        raise ConfigError(f"{name} must be 0{unit} or more, and finite, not {short(value)}")
 
 
 def check_members(ranks: Any, rank: int, size: int) -> tuple[int, ...]:
@@ -109,12 +109,19 @@ def check_split(color: Any, key: Any, rank: int) -> None:
 def check_name(what: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is a text."""
     if not isinstance(value, str):
-        raise ConfigError(f"{what} must be a name, not {_short(value)}")
+        raise ConfigError(f"{what} must be a name, not {short(value)}")
 
 
-def _short(value: Any) -> str:
+def check_flag(name: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {short(value)}")
+
+
+def short(value: Any) -> str:
+    """`value` as a message shows it: one line, no longer than 30 characters."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # an int of more than 4,300 digits
-        return "so large a number"
+    except Exception:  # an int of more than 4,300 digits
+        return "so large a number" if isinstance(value, Integral) else f"a {type(value).__name__}"
     return text if len(text) < 30 else text[:27] + "…"

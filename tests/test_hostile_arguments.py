@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import dtlab
-from dtlab import Comm, cost, simulate, topology, units
+from dtlab import Comm, cost, ps, simulate, topology, units
 from dtlab.cli import app
 from dtlab.machine import Machine
 from dtlab.plots import frames_of, stepper_frames
@@ -47,6 +47,71 @@ def computes(comm: Comm, seconds: Any) -> None:
         pass
 
 
+def join(comm: Comm, **given: Any) -> ps.Node:
+    node = ps.join(comm, **given)
+    if node.is_server:
+        node.serve()
+    else:
+        node.init({"w": torch.zeros(2)})
+        node.pull(["w"])
+        node.finish()
+    return node
+
+
+def of_a_worker(method: str, consistency: ps.Consistency = ps.ASP()) -> Callable[..., Any]:  # noqa: B008
+    """That method of a worker, one of two ranks, as a function of its arguments."""
+    def fn(comm: Comm, **given: Any) -> None:
+        node = ps.join(comm, consistency=consistency)
+        if node.is_server:
+            node.serve()
+        else:
+            node.init({"w": torch.zeros(2), "rows": torch.zeros(3, 2)}, tables=["rows"])
+            found = getattr(node, method)(**given)
+            if isinstance(found, ps.Handle):
+                found.wait()
+            node.finish()
+
+    return in_a_rank(fn)
+
+
+G, ROWS = {"w": torch.ones(2)}, {"key": "rows", "index": [0, 2]}
+RATE = {"lr": 0.1}
+PS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "ps.join": (in_a_rank(join), {
+        "servers": 1, "consistency": ps.BSP(), "update": ps.SGD(), "partition": ps.Hash(),
+        "active": None, "colocated": False, "nan": "raise", "replicas": 0,
+        "replication": ps.Chain(), "lease_s": 1.0, "grace_s": None, "checkpoints": None,
+        "patience_s": None, "lost_worker": "stop"}),
+    "ps.Checkpoints": (ps.Checkpoints, {"folder": "nowhere", "every": 10, "keep": 2}),
+    "ps.SSP": (ps.SSP, {"staleness": 1}),
+    "ps.SoftSync": (ps.SoftSync, {"n": 1}),
+    "ps.BackupWorkers": (ps.BackupWorkers, {"extra": 1}),
+    "ps.Quorum": (ps.Quorum, {"fraction": 0.5}),
+    "ps.SGD": (ps.SGD, RATE | {"momentum": 0.0}),
+    "ps.Adam": (ps.Adam, RATE | {"betas": (0.9, 0.999), "eps": 1e-8}),
+    "ps.StalenessAwareSGD": (ps.StalenessAwareSGD, RATE),
+    "ps.DCASGD": (ps.DCASGD, RATE | {"lam": 0.1, "adaptive": False, "decay": 0.9, "eps": 1e-7}),
+    "ps.EASGD": (ps.EASGD, RATE | {"alpha": 0.1}),
+    "ps.ConsistentHash": (ps.ConsistentHash, {"vnodes": 8}),
+    "ps.Leader": (ps.Leader, {"sync": True}),
+    "ps.aggregate": (in_a_rank(ps.aggregate), {"x": torch.ones(2), "placement": "spread",
+                                               "op": "sum"}),
+    "ps.aggregate on_one": (in_a_rank(partial(ps.aggregate, x=torch.ones(2), placement="on_one")),
+                            {"server": 0}),
+    "ps.aggregate tree": (in_a_rank(partial(ps.aggregate, x=torch.ones(2), placement="tree")),
+                          {"fanout": 2}),
+    "ps.aggregate two_level": (in_a_rank(partial(ps.aggregate, x=torch.ones(2),
+                                                 placement="two_level")), {"machines": [[0, 1]]}),
+    "init": (of_a_worker("init"), {"tensors": {"new": torch.ones(2)}, "tables": ()}),
+    "pull": (of_a_worker("pull"), {"keys": ["w"], "out": None}),
+    "peek": (of_a_worker("peek"), {"keys": ["w"]}),
+    "buffer": (of_a_worker("buffer"), {"keys": ["w"]}),
+    "push": (of_a_worker("push"), {"grads": G, "weight": 1.0}),
+    "push of": (of_a_worker("push"), {"grads": G}),
+    "pull_rows": (of_a_worker("pull_rows"), ROWS),
+    "push_rows": (of_a_worker("push_rows"), ROWS | {"grad": torch.ones(2, 2), "weight": 1.0}),
+    "use_servers": (of_a_worker("use_servers"), {"servers": 1}),
+}
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "time_s": (cost.time_s, CASE | MACHINE | {"itemsize": 4}),
     "form": (cost.form, CASE | {"itemsize": 4}),
@@ -87,7 +152,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "split": (in_a_rank(lambda comm, color, key: comm.split(color, key)), {"color": 0, "key": 0}),
     "subgroup": (in_a_rank(lambda comm, ranks: comm.subgroup(ranks)), {"ranks": (0, 1)}),
     "compute": (in_a_rank(computes), {"seconds": 0.0}),
-}
+} | PS
 
 
 @contextmanager

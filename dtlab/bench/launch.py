@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -88,16 +88,17 @@ def first_call_s(ranks: int) -> float:
     return float(done.stdout)
 
 
-def measure_launch(ranks: int = 4, repeats: int = 5) -> list[Start]:
+def measure_launch(ranks: int = 4, repeats: int = 5,
+                   watched: Callable[[list[int]], Iterable[int]] = iter) -> list[Start]:
     """Time each launcher, taking turns, each warmed by one call; and our first call of all.
 
-    Accelerate is left out where it is not installed.
+    Accelerate is left out where it is not installed. watched: goes through the turns, as tqdm does.
     """
     if repeats < 1:
         raise ConfigError(f"repeats must be 1 or more, not {repeats}")
     launchers = dict(LAUNCHERS)
     times: dict[str, list[float]] = {}
-    for turn in range(-1, repeats):
+    for turn in watched(list(range(-1, repeats))):
         for name, launch in list(launchers.items()):
             begun = time.perf_counter()
             try:

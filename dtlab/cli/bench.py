@@ -126,7 +126,7 @@ def launch(
     from dtlab.bench import measure_launch
 
     show.check_picture(plot)
-    rows = measure_launch(ranks, repeats)
+    rows = measure_launch(ranks, repeats, lambda turns: watched(turns, "taking turns"))
     if plot:
         from dtlab.cli.bench_plot import starts
 

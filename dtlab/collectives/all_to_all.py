@@ -29,7 +29,7 @@ def all_to_all(
     whose row s is rank s's parts[r]: in `out`, if given (not `parts` itself), else in a new one.
     Returns it. `parts` stays as it is.
 
-    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
+    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04b.
     """
     run, inner = call_for(comm, "all_to_all", algorithm, options, parts, writes=False)
     check_parts(comm, parts, "all_to_all")

@@ -16,7 +16,7 @@ from dtlab.comm import Comm
 
 
 def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> None:
-    """Wait until every rank has called it. Moves no bytes, only empty messages. Chapter: 04."""
+    """Wait until every rank has called it. Moves no bytes, only empty messages. Chapter: 04b."""
     run, inner = call_for(comm, "barrier", algorithm, options)
     run(inner)
 

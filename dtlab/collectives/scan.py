@@ -24,7 +24,7 @@ def scan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     """In place. Before: rank r holds x_r. After: it holds x_0 op x_1 op … op x_r. Returns `x`.
 
     With op "avg", rank r has the mean of r + 1 values. Shapes and dtypes are equal everywhere,
-    else `ShapeMismatch`. Chapter: 04.
+    else `ShapeMismatch`. Chapter: 04b.
     """
     run, inner = call_for(comm, "scan", algorithm, options, x, op=op)
     check_op(op, x.dtype)
@@ -38,7 +38,7 @@ def exscan(comm: Comm, x: torch.Tensor, op: Op = "sum",
     """In place. Before: rank r holds x_r. After: it holds x_0 op … op x_(r−1). Returns `x`.
 
     Rank 0 gets what changes nothing under `op` (0 for sum, 1 for prod, …); if `op` is a function,
-    it keeps its x. Chapter: 04.
+    it keeps its x. Chapter: 04b.
     """
     run, inner = call_for(comm, "exscan", algorithm, options, x, op=op)
     check_op(op, x.dtype)

@@ -72,7 +72,7 @@ def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
     whose shape it has. Returns `into`.
 
     In step k every rank sends to the one k further on. Cost: at most (p−1)(α + max b β). Experts of
-    a mixture get their tokens so. Chapter: 04.
+    a mixture get their tokens so. Chapter: 04b.
     """
     rows = _vectors(comm, parts, "all_to_allv", writes=False)
     received = _vectors(comm, into, "all_to_allv")

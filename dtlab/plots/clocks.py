@@ -75,7 +75,8 @@ def _status(run: ClockRun, worker: int, now: float, whole: bool) -> tuple[str, s
     said = f"clock {run.clock(worker, now)}"
     current = run.current(worker, now)
     if current is None:
-        return f"{said}, at its end", QUIET
+        ended = any(i.done_s <= now for i in run.of[worker])
+        return f"{said}, {'at its end' if ended else 'about to begin'}", QUIET
     if current.waited and now < current.read_s:
         names = ", ".join(map(str, run.blockers(current, now)))
         return f"{said}, waits for {names}", ALARM

@@ -124,7 +124,7 @@ def _label_height(link: tuple[int | str, int | str], nodes: int) -> float:
     """How far up a link its label stands: neighbours' in two rows where there are many."""
     if nodes <= 7:
         return 0.4
-    return 0.27 if isinstance(link[0], int) and link[0] % 2 == 0 else 0.53
+    return 0.27 if isinstance(link[0], int) and link[0] % 2 == 0 else 0.43
 
 
 def _draw_shares(axes: Axes, places: dict[int | str, tuple[float, float]], servers: Sequence[int],

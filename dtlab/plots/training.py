@@ -29,7 +29,8 @@ def loss_curves(runs: Mapping[str, Sequence[Curve]], x_label: str, title: str = 
     with styled():
         picture = new_picture(11, 5.8, dpi)
         write_title(picture, heading, subtitle)
-        axes = place_axes(picture, left=1.15, right=0.4, bottom=0.9, top=1.1)
+        rows = -(-len(runs) // 3)  # of the legend, above the axes
+        axes = place_axes(picture, left=1.15, right=0.4, bottom=0.9, top=1.15 + 0.35 * rows)
         note = []
         for index, (name, curves) in enumerate(runs.items()):
             x, y = _median(curves)
@@ -38,7 +39,7 @@ def loss_curves(runs: Mapping[str, Sequence[Curve]], x_label: str, title: str = 
         axes.set_xlabel(x_label)
         axes.set_xlim(left=0)
         _loss_axis(axes)
-        axes.legend(loc="upper right", handlelength=4)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 1.0), ncols=3, handlelength=4)
     picture.alt = f"{heading}. {subtitle} Median loss at the end, {x_label}: {'; '.join(note)}."
     return picture
 

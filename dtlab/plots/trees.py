@@ -19,7 +19,7 @@ def double_tree(ranks: int, *, dpi: float = 100) -> Picture:
     """The trees that `all_reduce` "double_tree" sums up and hands out in, one above the other.
 
     Each rank stands at the same place across in both; the root on top, a line to each child. Ranks
-    with children are squares, leaves are discs. At most 32 ranks, else `ConfigError`. Chapter: 05.
+    with children are squares, leaves are discs. At most 32 ranks, else `ConfigError`. Chapter: 05b.
     """
     check_ranks(ranks)
     if ranks > MOST_RANKS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -47,6 +48,15 @@ class RankGroup:
         self._may_die: Collection[int] = ()
         try:
             self._start(backend, device, threads, trace)
+        except OSError as error:
+            self.close()
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
+                raise
+            import resource  # Windows has none
+
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise ConfigError(f"{ranks} ranks need more open files than you may have, {files} "
+                              f"(ulimit -n); allow more, or take fewer ranks") from None
         except BaseException:
             self.close()
             raise

@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -117,8 +117,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, which takes lambdas, closures and cells; tensors lend their memory.
 
     A tensor pickles as a view of its storage, so that tensors which share memory still do when
-    they arrive. Torch itself would copy each storage.
+    they arrive. Torch itself would copy each storage. And functions that share a variable of the
+    function around them (`nonlocal`) still do: cloudpickle itself would give each its own cell.
     """
+
+    def _function_getnewargs(self, function: FunctionType) -> tuple[Any, ...]:
+        *others, _ = super()._function_getnewargs(function)
+        return *others, function.__closure__
 
     def reducer_override(self, x: Any) -> Any:
         """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
@@ -129,7 +134,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _rebuild_typed_storage, (x._untyped_storage, x.dtype)
         if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
             return _rebuild_odd_tensor, (x.detach().view(_SAME_SIZE[x.itemsize]), x.dtype)
+        if isinstance(x, CellType):  # its contents come last: they may lead back to it
+            return CellType, (), _contents(x), None, None, _fill
         return super().reducer_override(x)
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # the variable has no value yet
+        return ()
+
+
+def _fill(cell: CellType, contents: tuple[Any, ...]) -> None:
+    if contents:
+        (cell.cell_contents,) = contents
 
 
 def _rebuild_odd_tensor(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -11,13 +11,15 @@ import hashlib
 import io
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dtlab.calls import check_whole, short
 from dtlab.errors import ConfigError
 
 _MAGIC = b"dtlab-ps"
@@ -34,10 +36,12 @@ class Checkpoints:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        for name, value, least in (("every", self.every, 1), ("keep", self.keep, 2)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"Checkpoints' {name} is a whole number, {least} or more, not "
-                                  f"{value!r}: one may be torn, so keep the one before")
+        if not isinstance(self.folder, (str, Path)) or not str(self.folder):
+            raise ConfigError(f"Checkpoints' folder is a path, not {short(self.folder)}")
+        check_whole("Checkpoints' every", self.every)
+        check_whole("Checkpoints' keep (one may be torn, so keep the one before)", self.keep, 2)
+        with self._reached():
+            Path(self.folder).exists()
 
     def path(self, server: int, clock: int) -> Path:
         """The file of `server` at `clock`."""
@@ -51,9 +55,10 @@ class Checkpoints:
         torch.save(state, body)
         data = body.getvalue()
         path = self.path(server, clock)
-        path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".part{copy}")
-        with open(beside, "wb") as file:
+        with self._reached():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with self._reached(), open(beside, "wb") as file:
             file.write(_HEAD.pack(_MAGIC, hashlib.sha256(data).digest(), len(data)) + data)
             file.flush()
             os.fsync(file.fileno())
@@ -80,6 +85,16 @@ class Checkpoints:
             if all(self._body(server, clock) is not None for server in servers):
                 return clock
         return None
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """A folder that can't be had, or written to, is a `ConfigError`."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"Checkpoints can't use the folder {short(self.folder)}: {why}") from None
 
     def _body(self, server: int, clock: int) -> bytes | None:
         try:

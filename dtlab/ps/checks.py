@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 
+from dtlab.calls import check_whole, short
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, MetaSpec, Spec, has_data
 from dtlab.ps.slices import Slices
@@ -16,9 +17,7 @@ from dtlab.ps.slices import Slices
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
           known_already: dict[Key, Spec]) -> dict[Key, Spec]:
     """What `init` is given, or `ConfigError`."""
-    if not isinstance(tensors, Mapping):
-        raise ConfigError(f"rank {rank}: init takes a dict of key → tensor, not "
-                          f"{type(tensors).__name__}")
+    by_key(rank, "init", tensors)
     for key in tables - tensors.keys():
         raise ConfigError(f"rank {rank}: init has no tensor for the table {key!r}")
     found = {}
@@ -40,18 +39,28 @@ def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key]
 
 def known(rank: int, key: Key, specs: Mapping[Key, Spec]) -> Spec:
     """The key's spec, or `ConfigError`."""
-    if key not in specs:
+    if not isinstance(key, Hashable) or key not in specs:
         names = ", ".join(repr(name) for name in list(specs)[:8]) or "none yet"
         more = ", …" if len(specs) > 8 else ""
-        raise ConfigError(f"rank {rank}: unknown key {key!r}; init has made: {names}{more}")
+        raise ConfigError(f"rank {rank}: unknown key {short(key)}; init has made: {names}{more}")
     return specs[key]
 
 
-def as_keys(rank: int, keys: Iterable[Key]) -> list[Key]:
+def as_keys(rank: int, keys: Iterable[Key], verb: str = "pull") -> list[Key]:
     """The keys of a pull. A single string is a likely slip."""
     if isinstance(keys, str):
-        raise ConfigError(f"rank {rank}: pull takes a list of keys: pull([{keys!r}])")
-    return list(dict.fromkeys(keys))
+        shown = f"{verb}([{short(keys)}])" if verb.isidentifier() else f"[{short(keys)}]"
+        raise ConfigError(f"rank {rank}: {verb} takes a list of keys: {shown}")
+    try:
+        return list(dict.fromkeys(keys))
+    except TypeError:  # no keys, or such as can't be
+        raise ConfigError(f"rank {rank}: {verb} takes a list of keys, not {short(keys)}") from None
+
+
+def by_key(rank: int, verb: str, tensors: object) -> None:
+    """Raise `ConfigError` unless it is a dict, or another mapping, of key → tensor."""
+    if not isinstance(tensors, Mapping):
+        raise ConfigError(f"rank {rank}: {verb} takes a dict of key → tensor, not {short(tensors)}")
 
 
 def fits(rank: int, verb: str, key: Key, x: torch.Tensor, spec: Spec) -> torch.Tensor:
@@ -79,7 +88,13 @@ def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
     """The table's spec and the rows as int64, or `ConfigError`."""
     spec = known(rank, key, specs)
     is_table(rank, key, spec)
-    index = torch.as_tensor(index, dtype=torch.int64).reshape(-1)
+    try:
+        index = torch.as_tensor(index).reshape(-1)
+    except (TypeError, ValueError, RuntimeError):  # no numbers, or none of 64 bits
+        raise ConfigError(f"rank {rank}: rows are whole numbers, not {short(index)}") from None
+    if len(index) and index.dtype in (torch.bool, *_NOT_WHOLE):
+        raise ConfigError(f"rank {rank}: rows are whole numbers, not {index.dtype}")
+    index = index.to(torch.int64)
     if len(index) and not (int(index.min()) >= 0 and int(index.max()) < spec.units):
         raise ConfigError(f"rank {rank}: {key!r} has the rows 0 to {spec.units - 1}; asked for "
                           f"{int(index.min())} to {int(index.max())}")
@@ -88,8 +103,8 @@ def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
 
 def weight(rank: int, value: float) -> None:
     """Raise `ConfigError` unless it can weigh a push."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
-        raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < MOST:
+        raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {short(value)}")
 
 
 def nan(rank: int, given: Mapping[int, Slices], tensors: Iterable[torch.Tensor],
@@ -115,23 +130,39 @@ def _has_nan(x: torch.Tensor) -> bool:
     return total != total and bool(x.isnan().any())  # NaN alone is unlike itself
 
 
-def active(servers: Sequence[int] | int, all_servers: Sequence[int]) -> tuple[int, ...]:
+def active(servers: Any, all_servers: Sequence[int]) -> tuple[int, ...]:
     """The servers that shall hold keys, ascending."""
-    ranks = range(servers) if isinstance(servers, int) else servers
-    chosen = tuple(sorted(set(ranks)))
-    if not chosen or not set(chosen) <= set(all_servers):
+    ranks: Iterable[int] = ()
+    if isinstance(servers, Integral) and not isinstance(servers, bool):
+        number = int(servers)
+        ranks = all_servers[:number] if 0 < number <= len(all_servers) else ()
+    elif isinstance(servers, (Sequence, Set)) and not isinstance(servers, (str, bytes)):
+        ranks = list(servers)
+    if not ranks or any(isinstance(rank, bool) or not isinstance(rank, Integral)
+                        or rank not in all_servers for rank in ranks):
         raise ConfigError(f"the servers that hold keys must be some of the ranks "
-                          f"{', '.join(map(str, all_servers))}, not {servers!r}")
-    return chosen
+                          f"{', '.join(map(str, all_servers))}, not {short(servers)}")
+    return tuple(sorted({int(rank) for rank in ranks}))
 
 
 def count(what: str, value: object, least: int) -> int:
     """`value` as a whole number, `least` or more."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ConfigError(f"{what} is a whole number, {least} or more, not {value!r}")
-    return int(value)
+    check_whole(what, value, least)
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
+def seconds(what: str, value: Any, above: bool = True) -> float:
+    """`value` as a time, above 0 or at least 0."""
+    number = float("nan") if isinstance(value, bool) or not isinstance(value, Real) else value
+    if not 0 <= number < MOST or (above and not number):  # type: ignore[operator]
+        least = "above 0 s" if above else "of 0 s or more"
+        raise ConfigError(f"{what} is a time {least}, and finite, not {short(value)}")
+    return float(value)
+
+
+MOST = 1e18  # of what is multiplied with tensors
+_NOT_WHOLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+              torch.complex128)
 _DATA = {True: "with data", False: 'without data (device "meta")'}
 
 

@@ -15,8 +15,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
+from dtlab.calls import check_whole, short
 from dtlab.errors import ConfigError
 
 
@@ -138,10 +139,11 @@ class SSP(Consistency):
 
     def __post_init__(self) -> None:
         s = self.staleness
-        whole = isinstance(s, Real) and not isinstance(s, bool) and (s == math.inf or s % 1 == 0)
+        whole = isinstance(s, Real) and not isinstance(s, bool) and (
+            s == math.inf or (s < 2**63 and s % 1 == 0))
         if not whole or s < 0:
             raise ConfigError(f"SSP's staleness is a number of clocks: a whole number, 0 or more, "
-                              f"or math.inf, not {s!r}")
+                              f"or math.inf, not {short(s)}")
 
     def group(self, workers: int) -> int:
         return 1 if self.staleness else 0
@@ -163,12 +165,12 @@ class SoftSync(Consistency):
     n: int = 1
 
     def __post_init__(self) -> None:
-        _check_count("SoftSync's n", self.n, 1)
+        check_whole("SoftSync's n", self.n, 1)
 
     def check(self, workers: int) -> None:
         if self.n > workers:
-            raise ConfigError(f"SoftSync(n={self.n}) with {workers} workers: n is 1 to {workers}, "
-                              f"for an update takes ⌊workers/n⌋ gradients")
+            raise ConfigError(f"SoftSync(n={short(self.n)}) with {workers} workers: n is 1 to "
+                              f"{workers}, for an update takes ⌊workers/n⌋ gradients")
 
     def group(self, workers: int) -> int:
         return workers // self.n
@@ -189,12 +191,12 @@ class BackupWorkers(Consistency):
     extra: int = 1
 
     def __post_init__(self) -> None:
-        _check_count("BackupWorkers' extra", self.extra, 0)
+        check_whole("BackupWorkers' extra", self.extra, 0)
 
     def check(self, workers: int) -> None:
         if self.extra >= workers:
-            raise ConfigError(f"BackupWorkers(extra={self.extra}) with {workers} workers leaves "
-                              f"none to wait for; extra is at most {workers - 1}")
+            raise ConfigError(f"BackupWorkers(extra={short(self.extra)}) with {workers} workers "
+                              f"leaves none to wait for; extra is at most {workers - 1}")
 
     def quorum(self, workers: int) -> int:
         return max(1, workers - self.extra)
@@ -212,12 +214,7 @@ class Quorum(Consistency):
     def __post_init__(self) -> None:
         f = self.fraction
         if isinstance(f, bool) or not isinstance(f, Real) or not 0 < f <= 1:
-            raise ConfigError(f"Quorum's fraction is above 0 and at most 1, not {f!r}")
+            raise ConfigError(f"Quorum's fraction is above 0 and at most 1, not {short(f)}")
 
     def quorum(self, workers: int) -> int:
         return max(1, math.ceil(self.fraction * workers - 1e-9))
-
-
-def _check_count(what: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ConfigError(f"{what} is a whole number, {least} or more, not {value!r}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
+from dtlab.calls import check_flag, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps import checks
@@ -60,7 +60,10 @@ def join(
 
     Raises `ConfigError` for arguments that make no sense. Chapters: 07, 08.
     """
+    if not isinstance(comm, Comm):
+        raise ConfigError(f"join's first argument is the communicator, not {short(comm)}")
     servers = checks.count("servers", servers, 1)
+    check_flag("colocated", colocated)
     if servers > comm.size or (servers == comm.size and not colocated):
         raise ConfigError(f"servers={servers} of {comm.size} ranks leaves no worker; take fewer "
                           f"servers or more ranks" + (
@@ -70,20 +73,23 @@ def join(
                               ("replication", replication, Replication)):
         _check_kind(name, value, kind)
     if nan not in ("raise", "drop", "pass"):
-        raise ConfigError(f'nan is "raise", "drop" or "pass", not {nan!r}')
+        raise ConfigError(f'nan is "raise", "drop" or "pass", not {short(nan)}')
     ranks = tuple(range(comm.size))
     copies = _copies(servers, replicas, lease_s, colocated, comm.size)
     logical = tuple(copies) or ranks[:servers]
     workers = ranks if colocated else ranks[servers + bool(copies):]
     consistency.check(len(workers))
+    if active is not None:
+        active = checks.count("active", active, 1)
     chosen = checks.active(len(logical) if active is None else active, logical)
     policy = Policy(logical, workers, chosen, consistency, update, partition, nan,
                     checkpoints=checkpoints, patience_s=patience_s, lost_worker=lost_worker)
     _check_losses(policy)
+    grace_s = _grace(grace_s, lease_s)
     if copies:
         _check_patience(patience_s, lease_s)
         policy = replace(policy, replication=replication, copies=copies, master=servers,
-                         lease_s=float(lease_s), grace_s=_grace(grace_s, lease_s))
+                         lease_s=float(lease_s), grace_s=grace_s)
     if not copies:  # its messages meet none that these ranks send otherwise
         comm = comm.split(0)  # type: ignore[assignment]
     return Node(comm, policy)
@@ -91,11 +97,11 @@ def join(
 
 def _check_losses(policy: Policy) -> None:
     if policy.lost_worker not in ("stop", "go on"):
-        raise ConfigError(f'lost_worker is "stop" or "go on", not {policy.lost_worker!r}')
-    if policy.patience_s is not None and not 0 < policy.patience_s < math.inf:
-        raise ConfigError(f"patience_s is a time above 0 s, or None, not {policy.patience_s!r}")
+        raise ConfigError(f'lost_worker is "stop" or "go on", not {short(policy.lost_worker)}')
+    if policy.patience_s is not None:
+        checks.seconds("patience_s, if it is not None,", policy.patience_s)
     if policy.checkpoints is not None and not isinstance(policy.checkpoints, Checkpoints):
-        raise ConfigError(f"checkpoints is a ps.Checkpoints, not {policy.checkpoints!r}")
+        raise ConfigError(f"checkpoints is a ps.Checkpoints, not {short(policy.checkpoints)}")
 
 
 def _check_patience(patience_s: float | None, lease_s: float) -> None:
@@ -109,6 +115,7 @@ def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
             ranks: int) -> dict[int, tuple[int, ...]]:
     """Server → the ranks of its copies, head first; empty if there is one copy of all."""
     replicas = checks.count("replicas", replicas, 0)
+    checks.seconds("lease_s", lease_s)
     if not replicas:
         return {}
     if colocated:
@@ -119,8 +126,6 @@ def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
     if ranks < servers + 2:
         raise ConfigError(f"{servers} servers, the master and a worker need {servers + 2} ranks; "
                           f"there are {ranks}")
-    if not 0 < lease_s < math.inf:
-        raise ConfigError(f"lease_s is a time above 0 s, not {lease_s!r}")
     groups = servers // (replicas + 1)
     return {server: tuple(range(server, servers, groups)) for server in range(groups)}
 
@@ -128,13 +133,11 @@ def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
 def _grace(grace_s: float | None, lease_s: float) -> float:
     if grace_s is None:
         return GRACE * lease_s
-    if not 0 <= grace_s < math.inf:
-        raise ConfigError(f"grace_s is a time of 0 s or more, or None, not {grace_s!r}")
-    return float(grace_s)
+    return checks.seconds("grace_s, if it is not None,", grace_s, above=False)
 
 
 def _check_kind(name: str, value: Any, kind: type[Any]) -> None:
     if not isinstance(value, kind):
         known = ", ".join(sorted(each.__name__ for each in kind.__subclasses__()))
-        got = f"the class {value.__name__}: add (…)" if isinstance(value, type) else repr(value)
+        got = f"the class {value.__name__}: add (…)" if isinstance(value, type) else short(value)
         raise ConfigError(f"{name} must be one of ps.{kind.__name__}'s kinds, {known}; got {got}")

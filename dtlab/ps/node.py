@@ -79,7 +79,8 @@ class Node:
         placed, pulled and pushed one by one. Returns once all workers have called it: the clock
         of the checkpoint from which the values are instead, or 0."""
         self._check("init")
-        specs = checks.specs(self.comm.rank, tensors, frozenset(tables), self._shards.specs)
+        of_rows = frozenset(checks.as_keys(self.comm.rank, tables, "init's tables"))
+        specs = checks.specs(self.comm.rank, tensors, of_rows, self._shards.specs)
         held = self._shards.add(specs, self.policy.partition.place(specs, self._active))
         plan = self._shards.plan(self.comm.rank, tuple(specs))
         by_server = plan.cut([x.detach().contiguous() for x in tensors.values()])
@@ -103,7 +104,9 @@ class Node:
         self._check("pull")
         if isinstance(out, Buffer) and keys is out and self._is_sound(out):
             return self._pull(dict(out.tensors), out.slices)
-        plan, xs = self._targets("pull", keys, out or {})
+        if out is not None:
+            checks.by_key(self.comm.rank, "pull's out", out)
+        plan, xs = self._targets("pull", keys, {} if out is None else out)
         return self._pull(dict(zip(plan.keys, xs, strict=True)), plan.cut(xs))
 
     def push(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> None:
@@ -123,6 +126,7 @@ class Node:
         if isinstance(grads, Buffer) and self._is_sound(grads):
             return self._push(grads.slices, weight)
         rank, shards = self.comm.rank, self._shards
+        checks.by_key(rank, "push", grads)
         plan, xs = shards.plan(rank, tuple(grads)), list(grads.values())
         all_fit(rank, "push", plan, xs)
         sparse = {}

@@ -11,13 +11,12 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dtlab.errors import ConfigError
+from dtlab.calls import check_whole
 
 Key = Hashable
 Units = Any  # a range, or a sorted array of int64
@@ -113,9 +112,7 @@ class ConsistentHash(Partition):
     vnodes: int = 64
 
     def __post_init__(self) -> None:
-        v = self.vnodes
-        if isinstance(v, bool) or not isinstance(v, Integral) or v < 1:
-            raise ConfigError(f"ConsistentHash's vnodes is a whole number, 1 or more, not {v!r}")
+        check_whole("ConsistentHash's vnodes", self.vnodes, 1, 2**16)
 
     def place(self, specs: Mapping[Key, Spec], servers: Sequence[int]) -> Shards:
         points, owners = ring_of(tuple(servers), self.vnodes)

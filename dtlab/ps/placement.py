@@ -6,12 +6,14 @@ workers, that is an all-reduce.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dtlab.collectives.registry import cut, flattened, write_back
+from dtlab.calls import check_whole, short
+from dtlab.collectives.registry import check_tensor, cut, flattened, write_back
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.ps.checks import count
@@ -25,11 +27,16 @@ def aggregate(comm: Comm, x: torch.Tensor, placement: str = "spread", op: Op = "
     placement: a name in `PLACEMENTS`; `options` are that function's. Machines that add up but don't
     work (a CPU) give an `x` of the same shape, which doesn't count. op: "sum" or "avg".
     """
-    if placement not in PLACEMENTS:
-        raise ConfigError(f"no placement {placement!r}; choose one of {', '.join(PLACEMENTS)}")
-    if op not in ("sum", "avg"):
-        raise ConfigError(f"op is 'sum' or 'avg', not {op!r}")
+    if not isinstance(placement, str) or placement not in PLACEMENTS:
+        raise ConfigError(f"no placement {short(placement)}; choose one of {', '.join(PLACEMENTS)}")
+    if not isinstance(op, str) or op not in ("sum", "avg"):
+        raise ConfigError(f"op is 'sum' or 'avg', not {short(op)}")
+    check_tensor(comm, x, "aggregate")
     check_op(op, x.dtype)
+    try:
+        inspect.signature(PLACEMENTS[placement]).bind(comm, x, **options)
+    except TypeError as misfit:
+        raise ConfigError(f"placement {placement!r}: {misfit}") from None
     vector = flattened(x)
     workers = PLACEMENTS[placement](comm, vector, **options)
     finish_average_(vector, op, workers)
@@ -42,6 +49,7 @@ def on_one(comm: Comm, x: torch.Tensor, server: int = 0) -> int:
     Cost, for an x that takes m = nβ: α + (p−1)m + (p−1)nγ, for receiving has no overhead; then
     α + m + (p−2)·max(α, m) back. Returns how many worked: p.
     """
+    check_whole("server", server, 0, comm.size - 1)
     _up_and_down(comm, x, server, [r for r in range(comm.size) if r != server], "")
     return comm.size
 
@@ -51,6 +59,7 @@ def on_cpu(comm: Comm, x: torch.Tensor, server: int = 0) -> int:
 
     With as many workers, a worker's n more than `on_one` goes each way.
     """
+    check_whole("server", server, 0, comm.size - 1)
     if comm.rank == server:
         x.zero_()
     _up_and_down(comm, x, server, [r for r in range(comm.size) if r != server], "")
@@ -82,7 +91,7 @@ def tree(comm: Comm, x: torch.Tensor, fanout: int = 2) -> int:
 
     Every rank works, and serves if it has children. Cost, for depth d: 2d·α + 2d·fanout·nβ.
     """
-    fanout = count("fanout", fanout, 1)
+    fanout = min(count("fanout", fanout, 1), comm.size)
     children = [c for c in range(fanout * comm.rank + 1, fanout * comm.rank + fanout + 1)
                 if c < comm.size]
     _gather(comm, x, children, "push")
@@ -159,7 +168,11 @@ def _gather(comm: Comm, x: torch.Tensor, workers: list[int], label: str) -> None
 
 
 def _check_machines(comm: Comm, machines: Sequence[Sequence[int]]) -> None:
-    ranks = sorted(rank for machine in machines for rank in machine)
-    if ranks != list(range(comm.size)) or any(len(machine) < 2 for machine in machines):
+    try:
+        fits = all(len(machine) >= 2 for machine in machines) and sorted(
+            rank for machine in machines for rank in machine) == list(range(comm.size))
+    except (TypeError, RuntimeError):  # no lists of numbers
+        fits = False
+    if not fits:
         raise ConfigError(f"machines must name each of the {comm.size} ranks once, and in each "
-                          f"machine the CPU and at least one GPU; got {list(machines)}")
+                          f"machine the CPU and at least one GPU; got {short(machines)}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from dtlab.calls import check_flag
 from dtlab.errors import DtlabError
 
 
@@ -152,6 +153,9 @@ class Leader(Replication):
     """
 
     sync: bool = True
+
+    def __post_init__(self) -> None:
+        check_flag("Leader's sync", self.sync)
 
     @property
     def strong(self) -> bool:

@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from dtlab.calls import check_flag, short
 from dtlab.errors import ConfigError
 
+MOST = 1e18  # torch takes no larger factor
 State = dict[Any, Any]  # name → tensor like w, or a number
 
 
@@ -72,7 +74,10 @@ class Adam(Update):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check("Adam", lr=self.lr, eps=self.eps, beta1=self.betas[0], beta2=self.betas[1])
+        _check("Adam", lr=self.lr, eps=self.eps)
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise ConfigError(f"Adam's betas are two numbers, not {short(self.betas)}")
+        _check("Adam", most=1.0, beta1=self.betas[0], beta2=self.betas[1])
 
     def step_(self, w: torch.Tensor, g: torch.Tensor, state: State, count: int) -> None:
         beta1, beta2 = self.betas
@@ -123,7 +128,9 @@ class DCASGD(Update):
     looks_back: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check("DCASGD", lr=self.lr, lam=self.lam, decay=self.decay, eps=self.eps)
+        _check("DCASGD", lr=self.lr, lam=self.lam, eps=self.eps)
+        _check("DCASGD", most=1.0, decay=self.decay)
+        check_flag("DCASGD's adaptive", self.adaptive)
 
     def pulled(self, w: torch.Tensor, state: State, worker: int) -> None:
         state["backup", worker] = w.clone()
@@ -184,8 +191,10 @@ class FedAvg(Update):
         w.copy_(g)
 
 
-def _check(rule: str, **numbers: float) -> None:
-    """Raise `ConfigError` unless all are finite and not negative."""
+def _check(rule: str, most: float = MOST, **numbers: float) -> None:
+    """Raise `ConfigError` unless all are at least 0 and below `most`."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
-            raise ConfigError(f"{rule}'s {name} is a number, 0 or more and finite, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < most:
+            ends = "finite" if most == MOST else f"below {most:g}"
+            raise ConfigError(f"{rule}'s {name} is a number, 0 or more and {ends}, not "
+                              f"{short(value)}")

@@ -13,7 +13,7 @@ import enum
 import functools
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from types import (
     BuiltinFunctionType,
@@ -66,6 +66,9 @@ class Isolation:
         self._fn, self._args = fn, args
         self._constant: dict[int, bool] = {}
         self._names: dict[CodeType, list[str]] = {}
+        self._assigned = {variable for changing in _changing((fn, args), set())
+                          if isinstance(changing, FunctionType)
+                          for variable in _assigned_by(changing)}
 
     def copies(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The next rank's. What is met twice is copied once: an optimizer and the model whose
@@ -94,7 +97,8 @@ class Isolation:
             return True
         known = self._constant.get(id(value))
         if known is None:
-            known = self._constant[id(value)] = next(_changing(value, set()), self) is self
+            known = self._constant[id(value)] = next(
+                _changing(value, set(), self._assigned), self) is self
         return known
 
     def global_names(self, fn: FunctionType) -> list[str]:
@@ -184,14 +188,16 @@ class _Copier:
             ) from None
 
 
-def _changing(value: Any, seen: set[int]) -> Iterator[Any]:
-    """What can change of `value` and of all it refers to, each once."""
+def _changing(value: Any, seen: set[int], assigned: Set[Any] = frozenset()) -> Iterator[Any]:
+    """What can change of `value` and of all it refers to, each once; a function if it assigns to a
+    variable outside of it, or reads one that is `assigned`."""
     if isinstance(value, _CONSTANT) or id(value) in seen:
         return
     seen.add(id(value))
     parts: Any
     if isinstance(value, FunctionType):
-        if not _is_installed(value) and _assigns_outer(value.__code__):
+        if not _is_installed(value) and (any(_assigned_by(value))
+                                         or not assigned.isdisjoint(_variables(value))):
             yield value
         parts = _referred(value)
     elif isinstance(value, functools.partial):
@@ -206,7 +212,7 @@ def _changing(value: Any, seen: set[int]) -> Iterator[Any]:
         yield value
         parts = value if type(value) is list else value.values() if type(value) is dict else ()
     for part in parts:
-        yield from _changing(part, seen)
+        yield from _changing(part, seen, assigned)
 
 
 def _referred(fn: FunctionType) -> Iterator[Any]:
@@ -233,11 +239,24 @@ def _global_names(fn: FunctionType) -> set[str]:
     return {step.argval for step in steps if step.opname in _GETS_GLOBAL} & fn.__globals__.keys()
 
 
-def _assigns_outer(code: CodeType) -> bool:
-    """Does `code` set a global variable, or one of a function around it?"""
-    return any(step.opname in _SETS_GLOBAL
-               or (step.opname in _SETS_OUTER and step.argval in code.co_freevars)
-               for step in _steps(code))
+def _variables(fn: FunctionType) -> list[tuple[int, str]]:
+    """The variables outside of it that `fn` refers to: (whose, name)."""
+    return [(id(cell), name) for name, cell in _cells(fn)] + [
+        (id(fn.__globals__), name) for name in _global_names(fn)]
+
+
+def _assigned_by(fn: FunctionType) -> Iterator[tuple[int, str]]:
+    """The variables outside of it, global or of a function around it, that `fn` sets."""
+    cells = dict(_cells(fn))
+    for step in _steps(fn.__code__):
+        if step.opname in _SETS_GLOBAL:
+            yield id(fn.__globals__), step.argval
+        elif step.opname in _SETS_OUTER and step.argval in cells:
+            yield id(cells[step.argval]), step.argval
+
+
+def _cells(fn: FunctionType) -> Iterator[tuple[str, CellType]]:
+    return zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
 
 
 def _steps(code: CodeType) -> Iterator[dis.Instruction]:

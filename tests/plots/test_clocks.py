@@ -78,3 +78,9 @@ def test_what_has_diverged_is_said_and_drawn_at_the_upper_edge() -> None:
 def test_the_thick_line_is_the_median_of_the_seeds() -> None:
     curves = [[(0.0, 4.0), (1.0, level)] for level in (1.0, 2.0, 9.0)]
     assert "x: 2 at 1" in plots.loss_curves({"x": curves}, "(s)").alt
+
+
+def test_a_worker_that_has_not_begun_is_not_said_to_be_at_its_end() -> None:
+    run = run_of(ps.BSP())
+    assert "at its end" not in plots.clocks(run, 0.0).alt
+    assert plots.clocks(run, 0.0).alt.count("clock 0, about to begin") == 3

@@ -355,6 +355,15 @@ def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
         bad()
 
 
+@pytest.mark.parametrize("switches", [1, 2])
+def test_labels_of_links_side_by_side_read_as_several(switches: int) -> None:
+    labels = [box for text, box in texts_of(plots.placement(gpus=8, switches=switches))
+              if text == "160 MB"]
+    gaps = [right.x0 - left.x1 for left in labels for right in labels
+            if right.x0 > left.x0 and abs(left.y0 - right.y0) < 5]
+    assert min(gaps) > 12  # pixels
+
+
 @pytest.mark.parametrize("where", GPU_PLACEMENTS)
 @pytest.mark.parametrize(("gpus", "switches"), [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)])
 def test_a_placement_s_busiest_link_and_time_belong_together(where: str, gpus: int,

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,23 @@ def test_any_function_runs() -> None:
                  partial(lambda by, comm: by + comm.rank, offset))
     for function in functions:
         assert run(function, ranks=2).values == [10, 11]
+
+
+def test_functions_that_share_a_nonlocal_variable_still_do() -> None:
+    def make() -> tuple[Callable[[], int], Callable[[], int]]:
+        count = 0
+
+        def add() -> int:
+            nonlocal count
+            count += 1
+            return count if count > 2 else add()  # its own cell holds it: a circle
+
+        return add, lambda: count
+
+    add, look = make()
+    assert run(lambda comm: (add(), look()), ranks=2).values == [(3, 3)] * 2
+    assert run(lambda comm, one, other: (one(), other()), add, look, ranks=2).values == [(3, 3)] * 2
+    assert look() == 0  # the caller's own
 
 
 def test_a_redefined_function_is_the_new_one() -> None:

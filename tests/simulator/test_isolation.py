@@ -257,3 +257,38 @@ def test_a_simulation_inside_a_rank_prints_through_it() -> None:
     result = simulate(fn, network=topology.uniform(2, 0, 1), echo=False)
     assert result.output == [
         f"[rank 0] inner 0\n[rank 1] inner 1\nouter {rank}\n" for rank in range(2)]
+
+
+COUNT = 0
+
+
+def count() -> None:
+    global COUNT
+    COUNT += 1
+
+
+def counted() -> int:
+    return COUNT
+
+
+def test_two_functions_that_share_a_variable_still_do() -> None:
+    def make() -> tuple[Any, Any]:
+        number = 0
+
+        def add() -> None:
+            nonlocal number
+            number += 1
+
+        return add, lambda: number
+
+    add, number = make()
+
+    def fn(comm: Comm) -> tuple[int, int]:
+        for _ in range(comm.rank + 1):
+            count()
+            add()
+        return counted(), number()
+
+    assert values(fn) == [(1, 1), (2, 2), (3, 3)]
+    assert (COUNT, number()) == (0, 0)
+    assert values(lambda comm, one, other: (one(), other())[1], add, number) == [1, 1, 1]

@@ -1,0 +1,68 @@
+"""Ordinary users have few open files and no privileges; start-up has a time limit of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dtlab.errors import RunTimeout
+from dtlab.processes.serialization import memory_file
+from dtlab.processes.shared_status import SharedStatus
+from dtlab.processes.watchdog import Watchdog
+
+PROGRAM = """
+import json, resource, sys
+files, ranks, timeout = json.loads(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+import dtlab, torch
+from dtlab.collectives import all_reduce
+
+def sum_up(comm):
+    return all_reduce(comm, torch.ones(4)).sum().item()
+
+try:
+    print(set(dtlab.run(sum_up, ranks=ranks, timeout=timeout).values))
+except dtlab.DtlabError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def unprivileged(files: int, ranks: int, timeout: float = 60.0) -> str:
+    """What a fresh process without any capability prints, which may hold so many files open."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps([files, ranks, timeout])]
+    if os.geteuid() == 0:  # root may keep more files on their way between processes than others
+        if shutil.which("setpriv") is None:
+            pytest.skip("runs as root, and setpriv, which drops privileges, is not installed")
+        command = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *command]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    return found.stdout.strip() or found.stderr
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("files", "ranks"), [(1024, 32), (256, 16)])
+def test_an_ordinary_user_runs_as_many_ranks(files: int, ranks: int) -> None:
+    assert unprivileged(files, ranks) == f"{{{4.0 * ranks}}}"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("files", "ranks"), [(64, 16), (24, 4)])
+def test_too_few_open_files_are_named(files: int, ranks: int) -> None:
+    said = unprivileged(files, ranks)
+    assert said.startswith(f"ConfigError {ranks} ranks need more open files than you may have, "
+                           f"{files} (ulimit -n)"), said
+
+
+def test_the_start_of_ranks_does_not_count_as_time_of_the_run() -> None:
+    watchdog = Watchdog(SharedStatus(memory_file("test"), 1), timeout=1e-6)
+    time.sleep(0.01)
+    watchdog.check(lambda rank: "")  # not ready yet: nothing to complain about
+    watchdog.start()
+    time.sleep(0.01)
+    with pytest.raises(RunTimeout, match="its timeout of 1e-06 s"):
+        watchdog.check(lambda rank: "")
