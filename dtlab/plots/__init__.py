@@ -13,6 +13,7 @@ from dtlab.plots.flows import flows, link_loads
 from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.memory import memory_ledger, model_memory
+from dtlab.plots.mesh import mesh
 from dtlab.plots.network import topology
 from dtlab.plots.overlap import overlap, step_of
 from dtlab.plots.overview import before_and_after
@@ -26,6 +27,7 @@ from dtlab.plots.ring import hash_ring
 from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.schedule import schedule
 from dtlab.plots.server_load import server_load
+from dtlab.plots.sharded_matrix import sharded_matrix
 from dtlab.plots.stepper import stepper
 from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
@@ -71,6 +73,8 @@ __all__ = [
     "replicas",
     "schedule",
     "training_time",
+    "mesh",
+    "sharded_matrix",
     "server_load",
     "staleness_histograms",
     "server_times",

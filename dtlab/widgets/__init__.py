@@ -14,6 +14,7 @@ from dtlab.widgets.placement import PlacementExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.replicas import ReplicaExplorer
 from dtlab.widgets.schedule import ScheduleExplorer
+from dtlab.widgets.sharded_matrix import ShardedMatrixExplorer
 from dtlab.widgets.stepper import Stepper
 from dtlab.widgets.timeline import TimelineExplorer
 from dtlab.widgets.topology import TopologyExplorer
@@ -29,6 +30,7 @@ __all__ = [
     "RankGrid",
     "ReplicaExplorer",
     "ScheduleExplorer",
+    "ShardedMatrixExplorer",
     "Stepper",
     "TimelineExplorer",
     "TopologyExplorer",

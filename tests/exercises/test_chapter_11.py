@@ -1,0 +1,192 @@
+"""Chapter 11: what the graders say of right answers, and of likely mistakes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, gelu, one_hot
+
+from dtlab.collectives import all_gather, all_reduce
+from tests.exercises.answers import first_hint, judged, lost, solutions
+
+ALL_1 = {"forward", "gradients", "uneven", "bytes", "real"}
+ALL_2 = {"loss", "gradient", "uneven", "stable", "bytes", "real"}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("exercise", "function"), [
+    ("row-parallel", "row_parallel"), ("vocab-loss", "vocab_loss"), ("find-the-lie", "layer")])
+def test_the_solution_earns_all_points(exercise, function, seed):
+    report = judged(exercise, solutions()[function], seed)
+    assert not lost(report), str(report)
+
+
+# ---- row parallel --------------------------------------------------------------------------------
+
+
+def linear(comm, x, w, b, dy, *, op="sum", early=False, reduce=True, gradients=lambda comm, g: g):
+    y = x @ w.T + (b if early else 0)
+    y = all_reduce(comm, y, op) if reduce else y
+    return y + (0 if early else b), *(gradients(comm, g) for g in (dy @ w, dy.T @ x, dy.sum(0)))
+
+
+def adds_the_bias_early(*args):
+    return linear(*args, early=True)
+
+
+def never_reduces(*args):
+    return linear(*args, reduce=False)
+
+
+def averages(*args):
+    return linear(*args, op="avg")
+
+
+def reduces_the_bias_gradient(comm, x, w, b, dy):
+    y, dx, dw, db = linear(comm, x, w, b, dy)
+    return y, dx, dw, all_reduce(comm, db)
+
+
+def reduces_dy(comm, x, w, b, dy):
+    return linear(comm, x, w, b, all_reduce(comm, dy.clone()))
+
+
+def gathers_the_parts(comm, x, w, b, dy):
+    parts = all_gather(comm, x @ w.T)
+    return parts.sum(0) + b, dy @ w, dy.T @ x, dy.sum(0)
+
+
+WRONG_1 = [
+    (adds_the_bias_early, ALL_1, "counts t times"),
+    (never_reduces, ALL_1, "nothing was reduced"),
+    (averages, ALL_1, "to be added up"),
+    (reduces_the_bias_gradient, {"gradients", "uneven", "bytes", "real"}, "dy is the same"),
+    (reduces_dy, {"gradients", "uneven", "bytes", "real"}, "dy is the same"),
+    (gathers_the_parts, {"bytes"}, "don't gather"),
+    (lambda *args: 1, ALL_1, "Return 4 tensors"),
+]
+
+
+# ---- the loss ------------------------------------------------------------------------------------
+
+
+def loss(comm, logits, targets, first, *, highest=True, local=False, offset=True, rows=None,
+         minus=True, over=1):
+    n, width = logits.shape
+    top = logits.amax(1) if highest else torch.zeros(n, dtype=logits.dtype)
+    z = logits - (all_reduce(comm, top, "max") if highest and not local else top)[:, None]
+    column = targets - (first if offset else 0)
+    mine = (column >= 0) & (column < width)
+    own = torch.zeros(n, dtype=logits.dtype)
+    own[mine] = z[torch.arange(n)[mine], column[mine]]
+    total, target = all_reduce(comm, torch.stack([z.exp().sum(1), own]))
+    gradient = z.exp() / total[:, None]
+    if minus:
+        gradient[torch.arange(n)[mine], column[mine]] -= 1
+    return (total.log() - target).mean() / over, gradient / (rows or n)
+
+
+def gathers_the_logits(comm, logits, targets, first):
+    width = all_reduce(comm, torch.tensor(logits.shape[1]), "max").item()
+    padded = torch.full((len(logits), width), -torch.inf, dtype=logits.dtype)
+    padded[:, : logits.shape[1]] = logits
+    parts = all_gather(comm, padded).unbind()
+    widths = all_gather(comm, torch.tensor([logits.shape[1]])).flatten().tolist()
+    whole = torch.cat([p[:, :w] for p, w in zip(parts, widths)], 1)
+    gradient = (whole.softmax(1) - one_hot(targets, whole.shape[1])) / len(targets)
+    return cross_entropy(whole, targets), gradient[:, first : first + logits.shape[1]]
+
+
+def ignores_the_others_maximum(*args):
+    return loss(*args, local=True)
+
+
+def subtracts_nothing(*args):
+    return loss(*args, highest=False)
+
+
+def forgets_the_offset(*args):
+    return loss(*args, offset=False)
+
+
+def divides_by_ranks(comm, *args):
+    return loss(comm, *args, over=comm.size)
+
+
+def forgets_the_mean(*args):
+    return loss(*args, rows=1)
+
+
+def forgets_the_target(*args):
+    return loss(*args, minus=False)
+
+
+WRONG_2 = [
+    (gathers_the_logits, {"bytes"}, "no rank needs others' logits"),
+    (ignores_the_others_maximum, ALL_2, ""),
+    (subtracts_nothing, {"stable"}, "overflow"),
+    (forgets_the_offset, ALL_2, ""),
+    (divides_by_ranks, ALL_2, "mean over rows only"),
+    (forgets_the_mean, {"gradient", "uneven", "real"}, "divide by the number of rows"),
+    (forgets_the_target, {"gradient", "uneven", "real"}, "The target is missing"),
+]
+
+
+# ---- the lie -------------------------------------------------------------------------------------
+
+
+def block(comm, x, norm, up, scale, down, bias, copy_to, reduce_from, *, h_in=True, s_in=True,
+          bias_in=False, both=False, down_in=False):
+    h = x * norm
+    h = copy_to(comm, h) if h_in else h
+    h = copy_to(comm, h) if both else h
+    h = gelu(h @ up.T)
+    s = copy_to(comm, scale) if s_in else scale
+    h = (h.unflatten(-1, (-1, len(scale))) * s).flatten(-2)
+    y = reduce_from(comm, h @ (copy_to(comm, down) if down_in else down).T)
+    return x + y + (copy_to(comm, bias) if bias_in else bias)
+
+
+def as_it_was(*args):
+    return block(*args, h_in=False, s_in=False)
+
+
+def forgets_the_scale(*args):
+    return block(*args, s_in=False)
+
+
+def forgets_the_input(*args):
+    return block(*args, h_in=False)
+
+
+def copies_the_bias_too(*args):
+    return block(*args, bias_in=True)
+
+
+def copies_twice(*args):
+    return block(*args, both=True)
+
+
+def copies_a_cut_weight(*args):
+    return block(*args, down_in=True)
+
+
+WRONG_3 = [
+    (as_it_was, {"norm", "scale", "bytes", "real"}, "enter the region"),
+    (forgets_the_scale, {"scale", "bytes", "real"}, "each multiplies its own columns"),
+    (forgets_the_input, {"norm", "bytes", "real"}, "enter the region"),
+    (copies_the_bias_too, {"bias", "bytes", "real"}, "added after the sum"),
+    (copies_twice, {"norm", "bytes", "real"}, ""),
+    (copies_a_cut_weight, {"norm", "bytes", "real"}, ""),
+]
+
+
+@pytest.mark.parametrize(("exercise", "answer", "rows", "hint"), [
+    *(("row-parallel", *wrong) for wrong in WRONG_1),
+    *(("vocab-loss", *wrong) for wrong in WRONG_2),
+    *(("find-the-lie", *wrong) for wrong in WRONG_3),
+], ids=[wrong[0].__name__ for wrong in (*WRONG_1, *WRONG_2, *WRONG_3)])
+def test_a_wrong_answer_loses_points_and_is_told_why(exercise, answer, rows, hint):
+    report = judged(exercise, answer)
+    assert lost(report) == rows, str(report)
+    assert hint in first_hint(report), first_hint(report)
