@@ -16,7 +16,6 @@ which gradients a forgotten conversion would spoil. Idea and rules: the public p
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,7 +58,6 @@ class Typed(NamedTuple):
     """What one operation has made."""
 
     line: str  # "model.py:12 in forward"
-    source: str
     operation: str
     shape: tuple[int, ...]
     letters: dict[str, str]  # axis → letter
@@ -117,8 +115,7 @@ class _Checker(TorchFunctionMode):
 
     def __init__(self, axes: tuple[str, ...]):
         super().__init__()
-        self.axes = axes
-        self.made: list[Typed] = []
+        self.axes, self.made = axes, list[Typed]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -136,10 +133,9 @@ class _Checker(TorchFunctionMode):
                 letters[axis] = (INVARIANT if axis in _reduced.get(args[0], ())
                                  else GRADIENT[_letter(args[0], axis)])
             elif isinstance(args[0] if args else None, Comm):
-                converts = getattr(func, "converts", None) or COLLECTIVES.get(
-                    operation, ("RIVP", "V"))
-                letters[axis] = _converted(operation, args[0], args[1], axis, converts,
-                                           kwargs.get("op"))
+                turns = getattr(func, "converts", None) or COLLECTIVES.get(operation, ("RIVP", "V"))
+                comm, x, *_ = args
+                letters[axis] = _converted(operation, comm, x, axis, turns, kwargs.get("op"))
             else:
                 letters[axis] = _met(operation, inputs, axis, args, kwargs)
             if in_place and letters[axis] in (VARYING, PARTIAL):
@@ -152,10 +148,8 @@ class _Checker(TorchFunctionMode):
             if not isinstance(x, nn.Parameter):
                 known_letters[x] = {axis: letter for axis, letter in letters.items() if letter}
         if outputs and any(letters.values()) and operation not in ("grad", "data"):
-            frame = calling_frame(UNSEEN)
-            source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            self.made.append(Typed(line_of(frame), source, operation, tuple(outputs[0].shape),
-                                   dict(known_letters.get(outputs[0], {}))))
+            self.made.append(Typed(line_of(calling_frame(UNSEEN)), operation,
+                                   tuple(outputs[0].shape), {**known_letters.get(outputs[0], {})}))
         return made
 
     def _check_target(self, operation: str, x: Tensor, axis: str, letter: str) -> None:

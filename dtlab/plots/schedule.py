@@ -28,12 +28,12 @@ class Panel(NamedTuple):
 
 def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None = None,
              comm: float = 0.0, trace: Trace | None = None, title: str = "", held: bool = True,
-             dpi: float = 100) -> Picture:
+             room: int = 0, dpi: float = 100) -> Picture:
     """Ranks × time: a block for each action, with its micro-batch; darker in later chunks.
 
     F, B, W, comm: as in `Schedule.time`. trace: of a run of `Pipeline`, drawn on the same axis,
     from its first action on. held: below, the micro-batches whose activations each rank holds.
-    Raises `ConfigError` if the schedule can't run.
+    room: for so many ranks at least. Raises `ConfigError` if the schedule can't run.
     """
     timing = plan.time(F, B, W, comm)
     panels = [Panel("planned", timing.spans)]
@@ -46,14 +46,15 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
     clocks = " and ".join(panel.name for panel in panels)
     what = title or f"{plan.ranks} ranks, {plan.micro_batches} micro-batches"
     heading = f"{what} ({clocks})"
-    rows_in = 0.42 * plan.ranks * len(panels) + 0.35 * len(panels)
+    room = max(room, plan.ranks)
+    rows_in = 0.42 * room * len(panels) + 0.35 * len(panels)
     height_in = 1.75 + rows_in + (1.5 if held else 0.0)
     with styled():
         picture = new_picture(WIDTH_IN, height_in, dpi)
         write_title(picture, heading, figures)
         bottom = 2.05 if held else 0.65
         axes = place_axes(picture, left=1.55, right=0.3, bottom=bottom, top=1.05)
-        _draw_panels(axes, panels, plan, end)
+        _draw_panels(axes, panels, plan, end, room)
         if held:
             below = place_axes(picture, left=1.55, right=0.3, bottom=0.65,
                                top=height_in - 0.65 - 1.15)
@@ -81,10 +82,11 @@ def spans_of(trace: Trace, plan: Schedule) -> list[list[tuple[Action, float, flo
     return [[(action, start - begin, end - begin) for action, start, end in row] for row in rows]
 
 
-def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float) -> None:
+def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float, room: int
+                 ) -> None:
     ticks, labels = [], []
     for number, panel in enumerate(panels):
-        top = number * (plan.ranks + 0.9)
+        top = number * (room + 0.9)
         for rank, row in enumerate(panel.spans):
             y = top + rank
             ticks.append(y)
@@ -93,7 +95,7 @@ def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float
             for action, start, stop in row:
                 _draw_block(axes, y, action, start, stop, end, plan)
     axes.set_yticks(ticks, labels, fontsize=11)
-    axes.set_ylim(ticks[-1] + 0.6, -0.6)
+    axes.set_ylim(ticks[-1] + 0.6 + room - plan.ranks, -0.6)
     axes.set_xlim(0, end)
     axes.tick_params(axis="y", length=0)
 

@@ -57,12 +57,14 @@ LAYERS: dict[str, list[Held | Move]] = {
 
 
 def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int = 2048,
-                   hidden: int = 4096, itemsize: int = 2, dpi: float = 100) -> Picture:
+                   hidden: int = 4096, itemsize: int = 2, room: int = 0,
+                   dpi: float = 100) -> Picture:
     """A row for each rank, a column for each tensor of a layer of `LAYERS`: the frame is the whole
     tensor, filled is what the rank holds, hatched what is only a part of a sum. Below, the tensor's
     type (backward: its gradient's); between, what moves, in bytes that each rank sends with rings.
 
-    Raises `ConfigError` for a layer that there isn't, or numbers below 1.
+    room: for so many ranks at least. Raises `ConfigError` for a layer that there isn't, or numbers
+    below 1.
     """
     if layer not in LAYERS or min(ranks, tokens, hidden) < 1:
         raise ConfigError(f"sharded_matrix: choose one of {', '.join(LAYERS)}, and ranks, tokens "
@@ -72,7 +74,7 @@ def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int =
     chain = LAYERS[layer]
     moved, words = 0.0, []
     with styled():
-        picture = new_picture(WIDTH_IN, 1.95 + 0.62 * ranks, dpi)
+        picture = new_picture(WIDTH_IN, 1.95 + 0.62 * max(ranks, room), dpi)
         axes = place_axes(picture, left=0.75, right=0.15, bottom=0.1, top=1.0)
         axes.axis("off")
         for place, item in enumerate(chain):
@@ -89,7 +91,7 @@ def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int =
         for rank in range(ranks):
             axes.text(-0.62, rank, f"rank {rank}", ha="right", va="center", size=11, color=INK)
         axes.set_xlim(-0.6, len(chain) - 0.4)
-        axes.set_ylim(ranks + 0.75, -0.6)
+        axes.set_ylim(max(ranks, room) + 0.75, -0.6)
         note = f"each rank sends {bytes_text(round(moved))} for {tokens:,} tokens of {hidden:,}"
         write_title(picture, heading, note)
     order = words[::-1] if backward else words

@@ -40,14 +40,13 @@ class ScheduleExplorer(Explorer):
     """`plots.schedule` with controls, and the grid as text, to be edited: a schedule that can't run
     is refused, with the reason and the cell."""
 
-    def __init__(self, name: str = "1F1B", ranks: int = 4, micro_batches: int = 8,
+    def __init__(self, name: str = "ZB-H1", ranks: int = 4, micro_batches: int = 8,
                  chunks: int = 2):
         self.name = dropdown("schedule", list(SCHEDULES), name, width="260px")
         self.ranks = choice("ranks", [(str(p), p) for p in range(1, 9)], ranks, width="200px")
         self.micro_batches = choice("micro-batches", [(str(m), m) for m in (
             1, 2, 3, 4, 6, 8, 12, 16)], micro_batches, width="260px")
-        self.chunks = choice("chunks a rank", [(str(v), v) for v in (1, 2, 3)], chunks,
-                             width="240px")
+        self.chunks = dropdown("chunks a rank, if interleaved", [1, 2, 3], chunks)
         self.forward = choice("F", [(f"{t:g}", t) for t in (0.5, 1.0, 1.5)], 1.0, width="180px")
         self.weights = choice("W, of B = 2", [(f"{t:g}", t) for t in (0.5, 0.75, 1.0, 1.25)], 1.0,
                               width="260px")
@@ -78,7 +77,7 @@ class ScheduleExplorer(Explorer):
     def _draw(self, dpi: float) -> Picture:
         return schedule(Schedule.parse(self.grid.value), F=self.forward.value, B=2.0,
                         W=self.weights.value, comm=self.latency.value, title=self.name.value,
-                        dpi=dpi)
+                        room=8, dpi=dpi)
 
     def _update(self) -> None:
         key = (self.grid.value, self.name.value, self.forward.value, self.weights.value,

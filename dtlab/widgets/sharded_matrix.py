@@ -26,7 +26,7 @@ class ShardedMatrixExplorer(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return sharded_matrix(*self._choice())
+        return sharded_matrix(*self._choice(), room=4)
 
     def _choice(self) -> tuple[str, int, bool, int, int]:
         return (self.layer.value, self.ranks.value, self.direction.value, self.tokens.value,
@@ -34,4 +34,4 @@ class ShardedMatrixExplorer(Explorer):
 
     def _update(self) -> None:
         now = self._choice()
-        self._show(now, lambda: sharded_matrix(*now, dpi=DPI))
+        self._show(now, lambda: sharded_matrix(*now, room=4, dpi=DPI))
