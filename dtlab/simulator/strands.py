@@ -147,7 +147,9 @@ class GreenletStrand(Strand):
         self._run_body()
 
     def resume(self) -> None:
-        self._greenlet.switch()
+        following: Any = self
+        while following:
+            following = following._greenlet.switch()
 
     def pause(self) -> None:
         if backward_number() != -1 or (function_modes(), dispatch_modes()) != self._modes:
@@ -161,8 +163,11 @@ class GreenletStrand(Strand):
         following = self._next_strand()
         if following is None:
             self._engine.switch()
+        elif not following._greenlet:  # type: ignore[attr-defined]  # of the same kind as this
+            # The engine begins it: a greenlet counts its calls on from those of the one before.
+            self._engine.switch(following)
         elif following is not self:
-            following._greenlet.switch()  # type: ignore[attr-defined]  # of the same kind as this
+            following._greenlet.switch()  # type: ignore[attr-defined]
         if is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
         if state is not None:
