@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from matplotlib.ticker import MaxNLocator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import dtlab
@@ -34,6 +35,8 @@ from dtlab.cli.train_job import (
 from dtlab.errors import ConfigError
 from dtlab.models import GPTConfig
 from dtlab.parallel.checkpoint import INDEX
+from dtlab.plots.palette import line_style
+from dtlab.plots.picture import new_picture, place_axes, styled, write_title
 from dtlab.plots.units import bytes_text, seconds_text
 
 
@@ -96,12 +99,21 @@ def summary(found: dict[str, Any]) -> str:
             f"tensors took at most {bytes_text(max(found['peak_bytes_by_rank']))}")
 
 
-def draw(job: Job, losses: list[float], path: Path) -> None:
-    curve = list(enumerate(losses, job.first))
-    dtlab.plots.loss_curves(
-        {mesh_text(job.axes): [curve]}, "step", "Training a GPT", virtual=False,
-        subtitle=f"{job.batch} samples of {job.config.context} tokens a step, ZeRO {job.zero}, "
-                 f"{job.dtype}").savefig(path)
+def draw(job: Job, losses: list[float | None], path: Path) -> None:
+    """The loss curve."""
+    values = [math.nan if loss is None else loss for loss in losses]
+    with styled():
+        picture = new_picture(11, 5.8)
+        write_title(picture, f"Training a GPT on {mesh_text(job.axes)} (measured)",
+                    f"{job.batch} samples of {job.config.context} tokens a step; ZeRO {job.zero}; "
+                    f"{job.dtype}")
+        axes = place_axes(picture, left=1.15, right=0.4, bottom=0.9, top=1.0)
+        axes.plot(range(job.first, job.first + job.steps), values, color=line_style(0).color,
+                  marker="o" if job.steps == 1 else "")
+        axes.set(xlabel="step", ylabel="loss (nats)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(True, axis="y")
+    picture.savefig(path)
 
 
 @with_exit_codes

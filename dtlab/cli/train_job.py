@@ -16,6 +16,7 @@ import torch
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import GPT, GPTConfig, text_batch
+from dtlab.models.text import text
 from dtlab.parallel import MemoryMeter, Mesh, hybrid, load, pipeline, save
 from dtlab.parallel.hybrid import AXES
 from dtlab.processes import torchrun
@@ -24,6 +25,7 @@ SCHEDULES = {name: getattr(pipeline, name) for name in pipeline.__all__
              if getattr(pipeline, name).__module__.endswith(".generators")}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
 ABOUT = "train.json"  # beside a checkpoint: which model it is, and how many steps it has taken
+MOST = 10**9  # of steps, samples, …
 TELL_S = 0.3  # rank 0 says the loss no more often than this
 LINE = "step {} loss {}"
 
@@ -104,14 +106,14 @@ def train_rank(comm: Comm, job: Job) -> Trained:
 # ---- input that makes no sense -------------------------------------------------------------------
 
 
-def axes_of(text: str) -> dict[str, int]:
+def axes_of(given: str) -> dict[str, int]:
     """The mesh "pp=2,dp=2,tp=2" as {axis: size}."""
     axes: dict[str, int] = {}
-    for part in text.split(","):
+    for part in given.split(","):
         found = re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,6})\s*", part)
         if not found or int(found[2]) < 1 or found[1] in axes:
             raise ConfigError(f"--mesh takes different axes with their sizes, as in "
-                              f"pp=2,dp=2,tp=2, not {text!r}")
+                              f"pp=2,dp=2,tp=2, not {given!r}")
         axes[found[1]] = int(found[2])
     if unknown := [name for name in axes if name not in AXES]:
         raise ConfigError(f"--mesh has no axis {unknown[0]!r}; choose from: {', '.join(AXES)}")
@@ -131,9 +133,11 @@ def check(job: Job) -> None:
         raise ConfigError(f"a mesh of {mesh_text(job.axes)} has {ranks} ranks, but torchrun has "
                           f"started {started}")
     for name, least in (("steps", 1), ("batch", 1), ("micro_batches", 1), ("seed", 0)):
-        if not least <= getattr(job, name) < 2**40:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not "
-                              f"{getattr(job, name)}")
+        if not least <= getattr(job, name) <= MOST:
+            raise ConfigError(f"--{name.replace('_', '-')} must lie between {least} and {MOST:,}, "
+                              f"not {getattr(job, name)}")
+    if job.config.context >= len(text()):
+        raise ConfigError(f"--context {job.config.context} is longer than the text")
     if not 0 <= job.lr < math.inf:
         raise ConfigError(f"--lr must be a number of at least 0, not {job.lr}")
     if job.dtype not in DTYPES:
