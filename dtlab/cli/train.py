@@ -142,7 +142,7 @@ def train(
     context: Annotated[int, typer.Option(help="Tokens of a sample.")] = 64,
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
     lr: Annotated[float, typer.Option(help="Step size of AdamW.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Of the first parameters and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the initial parameters and the batches.")] = 0,
     load_from: Annotated[
         Path | None, typer.Option("--load", help="Go on from this checkpoint, of any mesh.")
     ] = None,
