@@ -1,4 +1,4 @@
-"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `grade`, `show`.
+"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `train`, `grade`, `show`.
 
 Each command stands in a file of its own and imports what it needs when it runs. Exit codes, the
 same for all: 0, fine; 1, what was asked about failed (the doctor found a fault, a grade below
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import dtlab
-from dtlab.cli import bench, demo, doctor, grade, lab, show_published, simulate
+from dtlab.cli import bench, demo, doctor, grade, lab, show_published, simulate, train
 from dtlab.cli.errors import DEBUG_VARIABLE
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command(name="lab")(lab.lab)
 app.command(name="demo")(demo.demo)
 app.command(name="simulate")(simulate.simulate)
 app.add_typer(bench.app, name="bench")
+app.command(name="train")(train.train)
 app.command(name="grade")(grade.grade)
 app.add_typer(show_published.app, name="show")
 

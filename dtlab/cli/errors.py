@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import typer
 
-from dtlab.errors import ConfigError, DtlabError
+from dtlab.errors import ConfigError, DtlabError, RankFailed
+from dtlab.processes import torchrun
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes; 0 is fine
+TELL_S = 15.0  # how long the other ranks of torchrun wait for rank 0 to say what is wrong
 DEBUG_VARIABLE = "DTLAB_DEBUG"  # set to 1: tracebacks are shown
 
 P = ParamSpec("P")
@@ -35,14 +38,24 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
+            if not speaks():
+                time.sleep(TELL_S)  # rank 0's end ends this one
+                raise typer.Exit(exit_code(error)) from None
             typer.echo(f"dtlab: {sentence(error)}", err=True)
             raise typer.Exit(exit_code(error)) from None
 
     return told
 
 
+def speaks() -> bool:
+    """Does this process talk to the person? Of torchrun's ranks, rank 0 alone does."""
+    return not torchrun.launched() or os.environ["RANK"] == "0"
+
+
 def sentence(error: Exception) -> str:
     """What to tell the person. dtlab's own errors are written for them already."""
+    if isinstance(error, RankFailed) and isinstance(error.__cause__, ConfigError):
+        return str(error.__cause__)  # bad input, which a rank has noticed
     if isinstance(error, DtlabError):
         return str(error)
     if isinstance(error, OSError) and error.filename:

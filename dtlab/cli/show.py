@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -48,8 +49,18 @@ def check_picture(path: Path | None) -> None:
         return
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{path}: a picture's name ends in .png, .svg or .pdf")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.absolute().parent}")
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Raise `ConfigError` now, not after the work, if no file can be written there."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: there is no folder {folder}")
+    if path.is_dir():
+        raise ConfigError(f"{path}: there is a folder of that name")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{path}: you may not write there")
 
 
 def json_out(value: Any) -> None:
