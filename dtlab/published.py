@@ -8,11 +8,13 @@ A row is a source, what it prints, how we compute it, and how the two must compa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dtlab import cost
-from dtlab.models import GPT, GPTConfig
-from dtlab.parallel import pipeline
+from dtlab.models import GPT, GPTConfig, Shape, gpt_shape
+from dtlab.parallel import Layout, Plan, pipeline, predict
+from dtlab.parallel.planner import wires
+from dtlab.topology import Topology, compose, nvswitch, uniform
 
 MATCH, DISAGREE, OPEN = "must match", "must disagree", "open"
 ZERO = "Rajbhandari et al., ZeRO, SC 2020"
@@ -134,5 +136,104 @@ def _pipelines() -> list[Published]:
         lambda: pipeline.interleaved(4, 8, 2).time().bubble_fraction, 0.005, DISAGREE)]
 
 
+# Narayanan et al. 2021. Billions of parameters (as printed), layers, hidden, heads, tensor and
+# pipeline ranks, GPUs, batch, micro-batch (None: it isn't said), stage of ZeRO; TFLOP/s a GPU.
+MEGATRON_TABLE_1 = [
+    (1.7, 24, 2304, 24, 1, 1, 32, 512, None, 0, 137),
+    (3.6, 30, 3072, 32, 2, 1, 64, 512, None, 0, 138),
+    (7.5, 36, 4096, 32, 4, 1, 128, 512, None, 0, 142),
+    (18.4, 40, 6144, 48, 8, 1, 256, 1024, None, 0, 135),
+    (39.1, 48, 8192, 64, 8, 2, 512, 1536, None, 0, 138),
+    (76.1, 60, 10240, 80, 8, 4, 1024, 1792, None, 0, 140),
+    (145.6, 80, 12288, 96, 8, 8, 1536, 2304, None, 0, 148),
+    (310.1, 96, 16384, 128, 8, 16, 1920, 2160, None, 0, 155),
+    (529.6, 105, 20480, 128, 8, 35, 2520, 2520, None, 0, 163),
+    (1008.0, 128, 25600, 160, 8, 64, 3072, 3072, None, 0, 163)]
+MEGATRON_TABLE_2 = [
+    *((174.6, 96, 12288, 96, 1, 1, gpus, 1536, micro, 3, flops)
+      for gpus, micro, flops in ((384, 4, 144), (768, 2, 88), (1536, 1, 44))),
+    *((174.6, 96, 12288, 96, 8, 12, gpus, 1536, 1, 0, flops)
+      for gpus, flops in ((384, 153), (768, 149), (1536, 141))),
+    *((529.6, 105, 20480, 128, 1, 1, gpus, batch, micro, 3, flops)
+      for gpus, batch, micro, flops in ((640, 2560, 4, 138), (1120, 2240, 2, 98),
+                                        (2240, 2240, 1, 48))),
+    *((529.6, 105, 20480, 128, 8, 35, gpus, 2240, 1, 0, flops)
+      for gpus, flops in ((560, 171), (1120, 167), (2240, 159)))]
+
+
+def dgx_a100(gpus: int) -> Topology:
+    """DGX A100 servers, each GPU with a network card of 200 Gb/s, on a network without bottleneck.
+    """
+    if gpus <= 8:
+        return nvswitch(gpus)
+    return compose(nvswitch(8), uniform(gpus // 8, 3e-6, 200e9), nic_Bps=25e9)
+
+
+def megatron_plan(_printed: float, layers: int, hidden: int, heads: int, tp: int, pp: int,
+                  gpus: int, batch: int, micro_batch: int | None, stage: int) -> Plan:
+    """What a row of those tables is predicted to take, with full recomputation and without chunks.
+    Where the micro-batch isn't said: the best one."""
+    topology, dp = dgx_a100(gpus), gpus // tp // pp
+    wire = wires(topology)
+    return max((predict(gpt_shape(layers, hidden, heads), topology, Layout(
+        {"pp": pp, "dp": dp, "tp": tp}, b, batch // dp // b, stage=stage, recompute="full"),
+        wire=wire) for b in ([micro_batch] if micro_batch else (1, 2, 4, 8, 16))
+        if batch % (dp * b) == 0), key=lambda plan: (not plan.why_not, plan.device_flops))
+
+
+def _planner() -> list[Published]:
+    """Its prediction has one constant, fitted to table 5 of Korthikanti et al. as a whole."""
+    megatron = "Narayanan et al. (Megatron-LM), SC 2021"
+    korthikanti = "Korthikanti et al., Reducing Activation Recomputation, 2022"
+
+    def billions(layers: int, hidden: int, heads: int) -> Callable[[], float]:
+        return lambda: gpt_shape(layers, hidden, heads).parameters / 1e9
+
+    def flops(row: tuple[Any, ...]) -> Callable[[], float]:
+        return lambda: megatron_plan(*row[:-1]).device_flops / 1e12
+
+    def activations(shape: Shape, batch: int, pp: int, chunks: int, both: bool
+                    ) -> Callable[[], float]:
+        return lambda: cost.activation_bytes(
+            batch, shape.positions, shape.hidden, shape.heads, shape.layers, tensor=8,
+            sequence=both, recompute="selective" if both else "none"
+        ) * cost.micro_batches_in_flight("interleaved", pp, 8 * pp, chunks) / pp / 2**30
+
+    def step(shape: Shape, pp: int, batch: int, micro: int, chunks: int, both: bool
+             ) -> Callable[[], float]:
+        layout = Layout({"pp": pp, "tp": 8}, micro, batch // micro,
+                        "interleaved" if chunks > 1 else "1F1B", chunks,
+                        recompute="selective" if both else "full", sequence=both)
+        return lambda: predict(shape, dgx_a100(8 * pp), layout).step_s
+
+    rows = [Published(megatron, f"table 1: {row[0]} B parameters", row[0], "billion",
+                      billions(*row[1:4]), 0.051) for row in MEGATRON_TABLE_1]
+    rows += [Published(megatron, f"table 1: {row[0]} B parameters on {row[6]} A100, predicted",
+                       row[-1], "TFLOP/s", flops(row), 0.13 * row[-1]) for row in MEGATRON_TABLE_1]
+    rows += [Published(megatron, f"table 2: {row[0]} B parameters on {row[6]} A100, "
+                                 f"{'ZeRO 3' if row[9] else 'tp=8'}, predicted", row[-1], "TFLOP/s",
+                       flops(row), 0.1 * row[-1], OPEN if row[9] else MATCH)
+             for row in MEGATRON_TABLE_2]
+    shapes = {"22 B": (gpt_shape(48, 6144, 64), 1, 4, 4, 1), "175 B":
+              (gpt_shape(96, 12288, 96), 8, 64, 1, 3), "530 B":
+              (gpt_shape(105, 20480, 128), 35, 280, 1, 3), "1 T":
+              (gpt_shape(128, 25600, 160), 64, 512, 1, 1)}
+    for name, printed in {"22 B": (59.25, 9.5625), "175 B": (66.84, 12.35)}.items():
+        shape, pp, _, micro, chunks = shapes[name]
+        rows += [Published(korthikanti, f"figure 1: {name}, activations, {how}", gib, "GiB",
+                           activations(shape, micro, pp, chunks, both), 0.005)
+                 for gib, how, both in zip(printed, ("all kept", "sequence parallel, selective"),
+                                           (False, True), strict=True)]
+    for name, printed in {"22 B": (1.42, 1.10), "175 B": (18.13, 13.75), "530 B": (49.05, 37.83),
+                          "1 T": (94.42, 71.49)}.items():
+        shape, pp, batch, micro, chunks = shapes[name]
+        rows += [Published(korthikanti, f"table 5: {name}, {how}, predicted", seconds, "s",
+                           step(shape, pp, batch, micro, chunks, both), 0.1 * seconds)
+                 for seconds, how, both in zip(printed, ("full recomputation",
+                                                         "sequence parallel, selective"),
+                                               (False, True), strict=True)]
+    return rows
+
+
 PUBLISHED: list[Published] = [*_zero(), *_models(), *_scale_out(), *_training_times(),
-                              *_pipelines()]
+                              *_pipelines(), *_planner()]

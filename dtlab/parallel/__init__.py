@@ -4,12 +4,11 @@ from dtlab.parallel import conversions, pipeline, sequence, tensor, types
 from dtlab.parallel.checkpoint import full_state_dict, load, save
 from dtlab.parallel.clip import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
-from dtlab.parallel.device import A100, H100, Device
 from dtlab.parallel.hybrid import Hybrid, hybrid
 from dtlab.parallel.large_batch import LAMB, LARS, growing_batch
 from dtlab.parallel.memory import MemoryMeter
 from dtlab.parallel.mesh import Mesh
-from dtlab.parallel.planner import Layout, Plan, plan, predict
+from dtlab.parallel.planner import A100, H100, Device, Layout, Plan, plan, predict
 from dtlab.parallel.sampler import BatchSampler
 from dtlab.parallel.virtual_compute import charge_compute
 from dtlab.parallel.zero import zero

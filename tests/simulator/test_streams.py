@@ -342,3 +342,16 @@ def test_what_a_rank_has_waited_for_among_others_does_not_wake_it_later(strands:
         return now_s
 
     assert run(rank, strands=strands).values[0] == pytest.approx(10, abs=0.1)
+
+
+def test_many_streams_may_begin_at_once():
+    def several(comm: Comm) -> list[float]:
+        x = [torch.ones(1) for _ in range(12)]
+        ranks = list(range(comm.size))
+        works = [comm.subgroup(ranks[i:] + ranks[:i]).begin(all_reduce, x[i]) for i in range(12)]
+        for work in works:
+            work.wait()
+        return [float(each) for each in x]
+
+    values = simulate(several, network=uniform(40, 1e-6, 1e9)).values
+    assert values == [[40.0] * 12] * 40

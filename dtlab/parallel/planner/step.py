@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,9 +14,8 @@ from dtlab.comm import Comm, Work
 from dtlab.cost.pipeline import SCHEDULES
 from dtlab.parallel import pipeline
 from dtlab.parallel.mesh import Mesh
-
-if TYPE_CHECKING:
-    from dtlab.parallel.planner import Layout, RankWork
+from dtlab.parallel.planner.layout import Layout
+from dtlab.parallel.planner.work import RankWork
 
 GENERATORS = dict(zip(SCHEDULES, (pipeline.gpipe, pipeline.one_f_one_b, pipeline.interleaved,
                                   pipeline.zb_h1), strict=True))
@@ -73,13 +71,17 @@ class PlannedStep:
         seconds = {"F": work.forward_s, "B": work.backward_s, "W": work.weights_s,
                    "I": work.backward_s - work.weights_s}[kind]
         reduces = {"F": work.reduces[0], "W": 0}.get(kind, work.reduces[1])
-        gathered = self._gather(kind)
+        gathered = self._gather(kind, work.layer_bytes)
+        if ends := self._gather(kind, work.ends_bytes):
+            ends.wait()
         if action.stage == self.last and kind != "W":
             self._charge("output", (1 if kind == "F" else 2) * work.output_s)
         for layer in range(self.layers):
             if gathered:
                 gathered.wait()
-                gathered = self._gather(kind) if layer < self.layers - 1 else None
+                gathered = None
+                if layer < self.layers - 1:
+                    gathered = self._gather(kind, work.layer_bytes)
             for _ in range(reduces or 1):
                 self._charge(kind, seconds / (reduces or 1))
                 if reduces:
@@ -87,11 +89,11 @@ class PlannedStep:
             self._reduce(kind, work.layer_bytes)
         self._reduce(kind, work.ends_bytes)
 
-    def _gather(self, kind: str) -> Work | None:
-        """With ZeRO 3, the parameters of one layer."""
+    def _gather(self, kind: str, nbytes: float) -> Work | None:
+        """With ZeRO 3, parameters."""
         if self.layout.stage < 3 or kind == "W":
             return None
-        return self.dp.begin(all_gather, _empty(self.work.layer_bytes / self.dp.size))
+        return self.dp.begin(all_gather, _empty(nbytes / self.dp.size))
 
     def _reduce(self, kind: str, nbytes: float) -> None:
         """Gradients leave while this rank goes on: all-reduced, or with ZeRO reduce-scattered."""

@@ -1,0 +1,24 @@
+"""The planner: every way to lay a transformer on a cluster, what a step of it would take, and what
+it would occupy.
+
+A layout is predicted in three steps, each of which you can read by itself:
+
+1. `wires`: what the groups of one mesh axis get from the topology, if all of them send at once;
+2. `work_of`: what one rank computes, sends and holds, from the device and the model's shape;
+3. `predict`: the times of these, added up, by name.
+
+`plan` predicts all layouts, and sorts. `Plan.step` is the same step as a program of messages and
+computation: simulate it to see whether the sum is right.
+
+Not in it: what waits for a slow rank, what overlapping costs the computation, collectives with
+more than one ring, load that differs between layers, reading data. Chapter: 14.
+"""
+
+from dtlab.parallel.planner.device import A100, H100, Device
+from dtlab.parallel.planner.layout import Layout
+from dtlab.parallel.planner.plan import Plan, plan, predict
+from dtlab.parallel.planner.wires import Wire, wires
+from dtlab.parallel.planner.work import RankWork, work_of
+
+__all__ = ["A100", "Device", "H100", "Layout", "Plan", "RankWork", "Wire", "plan", "predict",
+           "wires", "work_of"]
