@@ -136,7 +136,7 @@ WRONG_2 = [
 
 
 def block(comm, x, norm, up, scale, down, bias, copy_to, reduce_from, *, h_in=True, s_in=True,
-          bias_in=False, both=False, down_in=False):
+          bias_in=False, both=False, down_in=False, wrong=("scale", "norm")):
     h = x * norm
     h = copy_to(comm, h) if h_in else h
     h = copy_to(comm, h) if both else h
@@ -144,7 +144,7 @@ def block(comm, x, norm, up, scale, down, bias, copy_to, reduce_from, *, h_in=Tr
     s = copy_to(comm, scale) if s_in else scale
     h = (h.unflatten(-1, (-1, len(scale))) * s).flatten(-2)
     y = reduce_from(comm, h @ (copy_to(comm, down) if down_in else down).T)
-    return x + y + (copy_to(comm, bias) if bias_in else bias)
+    return x + y + (copy_to(comm, bias) if bias_in else bias), set(wrong)
 
 
 def as_it_was(*args):
@@ -171,7 +171,27 @@ def copies_a_cut_weight(*args):
     return block(*args, down_in=True)
 
 
+def names_one_only(*args):
+    return block(*args, wrong=("norm",))
+
+
+def names_a_cut_weight(*args):
+    return block(*args, wrong=("norm", "scale", "up"))
+
+
+def names_the_bias(*args):
+    return block(*args, wrong=("norm", "bias"))
+
+
+def names_none(*args):
+    return block(*args)[0]
+
+
 WRONG_3 = [
+    (names_one_only, {"place"}, "One is missing"),
+    (names_a_cut_weight, {"place"}, "each rank has the whole gradient of its own part"),
+    (names_the_bias, {"place"}, "added after the sum"),
+    (names_none, {"place"}, "a set of names"),
     (as_it_was, {"norm", "scale", "bytes", "real"}, "enter the region"),
     (forgets_the_scale, {"scale", "bytes", "real"}, "each multiplies its own columns"),
     (forgets_the_input, {"norm", "bytes", "real"}, "enter the region"),

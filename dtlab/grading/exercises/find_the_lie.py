@@ -1,4 +1,5 @@
-"""Chapter 11: a layer whose forward pass is right and whose gradients are wrong, to be mended."""
+"""Chapter 11: a layer whose forward pass is right and whose gradients are wrong: which, and mended.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +18,15 @@ from dtlab.parallel.conversions import copy_to, reduce_from
 
 NAMES = ("norm", "up", "scale", "down", "bias")
 CUT = {"up": 0, "down": 1}  # along which dimension
+WRONG = ["norm", "scale"]  # the gradients that the printed layer gets wrong
+_PLACE_CLUES = {
+    "up": "up and down are cut: each rank has the whole gradient of its own part.",
+    "bias": "bias is added after the sum, to what is the same on all ranks: its gradient is right.",
+    "norm": "One is missing: what lies before the region gets its gradient from all ranks' columns.",
+    "scale": "One is missing: which other tensor is the same on all ranks, and meets columns that "
+             "differ?",
+}
+_PLACE_CLUES["down"] = _PLACE_CLUES["up"]
 _CLUES = {
     "norm": "The gradient of `norm` is wrong, which lies before the region: does h enter the region "
             "through copy_to?",
@@ -36,11 +46,13 @@ def right(x: Tensor, norm: Tensor, up: Tensor, scale: Tensor, down: Tensor, bias
 
 
 def run_layer(layer: Callable[..., Any], comm: Comm, x: Tensor, *parameters: Tensor) -> list[Any]:
-    """In the sandbox: what the layer returns, and the gradients of its parameters."""
+    """In the sandbox: y, the gradients of its parameters, and which ones the answer names."""
     leaves = [p.clone().requires_grad_() for p in parameters]
-    y = layer(comm, x, *leaves, copy_to, reduce_from)
+    result = layer(comm, x, *leaves, copy_to, reduce_from)
+    y, named = result if isinstance(result, tuple) and len(result) == 2 else (result, ())
     y.square().mean().backward()
-    return [y.detach(), *(p.grad for p in leaves)]
+    named = {named} if isinstance(named, str) else set(named)
+    return [y.detach(), *(p.grad for p in leaves), sorted(map(str, named))]
 
 
 def _expected(case: Case) -> tuple[list[Tensor], list[list[Tensor]]]:
@@ -57,16 +69,31 @@ def _expected(case: Case) -> tuple[list[Tensor], list[list[Tensor]]]:
 
 
 def _forward(case: Case, outcome: Outcome) -> Verdict:
-    values = returned(outcome, 6)
+    values = returned(outcome, 7)
     if isinstance(values, Verdict):
         return values
     wrong = judge_part("y", [v[0] for v in values], _expected(case)[0])
     return wrong or Verdict(True, "right, as before", "the same as before")
 
 
+def _place(case: Case, outcome: Outcome) -> Verdict:
+    values = returned(outcome, 7)
+    if isinstance(values, Verdict):
+        return values
+    named = next((v[6] for v in values if v[6] != WRONG), WRONG)
+    if named == WRONG:
+        return Verdict(True, "both found", "the gradients that are wrong")
+    clue = next((_PLACE_CLUES[name] for name in ("up", "down", "bias") if name in named),
+                next((_PLACE_CLUES[name] for name in WRONG if name not in named), ""))
+    if not named:
+        clue = "Return y and a set of names: the gradients that the layer above gets wrong."
+    return Verdict(False, ", ".join(named)[:40] or "no names", "the gradients that are wrong",
+                   clue=clue)
+
+
 def _gradients(*names: str) -> Callable[[Case, Outcome], Verdict]:
     def judge(case: Case, outcome: Outcome) -> Verdict:
-        values = returned(outcome, 6)
+        values = returned(outcome, 7)
         if isinstance(values, Verdict):
             return values
         for place, (name, expected) in enumerate(zip(NAMES, _expected(case)[1], strict=True), 1):
@@ -104,9 +131,10 @@ def _build(seed: int) -> list[Check]:
     cases = [case(2, 3 + k, 4), case(3, 5, 6), case(4, 2, 8 + k)]
     return [
         Check("forward", 1, "2 to 4 ranks", cases, _forward),
+        Check("place", 1, "which gradients were wrong", cases[:1], _place),
         Check("norm", 2, "its gradient", cases, _gradients("norm", "up", "down"),
               provided=_forward),
-        Check("scale", 2, "its gradient", cases, _gradients("scale"), provided=_forward),
+        Check("scale", 1, "its gradient", cases, _gradients("scale"), provided=_forward),
         Check("bias", 1, "its gradient", cases, _gradients("bias"), provided=_forward),
         Check("bytes", 1, "no all-reduce too many", [case(4, 40, 60)], _bytes,
               provided=_gradients(*NAMES)),
