@@ -39,6 +39,9 @@ def script(source: str, **how: Any) -> subprocess.Popen[str]:
     )
 
 
+SOON_S = 10.0  # on a busy machine; on an idle one it takes a part of a second
+
+
 def family(pid: int) -> list[psutil.Process]:
     """All descendants: the fork server and the ranks."""
     return psutil.Process(pid).children(recursive=True)
@@ -85,11 +88,11 @@ def endless_run(ranks: int = 3) -> Iterator[tuple[subprocess.Popen[str], list[ps
 
 
 @pytest.mark.slow
-def test_when_the_user_is_killed_all_are_gone_within_two_seconds() -> None:
+def test_when_the_user_is_killed_all_are_gone_soon() -> None:
     with endless_run() as (user, processes):
         user.kill()
         user.wait()
-        wait_until(lambda: gone(processes), 2)
+        wait_until(lambda: gone(processes), SOON_S)
 
 
 @pytest.mark.slow
@@ -108,10 +111,10 @@ def test_ctrl_c_stops_all_ranks_and_the_next_run_works() -> None:
         user.send_signal(signal.SIGINT)
         assert user.stdout is not None
         assert user.stdout.readline().strip() == "interrupted [0, 1]"
-        assert time.monotonic() - began < 2 + 1  # 2 s to stop, and the next run
+        assert time.monotonic() - began < SOON_S  # to stop, and the next run
         assert gone(processes[1:])
         assert user.wait(timeout=10) == 0
-        wait_until(lambda: gone(processes), 2)
+        wait_until(lambda: gone(processes), SOON_S)
 
 
 @pytest.mark.slow
@@ -124,12 +127,12 @@ def test_a_session_that_nobody_closed_ends_with_its_user() -> None:
         out, errors = user.communicate(timeout=30)
     assert "ready" in out, errors
     pids = [int(word.strip("[],")) for word in out.split()[1:]]
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2)
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), SOON_S)
 
 
 def test_no_process_outlives_its_run() -> None:
     pids = run(lambda comm: os.getpid(), ranks=3).values
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2)
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), SOON_S)
     assert psutil.Process(fork_server().pid).children() == []
 
 
