@@ -20,6 +20,7 @@ from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.placement import placement, server_times
+from dtlab.plots.plans import plans
 from dtlab.plots.recording import frames_of, stepper_frames
 from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_run
 from dtlab.plots.replicas import replicas
@@ -65,6 +66,7 @@ __all__ = [
     "memory_ledger",
     "model_memory",
     "placement",
+    "plans",
     "predicted_vs_measured",
     "rank_color",
     "rank_grid",

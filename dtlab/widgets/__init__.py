@@ -11,6 +11,7 @@ from dtlab.widgets.clocks import ClockExplorer
 from dtlab.widgets.memory import MemoryExplorer
 from dtlab.widgets.overlap import OverlapExplorer
 from dtlab.widgets.placement import PlacementExplorer
+from dtlab.widgets.plans import PlanExplorer
 from dtlab.widgets.ranks import RankGrid
 from dtlab.widgets.replicas import ReplicaExplorer
 from dtlab.widgets.schedule import ScheduleExplorer
@@ -27,6 +28,7 @@ __all__ = [
     "OverlapExplorer",
     "MemoryExplorer",
     "PlacementExplorer",
+    "PlanExplorer",
     "RankGrid",
     "ReplicaExplorer",
     "ScheduleExplorer",

@@ -20,8 +20,10 @@ RIGHT = {"00_welcome": "B", "01_why_distribute": "D", "02_machine_room": "B", "0
          "05_all_reduce": "C", "05b_fewer_rounds": "C", "06_wires": "D",
          "07_parameter_servers": "C", "08_waiting_less": "C", "08b_sending_less": "B",
          "09_server_dies": "D", "09b_cut_off": "B", "10_data_parallel": "C",
-         "11_tensor_parallel": "B", "12_pipelines": "A", "13_zero": "B"}
-HALVES = [name for name in RIGHT if name[:2] in ("01", "04", "05", "09", "10", "11", "12", "13")
+         "11_tensor_parallel": "B", "12_pipelines": "A", "13_zero": "B",
+         "14_all_together": "C"}
+HALVES = [name for name in RIGHT if name[:2] in ("01", "04", "05", "09", "10", "11", "12", "13",
+                                                   "14")
           or name.startswith("08b")]
 NEAR = ("00_welcome", "03_messages")  # the answer stands in sight of the question
 

@@ -1,0 +1,141 @@
+"""Chapter 14: the fastest layout of a model that fits, found with few predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from typing import Any
+
+from dtlab.errors import ConfigError
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.models import gpt_shape
+from dtlab.parallel.planner import Layout, predict, wires
+from dtlab.topology import compose, nvswitch, uniform
+
+NAMES = ("pp", "dp", "tp", "micro_batch", "stage", "recompute")
+RECOMPUTE = ("none", "selective", "full")
+Question = tuple[int, int, int, int, int, int, float]  # layers, hidden, heads, servers, gpus, …
+
+
+@cache
+def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
+    """(pp, dp, tp, micro_batch, stage, recompute) → (seconds a step, bytes a device), or None for
+    what can't be laid out."""
+    layers, hidden, heads, servers, gpus, batch, _ = question
+    shape = gpt_shape(layers, hidden, heads)
+    topology = compose(nvswitch(gpus), uniform(servers, 3e-6, 25e9), nic_Bps=25e9)
+    wire = wires(topology)
+
+    @cache
+    def predicted(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
+                  ) -> tuple[float, float] | None:
+        micro_batches, rest = divmod(batch, dp * micro_batch)
+        if rest or not micro_batches or pp * dp * tp != topology.ranks:
+            return None
+        found = predict(shape, topology, Layout(
+            {"pp": pp, "dp": dp, "tp": tp}, micro_batch, micro_batches, stage=stage,
+            recompute=recompute, sequence=tp > 1), memory_bytes=1e18, wire=wire)
+        return None if found.why_not else (found.step_s, found.memory_bytes)
+
+    return predicted
+
+
+@cache
+def all_of(question: Question) -> dict[tuple[Any, ...], tuple[float, float]]:
+    """Every layout that there is, and what it takes."""
+    servers, gpus, batch = question[3:6]
+    sizes = [n for n in range(1, servers * gpus + 1) if servers * gpus % n == 0]
+    micro = [n for n in range(1, batch + 1) if batch % n == 0]
+    every = product(sizes, sizes, sizes, micro, range(4), RECOMPUTE)
+    return {of: found for of in every if (found := predictor(question)(*of))}
+
+
+def run_choice(choose: Callable[..., Any], *question: Any) -> tuple[Any, int]:
+    """In the sandbox: what the answer chooses, and how often it asks for a prediction."""
+    calls, predicted = [0], predictor(question)  # type: ignore[arg-type]
+
+    def ask(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
+            ) -> tuple[float, float] | None:
+        calls[0] += 1
+        try:
+            return predicted(pp, dp, tp, micro_batch, stage, recompute)
+        except ConfigError:
+            return None
+
+    layers, _, heads, servers, gpus, batch, memory_bytes = question
+    chosen = choose(ask, layers, heads, servers * gpus, batch, memory_bytes)
+    return [chosen.get(name) for name in NAMES] if isinstance(chosen, dict) else chosen, calls[0]
+
+
+def _found(case: Case, outcome: Outcome) -> tuple[float, float] | Verdict:
+    chosen = outcome.values[0][0]
+    wanted = "a dictionary of a layout that there is"
+    if not isinstance(chosen, list) or None in chosen:
+        return Verdict(False, f"returned {chosen!r}"[:60], wanted,
+                       clue=f"Return a dictionary with {', '.join(NAMES)}.")
+    found = all_of(case.facts["question"]).get(tuple(chosen))
+    if found is None:
+        return Verdict(False, str(chosen)[:60], wanted,
+                       clue="predict gives None for it: pp·dp·tp must be the number of devices, tp "
+                            "must divide the heads, and dp·micro_batch the batch.")
+    return found
+
+
+def _fits(case: Case, outcome: Outcome) -> Verdict:
+    found, limit = _found(case, outcome), case.facts["question"][-1]
+    if isinstance(found, Verdict):
+        return found
+    fits = found[1] <= limit
+    return Verdict(fits, f"{found[1] / 1e9:.1f} GB", f"≤ {limit / 1e9:.0f} GB",
+                   clue="" if fits else "The fastest of all takes more memory than there is: leave out "
+                                        "what doesn't fit before you compare times.")
+
+
+def _time(share: float) -> Callable[[Case, Outcome], Verdict]:
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        found, question = _found(case, outcome), case.facts["question"]
+        if isinstance(found, Verdict):
+            return found
+        fit = {of: t for of, (t, n) in all_of(question).items() if n <= question[-1]}
+        best = min(fit, key=lambda of: fit[of])
+        good = found[0] <= share * fit[best]
+        missed = [name for name, mine, its in zip(NAMES, outcome.values[0][0], best, strict=True)
+                  if mine != its]
+        return Verdict(good, f"{found[0]:.3f} s", f"≤ {share * fit[best]:.3f} s", clue="" if good
+                       else f"A better one differs in {', '.join(missed)}: does your search try "
+                            f"other values there?")
+
+    return judge
+
+
+def _calls(case: Case, outcome: Outcome) -> Verdict:
+    calls, every = outcome.values[0][1], len(all_of(case.facts["question"]))
+    good = calls <= every // 2
+    return Verdict(good, f"{calls} predictions", f"≤ {every // 2}", clue="" if good else
+                   "Ask only for what can be right: what pp, dp and tp multiply to, what divides "
+                   "the batch; and once you know that a smaller micro-batch doesn't fit, a larger "
+                   "one won't.")
+
+
+def _build(seed: int) -> list[Check]:
+    def case(layers: int, hidden: int, heads: int, servers: int, batch: int, gigabytes: float
+             ) -> Case:
+        question = (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9)
+        return Case(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:g} GB",
+                    [question], comm=False, library=True, harness=run_choice, facts={
+                        "question": question})
+
+    small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24)]
+    tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2), case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
+    return [
+        Check("fits", 2, "3 models", [*small, *tight], _fits),
+        Check("good", 2, "within a fifth of the best", [*small, *tight], _time(1.2),
+              provided=_fits),
+        Check("best", 3, "the best there is", [*small, *tight], _time(1.001), provided=_fits),
+        Check("few predictions", 1, "half of all layouts", tight, _calls, provided=_time(1.001)),
+    ]
+
+
+EXERCISE = Exercise("choose-layout", "Choose a layout", "14", 2, "choose_layout", _build)

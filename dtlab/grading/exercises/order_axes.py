@@ -1,0 +1,94 @@
+"""Chapter 14: in which order should the axes of a mesh lie on the wires of a cluster?"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import permutations
+
+import torch
+
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm
+from dtlab.grading.case import Case, Outcome
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.parallel.mesh import Mesh
+from dtlab.simulator import simulate
+from dtlab.topology import Topology, compose, nvswitch, uniform
+
+INSIDE_BPS, CARD_BPS, LATENCY_S = 300e9, 25e9, 1e-6
+Bytes = tuple[tuple[str, int, int], ...]  # of each axis: name, size, bytes of its all-reduce
+
+
+@cache
+def cluster(servers: int, gpus: int, card_Bps: float) -> Topology:
+    """Servers of `gpus` GPUs, which share one network card."""
+    return compose(nvswitch(gpus), uniform(servers, LATENCY_S, card_Bps), nic_Bps=card_Bps)
+
+
+@cache
+def step_s(where: tuple[int, int, float], axes: Bytes) -> float:
+    """Seconds in which every axis all-reduces its bytes, one axis after another."""
+    def step(comm: Comm) -> None:
+        mesh = Mesh(comm, **{name: size for name, size, _ in axes})
+        for name, _, nbytes in axes:
+            all_reduce(mesh[name], torch.empty(nbytes // 2, dtype=torch.bfloat16, device="meta"))
+
+    return simulate(step, network=cluster(*where), trace=False, echo=False).elapsed_s
+
+
+def _valid(case: Case, outcome: Outcome) -> Verdict:
+    value, names = outcome.values[0], sorted(name for name, _, _ in case.facts["axes"])
+    wanted = f"{', '.join(names)}, in an order"
+    if isinstance(value, (list, tuple)) and sorted(map(str, value)) == names:
+        return Verdict(True, "an order", wanted)
+    return Verdict(False, f"returned {value!r}"[:60], wanted,
+                   clue="Return a list of the axes' names, each once; the last varies fastest.")
+
+
+def _time(case: Case, outcome: Outcome) -> Verdict:
+    axes = {name: (name, size, nbytes) for name, size, nbytes in case.facts["axes"]}
+    where = case.facts["where"]
+    times = {order: step_s(where, tuple(axes[name] for name in order))
+             for order in permutations(axes)}
+    mine, best = tuple(outcome.values[0]), min(times, key=lambda order: times[order])
+    came, wanted = f"{times[mine] * 1e3:.4g} ms", f"{times[best] * 1e3:.4g} ms"
+    if times[mine] <= 1.01 * times[best]:
+        return Verdict(True, came, wanted)
+    heavy = max(axes, key=lambda name: axes[name][2])
+    clue = ""
+    if mine == tuple(sorted(axes, key=lambda name: axes[name][2])):
+        clue = (f"{heavy} sends the most, but that isn't all: do groups of {axes[heavy][1]} fit into "
+                f"a server of {where[1]}? Count for each order the rings that cross a card.")
+    elif mine == best[::-1]:
+        clue = "It is the other way round: the last axis varies fastest, so its ranks are neighbours."
+    elif mine[-1] != heavy:
+        clue = "A ring inside a server never touches the network: which axis gains most by that?"
+    return Verdict(False, came, wanted, clue=clue)
+
+
+def _build(seed: int) -> list[Check]:
+    def case(servers: int, gpus: int, **axes: tuple[int, float]) -> Case:
+        names = sorted(axes)[seed % 2:] + sorted(axes)[: seed % 2]
+        of = tuple((name, axes[name][0], 20 * round(axes[name][1] * (1 + 0.1 * (seed % 3)) / 20))
+                   for name in names)
+        return Case(f"{servers} servers of {gpus}: {', '.join(f'{n}={s}' for n, s, _ in of)}",
+                    [({n: s for n, s, _ in of}, {n: b for n, _, b in of}, gpus, INSIDE_BPS,
+                      CARD_BPS)], comm=False,
+                    facts={"axes": of, "where": (servers, gpus, CARD_BPS)})
+
+    plain = [case(2, 4, tp=(4, 8e8), dp=(2, 2e8)),
+             case(2, 8, tp=(4, 8e8), dp=(2, 4e8), pp=(2, 2e7))]
+    other = [case(2, 4, tp=(2, 1e8), dp=(4, 6e8)),
+             case(4, 4, dp=(4, 9e8), tp=(2, 3e8), pp=(2, 5e7))]
+    odd = [case(4, 4, tp=(8, 4e8), dp=(2, 3e8)), case(2, 6, tp=(4, 5e8), dp=(3, 4e8)),
+           case(4, 2, tp=(4, 4e8), dp=(2, 3.9e8))]
+    return [
+        Check("an order", 1, "each name once", [*plain, *other, *odd], _valid),
+        Check("time", 3, "tp sends the most", plain, _time, provided=_valid),
+        Check("other loads", 2, "dp sends the most", other, _time, provided=_valid),
+        Check("groups too large", 2, "an axis that no server has room for", odd, _time,
+              provided=_valid),
+    ]
+
+
+EXERCISE = Exercise("order-axes", "Order the axes", "14", 1, "order_axes", _build)

@@ -1,0 +1,79 @@
+"""What a step of each layout takes, term by term: a bar for each, the fastest on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtlab.errors import ConfigError
+from dtlab.parallel.planner import Plan
+from dtlab.plots.palette import HUES, INK, PAPER, QUIET
+from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.units import bytes_text
+
+# What is drawn as one: name, the planner's terms, look.
+_GROUPS = (
+    ("matrix products", ("matrix products", "output layer"), HUES[0], ""),
+    ("memory traffic", ("memory traffic", "optimizer"), HUES[2], ""),
+    ("recomputation", ("recomputation",), HUES[1], "//"),
+    ("tensor parallel", ("tensor parallel",), HUES[4], ".."),
+    ("bubble", ("bubble",), HUES[6], "xx"),
+    ("pipeline messages", ("pipeline messages",), HUES[3], ""),
+    ("parameters", ("parameters",), HUES[5], "\\\\"),
+    ("gradients", ("gradients",), HUES[7], "--"),
+)
+
+
+def plans(shown: Sequence[Plan], title: str = "Layouts", note: str = "",
+          simulated: Sequence[float | None] = (), *, rows: int = 0, dpi: float = 100) -> Picture:
+    """A bar for each of `shown`, which all fit: the seconds of its step by term. rows: room for so
+    many, at least.
+
+    simulated: seconds that the simulator gave for the first ones, marked with a line. Raises
+    `ConfigError` for none, or for a plan that was rejected.
+    """
+    if not shown or any(plan.why_not for plan in shown):
+        raise ConfigError("plans draws one or more layouts that fit")
+    most = max(plan.step_s for plan in shown)
+    scale, unit = (1.0, "s") if most >= 1 else (1e3, "ms")
+    heading = f"{title}: the best takes {shown[0].step_s * scale:.3g} {unit} a step (predicted)"
+    lines, rows = [], max(rows, len(shown))
+    with styled():
+        picture = new_picture(11.0, 2.2 + 0.72 * rows, dpi)
+        write_title(picture, heading, note)
+        axes = place_axes(picture, left=0.3, right=2.6, bottom=1.25, top=1.05)
+        for row, plan in enumerate(shown):
+            left = 0.0
+            for name, terms, color, hatch in _GROUPS:
+                seconds = sum(plan.terms[term] for term in terms) * scale
+                axes.barh(row, seconds, left=left, height=0.42, color=color, hatch=hatch,
+                          edgecolor=PAPER, linewidth=0.6, label=name if row == 0 else None)
+                left += seconds
+            axes.annotate(str(plan.layout), (0, row - 0.27), (1, 2), size=11.5, color=INK,
+                          textcoords="offset points", va="bottom")
+            text = (f"{plan.step_s * scale:.3g} {unit} · {bytes_text(plan.memory_bytes)} · "
+                    f"{plan.efficiency:.0%}")
+            lines.append(f"{plan.layout}: {text}")
+            ran = simulated[row] if row < len(simulated) else None
+            if ran is not None:
+                axes.plot([ran * scale] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=2.5)
+                text += f"\nsimulated {ran * scale:.3g} {unit}"
+                lines[-1] += f", simulated {ran * scale:.3g} {unit}"
+            axes.annotate(text, (1, row), (10, 0), xycoords=("axes fraction", "data"), size=12,
+                          textcoords="offset points", va="center", color=INK)
+        axes.set_xlim(0, 1.01 * most * scale)
+        axes.set_ylim(rows - 0.6, -0.75)
+        axes.set_yticks([])
+        axes.set_xlabel(f"{unit} a step", loc="right", color=QUIET)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.5 / (0.72 * rows)),
+                    ncols=4, handlelength=1.5, columnspacing=1.2)
+    picture.alt = f"{heading}. {note} {'; '.join(lines)}."
+    return picture
+
+
+def no_plan(title: str, note: str, rows: int, *, dpi: float = 100) -> Picture:
+    """In the place of `plans` where nothing fits: a sentence."""
+    with styled():
+        picture = new_picture(11.0, 2.2 + 0.72 * rows, dpi)
+        write_title(picture, f"{title}: nothing fits", note)
+    picture.alt = f"{title}: nothing fits. {note}."
+    return picture

@@ -1,0 +1,107 @@
+"""Which layout is the fastest? A model, a cluster, a device's memory, and the order of the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import permutations
+
+from dtlab.errors import ConfigError
+from dtlab.models import SHAPES
+from dtlab.parallel.planner import Layout, Plan, plan, wires
+from dtlab.parallel.planner.wires import wire_of
+from dtlab.plots import Picture
+from dtlab.plots.plans import no_plan, plans
+from dtlab.plots.units import bytes_text
+from dtlab.published import dgx_a100
+from dtlab.simulator import simulate
+from dtlab.topology import Topology, compose, nvswitch, uniform
+from dtlab.widgets.explorer import DPI, Explorer, button, choice, dropdown
+
+CLUSTERS = {
+    "16 A100, a card each": dgx_a100(16),
+    "64 A100, a card each": dgx_a100(64),
+    "64 A100, a card a server": compose(nvswitch(8), uniform(8, 3e-6, 25e9), nic_Bps=25e9),
+}
+ORDERS = {"the best": (), **{", ".join(order): order for order in permutations(("pp", "dp", "tp"))}}
+SHOWN = 6
+_DEVICES = (16e9, 24e9, 40e9, 80e9, 141e9)
+
+
+class PlanExplorer(Explorer):
+    """`plots.plans` of `parallel.plan`, with controls.
+
+    model: one of `dtlab.models.SHAPES`. clusters: yours, beside `CLUSTERS`; cluster: one of all.
+    batch: samples a step. memory_bytes: of a device. Raises `ConfigError` for what doesn't exist.
+    """
+
+    def __init__(self, model: str = "7.5 B", cluster: str = "16 A100, a card each",
+                 batch: int = 64, memory_bytes: float = 80e9,
+                 clusters: Mapping[str, Topology] | None = None):
+        self.clusters = {**CLUSTERS, **(clusters or {})}
+        for name, value, known in (("model", model, SHAPES), ("cluster", cluster, self.clusters)):
+            if value not in known:
+                raise ConfigError(f"there is no {name} {value!r}; choose one of "
+                                  f"{', '.join(known)}")
+        self.batch = batch
+        self._plans = cache(self._planned)
+        self._plans(model, cluster)  # may raise
+        self.model = dropdown("model", [*SHAPES], model)
+        self.cluster = dropdown("cluster", [*self.clusters], cluster, width="270px")
+        self.order = dropdown("axes, the last one nearest", [*ORDERS], "the best", width="300px")
+        self.memory = choice("device", [(bytes_text(n), n) for n in sorted(
+            {*_DEVICES, memory_bytes})], memory_bytes, width="300px")
+        self.run = button("simulate the best", "one step of the first bar, as messages",
+                          self._simulate)
+        self._simulated: dict[tuple[str, str, float, str], float] = {}
+        super().__init__([self.model, self.cluster, self.order], [self.memory, self.run])
+        self._update()
+        for control in self.controls[:-1]:
+            control.observe(lambda _: self._update(), "value")
+
+    def static(self) -> Picture:
+        """What is shown, as a matplotlib figure."""
+        return self._picture(100)
+
+    def best(self) -> list[Plan]:
+        """The plans that are shown."""
+        limit, order = self.memory.value, ORDERS[self.order.value]
+        fit = (p for p in self._plans(self.model.value, self.cluster.value)
+               if p.memory_bytes <= limit and (
+                   not order or list(p.layout.mesh) == [a for a in order if a in p.layout.mesh]))
+        return [p for p, _ in zip(fit, range(SHOWN), strict=False)]
+
+    def _planned(self, model: str, cluster: str) -> list[Plan]:
+        """All layouts, without a limit of memory."""
+        def usual(layout: Layout) -> bool:
+            return layout.micro_batch <= 4 and layout.schedule != "gpipe" and layout.stage != 2
+
+        return plan(SHAPES[model], self.clusters[cluster], self.batch, 1e15, only=usual)
+
+    def _now(self) -> tuple[str, str, float, str]:
+        return self.model.value, self.cluster.value, self.memory.value, self.order.value
+
+    def _picture(self, dpi: float) -> Picture:
+        model, cluster, memory_bytes, _ = now = self._now()
+        best, title = self.best(), f"{model} on {cluster}"
+        if not best:
+            nearest = min(self._plans(model, cluster), key=lambda p: p.memory_bytes)
+            return no_plan(title, f"nothing fits {bytes_text(memory_bytes)}; the nearest, "
+                                  f"{nearest.layout}, needs {bytes_text(nearest.memory_bytes)}",
+                           SHOWN, dpi=dpi)
+        mesh, wire = best[0].layout.mesh, wires(self.clusters[cluster])
+        speeds = ", ".join(f"{axis} {bytes_text(1 / wire_of(mesh, axis, wire).beta)}/s"
+                           for axis in mesh if mesh[axis] > 1)
+        return plans(best, title, f"{self.batch} samples a step · a ring of the first: {speeds}",
+                     [self._simulated.get(now)], rows=SHOWN, dpi=dpi)
+
+    def _simulate(self) -> None:
+        topology = self.clusters[self.cluster.value]
+        if best := self.best():
+            self._simulated[self._now()] = simulate(best[0].step, network=topology,
+                                                    trace=False).elapsed_s
+            self._update()
+
+    def _update(self) -> None:
+        now = self._now()
+        self._show((*now, self._simulated.get(now)), lambda: self._picture(DPI))
