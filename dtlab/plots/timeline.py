@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -36,6 +37,7 @@ def timeline(
     title: str = "Timeline",
     *,
     window: tuple[float, float] | None = None,
+    ranks: Sequence[int] | None = None,
     arrows: bool = True,
     width_in: float = 11.0,
     dpi: float = 100,
@@ -44,23 +46,27 @@ def timeline(
 
     A rank has a lane, and one more for each of its streams. In each lane, from the top: what it
     sends, its work and its waits, what it receives. A message has its sender's colour at both ends.
-    window: the seconds to show (None: all of the run). Thousands of messages are thinned, and the
-    picture says so. Raises `ConfigError` for an empty window.
+    window: the seconds to show (None: all of the run). ranks: those to show (None: all). Thousands
+    of messages are thinned, and the picture says so. Raises `ConfigError` for an empty window, and
+    for ranks that don't exist.
     """
     begin, end = _window(trace, window)
-    bars = bars_of(trace)
-    lanes = _lanes(trace.ranks, bars)
+    wanted = _wanted(trace, ranks)
+    bars = [bar for bar in bars_of(trace) if bar.rank in wanted]
+    lanes = _lanes(wanted, bars)
     lanes_in = max(1.1, min(0.62 * len(lanes), 8.5))
     height_in = lanes_in + _TOP_IN + _BOTTOM_IN
     pixel_s = (end - begin) / ((width_in - _LEFT_IN - _RIGHT_IN) * dpi)
     seen = [bar for bar in bars if bar.end_s >= begin and bar.start_s <= end]
     bars, tracks = merge_slivers(seen, pixel_s), _tracks(seen)
-    shown, moved = _arrows_shown(trace, begin, end) if arrows else ([], 0)
+    shown, moved = _arrows_shown(trace, wanted, begin, end) if arrows else ([], 0)
     thinned = f" · arrows: {len(shown):,} of {moved:,} messages" if len(shown) < moved else ""
     with styled():
         picture = new_picture(width_in, height_in, dpi)
         heading = f"{title} ({clock_name(trace.virtual)})"
-        summary = _summary(trace, len(lanes) - trace.ranks)
+        summary = _summary(trace, len(lanes) - len(wanted))
+        if len(wanted) < trace.ranks:
+            summary += f" · shown: {count_text(len(wanted), 'rank')}"
         write_title(picture, heading, summary + thinned)
         axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         scale = _frame(axes, lanes, begin, end, lanes_in)
@@ -87,9 +93,16 @@ def _window(trace: Trace, window: tuple[float, float] | None) -> tuple[float, fl
     return 0.0, end_of(trace) * 1.01 or 1.0
 
 
-def _lanes(ranks: int, bars: list[Bar]) -> Lanes:
+def _wanted(trace: Trace, ranks: Sequence[int] | None) -> set[int]:
+    wanted = set(range(trace.ranks) if ranks is None else ranks)
+    if not wanted or not wanted <= set(range(trace.ranks)):
+        raise ConfigError(f"ranks must be some of 0 to {trace.ranks - 1}, not {ranks}")
+    return wanted
+
+
+def _lanes(ranks: set[int], bars: list[Bar]) -> Lanes:
     """Every rank, and below it its streams that did something."""
-    present = {(rank, 0) for rank in range(ranks)} | {(bar.rank, bar.stream) for bar in bars}
+    present = {(rank, 0) for rank in ranks} | {(bar.rank, bar.stream) for bar in bars}
     return {lane: place for place, lane in enumerate(sorted(present))}
 
 
@@ -222,9 +235,12 @@ def _draw_texts(
                    transform=picture.dpi_scale_trans)
 
 
-def _arrows_shown(trace: Trace, begin: float, end: float) -> tuple[list[Message], int]:
+def _arrows_shown(
+    trace: Trace, ranks: set[int], begin: float, end: float
+) -> tuple[list[Message], int]:
     """The messages to draw an arrow for, and how many there are in all."""
-    seen = [m for m in trace.transfers if m.end_s >= begin and m.start_s <= end]
+    seen = [m for m in trace.transfers
+            if m.end_s >= begin and m.start_s <= end and {m.src, m.dst} <= ranks]
     every = -(-len(seen) // MOST_ARROWS)
     while every > 1 and math.gcd(every, trace.ranks) > 1:
         every += 1  # else the same few ranks would be left out every time
@@ -269,9 +285,13 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
 
 
 def _summary(trace: Trace, streams: int) -> str:
-    parts = [count_text(trace.ranks, "rank"), *([count_text(streams, "stream")] if streams else []),
-             count_text(len(trace.transfers), "message"),
-             f"{bytes_text(trace.sent_bytes())} sent", seconds_text(end_of(trace))]
+    parts = [count_text(trace.ranks, "rank")]
+    if streams:
+        parts.append(count_text(streams, "stream"))
+    if trace.transfers:
+        parts += [count_text(len(trace.transfers), "message"),
+                  f"{bytes_text(trace.sent_bytes())} sent"]
+    parts.append(seconds_text(end_of(trace)))
     return " · ".join(parts)
 
 
@@ -284,6 +304,8 @@ def _waits(trace: Trace) -> str:
         waited[m.dst] += max(0.0, m.start_s - m.wanted_s)
     worst = _longest(waited)
     text = f"Waited longest for a partner: {worst}." if worst else "Nobody waited for a partner."
+    if trace.waits and not trace.transfers:
+        text = ""  # of the messages nothing is known
     exposed = _longest({rank: trace.exposed_s(rank) for rank in waited} if trace.waits else {})
     return text + (f" Communication exposed: {exposed}." if exposed else "")
 

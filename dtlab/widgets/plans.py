@@ -8,6 +8,7 @@ from itertools import permutations
 
 from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
+from dtlab.parallel.mesh import groups
 from dtlab.parallel.planner import Layout, Plan, plan, wires
 from dtlab.parallel.planner.wires import wire_of
 from dtlab.plots import Picture
@@ -16,7 +17,9 @@ from dtlab.plots.units import bytes_text
 from dtlab.published import dgx_a100
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, compose, nvswitch, uniform
+from dtlab.trace import Trace
 from dtlab.widgets.explorer import DPI, Explorer, button, choice, dropdown
+from dtlab.widgets.timeline import TimelineExplorer
 
 CLUSTERS = {
     "16 A100, a card each": dgx_a100(16),
@@ -53,8 +56,9 @@ class PlanExplorer(Explorer):
             {*_DEVICES, memory_bytes})], memory_bytes, width="300px")
         self.run = button("simulate the best", "one step of the first bar, as messages",
                           self._simulate)
-        self._simulated: dict[tuple[str, str, float, str], float] = {}
+        self._simulated: dict[tuple[str, str, float, str], tuple[float, TimelineExplorer]] = {}
         super().__init__([self.model, self.cluster, self.order], [self.memory, self.run])
+        self._parts = self.box.children
         self._update()
         for control in self.controls[:-1]:
             control.observe(lambda _: self._update(), "value")
@@ -82,7 +86,7 @@ class PlanExplorer(Explorer):
         return self.model.value, self.cluster.value, self.memory.value, self.order.value
 
     def _picture(self, dpi: float) -> Picture:
-        model, cluster, memory_bytes, _ = now = self._now()
+        model, cluster, memory_bytes, _ = self._now()
         best, title = self.best(), f"{model} on {cluster}"
         if not best:
             nearest = min(self._plans(model, cluster), key=lambda p: p.memory_bytes)
@@ -93,15 +97,33 @@ class PlanExplorer(Explorer):
         speeds = ", ".join(f"{axis} {bytes_text(1 / wire_of(mesh, axis, wire).beta)}/s"
                            for axis in mesh if mesh[axis] > 1)
         return plans(best, title, f"{self.batch} samples a step · a ring of the first: {speeds}",
-                     [self._simulated.get(now)], rows=SHOWN, dpi=dpi)
+                     [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN, dpi=dpi)
 
     def _simulate(self) -> None:
-        topology = self.clusters[self.cluster.value]
-        if best := self.best():
-            self._simulated[self._now()] = simulate(best[0].step, network=topology,
-                                                    trace=False).elapsed_s
-            self._update()
+        if not (best := self.best()):
+            return
+        self._say("One step is simulated. The more layers and devices, the longer it takes, "
+                  "at most a minute.")
+        layout, topology = best[0].layout, self.clusters[self.cluster.value]
+        ran = simulate(best[0].step, network=topology)
+        step = TimelineExplorer(_computation(ran.trace), f"A step of {layout}",
+                                _shown_ranks(layout))
+        self._simulated[self._now()] = ran.elapsed_s, step
+        self._update()
 
     def _update(self) -> None:
-        now = self._now()
-        self._show((*now, self._simulated.get(now)), lambda: self._picture(DPI))
+        seconds, *step = self._simulated.get(self._now(), (None,))
+        self._show((*self._now(), seconds), lambda: self._picture(DPI))
+        self.box.children = (*self._parts, *(each.box for each in step))
+
+
+def _shown_ranks(layout: Layout) -> list[int]:
+    """The first rank of each stage; without a pipeline, eight ranks."""
+    if layout.pp > 1:
+        return groups(layout.mesh, "pp")[0]
+    return list(range(min(8, layout.dp * layout.tp)))
+
+
+def _computation(trace: Trace) -> Trace:
+    """What ranks compute and when they wait: of the messages there are too many to be drawn."""
+    return Trace(trace.ranks, (), trace.spans, waits=trace.waits, virtual=trace.virtual)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ipywidgets
 
 from dtlab.plots import Picture, timeline
@@ -11,10 +13,14 @@ from dtlab.widgets.explorer import DPI, Explorer, button
 
 
 class TimelineExplorer(Explorer):
-    """`plots.timeline` with a slider for the stretch of time to show, in percent of the run."""
+    """`plots.timeline` with a slider for the stretch of time to show, in percent of the run.
 
-    def __init__(self, trace: Trace, title: str = "Timeline"):
-        self.trace, self.title = trace, title
+    ranks: those to show (None: all).
+    """
+
+    def __init__(self, trace: Trace, title: str = "Timeline",
+                 ranks: Sequence[int] | None = None):
+        self.trace, self.title, self.ranks = trace, title, ranks
         self._end_s = end_of(trace) or 1.0
         self.window = ipywidgets.IntRangeSlider(
             value=(0, 100), min=0, max=100, description="show (% of the run)",
@@ -59,4 +65,4 @@ class TimelineExplorer(Explorer):
     def _draw(self, low: int, high: int, arrows: bool, dpi: float) -> Picture:
         end = self._end_s * 1.01
         return timeline(self.trace, self.title, window=(end * low / 100, end * high / 100),
-                        arrows=arrows, dpi=dpi)
+                        ranks=self.ranks, arrows=arrows, dpi=dpi)

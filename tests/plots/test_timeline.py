@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtlab import Message, Span, Trace, plots, simulate
+from dtlab import ConfigError, Message, Span, Trace, plots, simulate
 from dtlab.collectives import all_reduce
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers, side_by_side
 from dtlab.plots.timeline import hatched_kinds
@@ -110,3 +110,12 @@ def test_a_window_shows_only_its_time() -> None:
     picture = plots.timeline(ring_trace(4), window=(2e-5, 4e-5))
     assert picture.axes[0].get_xlim() == pytest.approx((20, 40))
     assert picture.axes[0].get_xlabel() == "time (µs)"
+
+
+def test_only_the_ranks_asked_for_have_a_lane() -> None:
+    picture = plots.timeline(ring_trace(4), ranks=[1, 3])
+    assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["rank 1", "rank 3"]
+    assert "shown: 2 ranks" in picture.alt
+    for wrong in ([], [4], [-1, 0]):
+        with pytest.raises(ConfigError, match="some of 0 to 3"):
+            plots.timeline(ring_trace(4), ranks=wrong)

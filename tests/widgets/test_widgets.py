@@ -137,6 +137,17 @@ def test_a_page_without_its_kernel_has_a_still_picture(name: str) -> None:
     assert data["text/plain"] == f"{name}: run this cell to use its controls"
 
 
+def test_a_simulated_plan_shows_its_time_and_its_timeline() -> None:
+    widget = PlanExplorer("GPT-2 small")
+    parts = len(widget.box.children)
+    widget.run.click()
+    assert "simulated" in widget.words.value
+    (timeline,) = widget.box.children[parts:]
+    assert "A step of dp=16" in timeline.children[-1].value
+    widget.memory.value = 24e9  # another limit, another best: nothing is simulated yet
+    assert len(widget.box.children) == parts
+
+
 def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     widget = Stepper()
     widget.forward()

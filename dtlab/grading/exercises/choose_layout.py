@@ -54,7 +54,7 @@ def all_of(question: Question) -> dict[tuple[Any, ...], tuple[float, float]]:
 
 def run_choice(choose: Callable[..., Any], *question: Any) -> tuple[Any, int]:
     """In the sandbox: what the answer chooses, and how often it asks for a prediction."""
-    calls, predicted = [0], predictor(question)  # type: ignore[arg-type]
+    calls, predicted = [0], predictor(question)
 
     def ask(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
             ) -> tuple[float, float] | None:
