@@ -59,7 +59,9 @@ def test_megatrons_148_and_its_largest_model(prose: str) -> None:
     assert "148 TFLOP/s a GPU for this one" in prose
     assert "the largest model of that paper ran with t = 8 and p = 64" in prose
     assert MEGATRON_TABLE_1[6][-1] == 148
-    assert MEGATRON_TABLE_1[-1][4:6] == (8, 64)
+    assert "six copies of that: 3072 GPUs for 1008 billion parameters" in prose
+    assert MEGATRON_TABLE_1[-1][0] == 1008
+    assert MEGATRON_TABLE_1[-1][4:7] == (8, 64, 3072)
 
 
 def test_all_ways_train_as_one_device(prose: str) -> None:
