@@ -57,7 +57,7 @@ def test_the_pipeline_of_sixteen_is_furthest_off() -> None:
 
 def test_megatrons_148_and_its_largest_model(prose: str) -> None:
     assert "148 TFLOP/s a GPU for this one" in prose
-    assert "the largest model of that paper ran with t = 8 and p = 64" in prose
+    assert "The largest model of that paper ran with t = 8 and p = 64" in prose
     assert MEGATRON_TABLE_1[6][-1] == 148
     assert "six copies of that: 3072 GPUs for 1008 billion parameters" in prose
     assert MEGATRON_TABLE_1[-1][0] == 1008
