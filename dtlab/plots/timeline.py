@@ -80,7 +80,7 @@ def timeline(
             axes.text(0.5, 0.5, "nothing happened here: no message, no work", color=QUIET,
                       ha="center", va="center", transform=axes.transAxes)
     part = f" Shown: {seconds_text(begin)} to {seconds_text(end)}." if window else ""
-    picture.alt = f"{heading}: {summary}. {_waits(trace)}{part}"
+    picture.alt = f"{heading}: {summary}. {_waits(trace, wanted)}{part}"
     return picture
 
 
@@ -295,13 +295,14 @@ def _summary(trace: Trace, streams: int) -> str:
     return " · ".join(parts)
 
 
-def _waits(trace: Trace) -> str:
-    """For the text alternative: which messages waited longest for their other side, and which ranks
-    did nothing but wait."""
-    waited = dict.fromkeys(range(trace.ranks), 0.0)
+def _waits(trace: Trace, ranks: set[int]) -> str:
+    """For the text alternative: which of `ranks` waited longest for a message's other side, and
+    which did nothing but wait."""
+    waited = dict.fromkeys(sorted(ranks), 0.0)
     for m in trace.transfers:
-        waited[m.src] += max(0.0, m.start_s - m.sent_s)
-        waited[m.dst] += max(0.0, m.start_s - m.wanted_s)
+        for rank, posted_s in ((m.src, m.sent_s), (m.dst, m.wanted_s)):
+            if rank in waited:
+                waited[rank] += max(0.0, m.start_s - posted_s)
     worst = _longest(waited)
     text = f"Waited longest for a partner: {worst}." if worst else "Nobody waited for a partner."
     if trace.waits and not trace.transfers:

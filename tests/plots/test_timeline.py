@@ -116,6 +116,8 @@ def test_only_the_ranks_asked_for_have_a_lane() -> None:
     picture = plots.timeline(ring_trace(4), ranks=[1, 3])
     assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["rank 1", "rank 3"]
     assert "shown: 2 ranks" in picture.alt
+    assert "rank 2" not in picture.alt  # which waits
+    assert "rank 2" in plots.timeline(ring_trace(4), ranks=[2]).alt.split("Waited")[1]
     for wrong in ([], [4], [-1, 0]):
         with pytest.raises(ConfigError, match="some of 0 to 3"):
             plots.timeline(ring_trace(4), ranks=wrong)
