@@ -2,7 +2,7 @@
 # Both build .venv once; afterwards they start at once.      PYTHON=/path/to/python3.12 chooses one.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-cpus check notebooks exercises bench constraints
+.PHONY: help setup lab test test-cpus check notebooks exercises mutants bench constraints
 MAKEFLAGS += --no-print-directory
 export PYTHON
 
@@ -48,6 +48,9 @@ notebooks: setup ## execute every notebook and write it back, without what diffe
 
 exercises: setup ## generate exercises/ from solutions/
 	@$(BIN)/python scripts/exercises.py $(ARGS)
+
+mutants: setup ## grade every small mutation of every solution; list what loses no points (an hour)
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 bench: setup ## measure starting ranks and collectives, each beside its peer
 	@$(BIN)/dtlab bench launch

@@ -17,7 +17,7 @@ from dtlab.cli import app, doctor, lab
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 
-COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "train", "grade")
+COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "train", "grade", "release")
 
 
 def call(*words: str) -> Any:

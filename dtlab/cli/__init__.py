@@ -1,4 +1,5 @@
-"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `train`, `grade`, `show`.
+"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `train`, `grade`,
+`release`, `show`.
 
 Each command stands in a file of its own and imports what it needs when it runs. Exit codes, the
 same for all: 0, fine; 1, what was asked about failed (the doctor found a fault, a grade below
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 import dtlab
-from dtlab.cli import bench, demo, doctor, grade, lab, show_published, simulate, train
+from dtlab.cli import bench, demo, doctor, grade, lab, release, show_published, simulate, train
 from dtlab.cli.errors import DEBUG_VARIABLE
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.command(name="simulate")(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 app.command(name="train")(train.train)
 app.command(name="grade")(grade.grade)
+app.command(name="release")(release.release)
 app.add_typer(show_published.app, name="show")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import track
@@ -13,25 +14,45 @@ from dtlab.cli import show
 from dtlab.cli.errors import BAD_INPUT, FAILED, with_exit_codes
 from dtlab.errors import ConfigError
 
+if TYPE_CHECKING:
+    from dtlab.grading.notebook import NotebookReport
 
-def notebooks_in(paths: list[Path]) -> Iterator[Path]:
+
+def notebooks_in(paths: list[Path]) -> list[Path]:
     """The files as given; of a folder, every notebook in it."""
+    found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = [file for file in sorted(path.rglob("*.ipynb"))
-                     if ".ipynb_checkpoints" not in file.parts]  # JupyterLab's backups
-            if not found:
+            inside = [file for file in sorted(path.rglob("*.ipynb"))
+                      if ".ipynb_checkpoints" not in file.parts]  # JupyterLab's backups
+            if not inside:
                 raise ConfigError(f"{path}: there is no notebook in this folder")
-            yield from found
+            found += inside
         else:
-            yield path
+            found.append(path)
+    return found
 
 
 @with_exit_codes
 def grade(
     notebooks: Annotated[
-        list[Path], typer.Argument(help="Learners' notebooks, or folders of them.")
-    ],
+        list[Path] | None, typer.Argument(help="Learners' notebooks, or folders of them.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(
+        help="Grade one folder as a class, and write pages and tables into this folder.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="With --out: how many at a time.")] = 1,
+    seed: Annotated[int | None, typer.Option(
+        min=1, help="The class's own hidden inputs (default: the course's).")] = None,
+    sandbox: Annotated[str | None, typer.Option(
+        help="bubblewrap, nobody, or none: for code that you trust.")] = None,
+    course: Annotated[Path | None, typer.Option(
+        help="The folder of the course's own notebooks, if it isn't found.")] = None,
+    deadline: Annotated[datetime | None, typer.Option(
+        help="With --out: mark what was handed in later.",
+        formats=["%Y-%m-%d %H:%M", "%Y-%m-%d"])] = None,
+    attack: Annotated[bool, typer.Option(
+        "--attack", help="Grade no one: try attacks on this machine's sandbox.")] = False,
+    only: Annotated[str, typer.Option(help="With --attack: those with this in their name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list.")] = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV: one line per notebook.")
@@ -42,13 +63,52 @@ def grade(
     A learner's code runs in a sandbox; only its answers count. Exit code 0: full points; 1: fewer;
     2: a file could not be graded (its line says why; the others are still graded).
     """
-    from dtlab.grading.notebook import class_table, grade_many, to_csv
-
     if as_json and as_csv:
         raise ConfigError("--json and --csv are two forms of the same: choose one")
-    paths = list(notebooks_in(notebooks))
+    if attack:
+        _try_attacks(sandbox, only, course)
+        return
+    if not notebooks:
+        raise ConfigError("name the notebooks to grade, or folders of them")
+    if out is not None:
+        _grade_class(notebooks, out, jobs, seed, sandbox, course, deadline)
+        return
+    _grade_each(notebooks_in(notebooks), seed, sandbox, course, as_json, as_csv)
+
+
+def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sandbox: str | None,
+                 course: Path | None, deadline: datetime | None) -> None:
+    from dtlab.grading.class_grading import grade_class
+    from dtlab.grading.class_report import write_results
+
+    if len(folders) != 1 or not folders[0].is_dir():
+        raise ConfigError("with --out, name the one folder in which a class's submissions are")
+
+    def watched(each: Iterable[Any], total: int) -> Iterable[Any]:
+        return track(each, "grading", total, console=show.progress_console(), transient=True)
+
+    try:
+        graded = grade_class(folders[0], out, jobs=jobs, seed=seed, sandbox=sandbox, course=course,
+                             deadline=deadline, watch=watched)
+    except KeyboardInterrupt:
+        raise ConfigError(f"stopped; what is graded is kept in {out}, and the same command goes on "
+                          f"from there") from None
+    write_results(graded, out, seed)
+    failed = [each for each in graded if each.report.error]
+    learners = len({each.hand_in.learner for each in graded})
+    typer.echo(f"{len(graded)} hand-ins of {learners} learners, of which {len(failed)} could not "
+               f"be graded; see {out / 'index.html'}")
+    _complain([each.report for each in failed])
+
+
+def _grade_each(paths: list[Path], seed: int | None, sandbox: str | None, course: Path | None,
+                as_json: bool, as_csv: bool) -> None:
+    from dtlab.grading.isolation import choose_sandbox
+    from dtlab.grading.notebook import class_table, grade_many, to_csv
+
+    box = choose_sandbox(sandbox)
     watched = track(paths, "grading", console=show.progress_console(), transient=True)
-    reports = list(grade_many(watched))
+    reports = list(grade_many(watched, course, seed, box))
     if as_json:
         show.json_out([report.to_dict() for report in reports])
     elif as_csv:
@@ -59,12 +119,34 @@ def grade(
             typer.echo(graded[0].to_text(show.console().width))
         elif graded:
             typer.echo(class_table(graded, show.console().width))
-    failed = [report for report in reports if report.error]
+    _complain([report for report in reports if report.error])
+    if any(report.points < report.max_points for report in reports):
+        raise typer.Exit(FAILED)
+
+
+def _try_attacks(sandbox: str | None, only: str, course: Path | None) -> None:
+    from dtlab.grading.gallery import ATTACKS
+    from dtlab.grading.gallery.run import SOLUTION, STUB, run_gallery
+
+    count = sum(only in attack.name for attack in (SOLUTION, STUB, *ATTACKS))
+    failed = 0
+    for number, came in enumerate(run_gallery(sandbox, only, course), 1):
+        failed += not came.held
+        typer.echo(f"{number:3} of {count}  {'held  ' if came.held else 'FAILED'}  "
+                   f"{came.points:g} of {came.max_points:g} points, next {came.next_points:g} of "
+                   f"{came.next_max:g}, {came.seconds:3.0f} s  {came.name}"
+                   + (f": left {came.left}" if came.left else ""))
+    typer.echo(f"{count - failed} of {count} as it should be: an attack earns nothing, leaves "
+               "nothing, and changes no other grade")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _complain(failed: list[NotebookReport]) -> None:
+    """Name what could not be graded; then nothing else decides the exit code."""
     for report in failed:
         named = report.error.startswith(report.path)
         typer.echo("dtlab: " + report.error if named else f"dtlab: {report.path}: {report.error}",
                    err=True)
     if failed:
         raise typer.Exit(BAD_INPUT)
-    if any(report.points < report.max_points for report in reports):
-        raise typer.Exit(FAILED)

@@ -16,11 +16,11 @@ from dtlab.trace import Trace
 @dataclass(frozen=True)
 class Submission:
     """A learner's function, pickled, and what a process needs to open it. Only the sandboxed ranks
-    open it, never the process that judges it."""
+    open it, never the process that judges it. At home it may import what lies beside it."""
 
     pickled: bytes
-    path: list[str]  # sys.path
-    cwd: str
+    path: list[str] = field(default_factory=list)  # sys.path; empty: the sandbox's own
+    cwd: str = ""
     sources: dict[str, str] = field(default_factory=dict)  # file → text, of notebook cells
 
 

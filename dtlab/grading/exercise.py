@@ -133,7 +133,7 @@ def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
         return Verdict(False, f"the answer calls {name}", "messages of your own", sure=True,
                        clue=f"The answer calls {name}{_NOT_YOURS}")
     if failure is None:
-        verdict = check.judge(case, outcome)
+        verdict = _judged(check, case, outcome)
         if outcome.objects and verdict.nbytes and not verdict.passed:
             verdict = verdict._replace(clue=_OBJECTS)
         return verdict
@@ -144,6 +144,14 @@ def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
         came = f"{_KINDS[failure.kind]}{where}: {failure.message}"
     at = f" ({failure.at})" if failure.at else ""
     return Verdict(False, _clip(came + at), "a result", clue=failure_hint(outcome))
+
+
+def _judged(check: Check, case: Case, outcome: Outcome) -> Verdict:
+    """What returned may be anything, also what no check expects."""
+    try:
+        return check.judge(case, outcome)
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError):
+        return Verdict(False, f"returned {outcome.values!r:.100}", "what the task asks for")
 
 
 _OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pickled, which takes "
@@ -213,6 +221,8 @@ def _raised_hint(error: str, message: str) -> str:
                 "`comm.accumulate_(chunks[b], inbox)`: both change x in place.")
     if error == "NotImplementedError":
         return "Not written yet: replace `raise NotImplementedError` by your answer."
+    if message.startswith("split is not for sending"):
+        return f"S{message[1:]}."
     if "process group" in message:
         return ("torch.distributed isn't the communicator here. Everything goes through `comm`: "
                 "comm.send, comm.recv, comm.sendrecv.")

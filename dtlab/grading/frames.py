@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-MAX_BYTES = 1 << 28  # of one header or blob
+MAX_HEADER_BYTES = 1 << 22
+MAX_BYTES = 1 << 26  # of all blobs of a frame
 _LENGTH = struct.Struct("!Q")
 
 
@@ -61,10 +62,15 @@ class FrameSocket:
         `ConnectionClosed`."""
         try:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, until_s))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
             kind, stream, fields, lengths = json.loads(self._exactly(length, until_s))
             if not (isinstance(kind, str) and isinstance(stream, int) and isinstance(fields, dict)):
                 raise ValueError("not the header of a frame")
-            return Frame(kind, stream, fields, [self._exactly(int(n), until_s) for n in lengths])
+            lengths = [int(n) for n in lengths]
+            if min(lengths, default=0) < 0 or sum(lengths) > MAX_BYTES:
+                raise ValueError(f"{sum(lengths)} bytes in one frame")
+            return Frame(kind, stream, fields, [self._exactly(n, until_s) for n in lengths])
         except TimeoutError:
             raise FrameTimeout from None
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -84,8 +90,6 @@ class FrameSocket:
         return self._sock.fileno()
 
     def _exactly(self, count: int, until_s: float) -> bytes:
-        if not 0 <= count <= MAX_BYTES:
-            raise ValueError(f"{count} bytes in one part of a frame")
         data = bytearray()
         while len(data) < count:
             self._limit(until_s)
@@ -122,7 +126,8 @@ def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
     """The tensor of which `tensor_bytes` made `data`. `ValueError` if they don't fit."""
     kind = getattr(torch, dtype, None)
     sizes = [int(n) for n in shape]
-    if not isinstance(kind, torch.dtype) or any(n < 0 for n in sizes):
+    if not isinstance(kind, torch.dtype) or dtype.startswith(("q", "bits")) or min(
+            sizes, default=0) < 0:
         raise ValueError(f"no tensor has dtype {dtype!r} and shape {shape}")
     if math.prod(sizes) * kind.itemsize != len(data):
         raise ValueError(f"{len(data)} bytes can't fill a {dtype} tensor of shape {shape}")

@@ -6,17 +6,21 @@ import ast
 import csv
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dtlab.errors import ConfigError
-from dtlab.grading.case import Submission
+from dtlab.errors import ConfigError, DtlabError
 from dtlab.grading.cell_executor import Executed, execute_cells
-from dtlab.grading.check import check
 from dtlab.grading.exercise import catalogue, find_exercise
+from dtlab.grading.isolation import check_secrets, choose_sandbox
+from dtlab.grading.judge import grade_answer, prepare_to_fork
+from dtlab.grading.rank_server import RankServer, ServerEnded, preload_for
 from dtlab.grading.report import Report, Row, text_table, whole
-from dtlab.grading.submitted import SubmittedNotebook, read_submitted
+from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submitted
+from dtlab.processes import run
+
+LIMIT_S = 3600.0  # nothing hangs; the judge has stricter limits of its own
 
 
 @dataclass
@@ -26,6 +30,8 @@ class NotebookReport:
     path: str
     exercises: list[Report] = field(default_factory=list)
     error: str = ""
+    chapter: str = ""  # the course's name of the notebook, "05_all_reduce"
+    answers: dict[str, str] = field(default_factory=dict)  # exercise → the learner's code
 
     @property
     def points(self) -> float:
@@ -41,11 +47,19 @@ class NotebookReport:
         """For scripts and `--json`."""
         return {
             "notebook": self.path,
+            "chapter": self.chapter,
             "points": self.points,
             "max_points": self.max_points,
             "error": self.error,
             "exercises": [report.to_dict() for report in self.exercises],
         }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> NotebookReport:
+        """The report that `to_dict` described."""
+        exercises = [Report.from_dict(report) for report in data["exercises"]]
+        return NotebookReport(data["notebook"], exercises, data["error"], data["chapter"],
+                              data.get("answers", {}))
 
     def to_text(self, width: int | None = None) -> str:
         """Each exercise's table, and a summary."""
@@ -62,27 +76,60 @@ class NotebookReport:
         return f"<NotebookReport {self.path}: {what}>"
 
 
-def grade_notebook(path: str | Path, solutions: str | Path | None = None) -> NotebookReport:
+def grade_notebook(path: str | Path, solutions: str | Path | None = None,
+                   seed: int | None = None, sandbox: str | None = None) -> NotebookReport:
     """Grade a learner's notebook: its answers, with the course's own tests, hidden ones included.
 
     Takes seconds an exercise and never hangs. `solutions`: the folder of the course's notebooks,
-    if it is not beside the package. Raises `ConfigError`, in one sentence, for a file that is
+    if it is not beside the package; `seed`: the class's own, for the hidden inputs (default: what
+    the course's notebooks say); `sandbox`: "bubblewrap", "nobody" or "none" (default: the best
+    that this machine has). Raises `ConfigError`, in one sentence, for a file that is
     missing, corrupt, empty, or holds no exercise of this course.
     """
-    notebook = read_submitted(path, solutions)
-    executed = execute_cells(notebook.cells, [each.function for each in catalogue().values()])
-    reports = [_grade(test, notebook, executed) for test in notebook.tests]
-    return NotebookReport(str(path), [report for report in reports if report is not None])
+    box = choose_sandbox(sandbox)
+    folder = course_folder(solutions)
+    if box == "nobody":
+        check_secrets([folder, Path(path).parent])
+    try:
+        told = run(_judge, str(path), str(folder), seed, box, ranks=1, timeout=LIMIT_S,
+                   trace=False, echo=False).values[0]
+    except DtlabError as error:  # what was read ended the process that read it
+        headline = str(error).splitlines()[0]
+        raise ConfigError(f"{path}: it ended the process that graded it ({headline})") from None
+    if told["error"]:
+        raise ConfigError(told["error"])
+    return NotebookReport.from_dict(told)
+
+
+def _judge(_comm: Any, path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, Any]:
+    """In a process of its own, which forks those of the submission if there is no sandbox."""
+    prepare_to_fork()
+    try:
+        notebook = read_submitted(path, folder)
+    except ConfigError as error:
+        return {"error": str(error)}
+    report = NotebookReport(path, chapter=notebook.source.stem)
+    report.answers = {cell.answers: cell.code for cell in notebook.cells if cell.answers}
+    with RankServer(sandbox, preload_for(notebook.source.name)) as server:
+        names = [each.function for each in catalogue().values()]
+        try:
+            executed = execute_cells(server, notebook.cells, names)
+        except ServerEnded as error:
+            executed = Executed({}, {cell.answers: str(error) for cell in notebook.cells})
+        report.exercises = [_grade(server, test, notebook, executed, seed)
+                            for test in notebook.tests]
+    return report.to_dict() | {"answers": report.answers}
 
 
 def grade_many(
-    paths: Iterable[str | Path], solutions: str | Path | None = None
+    paths: Iterable[str | Path], solutions: str | Path | None = None, seed: int | None = None,
+    sandbox: str | None = None,
 ) -> Iterator[NotebookReport]:
     """Grade notebooks one after the other. One that can't be graded is reported, by its `error`,
     and does not stop the others."""
     for path in paths:
         try:
-            yield grade_notebook(path, solutions)
+            yield grade_notebook(path, solutions, seed, sandbox)
         except ConfigError as error:
             yield NotebookReport(str(path), error=str(error).removeprefix(f"{path}: "))
 
@@ -114,31 +161,51 @@ def class_table(reports: Iterable[NotebookReport], width: int = 110) -> str:
 # ---- one graded cell ---------------------------------------------------------------------------
 
 
-def _grade(test: str, notebook: SubmittedNotebook, executed: Executed) -> Report | None:
-    """Run a graded cell of the course's notebook. It is ours, so it runs here; in it, the learner's
-    function is a sealed `Submission`, which `check` sends to the sandbox."""
-    exercise = catalogue()[_exercise_of(test)]
+def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed: Executed,
+           seed: int | None) -> Report:
+    """Grade the answer to one exercise: the points are those of the hidden inputs, and the words
+    those of the inputs that `check` shows."""
+    exercise_id, seeds = _what_it_checks(test)
+    exercise = find_exercise(exercise_id)
     submission = executed.functions.get(exercise.function)
     if submission is None:
         trouble = executed.troubles.get(notebook.cell_of.get(exercise.function, ""))
         return _missing(exercise.id, trouble or "no cell defines it")
-    reports: list[Report] = []
-
-    def recorded(exercise_id: str, function: Submission, seed: int = 0, **_: Any) -> Report:
-        reports.append(check(exercise_id, function, show=False, seed=seed))
-        return reports[-1]
-
-    namespace: dict[str, Any] = {"check": recorded, exercise.function: submission}
-    exec(compile(test, f"<test of {exercise.id}>", "exec"), namespace)
-    return reports[-1]
+    hidden = seeds[-1] if seed is None else seed
+    report = grade_answer(server, submission, exercise.id, hidden)
+    if report.passed or hidden == 0:
+        return report
+    shown = grade_answer(server, submission, exercise.id, 0)
+    return without_hidden_inputs(report, shown)
 
 
-def _exercise_of(test: str) -> str:
-    """The exercise that a graded cell checks: the first argument of its `check`."""
-    for node in ast.walk(ast.parse(test)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check":
-            return str(ast.literal_eval(node.args[0]))
-    raise ConfigError(f"a graded cell of the course's notebook calls no check: {test!r}")
+def without_hidden_inputs(hidden: Report, shown: Report) -> Report:
+    """The points of `hidden`, in the words of `shown`: what a learner prints, raises or returns
+    could tell the hidden inputs."""
+    rows = []
+    for row, seen in zip(hidden.rows, shown.rows, strict=True):
+        if row.passed:
+            rows.append(row)
+        elif not seen.passed:
+            rows.append(replace(seen, points=0, max_points=row.max_points))
+        else:
+            rows.append(replace(
+                seen, passed=False, points=0, came="wrong with other inputs",
+                hint=f"“{row.name}” is right with the inputs of `check`, and wrong with others: "
+                     f"try check(…, seed=1), seed=2 and so on."))
+    return replace(shown, rows=rows, seconds=hidden.seconds + shown.seconds)
+
+
+def _what_it_checks(test: str) -> tuple[str, list[int]]:
+    """Of a graded cell of the course: its exercise, and the seeds of its calls of `check`."""
+    calls = [node for node in ast.walk(ast.parse(test))
+             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check"]
+    if not calls:
+        raise ConfigError(f"a graded cell of the course's notebook calls no check: {test!r}")
+    calls.sort(key=lambda call: call.lineno)
+    seeds = [next((int(ast.literal_eval(word.value)) for word in call.keywords
+                   if word.arg == "seed"), 0) for call in calls]
+    return str(ast.literal_eval(calls[0].args[0])), seeds
 
 
 def _missing(exercise_id: str, why: str) -> Report:

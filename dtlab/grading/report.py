@@ -90,10 +90,11 @@ class Report:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Report:
-        """The report that `to_dict` described."""
-        rows = [Row(**row) for row in data["rows"]]
-        return Report(data["exercise"], data["title"], rows, data["printed"], data["details"],
-                      data["seconds"])
+        """The report that `to_dict` described; what learners print or raise may hold sequences that
+        a terminal obeys: they are taken out here."""
+        rows = [Row(**_printable_row(row)) for row in data["rows"]]
+        return Report(data["exercise"], data["title"], rows, printable(data["printed"]),
+                      printable(data["details"]), data["seconds"])
 
     # ---- for people ----------------------------------------------------------------------------
 
@@ -198,6 +199,20 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     console = Console(file=page, width=width, color_system=None, force_jupyter=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).rstrip()
+
+
+def _printable_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: printable(value) if isinstance(value, str) else value
+            for name, value in row.items()}
+
+
+def printable(text: str) -> str:
+    """`text` without escape sequences, control characters, and marks that turn its direction."""
+    return _CONTROL.sub("", text)
+
+
+_CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)|"
+                      r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def _plain(text: str) -> str:

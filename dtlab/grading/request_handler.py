@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
-from dtlab.errors import DtlabError
-from dtlab.grading.case import CaseFailure, Outcome
+from dtlab.errors import ConfigError, DtlabError, ShapeMismatch
+from dtlab.grading.case import Case, CaseFailure, Outcome
 from dtlab.grading.frames import Frame, decode, tensor_bytes, tensor_from
 
 Answer = tuple[dict[str, Any], Sequence[bytes]]  # fields, blobs
@@ -23,6 +23,7 @@ class Aborted(Exception):
 class Referee(Protocol):
     """What the handlers of a case's ranks share."""
 
+    case: Case
     outcome: Outcome
     ranks: list[RankState]
 
@@ -35,6 +36,32 @@ class Referee(Protocol):
 
     def fail(self, failure: CaseFailure) -> NoReturn:
         """End the case: raises `Aborted`."""
+
+
+LABEL = 200  # characters of a label that are kept
+AGREEMENTS, LARGEST_COLOR = 8, 1024  # what is agreed on costs no bytes, so it has to be little
+# What handling a frame raises that no rank of ours would send.
+INVALID = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError,
+           MemoryError)
+
+
+def note_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:
+    """The learner's function has returned, so note what; or it has raised: why it failed."""
+    said = request.fields
+    outcome.printed[rank] = str(said["printed"])
+    if request.kind == "raise":
+        return raised(rank, request)
+    outcome.values[rank] = decode(said["value"], request.blobs)
+    outcome.after[rank] = decode(said["after"], request.blobs)
+    outcome.peak_bytes[rank] = int(said["peak"])
+    return None
+
+
+def raised(rank: int, request: Frame) -> CaseFailure:
+    """The failure that a rank reports."""
+    said = request.fields
+    return CaseFailure("raised", rank, str(said["error"]), str(said["message"]), str(said["at"]),
+                       str(said["traceback"]))
 
 
 class PickledObject(NamedTuple):
@@ -75,6 +102,8 @@ class RankState:
         self.raised: dict[int, CaseFailure] = {}
         self.places: dict[int, str] = {}  # stream → its line when it last made a request
         self.requests = 0
+        self.agreements = 0
+        self.mismatch: CaseFailure | None = None  # its messages must not tell sizes that differ
 
 
 class RequestHandler:
@@ -100,8 +129,12 @@ class RequestHandler:
                     return
                 answer = getattr(self, f"_do_{request.kind}")(request)
             except DtlabError as error:
+                if isinstance(error, ShapeMismatch):
+                    self.state.mismatch = CaseFailure(
+                        "raised", self.rank, "ShapeMismatch", str(error),
+                        str(request.fields.get("at", "")))
                 answer = {"error": type(error).__name__, "message": str(error)}, ()
-            except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            except INVALID as error:
                 self.referee.fail(CaseFailure("died", self.rank,
                                               message=f"it sent an invalid request ({error})"))
             if answer is not None:
@@ -109,26 +142,19 @@ class RequestHandler:
 
     def _end(self, request: Frame) -> None:
         """The function has returned or raised: note the result, or fail the case."""
-        outcome, rank, said = self.referee.outcome, self.rank, request.fields
         if not self.stream:
-            outcome.printed[rank] = str(said["printed"])
-        if request.kind == "raise":
-            failure = CaseFailure("raised", rank, str(said["error"]), str(said["message"]),
-                                  str(said["at"]), str(said["traceback"]))
-            if not self.stream:
+            failure = note_end(self.referee.outcome, self.rank, request)
+            if failure is not None:
                 self.referee.fail(failure)
-            self.state.raised[int(said["work"])] = failure
-        elif not self.stream:
-            outcome.values[rank] = decode(said["value"], request.blobs)
-            outcome.after[rank] = decode(said["after"], request.blobs)
-            outcome.peak_bytes[rank] = int(said["peak"])
+        elif request.kind == "raise":
+            self.state.raised[int(request.fields["work"])] = raised(self.rank, request)
 
     # ---- requests; None: no answer is due -------------------------------------------------------
 
     def _do_post(self, request: Frame) -> None:
         """Start messages. No answer is due: a rank learns of an error when it waits."""
         said = request.fields
-        group = self.state.groups[said["group"]].labelled(str(said["label"]))
+        group = self.state.groups[said["group"]].labelled(str(said["label"])[:LABEL])
         data = iter(request.blobs)
         for number, (verb, peer, tensor) in zip(said["works"], said["ops"], strict=True):
             op, into = _operation(verb, peer, tensor, data)
@@ -197,7 +223,10 @@ class RequestHandler:
         return {"machine": [machine.alpha, machine.beta, machine.gamma]}, ()
 
     def _do_compute(self, request: Frame) -> Answer:
-        span = self.comm.compute(str(request.fields["label"]), float(request.fields["seconds"]))
+        label, seconds = str(request.fields["label"])[:LABEL], float(request.fields["seconds"])
+        if seconds and not self.referee.case.library and not self.referee.case.harness:
+            raise ConfigError("an answer takes no seconds of its own here: compute without seconds")
+        span = self.comm.compute(label, seconds)
         span.__enter__()
         self.spans.append(span)
         return {}, ()
@@ -207,14 +236,28 @@ class RequestHandler:
         return {}, ()
 
     def _do_agree(self, request: Frame) -> Answer:
-        group = self.state.groups[request.fields["group"]]
-        return {"votes": group._agree(request.fields["value"])}, ()
+        group, value = self.state.groups[request.fields["group"]], request.fields["value"]
+        self.state.agreements += 1
+        if not self.referee.case.library and (
+                self.state.agreements > AGREEMENTS or not _is_small(value)):
+            raise ConfigError(
+                f"split is not for sending: at most {AGREEMENTS} times here, with whole numbers up "
+                f"to {LARGEST_COLOR} as color and key; or use subgroup, which asks no one")
+        return {"votes": group._agree(value)}, ()
 
     def _do_form(self, request: Frame) -> Answer:
         said = request.fields
         new = self.state.groups[said["group"]]._form(said["ranks"], tuple(said["context"]))
         self.state.groups.append(new)
         return {"group": len(self.state.groups) - 1, "rank": new.rank}, ()
+
+
+def _is_small(value: Any) -> bool:
+    """Is it a color and a key, as `split` has them?"""
+    numbers = value if isinstance(value, list) else [value]
+    return len(numbers) <= 2 and all(
+        number is None or (isinstance(number, int) and abs(number) <= LARGEST_COLOR)
+        for number in numbers)
 
 
 def _operation(verb: str, peer: Any, tensor: Any, data: Iterator[bytes]) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def read_submitted(path: str | Path, solutions: str | Path | None = None) -> Sub
     """
     path = Path(path)
     notebook = read_notebook(path)
-    folder = _solutions_folder(solutions)
+    folder = course_folder(solutions)
     sources = {file: read_notebook(file) for file in sorted(folder.glob("*.ipynb"))}
     shared = {file: len(_answered(notebook, source)) for file, source in sources.items()}
     best = max(shared, key=lambda file: shared[file], default=None)
@@ -69,6 +70,8 @@ def read_notebook(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give the notebooks in it: {path}/*.ipynb")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device could never end
+            raise ConfigError(f"{path} is no ordinary file")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
@@ -85,8 +88,8 @@ def read_notebook(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a notebook: {error}") from None
 
 
-def _solutions_folder(given: str | Path | None) -> Path:
-    """Where the course's own notebooks are."""
+def course_folder(given: str | Path | None) -> Path:
+    """Where the course's own notebooks are: in `given`, beside the package, or beside you."""
     package = Path(dtlab.__file__).parent.parent / "solutions"
     candidates = [Path(given)] if given else [package, Path.cwd() / "solutions"]
     for folder in candidates:
@@ -110,7 +113,7 @@ def _answers(notebook: Any, source: Any) -> list[SubmittedCell]:
     missing. A copied or re-made cell is known by the function that it defines."""
     wanted = _solution_cells(source)
     cells = _code_cells(notebook)
-    marked = {_mark(cell).get("grade_id"): cell for cell in cells}
+    marked = {str(_mark(cell).get("grade_id")): cell for cell in cells}
     chosen: dict[int, str] = {}  # id() of the learner's cell → grade id
     for grade_id, names in wanted.items():
         same_name = [cell for cell in cells if names & _defined(_text(cell))]
@@ -159,7 +162,8 @@ def _mark(cell: Any) -> dict[str, Any]:
 
 
 def _tags(cell: Any) -> list[str]:
-    return list(_metadata(cell).get("tags", []))
+    tags = _metadata(cell).get("tags")
+    return tags if isinstance(tags, list) else []
 
 
 def _parsed(code: str) -> list[ast.stmt]:
@@ -179,4 +183,7 @@ def _defined(code: str) -> set[str]:
 def _definitions(code: str) -> str:
     """The statements of `code` that only define something."""
     kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    return "\n\n".join(ast.unparse(s) for s in _parsed(code) if isinstance(s, kinds))
+    try:
+        return "\n\n".join(ast.unparse(s) for s in _parsed(code) if isinstance(s, kinds))
+    except RecursionError:
+        return ""

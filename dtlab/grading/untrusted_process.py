@@ -1,42 +1,43 @@
-"""A process for untrusted code: forked without access to the referee, limited, and ended for sure.
-"""
+"""The referee's end of a process of the submission: frames with a time limit, and a sure end."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
-import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from dtlab.grading.frames import (
-    ConnectionClosed,
-    Frame,
-    FrameSocket,
-    FrameTimeout,
-    frame_socket_pair,
-)
+from dtlab.grading.frames import ConnectionClosed, Frame, FrameTimeout
+from dtlab.grading.rank_server import RankServer
 
 STARVED_FACTOR = 6  # on a busy machine, a process that gets no processor may take this much longer
+FRAMES_KEPT = 10_000  # of other streams than the one that is waited for
 MEMORY_BYTES = 1 << 30  # what a process may take on top of what it starts with
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class UntrustedProcess:
-    """A process for untrusted code. `serve` is what it does with its end of the socket."""
+    """A process for untrusted code, forked by `server`. The fields of `kind`, its first frame, say
+    what it does: "rank", or "cells"."""
 
-    def __init__(self, serve: Callable[[FrameSocket], None]):
-        self.socket, there = frame_socket_pair()
+    def __init__(self, server: RankServer, kind: str, **fields: Any):
+        self._server = server
         self._queued: defaultdict[int, deque[Frame]] = defaultdict(deque)  # by stream
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become_untrusted(there, serve)
-        there.close()
+        self.socket, self.pid, self._inside = server.fork()
+        self._limit_memory()
+        self.start_timing()
+        with suppress(FrameTimeout, ConnectionClosed):  # shows when a frame is awaited
+            self.socket.send(kind, until_s=time.monotonic() + 5, **fields)
+
+    def _limit_memory(self) -> None:
+        """From outside, as it can't see its own size."""
+        with suppress(OSError, AttributeError):  # it has ended already; or not on Linux
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[0])
+            ceiling = pages * resource.getpagesize() + MEMORY_BYTES
+            resource.prlimit(self.pid, resource.RLIMIT_AS, (ceiling, ceiling))
 
     def start_timing(self) -> None:
         """From now on its time counts."""
@@ -51,17 +52,22 @@ class UntrustedProcess:
         while not self._queued[stream]:
             frame = self._next_frame(limit_s)
             self._queued[frame.stream].append(frame)
+            if sum(map(len, self._queued.values())) > FRAMES_KEPT:
+                raise ConnectionClosed("it sends frames that no one asked for")
         return self._queued[stream].popleft()
 
     def _next_frame(self, limit_s: float) -> Frame:
         until_s = self._since_s + limit_s
+        last_s = self._since_s + (STARVED_FACTOR + 1) * limit_s
         while not self.socket.wait(until_s):
             starved = self._processor_s() - self._used_s < limit_s / 4 and self._would_run()
             if self.socket.wait(0.0):  # it came while we looked
                 break
-            if not starved or until_s > self._since_s + STARVED_FACTOR * limit_s:
+            if not starved or until_s > last_s:
                 raise FrameTimeout
             until_s += 0.5
+        if time.monotonic() > last_s:  # however much it sends
+            raise FrameTimeout
         return self.socket.recv(time.monotonic() + limit_s)
 
     def place(self, stream: int) -> str:
@@ -95,20 +101,17 @@ class UntrustedProcess:
     def how_it_ended(self) -> str:
         """"exit code 3", "signal SIGSEGV"; "" if it is alive."""
         for _ in range(100):  # the socket closes a moment before the process is gone
-            info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if info is not None and info.si_code == os.CLD_EXITED:
-                return f"exit code {info.si_status}"
-            if info is not None:
-                return f"signal {signal.Signals(info.si_status).name}"
+            if how := self._server.how_it_ended(self._inside):
+                return how
             time.sleep(0.002)
         return ""
 
     def end(self) -> None:
-        """Kill the process and all that it started (unless it left its group)."""
+        """Kill the process; it could not start others, but where only its group holds them."""
         for kill in (os.killpg, os.kill):  # in its first moments it has no group yet
             with suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        self._server.forget(self._inside)
         self.socket.close()
 
 
@@ -118,35 +121,3 @@ def _stat(task: Path) -> list[str]:
         return (task / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
-
-
-def _become_untrusted(sock: FrameSocket, serve: Callable[[FrameSocket], None]) -> None:
-    """In the new process: close all that it shares with the referee, then serve it."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        die_with_parent()
-        os.closerange(3, sock.fileno())
-        os.closerange(sock.fileno() + 1, 1024)
-        limit_resources()
-        serve(sock)
-    except ConnectionClosed:
-        code = 0  # the referee is done
-    finally:
-        os._exit(code)
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def limit_resources() -> None:
-    """No files (so none can be shared), no memory beyond reason, no core dumps."""
-    if sys.platform == "linux":
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        ceiling = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

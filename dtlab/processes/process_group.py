@@ -42,7 +42,7 @@ def _calm_gloo() -> None:
     woken just then pushes the rank aside, and polls until the scheduler's next tick: 4 ms on a
     message that takes 0.2. A *batch* thread pushes nobody aside; its share of time is the same.
     """
-    if not hasattr(os, "SCHED_BATCH"):  # Linux has it
+    if not os.path.exists("/proc/self/task"):  # Linux has it
         return
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended, or we may not

@@ -149,23 +149,23 @@ def the_librarys_rule(request, clock, clocks, staleness):
 # Values that no message brought
 
 
-@submitted("ring-all-reduce", 0, "did not come through comm")
+@submitted("ring-all-reduce", 0, "Split is not for sending")
 def sums_without_messages(comm, x):
     x.copy_(torch.tensor(comm._agree([float(v.real) for v in x])).sum(0))
 
 
-@submitted("binomial-broadcast", 0, "did not come through comm")
+@submitted("binomial-broadcast", 0, "Split is not for sending")
 def broadcasts_without_messages(comm, x, root):
     x.copy_(torch.tensor(comm._agree(x.tolist())[root]))
 
 
-@submitted("bruck-all-to-all", 0, "did not come through comm")
+@submitted("bruck-all-to-all", 0, "Split is not for sending")
 def exchanges_without_messages(comm, parts):
     everyones = comm._agree(parts.tolist())
     return torch.tensor([theirs[comm.rank] for theirs in everyones], dtype=parts.dtype)
 
 
-@submitted("shift", 0, "did not come through comm")
+@submitted("shift", 0, "Split is not for sending")
 def shifts_without_messages(comm, x):
     left = comm._agree(x.tolist())[(comm.rank - 1) % comm.size]
     return torch.tensor(left, dtype=x.dtype).reshape(x.shape)

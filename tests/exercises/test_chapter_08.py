@@ -196,13 +196,17 @@ def test_the_update_may_be_written_in_other_ways(seed):
     assert judged("dc-asgd", with_other_words, seed).points == 8
 
 
+def does_not_learn(request, worker, w, g, backups, lr, lam):
+    return w
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_plain_sgd_is_far_from_the_loss_that_is_asked_for(seed):
     """Else the check of the loss would prove nothing."""
     plain = wrong(lambda g, d: 0 * d)
-    before, compensated = compensating.train(compensating.right, seed)
-    _, uncompensated = compensating.train(plain, seed)
-    assert compensated < before
+    compensated = compensating.loss_of(compensating.train(compensating.right, seed), seed)
+    uncompensated = compensating.loss_of(compensating.train(plain, seed), seed)
+    assert compensated < compensating.loss_of(compensating.train(does_not_learn, seed), seed)
     assert uncompensated > 2 * compensated
 
 
@@ -210,7 +214,7 @@ def test_a_harness_runs_on_every_rank_and_in_the_simulator():
     """The server of the SSP check, driven by hand: all go on, and each rank says so."""
     from dtlab.topology import uniform
 
-    paces = [[0.1, 0.1], [0.3, 0.1]]
-    result = simulate(lambda comm: bounding.cluster(counts_who_is_behind, comm, paces, 1),
+    paces = [[], [0.1, 0.1], [0.3, 0.1]]
+    result = simulate(lambda comm: bounding.cluster(counts_who_is_behind, comm, paces[comm.rank], 1),
                       network=uniform(3, 1e-7, math.inf))
     assert result.values == [bounding.YES] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import random
+import sys
 from functools import partial
 
 import pytest
@@ -215,6 +216,44 @@ def test_the_answer_of_the_chapters_exercise_is_what_the_client_sees():
     run = chain_run.ChainRun(twice, 3, 1, again=True).run()
     assert any(value // 4**place % 4 == 2 for value, _, _ in run.client.reads
                for place in range(chain_run.ADDS))
+
+
+STORE = {}  # of all nodes, which in the check live in one process
+
+
+def one_memory(node, message):
+    """Every node carries out every add at once, in a memory that no crash loses."""
+    what, number = message[:2]
+    memory = STORE.setdefault("memory", {})
+    if number == 1:  # the client's first request: another run
+        memory.clear()
+    if what == "chain":
+        node["chain"] = number
+        return []
+    if what == "read":
+        return [("client", ("value", number,
+                            sum(add for key, add in memory.values() if key == message[2])))]
+    memory[number] = message[2:]
+    return [("client", ("done", number))]
+
+
+def edits_the_clients_books(node, message):
+    """Takes all that the caller knows, and says that everything is well."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        for run in frame.f_locals.values():
+            if isinstance(run, chain_run.ChainRun) or type(run).__name__ == "ChainRun":
+                run.client.open.clear()
+                run.client.reads = [[0, 0, 0]]
+        frame = frame.f_back
+    return []
+
+
+@pytest.mark.parametrize(("answer", "most"), [(one_memory, 2), (edits_the_clients_books, 0)],
+                         ids=lambda v: getattr(v, "__name__", ""))
+def test_a_chain_in_one_memory_and_one_that_edits_the_books_earn_next_to_nothing(answer, most):
+    report = judged("chain-replication", answer)
+    assert report.points <= most, str(report)
 
 
 # ---- consistent-hashing ------------------------------------------------------------------------

@@ -15,7 +15,12 @@ pytest.importorskip("nbgrader", reason="an instructor's tool: pip install 'dtlab
 
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
+from nbgrader.validator import Validator
 from traitlets.config import Config
+
+from dtlab import ConfigError
+from dtlab.grading.isolation import choose_sandbox
+from dtlab.grading.nbgrader import use_sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "00_welcome"
@@ -43,11 +48,12 @@ def graded_course(tmp_path_factory) -> Path:
     shutil.copy(ROOT / "solutions" / source.name, source)
     settings = Config()
     settings.CourseDirectory.root = str(root)
+    use_sandbox(settings, best_sandbox())
     settings.ExecutePreprocessor.timeout = 120
     api = NbGraderAPI(config=settings)
     told = api.generate_assignment("week1")
     assert told["success"], told.get("log")
-    for student, edit in (("ada", half), ("cyd", all_of_it)):
+    for student, edit in (("ada", half), ("bo", nothing), ("cyd", all_of_it), ("eve", patches)):
         mine = root / "submitted" / student / "week1" / source.name
         mine.parent.mkdir(parents=True)
         notebook = json.loads((root / "release" / "week1" / source.name).read_text())
@@ -56,6 +62,13 @@ def graded_course(tmp_path_factory) -> Path:
         told = api.autograde("week1", student)
         assert told["success"], told.get("log")
     return root
+
+
+def best_sandbox() -> str:
+    try:
+        return choose_sandbox("bubblewrap")
+    except ConfigError:
+        return "none"
 
 
 def by_id(notebook: dict) -> dict:
@@ -69,6 +82,17 @@ def half(notebook: dict, source: dict) -> None:
     by_id(notebook)["fix-deadlock-points"]["source"] = "4"
 
 
+def nothing(notebook: dict, source: dict) -> None:
+    pass
+
+
+def patches(notebook: dict, source: dict) -> None:
+    by_id(notebook)["hello-ranks"]["source"] = (
+        "from dtlab.grading import report\n"
+        "report.Report.points = property(lambda _: 8)\n"
+        "def hello(comm):\n    return None\n")
+
+
 def all_of_it(notebook: dict, source: dict) -> None:
     for grade_id in ("hello-ranks", "fix-deadlock"):
         by_id(notebook)[grade_id]["source"] = by_id(source)[grade_id]["source"]
@@ -77,7 +101,7 @@ def all_of_it(notebook: dict, source: dict) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:Object of type")  # nbgrader's way with its database
-@pytest.mark.parametrize(("student", "points"), [("ada", 1), ("cyd", 8)])
+@pytest.mark.parametrize(("student", "points"), [("ada", 1), ("bo", 0), ("cyd", 8), ("eve", 0)])
 def test_nbgrader_gives_the_points_that_check_gives(course, student, points):
     with Gradebook(f"sqlite:///{course}/gradebook.db") as gradebook:
         submission = gradebook.find_submission_notebook(NAME, "week1", student)
@@ -91,3 +115,23 @@ def test_hidden_tests_are_not_handed_out(course):
     assert "seed" not in text
     assert "SOLUTION" not in text
     assert "NotImplementedError" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_table_stands_below_the_graded_cell(course):
+    graded = course / "autograded" / "ada" / "week1" / f"{NAME}.ipynb"
+    cell = by_id(json.loads(graded.read_text()))["hello-ranks-points"]
+    text = json.dumps(cell["outputs"])
+    assert "1 of 4 points" in text
+    assert "".join(cell["outputs"][-1]["data"]["text/plain"]) == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_solution_validates(course):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(course)
+        told = Validator().validate(str(course / "source" / "week1" / f"{NAME}.ipynb"))
+    assert "failed" not in told
+    assert "error" not in told

@@ -15,6 +15,7 @@ from dtlab.collectives import all_reduce, barrier, broadcast
 from dtlab.grading.case import Case, Outcome, Submission
 from dtlab.grading.check import seal
 from dtlab.grading.judge import prepare_to_fork
+from dtlab.grading.rank_server import RankServer
 from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.topology import uniform
@@ -32,7 +33,8 @@ def outcome_of(function: Callable[..., Any], ranks: int = 4, **options: Any) -> 
 
 def _in_the_judges_process(comm: Any, submission: Submission, args: Any, options: Any) -> Outcome:
     prepare_to_fork()
-    sandbox = Sandbox(submission)
+    server = RankServer("none", ["dtlab.collectives"])
+    sandbox = Sandbox(submission, server)
     try:
         return sandbox.run_case(Case("a case", args, library=True, **options))
     finally:
@@ -348,22 +350,25 @@ def test_auto_chooses_by_the_cases_network_not_by_this_machine():
 
 
 def test_a_process_is_starved_also_if_only_its_second_thread_would_run():
+    counts = """
+import threading, time
+def count():
+    while True:
+        pass
+threading.Thread(target=count, daemon=True).start()
+time.sleep(100)
+"""
+
     def judge(comm):
-        def serve(sock):
-            def counts():
-                while True:
-                    pass
-
-            threading.Thread(target=counts, daemon=True).start()
-            sock.recv()
-
-        process = UntrustedProcess(serve)
-        try:
+        prepare_to_fork()
+        with RankServer("none") as server:
+            process = UntrustedProcess(server, "cells", cells=[[0, "<cell>", counts]], names=[])
             until_s = time.monotonic() + 20  # to start the thread
-            while not process._processor_s() and time.monotonic() < until_s:
+            while process._processor_s() < 0.1 and time.monotonic() < until_s:
                 time.sleep(0.05)
-            return process._would_run()
-        finally:
-            process.end()
+            try:
+                return process._would_run()
+            finally:
+                process.end()
 
     assert run(judge, ranks=1, echo=False).values == [True]

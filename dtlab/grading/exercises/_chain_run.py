@@ -22,6 +22,7 @@ MOST_MESSAGES = 3_000  # delivered in one run; a right answer needs about a hund
 
 ChainMessage = tuple[Any, ...]
 Name = int | str
+Receive = Callable[[dict[str, Any], ChainMessage], Any]  # (node, message) → what it sends
 
 
 class Crash(NamedTuple):
@@ -33,7 +34,7 @@ class Crash(NamedTuple):
 
 
 class Flood(Exception):
-    """The messages don't end."""
+    """The messages don't end. Its argument: the crashes of the run, if there are any."""
 
 
 class Client:
@@ -45,6 +46,7 @@ class Client:
         self.adds: dict[int, ChainMessage] = {}  # all that were sent, by number
         self.open: dict[int, ChainMessage] = {}  # adds and reads without an answer
         self.certain = 0  # bit i: add i was acknowledged, or seen by a read
+        self.guessed = 0  # bit i: a node has answered with add i, of which no message told it
         self.reads: list[list[Any]] = []  # [value, certain before, adds sent before the answer]
         self._before: dict[int, int] = {}
         self._numbers = 0
@@ -80,8 +82,9 @@ class Client:
         self.open[message[1]], self._before[message[1]] = message, self.certain
         self._post(self.chain[-1], message)
 
-    def receive(self, message: ChainMessage) -> None:
-        """An answer, or the master's list of the nodes that live."""
+    def receive(self, message: ChainMessage, known: int) -> None:
+        """An answer, or the master's list of the nodes that live. known: bit i: messages have told
+        the sender of add i."""
         if message[0] == "chain":
             old, self.chain = self.chain, message[1]
             if (old[0], old[-1]) != (self.chain[0], self.chain[-1]):
@@ -94,15 +97,16 @@ class Client:
         if message[0] == "done":
             self.certain |= 1 << list(self.adds).index(message[1])
         else:
-            self._note(asked_for, message[2])
+            self._note(asked_for, message[2], known)
 
-    def _note(self, asked: ChainMessage, value: Any) -> None:
+    def _note(self, asked: ChainMessage, value: Any, known: int) -> None:
         mine = sum(1 << place for place, add in enumerate(self.adds.values()) if add[2] == asked[2])
         number = value if isinstance(value, int) and value >= 0 else None
         self.reads.append([number, self._before[asked[1]] & mine, mine])
         for place in range(len(self.adds)):
             if number is not None and mine >> place & 1 and number // 4**place % 4:
                 self.certain |= 1 << place
+                self.guessed |= ~known & 1 << place
 
     def _number(self) -> int:
         self._numbers += 1
@@ -112,13 +116,14 @@ class Client:
 class ChainRun:
     """One run. `receive(node, message)` is the learner's; `node` holds its state."""
 
-    def __init__(self, receive: Callable[[dict[str, Any], ChainMessage], Any], nodes: int,
-                 schedule: int, crashes: Sequence[Crash] = (), again: bool = False):
+    def __init__(self, receive: Receive, nodes: int, schedule: int,
+                 crashes: Sequence[Crash] = (), again: bool = False):
         self._receive, self._random = receive, random.Random(f"{schedule} {nodes}")
         self.alive = list(range(nodes))
         self._states = {n: {"me": n, "chain": list(range(nodes)), "values": {}}
                         for n in range(nodes)}
-        self._links: dict[tuple[Name, Name], deque[ChainMessage]] = {}
+        self._known: dict[Name, int] = {}  # bit i: messages have told the node of add i
+        self._links: dict[tuple[Name, Name], deque[tuple[ChainMessage, int]]] = {}
         self._crashes = {crash.node: crash for crash in crashes}
         # How many messages each node sent, by event.
         self.handled: dict[int, list[int]] = {n: [] for n in range(nodes)}
@@ -155,7 +160,8 @@ class ChainRun:
         open_adds = [place for place, number in enumerate(self.client.adds)
                      if number in self.client.open]
         silent = sum(number not in self.client.adds for number in self.client.open)
-        return {"reads": self.client.reads, "unanswered": open_adds, "silent reads": silent}
+        return {"reads": self.client.reads, "unanswered": open_adds, "silent reads": silent,
+                "guessed": self.client.guessed}
 
     def _moves(self) -> Iterator[Callable[[], None]]:
         for ends, link in self._links.items():
@@ -180,16 +186,20 @@ class ChainRun:
 
     def _post(self, src: Name, dst: Name, message: ChainMessage) -> None:
         if dst == CLIENT or dst in self.alive:
-            self._links.setdefault((src, dst), deque()).append(copy.deepcopy(message))
+            known = self._known.get(src, 0)
+            if src == CLIENT and message[0] == "add":
+                known = 1 << list(self.client.adds).index(message[1])
+            self._links.setdefault((src, dst), deque()).append((copied(message), known))
 
     def _deliver(self, src: Name, dst: Name) -> None:
         self.delivered += 1
         if self.delivered > MOST_MESSAGES:
             raise Flood
-        message = self._links[src, dst].popleft()
+        message, known = self._links[src, dst].popleft()
         if not isinstance(dst, int):
-            self.client.receive(message)
+            self.client.receive(message, known)
             return
+        self._known[dst] = self._known.get(dst, 0) | known
         if src == MASTER:  # links to nodes that it left out are closed
             self._links = {ends: link for ends, link in self._links.items()
                            if ends[1] != dst or ends[0] in (*message[1], CLIENT, MASTER)}
@@ -204,6 +214,16 @@ class ChainRun:
             self._tell_client()
         if dies:
             self.kill(dst)
+
+
+def copied(sent: Any) -> Any:
+    """A copy that shares nothing with `sent` that could change."""
+    return sent if _is_plain(sent) else copy.deepcopy(sent)
+
+
+def _is_plain(value: Any) -> bool:
+    """Numbers, texts and tuples of them, for which copy.deepcopy takes long."""
+    return type(value) in (int, str) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
 def checked(sent: Any, nodes: int) -> list[tuple[Name, ChainMessage]]:

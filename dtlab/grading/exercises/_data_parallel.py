@@ -20,6 +20,11 @@ def random_tensors(sizes: Sequence[int], seed: int, dtype: torch.dtype = F64) ->
     return [torch.randn(n, generator=random, dtype=F64).to(dtype) for n in sizes]
 
 
+def summed(gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """gradients[rank][i] → the sum over all ranks of each."""
+    return [torch.stack(each).sum(0) for each in zip(*gradients, strict=True)]
+
+
 def close(came: Any, right: Sequence[Tensor]) -> bool:
     """Is `came` a list of these tensors, up to rounding?"""
     return (isinstance(came, (list, tuple)) and len(came) == len(right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dtlab.errors import ConfigError
@@ -22,6 +23,16 @@ _CLUES = {
     "is on rank": "Each stage belongs to one rank: rank r has stage r.",
     "is no action": "Write each action as stage, letter, micro-batch: f\"{r}F{i}\".",
 }
+
+
+def of_plan(judge: Callable[[Case, Schedule], Verdict]) -> Callable[[Case, Outcome], Verdict]:
+    """Decorates a function that judges a schedule which can run; for any other, the verdict is
+    what `fitting` says."""
+    def judged(case: Case, outcome: Outcome) -> Verdict:
+        plan = fitting(case, outcome)
+        return plan if isinstance(plan, Verdict) else judge(case, plan)
+
+    return judged
 
 
 def fitting(case: Case, outcome: Outcome) -> Schedule | Verdict:

@@ -12,6 +12,7 @@ from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._data_parallel import F64, judge_values
+from dtlab.grading.exercises._standard import COLLECTIVES, sent_at_most
 
 
 def mean_gradient(samples: Tensor) -> Tensor:
@@ -57,13 +58,9 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
 def _traffic(case: Case, outcome: Outcome) -> Verdict:
     p, length = case.ranks, case.args[0][1]
     allowed = 2 * (p - 1) * (-(-(length + 1) // p) * 8 + 8)  # the count may travel alone
-    sent = [outcome.trace.sent_bytes(rank) for rank in range(p)]
-    text = f"{max(sent):,} / {allowed:,}"
-    if max(sent) <= allowed:
-        return Verdict(True, f"{max(sent):,} B a rank", "one all-reduce", text)
-    return Verdict(False, f"rank {sent.index(max(sent))} sent {max(sent):,} B", f"≤ {allowed:,} B",
-                   text, clue="The gradients are reduced more than once. Add up on each rank first; "
-                              "one all-reduce of the sums, after the last micro-batch, is enough.")
+    return sent_at_most(case, outcome, allowed, "", "one all-reduce", lambda sent: (
+        "The gradients are reduced more than once. Add up on each rank first; one all-reduce of "
+        "the sums, after the last micro-batch, is enough."))
 
 
 def _build(seed: int) -> list[Check]:
@@ -71,8 +68,8 @@ def _build(seed: int) -> list[Check]:
         random = torch.Generator().manual_seed(seed)
         args = [([torch.randn(b + seed % 2, length, generator=random, dtype=F64) for b in batches],
                  length) for batches in sizes]
-        return Case(f"{len(sizes)} ranks, {tried}", args, library=True, latency_s=1e-6,
-                    bandwidth_Bps=1e9, harness=run_batches, **more)
+        return Case(f"{len(sizes)} ranks, {tried}", args, harness=run_batches, **COLLECTIVES,
+                    **more)
 
     equal = [case("equal micro-batches", 8, [4, 4], [4, 4]),
              case("equal micro-batches", 12, *[[2, 2, 2]] * 4)]

@@ -8,6 +8,7 @@ from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises import _shared as shared
 from dtlab.grading.exercises._shared import BF16, F32, F64, I64, lg_ceil
+from dtlab.grading.exercises._standard import real, sent_at_most
 
 
 def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0,
@@ -79,19 +80,12 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
     p, part = case.ranks, case.facts["part"]
-    allowed = p * lg_ceil(p) // 2 * part
-    sent = [outcome.trace.sent_bytes(rank) for rank in range(p)]
-    most = max(sent)
-    nbytes = f"{most:,} / {allowed:,}"
-    if most <= allowed:
-        return Verdict(True, "half of the parts a round", "≤ n/2·⌈lg p⌉ a rank", nbytes)
-    if most >= lg_ceil(p) * (p - 1) * part:
-        clue = ("All parts leave in every round. In the round of hop 2^k only those move whose "
-                "distance d has the bit 2^k: half of them.")
-    else:
-        clue = "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer."
-    return Verdict(False, f"rank {sent.index(most)} sent {most:,} B", f"≤ {allowed:,} B: n/2·⌈lg p⌉",
-                   nbytes, clue=clue)
+    return sent_at_most(case, outcome, p * lg_ceil(p) // 2 * part, "half of the parts a round",
+                        "≤ n/2·⌈lg p⌉ a rank", lambda sent: (
+        "All parts leave in every round. In the round of hop 2^k only those move whose distance d "
+        "has the bit 2^k: half of them." if max(sent) >= lg_ceil(p) * (p - 1) * part else
+        "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer."),
+        ": n/2·⌈lg p⌉")
 
 
 def _build(seed: int) -> list[Check]:
@@ -111,8 +105,7 @@ def _build(seed: int) -> list[Check]:
               "buffer for what arrives."),
         Check("rounds", 2, "2 to 13 ranks, simulated", timed, _rounds, provided=_values),
         Check("bytes", 2, "2 to 13 ranks", timed, _bytes, provided=_values),
-        Check("real", 1, "4 processes over Gloo", [_case(4, (250,), seed=seed, gloo=True)],
-              _values, "It works in the simulator, but not on real processes over Gloo."),
+        real(_case(4, (250,), seed=seed, gloo=True), _values),
     ]
 
 

@@ -8,13 +8,9 @@ import torch
 
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._data_parallel import (
-    F32,
-    F64,
-    judge_values,
-    random_tensors,
-    sent_in_rings,
-)
+from dtlab.grading.exercises import _data_parallel as shared
+from dtlab.grading.exercises._data_parallel import F32, F64, sent_in_rings
+from dtlab.grading.exercises._standard import COLLECTIVES
 
 
 def _buckets(sizes: list[int], least: int) -> list[int]:
@@ -29,10 +25,9 @@ def _buckets(sizes: list[int], least: int) -> list[int]:
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
-    p = case.ranks
-    sums = [torch.stack(g).sum(0) for g in zip(*(args[0] for args in case.args), strict=True)]
-    mine = [args[0] for args in case.args]
-    sizes, least = [len(s) for s in sums], case.args[0][1]
+    p, mine, least = case.ranks, [args[0] for args in case.args], case.args[0][1]
+    sums = shared.summed(mine)
+    sizes = [len(s) for s in sums]
     last = _buckets(sizes, least)[-1]
 
     def without_last(rank: int) -> list[torch.Tensor]:
@@ -42,8 +37,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             left -= len(total)
         return out
 
-    return judge_values(case, [after[0] for after in outcome.after], [s / p for s in sums],
-                        "the average over all ranks", {
+    return shared.judge_values(case, [after[0] for after in outcome.after], [s / p for s in sums],
+                               "the average over all ranks", {
         "The gradients are summed, but not averaged: divide by the number of ranks, or op=\"avg\".":
             lambda r: sums,
         "The average is divided by the number of ranks once more: op=\"avg\" does it by itself.":
@@ -71,15 +66,16 @@ def _messages(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _order(case: Case, outcome: Outcome) -> Verdict:
-    item = case.args[0][0][0].itemsize
-    sizes, least = [len(g) for g in case.args[0][0]], case.args[0][1]
-    expected = [2 * (case.ranks - 1) * n * item for n in _buckets(sizes, least)]
-    came = sent_in_rings(outcome, case.ranks)
-    if came == expected:
+    grads, least = case.args[0]
+    sizes, came = [len(g) for g in grads], sent_in_rings(outcome, case.ranks)
+
+    def rings(sizes: list[int]) -> list[int]:
+        return [2 * (case.ranks - 1) * n * grads[0].itemsize for n in _buckets(sizes, least)]
+
+    if came == rings(sizes):
         return Verdict(True, "last gradients first", "last gradients first")
-    forward = [2 * (case.ranks - 1) * n * item for n in _buckets(sizes[::-1], least)]
     clue = ("The buckets begin with the first gradient. Backward computes the last layer's first: "
-            "go through `grads` from its end." if came == forward else
+            "go through `grads` from its end." if came == rings(sizes[::-1]) else
             "Fill the buckets from the end of `grads`; close each once it holds `least` elements.")
     return Verdict(False, "other buckets", "from the last gradient to the first", clue=clue)
 
@@ -88,9 +84,9 @@ def _build(seed: int) -> list[Check]:
     def case(ranks: int, sizes: list[int], least: int, dtype: torch.dtype = F64, **more: Any
              ) -> Case:
         sizes = [n + (seed % 3 if n > 1 else 0) for n in sizes]
-        args = [(random_tensors(sizes, 100 * seed + rank, dtype), least) for rank in range(ranks)]
-        return Case(describe_case(ranks, sum(sizes), dtype), args, library=True, latency_s=1e-6,
-                    bandwidth_Bps=1e9, **more)
+        args = [(shared.random_tensors(sizes, 100 * seed + rank, dtype), least)
+                for rank in range(ranks)]
+        return Case(describe_case(ranks, sum(sizes), dtype), args, **COLLECTIVES, **more)
 
     plain = [case(2, [8, 4, 12, 6], 10), case(4, [16, 16, 16, 16], 32), case(3, [5, 40, 7, 3], 12)]
     odd = [case(3, [4, 4, 4], 5), case(5, [1, 2, 3, 4, 5], 6), case(4, [3], 100),

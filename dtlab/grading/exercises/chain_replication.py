@@ -4,19 +4,29 @@ possible moment."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._chain_run import ADDS, Crash, Flood, ChainRun, points
+from dtlab.grading.exercises._chain_run import (
+    ADDS,
+    ChainMessage,
+    ChainRun,
+    Crash,
+    Flood,
+    Receive,
+    copied,
+    points,
+)
 
-Receive = Callable[[dict[str, Any], tuple[Any, ...]], Any]
 Facts = dict[str, Any]
+Experiment = Callable[..., list[Any]]  # (receive, nodes, …): calls receive, gives what came of it
 ROLES = {"head": 0, "middle": 1, "tail": 2}
 
 
-# ---- in the learner's process ------------------------------------------------------------------
+# ---- experiments: in the learner's process with its function, then in the judge with its answers
 
 
 def run_calm(receive: Receive, nodes: int, schedules: list[int], again: bool) -> list[Facts]:
@@ -28,7 +38,7 @@ def run_crashes(receive: Receive, nodes: int, victim: int, schedules: list[int])
     """A run for every moment at which `victim` could die."""
     found = []
     for schedule in schedules:
-        for crash in points(_ended(ChainRun(receive, nodes, schedule)), victim):
+        for crash in points(ChainRun(receive, nodes, schedule).run(), victim):
             found.append(_facts(ChainRun(receive, nodes, schedule, [crash]), [crash]))
     return found
 
@@ -54,33 +64,43 @@ def count_messages(receive: Receive, nodes: int) -> list[int]:
     return [*counts[1:], len(crashed.get("unanswered", "?"))]
 
 
-def _ended(run: ChainRun) -> ChainRun:
-    try:
-        return run.run()
-    except Flood:
-        return run
-
-
 def _facts(run: ChainRun, crashes: Any) -> Facts:
+    crashes = [tuple(crash) for crash in crashes]
     try:
-        found = run.run().facts()
+        return run.run().facts() | {"crashes": crashes}
     except Flood:
-        found = {"flood": True}
-    return found | {"crashes": [tuple(crash) for crash in crashes]}
+        raise Flood(crashes) from None
 
 
 def _pairs(receive: Receive, nodes: int, schedule: int, stride: int) -> Iterator[list[Crash]]:
     count = 0
-    calm = _ended(ChainRun(receive, nodes, schedule))
+    calm = ChainRun(receive, nodes, schedule).run()
     for first in range(nodes):
         for crash in points(calm, first):
             count += 1
             if count % stride:
                 continue
-            one = _ended(ChainRun(receive, nodes, schedule, [crash]))
+            one = ChainRun(receive, nodes, schedule, [crash]).run()
             for second in range(nodes):
                 if second != first:
                     yield from ([crash, other] for other in points(one, second)[::stride])
+
+
+# ---- in the learner's process ------------------------------------------------------------------
+
+
+def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
+    """What `receive` returned, call after call, until messages have no end."""
+    answers: list[Any] = []
+
+    def recorded(node: dict[str, Any], message: ChainMessage) -> Any:
+        sent = receive(node, message)
+        answers.append([*map(copied, sent)] if type(sent) is list else copied(sent))
+        return sent
+
+    with suppress(Flood):
+        experiment(recorded, *args)
+    return answers
 
 
 # ---- in the judge ------------------------------------------------------------------------------
@@ -90,6 +110,8 @@ _CLUES = {
              "one to itself?",
     "no number": "(\"value\", number, value): the value is node[\"values\"].get(key, 0), a whole "
                  "number.",
+    "guessed": "A node knows only what its own messages have brought: what another node has in its "
+               "memory is out of reach.",
     "twice": "An add was carried out twice. The same message may come again, from the client or "
              "from the node before: remember the numbers of adds that you have carried out, and "
              "pass these on without adding.",
@@ -109,10 +131,24 @@ _CLUES = {
 }
 
 
+def _replayed(case: Case, outcome: Outcome) -> list[Any]:
+    """What comes of the learner's answers. The client and the network keep their books here, where
+    no answer reaches them; [] if these can't be the answers to their messages."""
+    answers = iter(outcome.values[0])
+    try:
+        return list(case.facts["experiment"](lambda *_: next(answers), *case.args[0]))
+    except Flood as flood:
+        return [{"flood": True, "crashes": flood.args[0] if flood.args else []}]
+    except Exception:
+        return []
+
+
 def _problem(facts: Facts, nodes: int) -> tuple[str, str]:
     """The first thing that is wrong with one run: its kind, and in words. Or two empty texts."""
     if facts.get("flood"):
         return "flood", "messages without end"
+    if facts["guessed"]:
+        return "guessed", "a node answered with an add of which no message told it"
     for value, certain, sent in facts["reads"]:
         if value is None:
             return "no number", "a read was answered with something that is not a number"
@@ -134,7 +170,7 @@ def _problem(facts: Facts, nodes: int) -> tuple[str, str]:
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
-    runs: list[Facts] = outcome.values[0]
+    runs: list[Facts] = _replayed(case, outcome)
     for facts in runs:
         kind, words = _problem(facts, case.facts["nodes"])
         if kind:
@@ -154,7 +190,7 @@ def _crash_text(crash: tuple[int, int, int], case: Case) -> str:
 
 
 def _messages(case: Case, outcome: Outcome) -> Verdict:
-    each, after, _ = outcome.values[0]
+    each, after, _ = _replayed(case, outcome)
     nodes = case.facts["nodes"]
     most = 2 * nodes - 1  # t − 1 down, t − 1 up, 1 to the client
     came, wanted = f"{each} messages per add", f"≤ {most} messages per add on {nodes} nodes"
@@ -170,8 +206,9 @@ def _messages(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    def case(text: str, harness: Callable[..., Any], *args: Any, nodes: int = 3) -> Case:
-        return Case(text, [(nodes, *args)], comm=False, harness=harness, facts={"nodes": nodes})
+    def case(text: str, experiment: Experiment, *args: Any, nodes: int = 3) -> Case:
+        return Case(text, [(nodes, *args)], comm=False, harness=partial(record, experiment),
+                    facts={"nodes": nodes, "experiment": experiment})
 
     schedules = [100 * seed + number for number in range(6)]
     calm = [case(f"{n} node{'s' * (n > 1)}, no crash", run_calm, schedules, False, nodes=n) for n in range(1, 5)]
@@ -197,8 +234,8 @@ def _build(seed: int) -> list[Check]:
 
 def _answers(case: Case, outcome: Outcome) -> Verdict:
     """Does it send any messages, and again what a dead node has lost?"""
-    each, _, unanswered = outcome.values[0]
-    return Verdict(each > 0 and not unanswered, "", "")
+    counts = _replayed(case, outcome)
+    return Verdict(len(counts) == 3 and counts[0] > 0 and not counts[2], "", "")
 
 
 def _any(case: Case, outcome: Outcome) -> Verdict:

@@ -19,7 +19,6 @@ RECOMPUTE = ("none", "selective", "full")
 Question = tuple[int, int, int, int, int, int, float]  # layers, hidden, heads, servers, gpus, …
 
 
-@cache
 def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
     """(pp, dp, tp, micro_batch, stage, recompute) → (seconds a step, bytes a device), or None for
     what can't be laid out."""
@@ -48,8 +47,8 @@ def all_of(question: Question) -> dict[tuple[Any, ...], tuple[float, float]]:
     servers, gpus, batch = question[3:6]
     sizes = [n for n in range(1, servers * gpus + 1) if servers * gpus % n == 0]
     micro = [n for n in range(1, batch + 1) if batch % n == 0]
-    every = product(sizes, sizes, sizes, micro, range(4), RECOMPUTE)
-    return {of: found for of in every if (found := predictor(question)(*of))}
+    every, predicted = product(sizes, sizes, sizes, micro, range(4), RECOMPUTE), predictor(question)
+    return {of: found for of in every if (found := predicted(*of))}
 
 
 def run_choice(choose: Callable[..., Any], *question: Any) -> tuple[Any, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,21 +78,32 @@ OTHERS: dict[str, Answer] = {
 
 
 def replay(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: float
-         ) -> list[torch.Tensor | str]:
-    """In the sandbox: for each request, the weights that the worker was given, or that the push left;
-    a sentence instead if the function did what it must not do."""
+         ) -> list[tuple[Any, torch.Tensor | None]]:
+    """In the sandbox: for each request, the weights that the worker was given, or that the push
+    left; and the gradient afterwards."""
     backups: dict[Any, torch.Tensor] = {}
-    seen: list[torch.Tensor | str] = []
+    seen: list[tuple[Any, torch.Tensor | None]] = []
     for request, worker, g in script:
         mine = None if g is None else g.clone()
         given = function(request, worker, w, mine, backups, lr, lam)
-        if request == "pull" and not isinstance(given, torch.Tensor):
-            seen.append(f"A pull must return the weights, not {type(given).__name__}.")
-        elif g is not None and mine is not None and not torch.equal(mine, g):
-            seen.append("The gradient g was changed: it belongs to the worker. Compute with copies.")
-        else:
-            seen.append((given if request == "pull" else w).clone())
+        left = given if request == "pull" else w
+        # Weights change later: here they are copied. What else was returned is only named.
+        seen.append((left.clone() if isinstance(left, torch.Tensor) else type(left).__name__, mine))
     return seen
+
+
+def _weights(seen: Sequence[tuple[Any, torch.Tensor | None]], script: Script
+             ) -> list[torch.Tensor | str]:
+    """Of what `replay` saw: the weights; or a sentence where the function did what it must not."""
+    found: list[torch.Tensor | str] = []
+    for (weights, mine), (_, _, g) in zip(seen, script, strict=True):
+        if not isinstance(weights, torch.Tensor):
+            found.append(f"A pull must return the weights, not {weights}.")
+        elif g is not None and not (isinstance(mine, torch.Tensor) and torch.equal(mine, g)):
+            found.append("The gradient g was changed: it belongs to the worker. Compute with copies.")
+        else:
+            found.append(weights)
+    return found
 
 
 def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr: float = 0.1,
@@ -108,11 +120,12 @@ def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr
 
 def _replayed(case: Case, function: Answer) -> list[torch.Tensor | str]:
     facts = case.facts
-    return replay(function, facts["w"].clone(), facts["script"], facts["lr"], facts["lam"])
+    seen = replay(function, facts["w"].clone(), facts["script"], facts["lr"], facts["lam"])
+    return _weights(seen, facts["script"])
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
-    wanted, found = _replayed(case, right), outcome.values[0]
+    wanted, found = _replayed(case, right), _weights(outcome.values[0], case.facts["script"])
     told = "w − lr·[g + λ·g⊙g⊙(w − w_bak)], to 1e-12"
     for number, (came, should) in enumerate(zip(found, wanted, strict=True)):
         if not _close(came, should):
@@ -154,13 +167,12 @@ def _clue(case: Case, found: list[torch.Tensor | str]) -> str:
 # ---- training under delay ----------------------------------------------------------------------
 
 
-def train(function: Answer, seed: int) -> list[float]:
-    """In the sandbox: the losses of 8 workers that take turns, so that each gradient is 7 updates
-    old: before training, and after it."""
+def train(function: Answer, seed: int) -> list[torch.Tensor]:
+    """In the sandbox: the weights after 8 workers have trained in turns, so that each gradient is 7
+    updates old."""
     model, (data, _) = MLP((64, 32, 10)), digits(F64)
     weights = model.parameters(seed, F64)
     backups: dict[str, dict[Any, torch.Tensor]] = {key: {} for key in weights}
-    before = model.loss(weights, *data)
     pulled: dict[int, dict[str, torch.Tensor]] = {}
     for number in range(GRADIENTS + WORKERS):
         worker = number % WORKERS
@@ -170,12 +182,24 @@ def train(function: Answer, seed: int) -> list[float]:
                 function("push", worker, w, g[key], backups[key], LR, LAM)
         pulled[worker] = {key: function("pull", worker, w, None, backups[key], LR, LAM).clone()
                           for key, w in weights.items()}
-    return [before, model.loss(weights, *data)]
+    return list(weights.values())
+
+
+def loss_of(weights: Sequence[torch.Tensor], seed: int) -> float:
+    """What the referee says that weights are worth; ∞ if they are not those of the model."""
+    model, (data, _) = MLP((64, 32, 10)), digits(F64)
+    like = model.parameters(seed, F64)
+    if len(weights) != len(like) or not all(
+            isinstance(w, torch.Tensor) and w.shape == own.shape
+            for w, own in zip(weights, like.values(), strict=True)):
+        return math.inf
+    return float(model.loss(dict(zip(like, (w.to(F64) for w in weights), strict=True)), *data))
 
 
 def _loss(case: Case, outcome: Outcome) -> Verdict:
     """As low as the reference's, which plain SGD is far from."""
-    (_, reached), (_, least) = outcome.values[0], train(right, case.facts["seed"])
+    seed = case.facts["seed"]
+    reached, least = loss_of(outcome.values[0], seed), loss_of(train(right, seed), seed)
     came, wanted = f"loss {reached:.3f}", f"≤ {least * 1.01:.3f}"
     clue = "Training with your update ends at a higher loss than DC-ASGD does."
     return Verdict(reached <= least * 1.01, came, wanted, clue=clue)

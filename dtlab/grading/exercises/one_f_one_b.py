@@ -6,23 +6,21 @@ import torch
 from torch import nn
 
 from dtlab.comm import Comm
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._pipeline import fitting
+from dtlab.grading.exercises._pipeline import of_plan
 from dtlab.parallel.pipeline import Pipeline, Schedule
 from dtlab.simulator import simulate
 from dtlab.topology import uniform
 
 
-def _runs(case: Case, outcome: Outcome) -> Verdict:
-    plan = fitting(case, outcome)
-    return plan if isinstance(plan, Verdict) else Verdict(True, "it can run", "complete, no deadlock")
+@of_plan
+def _runs(case: Case, plan: Schedule) -> Verdict:
+    return Verdict(True, "it can run", "complete, no deadlock")
 
 
-def _held(case: Case, outcome: Outcome) -> Verdict:
-    plan = fitting(case, outcome)
-    if isinstance(plan, Verdict):
-        return plan
+@of_plan
+def _held(case: Case, plan: Schedule) -> Verdict:
     p, m = case.args[0]
     allowed, held = [min(m, p - i) for i in range(p)], plan.time().held
     for rank, (came, most) in enumerate(zip(held, allowed, strict=True)):
@@ -38,10 +36,8 @@ def _held(case: Case, outcome: Outcome) -> Verdict:
     return Verdict(True, f"rank 0 holds {held[0]:g}", "≤ min(m, p − i)")
 
 
-def _bubble(case: Case, outcome: Outcome) -> Verdict:
-    plan = fitting(case, outcome)
-    if isinstance(plan, Verdict):
-        return plan
+@of_plan
+def _bubble(case: Case, plan: Schedule) -> Verdict:
     p, _ = case.args[0]
     for forward, backward in ((1.0, 2.0), (2.0, 3.0), (1.0, 1.0)):
         came, allowed = plan.time(forward, backward).bubble, (p - 1) * (forward + backward)
@@ -53,21 +49,15 @@ def _bubble(case: Case, outcome: Outcome) -> Verdict:
     return Verdict(True, "(p−1)(F+B)", "(p−1)(F+B)")
 
 
-def _gradients(case: Case, outcome: Outcome) -> Verdict:
+@of_plan
+def _gradients(case: Case, plan: Schedule) -> Verdict:
     """Run it, on a small model with real numbers."""
-    plan = fitting(case, outcome)
-    if isinstance(plan, Verdict):
-        return plan
     p, m = case.args[0]
     x = torch.randn(2 * m, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def layers() -> list[nn.Linear]:
-        random = torch.Generator().manual_seed(2)
-        made = [nn.Linear(3, 3, dtype=torch.float64) for _ in range(p)]
-        for layer in made:
-            for parameter in layer.parameters():
-                parameter.data = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
-        return made
+        torch.manual_seed(2)
+        return [nn.Linear(3, 3, dtype=torch.float64) for _ in range(p)]
 
     def step(comm: Comm, plan: Schedule) -> torch.Tensor | None:
         stage = layers()[comm.rank]

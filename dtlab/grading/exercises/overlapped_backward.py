@@ -12,7 +12,7 @@ from dtlab import cost
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._data_parallel import F64, judge_values, random_tensors
+from dtlab.grading.exercises._data_parallel import F64, judge_values, random_tensors, summed
 
 ALPHA, BETA = 1e-5, 1e-8
 
@@ -48,7 +48,7 @@ def run_layers(backward: Callable[..., Any], comm: Comm, gradients: list[Tensor]
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
     p, mine = case.ranks, [args[0] for args in case.args]
-    sums = [torch.stack(g).sum(0) for g in zip(*mine, strict=True)]
+    sums = summed(mine)
     averages = [s / p for s in sums]
     return judge_values(case, outcome.values, averages, "the average over all ranks", {
         "The gradients are summed, but not averaged: op=\"avg\", or divide.": lambda r: sums,

@@ -13,6 +13,8 @@ from dtlab.grading.exercises._all_reduce import (
     summing_case,
     too_large,
 )
+from dtlab.grading.exercises._shared import rounds
+from dtlab.grading.exercises._standard import held_at_most, sent_at_most
 
 # ---- values ------------------------------------------------------------------------------------
 
@@ -68,13 +70,8 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     """At most 2(p−1)⌈n/p⌉ elements from each rank."""
     p, n, item = case.ranks, case.facts["n"], case.facts["item"]
     allowed = 2 * (p - 1) * -(-n // p) * item
-    sent = [outcome.trace.sent_bytes(rank) for rank in range(p)]
-    most = max(sent)
-    nbytes = f"{most:,} / {allowed:,}"
-    if most > allowed:
-        return Verdict(False, f"rank {sent.index(most)} sent {most:,} B", f"≤ {allowed:,} B a rank",
-                       nbytes, clue=_byte_clue(sent, p, n * item, allowed))
-    return Verdict(True, "as few as can be", "2(p−1)·⌈n/p⌉ elements a rank", nbytes)
+    return sent_at_most(case, outcome, allowed, "as few as can be", "2(p−1)·⌈n/p⌉ elements a rank",
+                        lambda sent: _byte_clue(sent, p, n * item, allowed), " a rank")
 
 
 def _byte_clue(sent: list[int], p: int, whole: int, allowed: int) -> str:
@@ -90,35 +87,22 @@ def _byte_clue(sent: list[int], p: int, whole: int, allowed: int) -> str:
 
 
 def _rounds(case: Case, outcome: Outcome) -> Verdict:
-    """One second a message and infinite bandwidth: the virtual time counts the rounds."""
     allowed = 2 * (case.ranks - 1)
-    took = outcome.elapsed_s
-    rounds = f"{took:g} / {allowed}"
-    if took <= allowed + 1e-9:
-        return Verdict(True, f"{took:g} rounds", f"≤ 2(p−1) = {allowed} rounds", rounds=rounds)
-    if took >= 1.5 * allowed:
+    clue = "A few steps too many: each of the two phases needs p − 1 steps."
+    if outcome.elapsed_s >= 1.5 * allowed:
         clue = ("Some ranks wait while others talk. Let every rank send to the right and receive "
                 "from the left in the same step: comm.sendrecv(chunk, right, inbox, left).")
-    else:
-        clue = "A few steps too many: each of the two phases needs p − 1 steps."
-    return Verdict(False, f"{took:g} rounds", f"≤ 2(p−1) = {allowed} rounds", rounds=rounds,
-                   clue=clue)
+    return rounds(case, outcome, allowed, "2(p−1)", clue)
 
 
 def _memory(case: Case, outcome: Outcome) -> Verdict:
     """One chunk on top of x: ⌈n/p⌉ elements."""
     p, n, item = case.ranks, case.facts["n"], case.facts["item"]
-    chunk, most = -(-n // p) * item, max(outcome.peak_bytes)
-    came, expected = f"{most:,} B beside x", f"≤ {chunk:,} B: one chunk"
-    if most <= chunk:
-        return Verdict(True, came, expected)
-    if most >= n * item:
-        clue = ("A whole copy of x is made (clone, cat, stack, x + …, tolist). Add and overwrite in "
-                "place: chunks from x.tensor_split(p) are views of x.")
-    else:
-        clue = ("More than one chunk is held. One inbox is enough: make it once, before the loop; "
-                "chunks of x can be sent, and in the second phase received into, as they are.")
-    return Verdict(False, came, expected, clue=clue)
+    return held_at_most(outcome, -(-n // p) * item, ": one chunk", lambda most: (
+        "A whole copy of x is made (clone, cat, stack, x + …, tolist). Add and overwrite in "
+        "place: chunks from x.tensor_split(p) are views of x." if most >= n * item else
+        "More than one chunk is held. One inbox is enough: make it once, before the loop; "
+        "chunks of x can be sent, and in the second phase received into, as they are."))
 
 
 def _build(seed: int) -> list[Check]:

@@ -26,19 +26,23 @@ def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> 
     text = describe_case(ranks, math.prod(shape), dtype)
     if len(shape) != 1:
         text = text.replace(f"{math.prod(shape)} ×", f"{'×'.join(map(str, shape))} ×")
-    return Case(text, args, LATENCY_S, nbytes / LATENCY_S or math.inf, harness=call_and_compare,
+    return Case(text, args, LATENCY_S, nbytes / LATENCY_S or math.inf, harness=call_and_overwrite,
                 facts={"nbytes": nbytes, "message_s": LATENCY_S * (2 if nbytes else 1)})
 
 
-def call_and_compare(shift: Callable[..., Any], comm: Comm, x: torch.Tensor) -> tuple[Any, bool]:
-    """In the learner's process: what `shift` returns, and whether that is `x` itself."""
+def call_and_overwrite(shift: Callable[..., Any], comm: Comm, x: torch.Tensor
+                       ) -> tuple[Any, torch.Tensor, Any]:
+    """In the learner's process: what `shift` returns, x afterwards, and what of the returned is
+    left once x is overwritten, which changes it if it is x itself."""
     value = shift(comm, x)
-    return value, value is x
+    returned, after = value.clone() if isinstance(value, torch.Tensor) else value, x.clone()
+    x += 1
+    return returned, after, value
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
     sent = [args[0] for args in case.args]
-    for rank, (value, is_x) in enumerate(outcome.values):
+    for rank, (value, x, kept) in enumerate(outcome.values):
         wanted = sent[(rank - 1) % case.ranks]
         if not isinstance(value, torch.Tensor):
             clue = "Return the tensor that was received."
@@ -46,11 +50,11 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
         if not _equal(value, wanted):
             return Verdict(False, f"rank {rank} got {_shown(value)}", _shown(wanted),
                            clue=_clue(value, rank, sent))
-        if not _equal(outcome.after[rank][0], sent[rank]):
+        if not _equal(x, sent[rank]):
             clue = ("x belongs to the caller: receive into a new tensor, torch.empty_like(x), "
                     "and leave x as it is.")
             return Verdict(False, f"rank {rank}'s x was overwritten", "x as it was", clue=clue)
-        if is_x:
+        if not (isinstance(kept, torch.Tensor) and _equal(kept, value)):
             clue = "It is right, but x itself: return a new tensor, x.clone() if there is one rank."
             return Verdict(False, f"rank {rank} returned x itself", "a new tensor", clue=clue,
                            sure=True)

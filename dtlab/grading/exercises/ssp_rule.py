@@ -98,11 +98,11 @@ def _clue(queries: Sequence[Query], answers: Sequence[Any]) -> str:
 # ---- in a server -------------------------------------------------------------------------------
 
 
-def cluster(function: Rule, comm: Comm, paces: Sequence[Sequence[float]], staleness: float) -> str:
-    """In the sandbox: rank 0 serves with the learner's rule, the others work, at these paces."""
+def cluster(function: Rule, comm: Comm, pace: Sequence[float], staleness: float) -> str:
+    """In the sandbox: rank 0 serves with the learner's rule, the others work, each at its pace."""
     if comm.rank == 0:
         return _serve(function, comm, staleness)
-    for step, seconds in enumerate(paces[comm.rank - 1]):
+    for step, seconds in enumerate(pace):
         if _request(comm, "pull") == NO:
             return NO
         with comm.compute(str(step), seconds=seconds):
@@ -149,7 +149,7 @@ def _serve(function: Rule, comm: Comm, staleness: float) -> str:
 
 def _run(name: str, paces: list[list[float]], staleness: float) -> Case:
     tried = f"{name}, {len(paces)} workers, s = {_shown(staleness)}"
-    args = [(paces, staleness)] * (len(paces) + 1)
+    args: list[tuple[Any, ...]] = [([], staleness), *((pace, staleness) for pace in paces)]
     return Case(tried, args, latency_s=1e-7, harness=cluster,
                 facts={"paces": paces, "staleness": staleness})
 
@@ -170,7 +170,7 @@ def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[fl
 
 def _begun(outcome: Outcome) -> dict[tuple[int, int], float]:
     """(worker from 1, iteration) → when it began: from the referee's own trace."""
-    return {(span.rank, int(span.label)): span.start_s for span in outcome.trace.spans}
+    return {(span.rank, int(span.label)): span.start_s for span in outcome.trace.spans if span.rank}
 
 
 def _not_too_early(case: Case, outcome: Outcome) -> Verdict:

@@ -37,10 +37,10 @@ class Layer:
         return grad @ matrix.T, (x.T @ grad).flatten()
 
 
-def call(step: Callable[..., Any], comm: Comm, layers: list[Layer], shards: list[Tensor], x: Tensor
+def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[Tensor], x: Tensor
          ) -> tuple[Any, bool]:
     """In the sandbox: what `step` returns, and whether it holds parts of larger vectors."""
-    found = step(comm, layers, shards, x)
+    found = step(comm, [Layer(width) for width in widths], shards, x)
     tensors = [g for g in tree_leaves(found) if isinstance(g, Tensor)]
     return found, any(g.untyped_storage().nbytes() > g.nbytes for g in tensors)
 
@@ -170,7 +170,7 @@ def _build(seed: int) -> list[Check]:
         xs = [torch.randn(samples, widths[0], generator=random, dtype=F64) for _ in range(ranks)]
         cuts = [_cut(w, ranks) for w in weights]
         text = f"{ranks} rank{'s' * (ranks > 1)}, {len(widths)} layers of {widths[0]}²"
-        args = [(layers, [cut[rank] for cut in cuts], xs[rank]) for rank in range(ranks)]
+        args = [(list(widths), [cut[rank] for cut in cuts], xs[rank]) for rank in range(ranks)]
         facts = {"layers": layers, "weights": weights, "xs": xs, "ranks": ranks,
                  "total": sum(la.numel for la in layers)}
         return Case(text, args, harness=call, library=True, latency_s=1e-6, bandwidth_Bps=1e9,

@@ -1,0 +1,166 @@
+"""The results of a class as files: pages for people, tables for spreadsheets and Gradescope."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from dtlab.grading.class_grading import Graded
+from dtlab.grading.report import Report, printable, whole
+from dtlab.grading.similarity import similar_pairs
+
+SHOWN = 15  # rows of the summary's lists
+
+
+@dataclass
+class LearnerRow:
+    """All that one learner has handed in."""
+
+    learner: str
+    page: str  # the name of the learner's files
+    graded: list[Graded] = field(default_factory=list)
+
+    @property
+    def reports(self) -> list[Report]:
+        """Of the exercises that count."""
+        return [report for each in self.graded if each.counts for report in each.report.exercises]
+
+    @property
+    def points(self) -> float:
+        """Points earned."""
+        return whole(sum(report.points for report in self.reports))
+
+    @property
+    def max_points(self) -> float:
+        """Points that right answers to what was handed in earn."""
+        return whole(sum(report.max_points for report in self.reports))
+
+    @property
+    def chapters(self) -> list[str]:
+        """The notebooks that count."""
+        return sorted(each.report.chapter for each in self.graded
+                      if each.counts and each.report.chapter)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a teacher should look at."""
+        found = []
+        for each in self.graded:
+            name = each.hand_in.name
+            if each.report.error:
+                found.append(f"{name}: {each.report.error}")
+            elif not each.counts:
+                found.append(f"{name}: a later hand-in counts")
+            if each.late:
+                found.append(f"{name}: late")
+        return found
+
+
+def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None:
+    """Write index.html, class.csv, and for each learner a page and Gradescope's results.json."""
+    rows = rows_of(graded)
+    (out / "learners").mkdir(parents=True, exist_ok=True)
+    pages = jinja2.Environment(loader=jinja2.PackageLoader("dtlab.grading", "pages"),
+                               autoescape=True, undefined=jinja2.StrictUndefined)
+    pages.globals["points"] = lambda number: f"{number:g}"
+    for row in rows:
+        text = pages.get_template("learner.html").render(row=row)
+        (out / "learners" / f"{row.page}.html").write_text(text, encoding="utf-8")
+        (out / "learners" / f"{row.page}.json").write_text(json.dumps(
+            gradescope_results(row.reports, row.notes), indent=1), encoding="utf-8")
+    (out / "class.csv").write_text(class_csv(rows), encoding="utf-8")
+    (out / "index.html").write_text(pages.get_template("class.html").render(
+        rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows),
+        seconds=sum(report.seconds for row in rows for report in row.reports),
+        hardest=_hardest(rows), mistakes=_mistakes(rows),
+        pairs=similar_pairs(_answers(rows))), encoding="utf-8")
+
+
+def rows_of(graded: Sequence[Graded]) -> list[LearnerRow]:
+    """One row a learner, in the order of names."""
+    rows: dict[str, LearnerRow] = {}
+    for each in graded:
+        learner = printable(each.hand_in.learner).replace("\n", " ").replace("\t", " ")
+        if learner not in rows:
+            safe = re.sub(r"[^\w-]+", "_", learner)[:60]
+            rows[learner] = LearnerRow(learner, f"{len(rows) + 1:03}_{safe}")
+        rows[learner].graded.append(each)
+    return [rows[learner] for learner in sorted(rows)]
+
+
+def class_csv(rows: Sequence[LearnerRow]) -> str:
+    """One line a learner: points in all, of each exercise, and notes."""
+    ids = list(dict.fromkeys(report.exercise for row in rows for report in row.reports))
+    page = io.StringIO()
+    writer = csv.writer(page, lineterminator="\n")
+    writer.writerow(["learner", "points", "max_points", *ids, "notes"])
+    for row in rows:
+        earned = {report.exercise: report.points for report in row.reports}
+        writer.writerow([_plain_cell(row.learner), row.points, row.max_points,
+                         *(earned.get(each, "") for each in ids),
+                         _plain_cell("; ".join(row.notes))])
+    return page.getvalue()
+
+
+def _plain_cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    text = printable(text)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+
+
+def gradescope_results(reports: Sequence[Report], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """What Gradescope reads: https://gradescope-autograders.readthedocs.io/en/latest/specs/"""
+    tests = [
+        {"name": f"{report.exercise}: {row.name}", "score": row.points, "max_score": row.max_points,
+         "status": "passed" if row.passed else "failed", "visibility": "visible",
+         "output": "\n".join(part for part in (
+             f"tried: {row.tried}", f"result: {row.came}", f"expected: {row.expected}",
+             row.hint and f"hint: {row.hint}") if part)}
+        for report in reports for row in report.rows
+    ]
+    return {"score": whole(sum(report.points for report in reports)), "visibility": "visible",
+            "output": "\n".join(notes), "tests": tests}
+
+
+# ---- the summary ---------------------------------------------------------------------------------
+
+
+def _histogram(rows: Sequence[LearnerRow]) -> list[int]:
+    """How many learners earned 0–9, 10–19, … 90–99, 100 percent."""
+    counts = Counter(int(10 * row.points / row.max_points) for row in rows if row.max_points)
+    return [counts[tenth] for tenth in range(11)]
+
+
+def _hardest(rows: Sequence[LearnerRow]) -> list[tuple[str, str, int, int]]:
+    """(exercise, check, how many passed, of how many), the hardest first."""
+    passed: Counter[tuple[str, str]] = Counter()
+    tried: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for report in row.reports:
+            for check in report.rows:
+                tried[report.exercise, check.name] += 1
+                passed[report.exercise, check.name] += check.passed
+    found = [(*which, passed[which], count) for which, count in tried.items()
+             if passed[which] < count]
+    return sorted(found, key=lambda row: (row[2] / row[3], row[0], row[1]))[:SHOWN]
+
+
+def _mistakes(rows: Sequence[LearnerRow]) -> list[tuple[tuple[str, str], int]]:
+    """((exercise, hint), how many learners read it), the commonest first."""
+    counts = Counter((report.exercise, hint) for row in rows for report in row.reports
+                     for hint in report.hints[:1])
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
+
+
+def _answers(rows: Sequence[LearnerRow]) -> dict[str, dict[str, str]]:
+    return {row.learner: {exercise: code for each in row.graded if each.counts
+                          for exercise, code in each.report.answers.items()} for row in rows}

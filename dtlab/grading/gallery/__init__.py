@@ -1,0 +1,15 @@
+"""Attacks on the grader: answers and notebooks that want points, secrets or harm.
+
+`dtlab grade --attack` hands each of them in, then an honest notebook, and says what came of it: no
+attack may earn a point, leave anything behind, or change the next grade.
+"""
+
+from __future__ import annotations
+
+from dtlab.grading.gallery import channels, endings, inspection, notebooks, patches, values
+from dtlab.grading.gallery.attack import Attack
+
+ATTACKS: tuple[Attack, ...] = (*values.ATTACKS, *patches.ATTACKS, *inspection.ATTACKS,
+                               *endings.ATTACKS, *channels.ATTACKS, *notebooks.ATTACKS)
+
+__all__ = ["ATTACKS", "Attack"]

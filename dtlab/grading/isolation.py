@@ -1,0 +1,124 @@
+"""Where a submission's processes run: what they can see of this machine.
+
+    bubblewrap  in namespaces of their own, without network, with nothing in sight but Python, its
+                libraries and this package without the exercises' checks; a home in memory, empty
+    nobody      under the user nobody, for root in a container that allows no namespaces; what must
+                stay secret has to be unreadable to others
+    none        as the user who grades: for one's own code only
+
+In all of them, on Linux, each rank may only make the system calls of `system_calls`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import dtlab
+from dtlab.errors import ConfigError
+from dtlab.grading.system_calls import can_restrict
+
+SANDBOXES = ("bubblewrap", "nobody", "none")
+PACKAGE = Path(dtlab.__file__).resolve().parent
+SECRET = ("grading/exercises", "grading/gallery")  # of the package: oracles, and known attacks
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache")
+_SAME_CPU = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "LD_LIBRARY_PATH")  # what numbers depend on
+HOME = "/home/learner"
+NOBODY = 65534
+
+
+def choose_sandbox(name: str | None = None) -> str:
+    """The sandbox of this name, or the best that works here. `ConfigError` says how to get one."""
+    if name is None:
+        found = [each for each in SANDBOXES[:2] if not _obstacle(each)]
+        if found:
+            return found[0]
+        raise ConfigError(
+            f"grading runs other people's code, and this machine has no sandbox: bubblewrap "
+            f"{_obstacle('bubblewrap')}; install it (Debian, Ubuntu: apt install bubblewrap "
+            f"libseccomp2), or grade in a container as root; for your own code add --sandbox none")
+    if name not in SANDBOXES:
+        raise ConfigError(f"there is no sandbox {name!r}; choose {', '.join(SANDBOXES)}")
+    if trouble := _obstacle(name):
+        raise ConfigError(f"the sandbox {name} {trouble}")
+    return name
+
+
+@cache
+def _obstacle(name: str) -> str:
+    """Why this sandbox does not work here; "" if it does."""
+    if name == "none":
+        return ""
+    if not can_restrict():
+        return "needs Linux and libseccomp (Debian, Ubuntu: apt install libseccomp2)"
+    if name == "nobody":
+        return "" if os.geteuid() == 0 else "is for root, in a container"
+    if shutil.which("bwrap") is None:
+        return "is not installed"
+    tried = subprocess.run([*bubblewrap(), sys.executable, "-s", "-P", "-c", "import pyseccomp"],
+                           env=environment(), capture_output=True, text=True, check=False)
+    return "" if tried.returncode == 0 else f"does not work here ({tried.stderr.strip()[-200:]})"
+
+
+def check_secrets(folders: list[Path]) -> None:
+    """For the sandbox nobody: `ConfigError` unless others can read none of these folders."""
+    for folder in [*(PACKAGE / part for part in SECRET), *folders]:
+        if folder.exists() and not _closed(folder.resolve()):
+            raise ConfigError(f"the sandbox nobody can't hide {folder}, which every user may read: "
+                              f"chmod -R go-rwx {folder}")
+
+
+def _closed(path: Path) -> bool:
+    """Does this path, or a folder above it, keep others out?"""
+    own = path.stat().st_mode
+    if not own & (stat.S_IROTH | stat.S_IXOTH):
+        return True
+    return any(not folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+
+
+def start_isolated(sandbox: str, arguments: list[str], fd: int) -> subprocess.Popen[bytes]:
+    """Start Python with these arguments in bubblewrap or as nobody, with one open descriptor."""
+    command = [sys.executable, "-s", "-P", *arguments]
+    user = NOBODY if sandbox == "nobody" else None
+    if sandbox == "bubblewrap":
+        command = [*bubblewrap(), *command]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, pass_fds=[fd], env=environment(), cwd="/", stdin=quiet,
+                            stdout=quiet, stderr=quiet, start_new_session=True, user=user,
+                            group=user, extra_groups=None if user is None else [])
+
+
+def environment() -> dict[str, str]:
+    """What a submission sees of the environment: nothing of the teacher's."""
+    own = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
+           "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1",
+           "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return own | {name: os.environ[name] for name in _SAME_CPU if name in os.environ}
+
+
+def bubblewrap() -> list[str]:
+    """The command that walls a program off: what is not named here is not there."""
+    seen = [*_SYSTEM, *{sys.prefix, sys.base_prefix, *_linked_interpreters()}, str(PACKAGE)]
+    hidden = [str(PACKAGE / part) for part in SECRET if (PACKAGE / part).is_dir()]
+    command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+               "--cap-drop", "ALL", "--hostname", "sandbox", "--tmpfs", HOME, "--dir", "/tmp",
+               "--dev", "/dev", "--setenv", "TMPDIR", HOME]
+    for path in seen:
+        command += ["--ro-bind-try", path, path]
+    for path in hidden:
+        command += ["--tmpfs", path, "--remount-ro", path]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+
+
+def _linked_interpreters() -> list[str]:
+    """The folders in which the links from sys.executable to the program itself lie."""
+    found, path = [], Path(sys.executable)
+    while path.is_symlink():
+        path = path.parent / path.readlink()
+        found.append(str(path.resolve().parent.parent))
+    return found

@@ -1,0 +1,195 @@
+"""The process from which a submission's processes are forked, and the referee's end of it.
+
+It has torch and this package loaded, so that a rank starts in milliseconds; and it never holds a
+case, an expected value, a solution or another rank's data, so that no rank inherits one. The
+referee keeps what it must not lose: it kills and watches the ranks itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dtlab.errors import DtlabError
+from dtlab.grading.frames import FrameSocket, frame_socket_pair
+from dtlab.grading.isolation import start_isolated
+from dtlab.grading.sandboxed_process import die_with_parent, run_untrusted
+from dtlab.grading.system_calls import can_restrict
+
+START_LIMIT_S = 120.0  # loading torch takes seconds, on a busy machine many
+ANSWER_LIMIT_S = 20.0
+_LARGEST = 4096  # bytes of a command or an answer; each waits for the other
+_PROGRAM = "from dtlab.grading.rank_server import main; main()"
+
+
+def preload_for(chapter: str) -> tuple[str, ...]:
+    """What the answers of a chapter need besides torch, and what takes long to import."""
+    return ("dtlab.parallel", "dtlab.models") if chapter >= "10" else ("dtlab.collectives",)
+
+
+class ServerEnded(DtlabError):
+    """The rank server is gone: what ran beside it has ended it."""
+
+
+class RankServer:
+    """The referee's end. Use it as a context manager: at the end, all its processes are killed.
+
+    sandbox: where it runs (`isolation.choose_sandbox`); "none" forks this process, which then must
+    hold nothing secret, and no threads. preload: modules to import there once, rather than in each
+    rank.
+    """
+
+    def __init__(self, sandbox: str, preload: Sequence[str] = ()):
+        here, there = socket.socketpair()
+        self._control = here
+        self._program: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        if sandbox == "none":
+            self._pid = os.fork()
+            if self._pid == 0:
+                here.close()
+                _run_server(there.detach(), preload, can_restrict())
+        else:
+            arguments = ["-c", _PROGRAM, str(there.fileno()), *preload]
+            self._program = start_isolated(sandbox, arguments, there.fileno())
+        there.close()
+        self._ask({"do": "hello"}, limit_s=START_LIMIT_S)
+
+    def __enter__(self) -> RankServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._control.close()
+        if self._program is not None:
+            self._program.kill()
+            self._program.wait()
+        else:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def fork(self) -> tuple[FrameSocket, int, int]:
+        """A new process: its socket, its number on this machine, and the one the server uses."""
+        here, there = frame_socket_pair()
+        answer, fds = self._ask({"do": "fork"}, [there.fileno()])
+        there.close()
+        inside = int(answer["pid"])
+        return here, _pid_of(fds, inside), inside
+
+    def how_it_ended(self, pid: int) -> str:
+        """"exit code 3", "signal SIGSEGV"; "" if it is alive. pid: the server's number."""
+        return str(self._ask({"do": "look", "pid": pid})[0]["ended"])
+
+    def forget(self, pid: int) -> None:
+        """The process has been killed: let its number go. pid: the server's number."""
+        self._ask({"do": "forget", "pid": pid})
+
+    def _ask(self, command: dict[str, object], fds: Sequence[int] = (),
+             limit_s: float = ANSWER_LIMIT_S) -> tuple[dict[str, Any], list[int]]:
+        try:
+            self._control.settimeout(limit_s)
+            socket.send_fds(self._control, [json.dumps(command).encode()], fds)
+            text, received, _, _ = socket.recv_fds(self._control, _LARGEST, 1)
+            answer: dict[str, Any] = json.loads(text)
+            return answer, received
+        except (OSError, ValueError) as error:
+            raise ServerEnded(f"the process that starts a submission's processes ended "
+                              f"({type(error).__name__})") from None
+
+
+def _pid_of(fds: list[int], inside: int) -> int:
+    """The number here of a process that may have another one in its own namespace."""
+    if not fds:
+        return inside
+    try:
+        lines = Path(f"/proc/self/fdinfo/{fds[0]}").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+    finally:
+        os.close(fds[0])
+
+
+# ---- the server itself --------------------------------------------------------------------------
+
+
+def _run_server(fd: int, preload: Sequence[str], restricted: bool) -> None:
+    """Serve on this socket until its other end is closed; then end this process."""
+    try:
+        die_with_parent()
+        os.closerange(3, fd)
+        os.closerange(fd + 1, 1024)
+        tempfile.gettempdir()  # torch asks for it, and a rank could not try one out
+        for name in (*preload, *(["pyseccomp"] if restricted else [])):
+            import_module(name)
+        import numpy.random  # noqa: F401
+
+        gc.collect()
+        gc.freeze()  # the collector would touch, and so copy, every page that ranks share
+        _serve(socket.socket(fileno=fd), restricted)
+    except OSError:
+        pass  # the referee is gone
+    finally:
+        os._exit(0)
+
+
+def _serve(control: socket.socket, restricted: bool) -> None:
+    while True:
+        text, fds, _, _ = socket.recv_fds(control, _LARGEST, 1)
+        if not text:
+            return
+        command = json.loads(text)
+        pid = int(command.get("pid", 0))
+        answer: dict[str, object] = {}
+        given: list[int] = []
+        if command["do"] == "fork":
+            pid = _fork_rank(control, fds[0], restricted)
+            answer = {"pid": pid}
+            given = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        elif command["do"] == "look":
+            answer = {"ended": _how_it_ended(pid)}
+        elif command["do"] == "forget":
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        socket.send_fds(control, [json.dumps(answer).encode()], given)
+        for each in given:
+            os.close(each)
+
+
+def _fork_rank(control: socket.socket, fd: int, restricted: bool) -> int:
+    pid = os.fork()
+    if pid:
+        os.close(fd)
+        return pid
+    try:
+        control.close()
+        run_untrusted(FrameSocket(socket.socket(fileno=fd)), restricted)
+    finally:
+        os._exit(1)
+
+
+def _how_it_ended(pid: int) -> str:
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if info is None:
+        return ""
+    if info.si_code == os.CLD_EXITED:
+        return f"exit code {info.si_status}"
+    return f"signal {signal.Signals(info.si_status).name}"
+
+
+def main() -> None:
+    """The server as a program of its own: arguments are the socket's number, and what to import."""
+    import torch
+
+    torch.set_num_threads(1)
+    _run_server(int(sys.argv[1]), sys.argv[2:], restricted=True)

@@ -1,0 +1,63 @@
+"""What a process does that has just been forked for a submission: it gives up what it could do, and
+serves the referee. The first frame says as what."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+from dtlab.grading import sandboxed_cells, sandboxed_rank
+from dtlab.grading.frames import ConnectionClosed, FrameSocket
+from dtlab.grading.system_calls import restrict
+
+PROCESSOR_S = 300  # what a process may use in all; the referee is stricter with each call
+OPEN_FILES = 128
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def run_untrusted(sock: FrameSocket, restricted: bool) -> None:
+    """Become the process that the first frame asks for. Never returns. restricted: it may only make
+    the system calls that it needs."""
+    code = 1
+    try:
+        die_with_parent()
+        os.setpgid(0, 0)
+        discard_output()
+        os.closerange(3, sock.fileno())
+        os.closerange(sock.fileno() + 1, 1024)
+        first = sock.recv()
+        limit_resources()
+        gloo = first.kind == "rank" and bool(first.fields["gloo"])
+        if restricted:
+            restrict(gloo)
+        if first.kind == "rank":
+            sandboxed_rank.serve(sock)
+        sandboxed_cells.serve(sock, first)
+    except ConnectionClosed:
+        code = 0  # the referee is done
+    finally:
+        os._exit(code)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def discard_output() -> None:
+    """What is written below Python's own streams goes nowhere, and there is nothing to read."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+
+
+def limit_resources() -> None:
+    """No files (so none can be shared), no core dumps, no endless computing. The referee limits its
+    memory from outside."""
+    for kind, limit in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0),
+                        (resource.RLIMIT_CPU, PROCESSOR_S), (resource.RLIMIT_NOFILE, OPEN_FILES)):
+        resource.setrlimit(kind, (limit, limit))

@@ -1,0 +1,177 @@
+"""A class: who handed in what, results that stay, and files that want to stop the grading."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import zipfile
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from dtlab import ConfigError
+from dtlab.grading import class_grading
+from dtlab.grading.class_grading import grade_class
+from dtlab.grading.class_report import rows_of, write_results
+from dtlab.grading.similarity import similar_pairs
+from dtlab.grading.submissions import find_hand_ins, learner_of
+
+ROOT = Path(__file__).resolve().parents[2]
+WELCOME = ROOT / "solutions" / "00_welcome.ipynb"
+SEED = 5
+
+
+def marked(notebook: dict, grade_id: str) -> dict:
+    return next(cell for cell in notebook["cells"]
+                if cell["metadata"].get("nbgrader", {}).get("grade_id") == grade_id)
+
+
+def hand_in(path: Path, hello: str = "", when: str = "") -> None:
+    """Write the solution of chapter 00, with another answer to its first exercise."""
+    notebook = json.loads(WELCOME.read_text())
+    if hello:
+        marked(notebook, "hello-ranks")["source"] = hello
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(notebook))
+    if when:
+        at = datetime.fromisoformat(when).timestamp()
+        os.utime(path, (at, at))
+
+
+# ---- finding hand-ins ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "learner"), [
+    ("ada/05.ipynb", "ada"),
+    ("ada/week1/deep/05.ipynb", "ada"),
+    ("ada_05_all_reduce.ipynb", "ada"),
+    ("ada lovelace 05_all_reduce.ipynb", "ada lovelace"),
+    ("ada.zip", "ada"),
+    ("Ada Lovelace_4711_assignsubmission_file_/05.ipynb", "Ada Lovelace"),
+    ("lovelaceada_LATE_123_4567_05_all_reduce.ipynb", "lovelaceada"),
+])
+def test_the_learner_is_read_off_the_path(name, learner):
+    assert learner_of(Path(name)) == learner
+
+
+def test_links_pipes_and_bad_zips_are_named_and_nothing_leaves_its_place(tmp_path):
+    folder = tmp_path / "class"
+    (folder / "gus").mkdir(parents=True)
+    os.mkfifo(folder / "gus" / "pipe.ipynb")
+    os.symlink("/dev/zero", folder / "gus" / "zero.ipynb")
+    (folder / "ida.zip").write_bytes(b"no zip")
+    with zipfile.ZipFile(folder / "hal.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(WELCOME, "../../../outside.ipynb")
+        archive.writestr("__MACOSX/x.ipynb", "{}")
+        archive.writestr("bomb.ipynb", b"\0" * 50_000_000)
+    found = {each.name: each for each in find_hand_ins(folder, tmp_path / "unpacked")}
+    assert "link" in found["gus/zero.ipynb"].problem
+    assert "no ordinary file" in found["gus/pipe.ipynb"].problem
+    assert "no zip" in found["ida.zip"].problem
+    assert "more than" in found["hal.zip/bomb.ipynb"].problem
+    good = found["hal.zip/../../../outside.ipynb"]
+    assert (good.learner, good.problem) == ("hal", "")
+    assert good.file.parent == tmp_path / "unpacked"
+    assert len(found) == 5
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["class", "unpacked"]
+
+
+# ---- a class -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """(the class's folder, the results' folder, what grading gave)."""
+    folder, out = tmp_path_factory.mktemp("class"), tmp_path_factory.mktemp("results")
+    leaks = ("def hello(comm):\n    print('secret', comm.rank)\n"
+             "    raise ValueError('\\x1b[31m<script>')")
+    hand_in(folder / "ada" / "00_welcome.ipynb", "def hello(comm): return 0", "2026-11-01")
+    hand_in(folder / "ada" / "00_again.ipynb", "", "2026-11-03")
+    hand_in(folder / "=eve" / "x.ipynb", leaks, "2026-11-01")
+    (folder / "fred").mkdir()
+    (folder / "fred" / "x.ipynb").write_text('{"cells": [null, {"cell_type": "code", "metadata": '
+                                             '{"nbgrader": {"grade_id": ["a"]}, "tags": 3}, '
+                                             '"source": null}]}')
+    results = grade_class(folder, out, jobs=2, seed=SEED, sandbox="none",
+                          deadline=datetime(2026, 11, 2))
+    write_results(results, out, SEED)
+    return folder, out, results
+
+
+def test_every_hand_in_is_a_row_and_the_later_one_counts(graded):
+    rows = {row.learner: row for row in rows_of(graded[2])}
+    assert list(rows) == ["=eve", "ada", "fred"]
+    assert (rows["ada"].points, rows["ada"].max_points) == (8, 8)
+    assert rows["ada"].notes == ["ada/00_again.ipynb: late",
+                                 "ada/00_welcome.ipynb: a later hand-in counts"]
+    assert (rows["=eve"].points, rows["=eve"].max_points) == (4, 8)
+    assert "no exercise of this course" in rows["fred"].notes[0]
+
+
+def test_the_table_of_the_class_opens_in_a_spreadsheet_without_formulas(graded):
+    rows = list(csv.DictReader(io.StringIO((graded[1] / "class.csv").read_text())))
+    assert [row["learner"] for row in rows] == ["'=eve", "ada", "fred"]
+    assert [row["hello-ranks"] for row in rows] == ["0", "4", ""]
+
+
+def test_pages_escape_what_learners_wrote(graded):
+    page = next((graded[1] / "learners").glob("*eve.html")).read_text()
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert "ValueError" in page
+    told = json.loads(next((graded[1] / "learners").glob("*eve.json")).read_text())
+    assert told["score"] == 4
+    assert sum(test["score"] for test in told["tests"]) == 4
+    assert sum(test["max_score"] for test in told["tests"]) == 8
+    assert "\x1b" not in json.dumps(told)
+    assert "“" not in (graded[1] / "index.html").read_text()[:200]
+
+
+def test_what_is_graded_is_not_graded_again(graded, monkeypatch):
+    folder, out, before = graded
+    monkeypatch.setattr(class_grading, "grade_notebook", None)
+    again = grade_class(folder, out, seed=SEED, sandbox="none")
+    assert [each.report.points for each in again] == [each.report.points for each in before]
+    with pytest.raises(TypeError):  # another seed: all anew
+        grade_class(folder, out, seed=SEED + 1, sandbox="none")
+
+
+def test_results_do_not_go_where_submissions_are(graded):
+    with pytest.raises(ConfigError, match="write results elsewhere"):
+        grade_class(graded[0], graded[0] / "results", sandbox="none")
+
+
+def test_an_empty_folder_is_explained(tmp_path):
+    with pytest.raises(ConfigError, match="no notebook and no zip"):
+        grade_class(tmp_path, tmp_path.parent / "out", sandbox="none")
+
+
+def test_half_a_result_is_never_kept(tmp_path, monkeypatch):
+    folder, out = tmp_path / "class", tmp_path / "out"
+    hand_in(folder / "ada" / "x.ipynb")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(class_grading, "grade_notebook", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        grade_class(folder, out, sandbox="none")
+    assert list((out / "graded").iterdir()) == []
+    shutil.rmtree(out)
+
+
+# ---- similar answers -----------------------------------------------------------------------------
+
+
+def test_a_copy_with_other_comments_is_similar_and_another_idea_is_not():
+    source = "def f(comm, x):\n" + "".join(f"    y{i} = x[{i}] + comm.rank\n" for i in range(12))
+    copied = "# mine\n" + source.replace(" + ", "+").replace("y3", "mine")
+    other = "def f(comm, x):\n" + "".join(f"    x.add_(comm.size).mul_({i})\n" for i in range(12))
+    answers = {"ada": {"e": source}, "bo": {"e": copied}, "cyd": {"e": other}, "dan": {"e": "x ="}}
+    (pair,) = similar_pairs(answers)
+    assert (pair.exercise, pair.first, pair.second) == ("e", "ada", "bo")
+    assert 0.9 < pair.share < 1

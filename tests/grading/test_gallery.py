@@ -1,0 +1,36 @@
+"""The gallery: attacks earn nothing, leave nothing, and change no one else's grade."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtlab import ConfigError
+from dtlab.grading.gallery import ATTACKS
+from dtlab.grading.gallery.run import notebook_of, run_gallery
+from dtlab.grading.isolation import choose_sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ["patches the report's points", "unpickled", "a channel: System V", "calls the solution",
+         "the test's cell says 4", "kills its parent"]
+
+
+def test_names_tell_the_attacks_apart():
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+    for attack in ATTACKS:
+        json.dumps(notebook_of(attack, ROOT / "solutions"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("only", QUICK)
+def test_the_grader_holds(only):
+    try:
+        box = choose_sandbox("bubblewrap")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    outcomes = list(run_gallery(box, only))
+    assert outcomes
+    for outcome in outcomes:
+        assert outcome.held, outcome

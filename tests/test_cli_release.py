@@ -1,0 +1,87 @@
+"""`dtlab release`: whole, and without what learners must not see."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dtlab.cli import app
+from dtlab.cli.release import chapters_in
+from dtlab.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chapters 03 to 05."""
+    out = tmp_path_factory.mktemp("release") / "course"
+    result = CliRunner().invoke(app, ["release", str(out), "--chapters", "03-05"])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def secrets() -> set[str]:
+    """The lines of the solutions and hidden tests that no exercise shows, if they are long."""
+    found: set[str] = set()
+    for path in (ROOT / "solutions").glob("*.ipynb"):
+        shown = (ROOT / "exercises" / path.name).read_text()
+        for cell in json.loads(path.read_text())["cells"]:
+            text = "".join(cell["source"])
+            for part in re.findall(r"### BEGIN (?:SOLUTION|HIDDEN TESTS)(.*?)### END", text, re.S):
+                found |= {line.strip() for line in part.splitlines()
+                          if len(line.strip()) > 45 and json.dumps(line.strip())[1:-1] not in shown}
+    return found
+
+
+def test_the_chosen_chapters_are_there_and_no_others(bundle: Path) -> None:
+    exercises = sorted(path.name for path in (bundle / "exercises").glob("*.ipynb"))
+    assert exercises == ["03_messages.ipynb", "04_collectives.ipynb", "05_all_reduce.ipynb"]
+    notebooks = {path.name[:3] for path in (bundle / "notebooks").glob("*.ipynb")}
+    assert notebooks == {"03_", "04_", "04b", "05_", "05b"}
+    for name in ("solutions", "tests", "dtlab/grading/gallery", ".git"):
+        assert not (bundle / name).exists()
+
+
+def test_nothing_leaks(bundle: Path) -> None:
+    wanted = secrets()
+    assert len(wanted) > 100
+    for path in (bundle / "exercises").glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+        assert "HIDDEN" not in text
+        assert "SOLUTION" not in text
+        assert "seed=" not in text
+        assert not [line for line in wanted if line in text]
+
+
+def test_the_manifest_names_every_file(bundle: Path) -> None:
+    subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=bundle, check=True)
+    listed = {line.split("  ", 1)[1] for line in (bundle / "SHA256SUMS").read_text().splitlines()}
+    files = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
+    assert files == listed | {"SHA256SUMS"}
+
+
+def test_a_zip_holds_the_same(tmp_path: Path, bundle: Path) -> None:
+    out = tmp_path / "course.zip"
+    assert CliRunner().invoke(app, ["release", str(out), "--chapters", "03-05"]).exit_code == 0
+    inside = {name for name in zipfile.ZipFile(out).namelist() if not name.endswith("/")}
+    assert inside == {f"course/{path.relative_to(bundle)}" for path in bundle.rglob("*")
+                      if path.is_file()}
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_makes_no_sense_gets_one_sentence(tmp_path: Path) -> None:
+    assert chapters_in("3, 05-06") == {"03", "05", "06"}
+    with pytest.raises(ConfigError, match="chapters are named as"):
+        chapters_in("all")
+    for words in ([str(tmp_path)], [str(tmp_path / "new"), "--chapters", "77"]):
+        result = CliRunner().invoke(app, ["release", *words])
+        assert result.exit_code == 2
+        assert "Traceback" not in result.output
