@@ -84,13 +84,15 @@ class Outcome:
     failure: CaseFailure | None = None
 
 
-def describe_case(ranks: int, n: int | None = None, dtype: torch.dtype | None = None) -> str:
+def describe_case(ranks: int, shape: int | tuple[int, ...] | None = None,
+                  dtype: torch.dtype | None = None) -> str:
     """How a case stands in the table.
 
-    >>> describe_case(4, 10, torch.float32)
-    '4 ranks, 10 × float32'
+    >>> describe_case(4, (2, 3), torch.float32)
+    '4 ranks, 2×3 × float32'
     """
     text = f"{ranks} rank" + "s" * (ranks != 1)
-    if n is not None:
-        text += f", {n} × {str(dtype).split('.')[-1]}"
+    if shape is not None:
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        text += f", {'×'.join(map(str, sizes))} × {str(dtype).split('.')[-1]}"
     return text

@@ -10,7 +10,7 @@ import torch
 
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Verdict
-from dtlab.grading.exercises._shared import not_sent
+from dtlab.grading.exercises._standard import not_sent
 
 F32 = torch.float32
 DTYPES = (torch.float64, torch.int64, torch.int32, torch.bfloat16, torch.complex64)

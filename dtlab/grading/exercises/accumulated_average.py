@@ -58,7 +58,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
 def _traffic(case: Case, outcome: Outcome) -> Verdict:
     p, length = case.ranks, case.args[0][1]
     allowed = 2 * (p - 1) * (-(-(length + 1) // p) * 8 + 8)  # the count may travel alone
-    return sent_at_most(case, outcome, allowed, "", "one all-reduce", lambda sent: (
+    return sent_at_most(case, outcome, allowed, "one all-reduce", (
         "The gradients are reduced more than once. Add up on each rank first; one all-reduce of "
         "the sums, after the last micro-batch, is enough."))
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
-from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises import _shared as shared
-from dtlab.grading.exercises._shared import BF16, F32, F64, I64, lg_ceil
-from dtlab.grading.exercises._standard import judge_broadcast, real
-
-
-def _case(ranks: int, n: int, root: int = 0, dtype: torch.dtype = F32, seed: int = 0,
-          gloo: bool = False) -> Case:
-    args = [(shared.numbers((n,), dtype, 1000 * seed + 10 * ranks + rank), root)
-            for rank in range(ranks)]
-    facts = {"nbytes": n * dtype.itemsize, "root": root, "wanted": args[root][0].clone()}
-    return Case(f"{describe_case(ranks, n, dtype)}, root {root}", args, facts=facts, gloo=gloo)
-
-
-def _values(case: Case, outcome: Outcome) -> Verdict:
-    return judge_broadcast(case, outcome, lambda rank: _clue(case, outcome, rank))
+from dtlab.grading.exercises import _standard as standard
+from dtlab.grading.exercises._standard import (
+    BF16,
+    F64,
+    I64,
+    broadcast_case,
+    judge_broadcast,
+    lg_ceil,
+    real,
+)
 
 
 def _clue(case: Case, outcome: Outcome, rank: int) -> str:
@@ -36,6 +34,9 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
             "receives from its parent, then sends to its children.")
 
 
+_values = partial(judge_broadcast, clue=_clue)
+
+
 def _rounds(case: Case, outcome: Outcome) -> Verdict:
     p = case.ranks
     busiest = max(outcome.trace.messages(rank) for rank in range(p))
@@ -45,7 +46,7 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     else:
         clue = ("A rank starts too late. The child with the largest subtree has the most left to "
                 "do: send to the farthest child first.")
-    return shared.rounds(case, outcome, lg_ceil(p), "⌈lg p⌉", clue)
+    return standard.rounds(case, outcome, lg_ceil(p), "⌈lg p⌉", clue)
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
@@ -54,20 +55,20 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     nbytes = f"{sent:,} / {least:,}"
     if sent == least:
         return Verdict(True, "x, once to each", "(p−1)·n in all", nbytes)
-    clue = ("A rank receives what it has already: each rank but the root receives x once, and "
-            "no rank sends to the root." if sent > least else
-            "Send x itself through comm, once to each rank.")
+    clue = ("A rank receives what it has already: each rank but the root receives x once, and no "
+            "rank sends to the root.")
     return Verdict(False, f"{sent:,} B in all", f"(p−1)·n = {least:,} B", nbytes, clue=clue)
 
 
 def _build(seed: int) -> list[Check]:
-    n = 6 + seed % 5
-    plain = [_case(p, n, seed=seed) for p in (4, 2, 8)]
-    any_p = [_case(p, n, seed=seed) for p in (1, 3, 5, 6, 7, 9, 13)]
-    roots = [_case(p, n, root, seed=seed)
-             for p, root in ((4, 1), (8, 5), (2, 1), (3, 2), (5, 3), (6, 4), (7, 1), (9, 8), (13, 6))]
-    kinds = [_case(4, n, dtype=dtype, seed=seed) for dtype in (F64, I64, BF16)]
-    kinds += [_case(4, 0, seed=seed), _case(4, 1, seed=seed)]
+    def case(ranks: int, n: int = 6 + seed % 5, root: int = 0, **options: Any) -> Case:
+        return broadcast_case(ranks, n, root, seed=seed, **options)
+
+    plain = [case(p) for p in (4, 2, 8)]
+    any_p = [case(p) for p in (1, 3, 5, 6, 7, 9, 13)]
+    roots = [case(p, root=root) for p, root in (
+        (4, 1), (8, 5), (2, 1), (3, 2), (5, 3), (6, 4), (7, 1), (9, 8), (13, 6))]
+    kinds = [*(case(4, dtype=dtype) for dtype in (F64, I64, BF16)), case(4, 0), case(4, 1)]
     timed = [*plain, *any_p[1:], *roots]
     return [
         Check("values", 2, "2, 4, 8 ranks, root 0", plain, _values),
@@ -81,7 +82,7 @@ def _build(seed: int) -> list[Check]:
               "Receive straight into x, whatever its dtype and length."),
         Check("rounds", 2, "2 to 13 ranks, simulated", timed, _rounds, provided=_values),
         Check("bytes", 1, "2 to 13 ranks", timed, _bytes, provided=_values),
-        real(_case(4, 1000, 2, seed=seed, gloo=True), _values),
+        real(case(4, 1000, 2, gloo=True), _values),
     ]
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises import _shared as shared
-from dtlab.grading.exercises._shared import BF16, F32, F64, I64, lg_ceil
-from dtlab.grading.exercises._standard import real, sent_at_most
+from dtlab.grading.exercises import _standard as standard
+from dtlab.grading.exercises._standard import BF16, F32, F64, I64, lg_ceil, real, sent_at_most
 
 
 def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0,
           gloo: bool = False) -> Case:
-    args = [(shared.numbers((ranks, *shape), dtype, 1000 * seed + 10 * ranks + rank),)
+    args = [(standard.numbers((ranks, *shape), dtype, 1000 * seed + 10 * ranks + rank),)
             for rank in range(ranks)]
-    part = args[0][0][0].numel() * dtype.itemsize
-    inside = f" of {'×'.join(map(str, shape))}" if shape else ""
-    text = f"{ranks} rank{'s' * (ranks != 1)}, parts{inside} × {str(dtype).split('.')[-1]}"
-    return Case(text, args, facts={"part": part}, gloo=gloo)
+    return Case(describe_case(ranks, (ranks, *shape), dtype), args, gloo=gloo,
+                facts={"part": args[0][0][0].nbytes})
 
 
 def _wanted(case: Case, rank: int) -> torch.Tensor:
@@ -27,28 +24,25 @@ def _wanted(case: Case, rank: int) -> torch.Tensor:
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
     for rank, value in enumerate(outcome.values):
-        wanted = _wanted(case, rank)
-        wrong = shared.compare(f"rank {rank}: result", value, wanted,
-                               "what the row's rank has for this rank", "")
-        if wrong:
-            return wrong._replace(clue=_clue(case, outcome, rank) or wrong.clue)
+        if wrong := standard.compare(f"rank {rank}: result", value, _wanted(case, rank),
+                                     "what the row's rank has for this rank", ""):
+            return wrong._replace(clue=_clue(case, outcome, rank))
         if not torch.equal(outcome.after[rank][0], case.args[rank][0]):
             return Verdict(False, f"rank {rank}: parts was changed", "parts as it was",
                            clue="parts belongs to the caller: let the parts travel in a copy "
                                 "(parts.roll makes one; parts[…] = … does not).")
-    right = Verdict(True, "row s is rank s's parts[r]", "row s is rank s's parts[r]")
-    return shared.not_sent(outcome, case.ranks * (case.ranks - 1) * case.facts["part"]) or right
+    return standard.not_sent(outcome, case.ranks * (case.ranks - 1) * case.facts["part"]) or Verdict(
+        True, "row s is rank s's parts[r]", "row s is rank s's parts[r]")
 
 
 def _clue(case: Case, outcome: Outcome, rank: int) -> str:
     """Are the right rows there, in another order? Then which?"""
-    p, wanted = case.ranks, _wanted(case, rank)
-    value = outcome.values[rank]
+    p, wanted, value = case.ranks, _wanted(case, rank), outcome.values[rank]
     if not isinstance(value, torch.Tensor) or value.shape != wanted.shape:
         return "Return a tensor of the shape of parts: row s is what rank s has for this rank."
     if torch.equal(value, case.args[rank][0]):
         return "It is this rank's own parts: return the tensor in which the others' have arrived."
-    if all(_is_turned_round(case, outcome, other) for other in range(p)):
+    if torch.equal(value, wanted[[(rank - d) % p for d in range(p)]]):
         return ("Only the last turn is missing: row d has come from d ranks back, so it belongs "
                 "into row (r − d) % p of the result.")
     for turn in range(1, p):
@@ -65,27 +59,19 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
             "ranks ahead, and what comes takes their places.")
 
 
-def _is_turned_round(case: Case, outcome: Outcome, rank: int) -> bool:
-    """Does row d hold what has come from d ranks back?"""
-    value, back = outcome.values[rank], [(rank - d) % case.ranks for d in range(case.ranks)]
-    return isinstance(value, torch.Tensor) and torch.equal(value, _wanted(case, rank)[back])
-
-
 def _rounds(case: Case, outcome: Outcome) -> Verdict:
-    clue = (f"{case.ranks} ranks took {outcome.elapsed_s:g} rounds. Sending each part straight to "
-            "its rank takes p − 1. Let parts hop 1, 2, 4, … ranks ahead, many in one message: one "
-            "sendrecv per round.")
-    return shared.rounds(case, outcome, lg_ceil(case.ranks), "⌈lg p⌉", clue)
+    return standard.rounds(case, outcome, lg_ceil(case.ranks), "⌈lg p⌉", (
+        f"{case.ranks} ranks took {outcome.elapsed_s:g} rounds. Sending each part straight to its "
+        "rank takes p − 1. Let parts hop 1, 2, 4, … ranks ahead, many in one message: one sendrecv "
+        "per round."))
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
     p, part = case.ranks, case.facts["part"]
-    return sent_at_most(case, outcome, p * lg_ceil(p) // 2 * part, "half of the parts a round",
-                        "≤ n/2·⌈lg p⌉ a rank", lambda sent: (
+    return sent_at_most(case, outcome, p * lg_ceil(p) // 2 * part, "n/2·⌈lg p⌉", lambda sent: (
         "All parts leave in every round. In the round of hop 2^k only those move whose distance d "
         "has the bit 2^k: half of them." if max(sent) >= lg_ceil(p) * (p - 1) * part else
-        "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer."),
-        ": n/2·⌈lg p⌉")
+        "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer."))
 
 
 def _build(seed: int) -> list[Check]:

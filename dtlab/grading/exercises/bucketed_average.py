@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,15 +28,12 @@ def _buckets(sizes: list[int], least: int) -> list[int]:
 def _values(case: Case, outcome: Outcome) -> Verdict:
     p, mine, least = case.ranks, [args[0] for args in case.args], case.args[0][1]
     sums = shared.summed(mine)
-    sizes = [len(s) for s in sums]
-    last = _buckets(sizes, least)[-1]
+    last = _buckets([len(s) for s in sums], least)[-1]  # that of the first gradients
 
     def without_last(rank: int) -> list[torch.Tensor]:
-        left, out = last if last < least else 0, []
-        for total, own in zip(sums, mine[rank], strict=True):
-            out.append(own if left > 0 else total / p)
-            left -= len(total)
-        return out
+        begins = accumulate((len(s) for s in sums), initial=0)
+        return [own if begin < last < least else total / p
+                for begin, total, own in zip(begins, sums, mine[rank], strict=False)]
 
     return shared.judge_values(case, [after[0] for after in outcome.after], [s / p for s in sums],
                                "the average over all ranks", {
@@ -51,18 +49,16 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _messages(case: Case, outcome: Outcome) -> Verdict:
-    sizes = [len(g) for g in case.args[0][0]]
-    allowed = len(_buckets(sizes, case.args[0][1]))
+    grads, least = case.args[0]
+    allowed = len(_buckets([len(g) for g in grads], least))
     rings = len(sent_in_rings(outcome, case.ranks))
-    text = f"{rings} / {allowed}"
-    if rings == allowed:
-        return Verdict(True, f"{rings} all-reduces", "one for each bucket", rounds=text)
-    clue = ("Each gradient travels alone: join them (torch.cat) until a bucket holds "
-            "`least` elements." if rings == len(sizes) else
-            "Everything travels at once: close a bucket as soon as it holds `least` elements."
-            if rings == 1 else
-            "A bucket is closed once it holds at least `least` elements, and not before.")
-    return Verdict(False, f"{rings} all-reduces", f"{allowed}", rounds=text, clue=clue)
+    return Verdict(rings == allowed, f"{rings} all-reduces", f"{allowed}, one for each bucket",
+                   rounds=f"{rings} / {allowed}", clue=(
+        "Each gradient travels alone: join them (torch.cat) until a bucket holds `least` elements."
+        if rings == len(grads) else
+        "Everything travels at once: close a bucket as soon as it holds `least` elements."
+        if rings == 1 else
+        "A bucket is closed once it holds at least `least` elements, and not before."))
 
 
 def _order(case: Case, outcome: Outcome) -> Verdict:
@@ -84,8 +80,7 @@ def _build(seed: int) -> list[Check]:
     def case(ranks: int, sizes: list[int], least: int, dtype: torch.dtype = F64, **more: Any
              ) -> Case:
         sizes = [n + (seed % 3 if n > 1 else 0) for n in sizes]
-        args = [(shared.random_tensors(sizes, 100 * seed + rank, dtype), least)
-                for rank in range(ranks)]
+        args = [(shared.random_tensors(sizes, 100 * seed + r, dtype), least) for r in range(ranks)]
         return Case(describe_case(ranks, sum(sizes), dtype), args, **COLLECTIVES, **more)
 
     plain = [case(2, [8, 4, 12, 6], 10), case(4, [16, 16, 16, 16], 32), case(3, [5, 40, 7, 3], 12)]

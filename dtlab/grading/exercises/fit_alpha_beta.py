@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
@@ -12,75 +12,55 @@ from dtlab.grading.exercise import Check, Exercise, Verdict
 TOLERANCE = 0.10  # of the time, at every size asked for
 
 
-class TrueMachine(NamedTuple):
-    """What the times are made from."""
-
-    name: str
-    alpha_s: float
-    beta_s_per_byte: float
-
-
-MACHINES = (
-    TrueMachine("loopback", 25e-6, 1 / 3e9),
-    TrueMachine("Ethernet", 60e-6, 1 / 1.2e9),
-    TrueMachine("InfiniBand", 2e-6, 1 / 24e9),
-    TrueMachine("NVLink", 9e-6, 1 / 150e9),
-)
+MACHINES = {  # α in seconds, β in seconds per byte
+    "loopback": (25e-6, 1 / 3e9), "Ethernet": (60e-6, 1 / 1.2e9),
+    "InfiniBand": (2e-6, 1 / 24e9), "NVLink": (9e-6, 1 / 150e9),
+}
 SHORT = (1, 20, 300)  # bytes, not among those measured
 LONG = (5_000_000, 50_000_000)
 
 
-def _case(machine: TrueMachine, noise: float, outliers: float, seed: int) -> Case:
+def _case(machine: str, noise: float, outliers: float, seed: int) -> Case:
     """Times of messages of 4⁰ … 4¹³ bytes, ten each. `noise`: relative; `outliers`: their share,
     each 3 to 20 times slower, as when the operating system does something else."""
-    random = np.random.default_rng([seed, int(machine.alpha_s * 1e9), int(outliers * 100)])
+    alpha, beta = MACHINES[machine]
+    random = np.random.default_rng([seed, int(alpha * 1e9), int(outliers * 100)])
     sizes = np.repeat(4.0 ** np.arange(14), 10)
-    times = machine.alpha_s + machine.beta_s_per_byte * sizes
-    times = times * np.exp(noise * random.standard_normal(sizes.size))
+    times = (alpha + beta * sizes) * np.exp(noise * random.standard_normal(sizes.size))
     slow = random.random(sizes.size) < outliers
     times = np.where(slow, times * random.uniform(3, 20, sizes.size), times)
-    text = f"{machine.name}, {sizes.size} messages of 1 B to 64 MB"
-    return Case(text, [(sizes, times)], comm=False, facts={"machine": machine})
+    return Case(f"{machine}, {sizes.size} messages of 1 B to 64 MB", [(sizes, times)], comm=False,
+                facts={"alpha": alpha, "beta": beta})
 
 
 def _judge(case: Case, outcome: Outcome, sizes: tuple[int, ...]) -> Verdict:
     """Compare predicted and true times at `sizes`."""
-    machine: TrueMachine = case.facts["machine"]
-    wanted = f"{_shown(machine.alpha_s, machine.beta_s_per_byte)}; off by ≤ {TOLERANCE:.0%}"
-    value = outcome.values[0]
-    if not _is_pair(value):
-        clue = "Return two numbers: return alpha_s, beta_s_per_byte."
-        return Verdict(False, f"returned {value!r}"[:80], "(α in s, β in s per byte)", clue=clue)
+    a, b, value = case.facts["alpha"], case.facts["beta"], outcome.values[0]
+    wanted = f"{_shown(a, b)}; off by ≤ {TOLERANCE:.0%}"
+    if not (isinstance(value, (tuple, list)) and len(value) == 2
+            and all(type(v) in (int, float) for v in value)):
+        return Verdict(False, f"returned {value!r}"[:80], "(α in s, β in s per byte)",
+                       clue="Return two numbers: return alpha_s, beta_s_per_byte.")
     alpha, beta = map(float, value)
-    errors = {}
-    for n in sizes:
-        true = machine.alpha_s + n * machine.beta_s_per_byte
-        errors[n] = abs(alpha + n * beta - true) / true
+    errors = {n: abs(alpha + n * beta - (a + n * b)) / (a + n * b) for n in sizes}
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else np.inf)
     far = f"{errors[worst]:.0%}" if errors[worst] < 100 else "more than 100 times"
     came = f"{_shown(alpha, beta)}; {worst:,} B off by {far}"
     if errors[worst] <= TOLERANCE:
         return Verdict(True, came, wanted)
-    return Verdict(False, came, wanted, clue=_clue(alpha, beta, machine, worst))
+    return Verdict(False, came, wanted, clue=_clue(alpha, beta, a, b, worst))
 
 
 def _shown(alpha: float, beta: float) -> str:
     return f"α = {alpha:.3g} s, β = {beta:.3g} s/B"
 
 
-def _is_pair(value: object) -> bool:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        return False
-    return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value)
-
-
-def _clue(alpha: float, beta: float, machine: TrueMachine, worst: int) -> str:
-    """Which mistake makes just this pair of numbers?"""
+def _clue(alpha: float, beta: float, a: float, b: float, worst: int) -> str:
+    """Which mistake makes alpha and beta of a and b?"""
 
     def near(x: float, y: float) -> bool:
         return abs(x - y) <= 0.3 * abs(y)
 
-    a, b = machine.alpha_s, machine.beta_s_per_byte
     if near(beta, 1 / b):
         return "β is seconds per byte; you returned bytes per second: take 1/β."
     if near(alpha, b) and near(beta, a):
@@ -95,27 +75,24 @@ def _clue(alpha: float, beta: float, machine: TrueMachine, worst: int) -> str:
     if near(beta, b / 8) or near(beta, b * 8):
         return "β is per byte, not per bit: a factor of 8."
     if worst in SHORT or not near(alpha, a):
-        return ("α is lost in the noise. Plain least squares looks at absolute errors, so a few percent of noise "
-                "on the 64 MB messages outweigh every short one: make the errors relative (divide "
-                "by the time), or fit α on the short messages and β on the long ones. Some times "
-                "are far too long: take the median of each size first.")
+        return ("α is lost in the noise. Plain least squares looks at absolute errors, so a few "
+                "percent of noise on the 64 MB messages outweigh every short one: make the errors "
+                "relative (divide by the time), or fit α on the short messages and β on the long "
+                "ones. Some times are far too long: take the median of each size first.")
     return ("β is off: the long messages decide it. Times that were disturbed are too long, never "
             "too short: take the median of each size, not the mean.")
 
 
 def _build(seed: int) -> list[Check]:
-    exact = [_case(m, 0.0, 0.0, seed) for m in MACHINES[:2]]
+    exact = [_case(m, 0.0, 0.0, seed) for m in ("loopback", "Ethernet")]
     noisy = [_case(m, 0.06, 0.0, seed) for m in MACHINES]
     disturbed = [_case(m, 0.03, 0.08, seed) for m in MACHINES]
     return [
-        Check("exact times", 1, "2 machines, no noise", exact,
-              lambda c, o: _judge(c, o, SHORT + LONG)),
-        Check("short messages", 1, "4 machines, 6 % noise", noisy,
-              lambda c, o: _judge(c, o, SHORT)),
-        Check("long messages", 1, "4 machines, 6 % noise", noisy,
-              lambda c, o: _judge(c, o, LONG)),
+        Check("exact times", 1, "2 machines, no noise", exact, partial(_judge, sizes=SHORT + LONG)),
+        Check("short messages", 1, "4 machines, 6 % noise", noisy, partial(_judge, sizes=SHORT)),
+        Check("long messages", 1, "4 machines, 6 % noise", noisy, partial(_judge, sizes=LONG)),
         Check("outliers", 2, "4 machines, 8 % outliers", disturbed,
-              lambda c, o: _judge(c, o, SHORT + LONG)),
+              partial(_judge, sizes=SHORT + LONG)),
     ]
 
 

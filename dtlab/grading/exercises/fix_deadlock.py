@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._shared import not_sent
+from dtlab.grading.exercises._standard import not_sent
 
 
 def _case(ranks: int, seed: int) -> Case:

@@ -130,7 +130,7 @@ def _memory(case: Case, outcome: Outcome) -> Verdict:
     """Half a vector for the first round's inbox; where a rank takes in a neighbour's, all of it."""
     n, item = case.facts["n"], case.facts["item"]
     room = (n if _core(case.ranks)[2] else -(-n // 2)) * item
-    return held_at_most(outcome, room, "", lambda most: (
+    return held_at_most(outcome, room, "", (
         "More is held than the largest message that arrives: half of x in the first round (all of "
         "it where a neighbour is folded in). Make one inbox, once; pieces of x can be sent, and on "
         "the way back received into, as they are."))

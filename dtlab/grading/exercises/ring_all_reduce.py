@@ -13,8 +13,7 @@ from dtlab.grading.exercises._all_reduce import (
     summing_case,
     too_large,
 )
-from dtlab.grading.exercises._shared import rounds
-from dtlab.grading.exercises._standard import held_at_most, sent_at_most
+from dtlab.grading.exercises._standard import held_at_most, rounds, sent_at_most
 
 # ---- values ------------------------------------------------------------------------------------
 
@@ -70,8 +69,8 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
     """At most 2(p−1)⌈n/p⌉ elements from each rank."""
     p, n, item = case.ranks, case.facts["n"], case.facts["item"]
     allowed = 2 * (p - 1) * -(-n // p) * item
-    return sent_at_most(case, outcome, allowed, "as few as can be", "2(p−1)·⌈n/p⌉ elements a rank",
-                        lambda sent: _byte_clue(sent, p, n * item, allowed), " a rank")
+    return sent_at_most(case, outcome, allowed, "2(p−1)·⌈n/p⌉ elements",
+                        lambda sent: _byte_clue(sent, p, n * item, allowed))
 
 
 def _byte_clue(sent: list[int], p: int, whole: int, allowed: int) -> str:
@@ -98,9 +97,9 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
 def _memory(case: Case, outcome: Outcome) -> Verdict:
     """One chunk on top of x: ⌈n/p⌉ elements."""
     p, n, item = case.ranks, case.facts["n"], case.facts["item"]
-    return held_at_most(outcome, -(-n // p) * item, ": one chunk", lambda most: (
+    return held_at_most(outcome, -(-n // p) * item, ": one chunk", lambda held: (
         "A whole copy of x is made (clone, cat, stack, x + …, tolist). Add and overwrite in "
-        "place: chunks from x.tensor_split(p) are views of x." if most >= n * item else
+        "place: chunks from x.tensor_split(p) are views of x." if max(held) >= n * item else
         "More than one chunk is held. One inbox is enough: make it once, before the loop; "
         "chunks of x can be sent, and in the second phase received into, as they are."))
 

@@ -10,7 +10,7 @@ import torch
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import judge_vector, numbers, step_clue, wanted
-from dtlab.grading.exercises._shared import not_sent
+from dtlab.grading.exercises._standard import not_sent
 
 F32, F64 = torch.float32, torch.float64
 LR = 0.5

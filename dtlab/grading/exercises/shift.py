@@ -11,22 +11,17 @@ import torch
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._shared import not_sent
+from dtlab.grading.exercises import _standard as standard
+from dtlab.grading.exercises._standard import F32, F64, I64, sent_at_most
 
 LATENCY_S = 1.0  # and the bytes of one message take another second: one message is 2 s
 
 
 def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Case:
-    random = torch.Generator().manual_seed(1000 * seed + ranks)
-    args = []
-    for rank in range(ranks):
-        x = torch.randint(0, 90, shape, generator=random) + 100 * rank
-        args.append((x.to(dtype),))
+    args = [(standard.numbers(shape, dtype, 1000 * seed + 10 * ranks + r),) for r in range(ranks)]
     nbytes = math.prod(shape) * dtype.itemsize
-    text = describe_case(ranks, math.prod(shape), dtype)
-    if len(shape) != 1:
-        text = text.replace(f"{math.prod(shape)} ×", f"{'×'.join(map(str, shape))} ×")
-    return Case(text, args, LATENCY_S, nbytes / LATENCY_S or math.inf, harness=call_and_overwrite,
+    return Case(describe_case(ranks, shape, dtype), args, LATENCY_S, nbytes / LATENCY_S or math.inf,
+                harness=call_and_overwrite,
                 facts={"nbytes": nbytes, "message_s": LATENCY_S * (2 if nbytes else 1)})
 
 
@@ -43,32 +38,29 @@ def call_and_overwrite(shift: Callable[..., Any], comm: Comm, x: torch.Tensor
 def _values(case: Case, outcome: Outcome) -> Verdict:
     sent = [args[0] for args in case.args]
     for rank, (value, x, kept) in enumerate(outcome.values):
-        wanted = sent[(rank - 1) % case.ranks]
-        if not isinstance(value, torch.Tensor):
-            clue = "Return the tensor that was received."
-            return Verdict(False, f"rank {rank} returned {value!r}"[:80], "a tensor", clue=clue)
-        if not _equal(value, wanted):
-            return Verdict(False, f"rank {rank} got {_shown(value)}", _shown(wanted),
-                           clue=_clue(value, rank, sent))
-        if not _equal(x, sent[rank]):
-            clue = ("x belongs to the caller: receive into a new tensor, torch.empty_like(x), "
-                    "and leave x as it is.")
-            return Verdict(False, f"rank {rank}'s x was overwritten", "x as it was", clue=clue)
-        if not (isinstance(kept, torch.Tensor) and _equal(kept, value)):
+        wanted = sent[rank - 1]
+        if wrong := standard.compare(f"rank {rank}: result", value, wanted, "the left one's x", ""):
+            return wrong._replace(clue=_clue(value, rank, sent) or wrong.clue)
+        if wrong := standard.compare(f"rank {rank}: x", x, sent[rank], "as it was", (
+                "x belongs to the caller: receive into a new tensor, torch.empty_like(x), and "
+                "leave x as it is.")):
+            return wrong
+        if standard.compare("", kept, wanted, "", ""):
             clue = "It is right, but x itself: return a new tensor, x.clone() if there is one rank."
             return Verdict(False, f"rank {rank} returned x itself", "a new tensor", clue=clue,
                            sure=True)
     right = Verdict(True, "right on every rank", "the left neighbour's x")
-    return not_sent(outcome, case.ranks * case.facts["nbytes"] * (case.ranks > 1)) or right
+    return standard.not_sent(outcome, case.ranks * case.facts["nbytes"] * (case.ranks > 1)) or right
 
 
-def _clue(value: torch.Tensor, rank: int, sent: list[torch.Tensor]) -> str:
-    if _equal(value, sent[rank]):
+def _clue(value: Any, rank: int, sent: list[torch.Tensor]) -> str:
+    def is_of(other: int) -> bool:
+        return standard.compare("", value, sent[other % len(sent)], "", "") is None
+
+    if is_of(rank):
         return "A rank returned its own x: return the tensor that you received into."
-    if _equal(value, sent[(rank + 1) % len(sent)]):
+    if is_of(rank + 1):
         return "It went round the wrong way: send to rank + 1, receive from rank − 1."
-    if value.dtype != sent[rank].dtype or value.shape != sent[rank].shape:
-        return "Receive into torch.empty_like(x): same shape, same dtype, for every x."
     return ""
 
 
@@ -84,33 +76,15 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
-    n = case.facts["nbytes"]
-    sent = [outcome.trace.sent_bytes(rank) for rank in range(case.ranks)]
-    worst = max(sent, key=lambda count: abs(count - n))
-    nbytes = f"{worst:,} / {n:,}"
-    if worst == n:
-        return Verdict(True, "x, once", "x, once, from each rank", nbytes)
-    clue = "Each rank sends its x once and nothing else; don't pass on what others sent."
-    return Verdict(False, f"rank {sent.index(worst)} sent {worst:,} B", f"{n:,} B", nbytes,
-                   clue=clue)
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-
-
-def _shown(x: torch.Tensor) -> str:
-    first = ", ".join(f"{v:g}" for v in x.flatten()[:3].tolist())
-    more = ", …" if x.numel() > 3 else ""
-    return f"[{first}{more}] {str(x.dtype).split('.')[-1]}"
+    return sent_at_most(case, outcome, case.facts["nbytes"], "x, once", (
+        "Each rank sends its x once and nothing else; don't pass on what others sent."))
 
 
 def _build(seed: int) -> list[Check]:
-    f32, f64, i64 = torch.float32, torch.float64, torch.int64
-    even = [_case(p, (6 + seed % 5,), f32, seed) for p in (2, 4, 8)]
-    odd = [_case(p, (5,), f32, seed) for p in (3, 5, 9)]
-    edges = [_case(1, (4,), f32, seed), _case(4, (0,), f32, seed), _case(3, (2, 3), f64, seed),
-             _case(4, (5,), i64, seed)]
+    even = [_case(p, (6 + seed % 5,), F32, seed) for p in (2, 4, 8)]
+    odd = [_case(p, (5,), F32, seed) for p in (3, 5, 9)]
+    edges = [_case(1, (4,), F32, seed), _case(4, (0,), F32, seed), _case(3, (2, 3), F64, seed),
+             _case(4, (5,), I64, seed)]
     timed = [*even, *odd]
     return [
         Check("even circles", 1, "2, 4, 8 ranks", even, _values),

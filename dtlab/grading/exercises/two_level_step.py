@@ -11,7 +11,7 @@ import torch
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import judge_vector, numbers, same, step_clue, wanted
-from dtlab.grading.exercises._shared import not_sent
+from dtlab.grading.exercises._standard import not_sent
 from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._shared import not_sent
+from dtlab.grading.exercises._standard import not_sent
 from dtlab.grading.exercises._zero import close, places, too_many_bytes
 
 F64 = torch.float64

@@ -145,6 +145,19 @@ def get(comm, src, n):
         if text.startswith(b"%d-" % src): return text[2:].ljust(n, b"\\0")
     raise OSError
 """),
+    channel("a sibling's memory", """
+class Part(ctypes.Structure): _fields_ = [("at", ctypes.c_void_p), ("n", ctypes.c_size_t)]
+held = ctypes.create_string_buffer(1 << 17)  # at the same address in every rank, forked from one
+def put(comm, dst, data): ctypes.memmove(ctypes.addressof(held) + 8192 * dst, data, len(data))
+def get(comm, src, n):
+    mine = ctypes.create_string_buffer(n)
+    its = Part(ctypes.addressof(held) + 8192 * comm.rank, n)
+    pid = os.getpid() + src - comm.rank
+    if ctypes.CDLL(None).process_vm_readv(
+            pid, ctypes.byref(Part(ctypes.addressof(mine), n)), 1, ctypes.byref(its), 1, 0) == n:
+        return mine.raw
+    raise OSError
+"""),
     channel("signals to siblings", """
 def put(comm, dst, data):
     for pid in range(2, 3000):

@@ -21,8 +21,8 @@ ATTACKS: tuple[Attack, ...] = (
           "time.monotonic = time.perf_counter = time.time = lambda: 0.0", "while True: pass"),
     hello("patches json and the frames", "import json, dtlab.grading.frames as f",
           "json.loads = lambda *_: ['return', 0, {}, []]", "f.encode = lambda value, blobs: True"),
-    hello("patches the communicator's size", "type(comm).size = property(lambda _: 1)",
-          "comm.__dict__.update(size=1, rank=0)", "return comm.rank, comm.size, 0, 0"),
+    hello("patches the communicator's size", "type(comm).size = property(lambda _: 4)",
+          "comm.__dict__.update(size=4, rank=0)", "return comm.rank, comm.size, 3, 1"),
     Attack("measures its memory itself", """
 import torch
 def ring_all_reduce(comm, x):
