@@ -118,6 +118,10 @@ def ignores_the_limit(*args):
     return split(*args, waiting=lambda r: 2 * r, ahead=lambda p, r: 2 * (p - r) - 1)
 
 
+def ignores_the_room(*args):
+    return split(*args)
+
+
 def weights_before_inputs(*args):
     return split(*args, swap=True)
 
@@ -137,6 +141,7 @@ def both_kinds(p, m, *rest):
 WRONG_2 = [
     (plain, {"faster", "uneven times", "as the best", "more room"}, "cut B into I and W"),
     (ignores_the_limit, ALL_2, "do a W before"),
+    (ignores_the_room, {"more room"}, "as many as the limit allows"),
     (weights_before_inputs, ALL_2, "W needs its I"),
     (weights_at_once, None, ""),
     (weights_at_the_end, ALL_2, "do a W before"),

@@ -42,7 +42,7 @@ def a_dictionary(sizes, sent, gpus, inside_Bps, card_Bps):
 
 WRONG_1 = [
     (most_last, {"groups too large"}, "fit into a server"),
-    (most_first, {"time", "other loads"}, "the other way round"),
+    (most_first, {"time", "other loads", "groups too large"}, "the other way round"),
     (tp_last, {"time", "other loads", "groups too large"}, "other way round"),
     (largest_last, {"time", "groups too large"}, ""),
     (a_dictionary, {"an order", "time", "other loads", "groups too large"}, "Return a list"),
@@ -99,7 +99,7 @@ WRONG_2 = [
     (asks_for_all, {"few predictions"}, "Ask only"),
     (a_tuple, ALL_2, "Return a dictionary"),
     (a_wrong_product, ALL_2, "must be the number of devices"),
-    (saves_too_much, {"good", "best", "few predictions"}, "differs in"),
+    (saves_too_much, ALL_2, "must be the number of devices"),
 ]
 
 

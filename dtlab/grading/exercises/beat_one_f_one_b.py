@@ -53,9 +53,9 @@ def _build(seed: int) -> list[Check]:
         return Case(f"p = {p}, m = {m}, {costs}, limit {limit}", [(p, m, *times, limit)],
                     comm=False)
 
-    even = [case(4, 8, 4), case(3, 8, 3), case(6, 14, 6)]
+    even = [case(4, 8, 4), case(3, 8, 3), case(6, 14, 6), case(4, 12, 6)]
     uneven = [case(4, 12, 4, (1.0, 1.8, 0.6, 0.1)), case(4, 10, 4, (1.0, 2.2, 1.0, 0.2))]
-    roomy = [case(4, 12, 7), case(3, 10, 5)]
+    roomy = [case(4, 12, 7, (1.0, 1.8, 0.6, 0.1)), case(3, 10, 5, (1.0, 2.4, 0.8, 0.0))]
 
     def beats(case: Case, outcome: Outcome) -> Verdict:
         return _time(case, outcome, 0.0)

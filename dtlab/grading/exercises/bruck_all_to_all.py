@@ -42,7 +42,8 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
         return "Return a tensor of the shape of parts: row s is what rank s has for this rank."
     if torch.equal(value, case.args[rank][0]):
         return "It is this rank's own parts: return the tensor in which the others' have arrived."
-    if torch.equal(value, wanted[[(rank - d) % p for d in range(p)]]):
+    if all(standard.compare("", row, _wanted(case, r)[[(r - d) % p for d in range(p)]], "", "") is None
+           for r, row in enumerate(outcome.values)):
         return ("Only the last turn is missing: row d has come from d ranks back, so it belongs "
                 "into row (r − d) % p of the result.")
     for turn in range(1, p):

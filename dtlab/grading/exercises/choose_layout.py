@@ -126,10 +126,12 @@ def _build(seed: int) -> list[Check]:
                     [question], comm=False, library=True, harness=run_choice, facts={
                         "question": question})
 
-    small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24)]
+    small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24), case(24, 2048, 16, 1, 16, 40),
+             case(24, 2048, 16, 1, 48, 24), case(6, 4096, 32, 1, 8, 40),
+             case(8, 1024, 1, 1, 1, 40)]  # a batch of 1, one head: what is left but a pipeline?
     tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2), case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
     return [
-        Check("fits", 2, "3 models", [*small, *tight], _fits),
+        Check("fits", 2, "4 models on 8, 16 and 32 devices", [*small, *tight], _fits),
         Check("good", 2, "within a fifth of the best", [*small, *tight], _time(1.2),
               provided=_fits),
         Check("best", 3, "the best there is", [*small, *tight], _time(1.001), provided=_fits),

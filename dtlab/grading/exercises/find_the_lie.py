@@ -118,7 +118,7 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(t: int, rows: int, hidden: int, gloo: bool = False) -> Case:
         random = torch.Generator().manual_seed(13 * seed + t + rows)
-        wide, group = 4 * t, 2
+        wide, group = 6 * t, 2
         x, norm, bias = normal(random, rows, hidden), normal(random, hidden), normal(random, hidden)
         up, down = normal(random, wide, hidden), normal(random, hidden, wide)
         scale = normal(random, group)

@@ -67,14 +67,15 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    def case(servers: int, gpus: int, **axes: tuple[int, float]) -> Case:
+    def case(servers: int, gpus: int, card_Bps: float = CARD_BPS, **axes: tuple[int, float]
+             ) -> Case:
         names = sorted(axes)[seed % 2:] + sorted(axes)[: seed % 2]
         of = tuple((name, axes[name][0], 20 * round(axes[name][1] * (1 + 0.1 * (seed % 3)) / 20))
                    for name in names)
         return Case(f"{servers} servers of {gpus}: {', '.join(f'{n}={s}' for n, s, _ in of)}",
                     [({n: s for n, s, _ in of}, {n: b for n, _, b in of}, gpus, INSIDE_BPS,
-                      CARD_BPS)], comm=False,
-                    facts={"axes": of, "where": (servers, gpus, CARD_BPS)})
+                      card_Bps)], comm=False,
+                    facts={"axes": of, "where": (servers, gpus, card_Bps)})
 
     plain = [case(2, 4, tp=(4, 8e8), dp=(2, 2e8)),
              case(2, 8, tp=(4, 8e8), dp=(2, 4e8), pp=(2, 2e7))]
@@ -82,12 +83,15 @@ def _build(seed: int) -> list[Check]:
              case(4, 4, dp=(4, 9e8), tp=(2, 3e8), pp=(2, 5e7))]
     odd = [case(4, 4, tp=(8, 4e8), dp=(2, 3e8)), case(2, 6, tp=(4, 5e8), dp=(3, 4e8)),
            case(4, 2, tp=(4, 4e8), dp=(2, 3.9e8))]
+    fast = [case(2, 3, 200e9, dp=(2, 4e8), tp=(3, 4e8)),
+            case(4, 3, 200e9, dp=(3, 1e9), pp=(2, 6e8), tp=(2, 3e8)),
+            case(4, 6, 200e9, dp=(2, 4e8), pp=(3, 3e8), tp=(4, 5e8))]
     return [
-        Check("an order", 1, "each name once", [*plain, *other, *odd], _valid),
+        Check("an order", 1, "each name once", [*plain, *other, *odd, *fast], _valid),
         Check("time", 3, "tp sends the most", plain, _time, provided=_valid),
         Check("other loads", 2, "dp sends the most", other, _time, provided=_valid),
-        Check("groups too large", 2, "an axis that no server has room for", odd, _time,
-              provided=_valid),
+        Check("groups too large", 2, "an axis that no server has room for; fast cards",
+              [*odd, *fast], _time, provided=_valid),
     ]
 
 
