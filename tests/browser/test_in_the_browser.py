@@ -36,6 +36,7 @@ ring = simulate(lambda comm: all_reduce(comm, torch.ones(4000)), network=topolog
 ARGUMENTS = {"Stepper": "'all_reduce', 'ring', ranks=4",
              "AlphaBetaExplorer": "'all_reduce', ranks=64, algorithms=['flat', 'tree', 'ring']",
              "AlgorithmTopologyExplorer": "clusters, entries",
+             "PlanExplorer": "'GPT-3', '64 A100, a card each'",  # long enough to be stopped
              "TimelineExplorer": "ring.trace"}
 PLAYED = ["Stepper", "ClockExplorer", "TopologyExplorer"]
 
@@ -74,6 +75,21 @@ def test_the_run_button_starts_processes_and_shows_them(page: Page) -> None:
     run = shown(page, "RankGrid").get_by_role("button", name="Run")
     assert page.press(shown(page, "RankGrid"), run, "Enter") < 20
     assert page.complaints() == []
+
+
+def test_the_stop_button_is_heard_while_the_work_goes_on(page: Page) -> None:
+    output = shown(page, "PlanExplorer")
+    run = output.get_by_role("button", name="simulate the best")
+    stop = output.get_by_role("button", name="Stop")
+    assert stop.is_disabled()
+    run.focus()
+    page.page.keyboard.press("Enter")
+    output.get_by_text("Stop ends it").wait_for()
+    stop.focus()
+    page.page.keyboard.press("Enter")
+    output.get_by_text("Stopped.").wait_for()
+    assert run.is_enabled()
+    assert stop.is_disabled()
 
 
 @pytest.mark.alone
