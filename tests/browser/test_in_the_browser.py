@@ -18,7 +18,7 @@ import pytest
 from dtlab import widgets
 from tests.browser.conftest import PHOTOGRAPH
 from tests.browser.lab import ROOT, Lab, running_lab
-from tests.browser.page import SLIDER, Page
+from tests.browser.page import CONTRASTS, SLIDER, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 CHAPTERS = sorted(ROOT.glob("notebooks/*.ipynb"))
@@ -110,6 +110,17 @@ def test_every_slider_changes_the_picture_within_a_second_and_not_its_size(
         assert sliders, f"{name} has no slider"
         output.screenshot(path=shots / f"{name}.png")
     assert page.complaints() == []
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_every_widget_can_be_read_in_this_theme(page: Page, shots: Path, theme: str) -> None:
+    page.choose_theme(theme)
+    for name in widgets.__all__:
+        output = shown(page, name)
+        output.screenshot(path=shots / f"{name}-{theme.split()[-1].lower()}.png")
+        seen = output.locator(".dtlab-explorer").evaluate(CONTRASTS)
+        assert len(seen) > 3
+        assert [text for text, contrast in seen if contrast < 4.5] == [], name
 
 
 def test_keys_stay_inside_and_screen_readers_hear_values(page: Page) -> None:
