@@ -113,6 +113,27 @@ def test_simulate_puts_the_fastest_first_and_fits_options_to_the_cluster() -> No
     assert len(rows["two_ring"]["options"]["cycles"]) == 6
 
 
+@pytest.mark.parametrize("words", [("all_reduce",), ("all_reduce", "-t", "racks:4x8"),
+                                   ("barrier",)])
+def test_simulate_marks_the_fastest_and_only_those(words: tuple[str, ...]) -> None:
+    rows = {row["algorithm"]: row for row in data("simulate", *words)}
+    least_s = min(row["simulated_s"] for row in rows.values())
+    table = call("simulate", *words).output
+    assert "★ fastest, and all within 1% of it." in table
+    lines = table.splitlines()[2:2 + len(rows)]
+    assert "★" in lines[0]
+    assert "★" not in lines[-1]
+    for line in lines:
+        row = rows[line.split()[0]]
+        assert row["fastest"] == ("★" in line) == (row["simulated_s"] <= 1.01 * least_s)
+
+
+def test_simulate_marks_nothing_where_there_is_nothing_to_compare() -> None:
+    alone = call("simulate", "all_reduce", "-a", "ring").output
+    assert "★" not in alone
+    assert "fastest" not in alone
+
+
 def test_simulate_states_the_bound_and_no_bytes_of_a_barrier() -> None:
     table = call("simulate", "barrier", "-p", "8", "--latency", "5us").output
     assert table.startswith("barrier on uniform")

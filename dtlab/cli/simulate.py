@@ -22,6 +22,7 @@ from dtlab.wires import options_for
 AlphaBeta = tuple[float, float]  # α in seconds, β in seconds per byte
 Options = dict[str, Any]  # of an algorithm
 MOST_RANKS = 4096
+SAME = 0.01  # what is slower by no more than this share counts as fastest, too
 NAMES = ", ".join(BUILDERS)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16",
                                                   "int64", "int32", "uint8")}
@@ -78,14 +79,22 @@ def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtyp
     }
 
 
+def mark_fastest(rows: list[dict[str, Any]]) -> None:
+    """In place: say of each row whether it is the fastest of them."""
+    least_s = min(r["simulated_s"] for r in rows)
+    for each in rows:
+        each["fastest"] = each["simulated_s"] <= least_s * (1 + SAME)
+
+
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     def span(values: list[int], text: Callable[[float], str]) -> str:
         low, high = min(values), max(values)
         return text(low) if text(low) == text(high) else f"{text(low)} to {text(high)}"
 
+    star = "★ " if len(rows) > 1 else ""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "algorithm": lambda r: r["algorithm"],
-        "virtual time": lambda r: seconds_text(r["simulated_s"]),
+        "virtual time": lambda r: star * r["fastest"] + seconds_text(r["simulated_s"]),
         "closed form": lambda r: ("" if r["closed_form_is_exact"] else "at most ")
             + seconds_text(r["closed_form_s"]),
         "rounds": lambda r: "" if r["rounds"] is None else f"{r['rounds']:g}",
@@ -96,6 +105,8 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
         del columns["closed form"]
     ranked = sorted(rows, key=lambda r: r["simulated_s"])
     show.table(title, list(columns), [[text(r) for text in columns.values()] for r in ranked])
+    if star:
+        typer.echo(f"{star}fastest, and all within {SAME:.0%} of it.")
     fitted = ", ".join(f"{r['algorithm']} ({_text(r['options'])})" for r in ranked if r["options"])
     if fitted:
         typer.echo(f"Fitted to this cluster: {fitted}.")
@@ -178,6 +189,7 @@ def simulate(
             dtlab.plots.timeline(result.trace, title).savefig(plot)
         if chrome:
             result.trace.to_chrome(chrome)
+    mark_fastest(rows)
     if as_json:
         show.json_out(rows)
         return

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.markers import CARETLEFT
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dtlab.errors import ConfigError
 from dtlab.plots.curves import logarithmic, place_of
@@ -26,7 +28,6 @@ from dtlab.plots.units import bytes_text, count_text, seconds_text
 from dtlab.topology import Topology
 from dtlab.wires import Entry, winners
 
-TIMES = (1e-6, 10.0)  # of the axis: fixed, so that marks move and the axis does not
 STAR = "★"
 FULL = 0.999  # as busy as the busiest link, but for rounding
 
@@ -92,8 +93,9 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
 
     entries: of this cluster and one size. Above, the cluster: the wider a link, the longer it needs
     for its bytes; the busiest are red and widest, one of them named. Below, a mark for each
-    algorithm: its time; a short line: what its busiest link needs, and no run can take less. Raises
-    `ConfigError` if `algorithm` is not among the entries, or they are not of one cluster and size.
+    algorithm: its time; a short line: what its busiest link needs, and no run can take less; an
+    arrow where that is less than the axis shows. Raises `ConfigError` if `algorithm` is not among
+    the entries, or they are not of one cluster and size.
     """
     if len({(e.cluster, e.nbytes) for e in entries}) != 1:
         raise ConfigError("these entries must be of one cluster and one size")
@@ -114,12 +116,12 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
         write_title(picture, heading, note)
         axes = place_axes(picture, left=0.3, right=0.3, bottom=3.25, top=0.95)
         _draw_loads(axes, cluster, shown)
-        axes = place_axes(picture, left=2.2, right=1.0, bottom=0.75, top=4.4)
+        axes = place_axes(picture, left=2.2, right=1.35, bottom=0.75, top=4.4)
+        _dress(axes, entries)
         best = winners(entries)
         for row, entry in enumerate(entries):
             won = (entry.cluster, entry.nbytes, entry.algorithm) in best
             _draw_time(axes, row, entry, won=won, shown=entry is shown)
-        _dress(axes, entries)
     fastest = " = ".join(e.algorithm for e in entries
                          if (e.cluster, e.nbytes, e.algorithm) in best)
     times = ", ".join(f"{e.algorithm} {seconds_text(e.elapsed_s)}" for e in entries)
@@ -151,11 +153,13 @@ def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
 
 def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) -> None:
     style = line_style(place_of("all_reduce", entry.algorithm, row))
-    need_s = max(entry.needed_s.values())
-    axes.plot([TIMES[0], entry.elapsed_s], [row, row], color=FAINT, linewidth=2, zorder=1)
+    need_s, (left_s, _) = max(entry.needed_s.values()), axes.get_xlim()
+    axes.plot([left_s, entry.elapsed_s], [row, row], color=FAINT, linewidth=2, zorder=1)
+    if need_s < left_s:
+        axes.plot([left_s], [row], marker=CARETLEFT, markersize=9, color=INK, zorder=2)
     axes.plot([need_s, need_s], [row - 0.32, row + 0.32], color=INK, linewidth=2, zorder=2)
     axes.plot([entry.elapsed_s], [row], marker=style.marker, markersize=11, color=style.color,
-              markeredgecolor=INK, zorder=3)
+              markeredgecolor=INK, zorder=3, clip_on=False)
     text = f"{STAR} {seconds_text(entry.elapsed_s)}" if won else seconds_text(entry.elapsed_s)
     axes.annotate(text, (entry.elapsed_s, row), (11, 0), textcoords="offset points",
                   va="center_baseline", size=12, weight="bold" if won else "normal")
@@ -164,15 +168,22 @@ def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) ->
 
 
 def _dress(axes: Axes, entries: Sequence[Entry]) -> None:
+    """The axis shows all times, and what links need from a quarter of the least time on."""
     logarithmic(axes, x=False, y=False)
+    times = [e.elapsed_s for e in entries if e.elapsed_s > 0] or [1e-6]
+    needs = [max(e.needed_s.values()) for e in entries]
+    low = min([*times, *(need_s for need_s in needs if need_s > min(times) / 4)]) / 1.1
+    high = max(*times, 2 * low) * 1.05
     axes.set_xscale("log")
-    axes.set_xlim(TIMES)
+    axes.set_xlim(low, high)
     axes.set_ylim(len(entries) - 0.5, -0.5)
     axes.set_yticks(range(len(entries)), [e.algorithm for e in entries])
-    ticks = [10.0**power for power in range(-6, 2)]
-    axes.set_xticks(ticks, [seconds_text(tick) for tick in ticks])
+    digits = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(10, digits, numticks=12))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda t, _: seconds_text(t)))
     axes.minorticks_off()
-    axes.set_xlabel("time, simulated (the upright line: what the busiest link needs, at least)")
+    axes.set_xlabel("time, simulated (upright line: what the busiest link needs, at least; "
+                    "◂: less than is shown)")
     axes.grid(True, axis="x")
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)

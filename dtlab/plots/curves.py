@@ -70,8 +70,10 @@ def cost_curves(
     with styled():
         picture = new_picture(11, 6.2, dpi)
         write_title(picture, title, machine_text(alpha, beta, gamma))
-        axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.55)
-        _draw_curves(axes, collective, ranks, grid, curves, measured or {})
+        labels = {name: name + _bound_text(collective, name, ranks, grid[-1]) for name in names}
+        longest = max(11, *map(len, labels.values()))  # there may be a "lower bound"
+        axes = place_axes(picture, left=1.25, right=0.9 + 0.096 * longest, bottom=0.85, top=1.55)
+        _draw_curves(axes, collective, labels, grid, curves, measured or {})
         _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
         axes.set_xlim(grid[0], grid[-1])
         if not any(map(np.any, curves.values())):  # one rank: no curve has a place on log axes
@@ -82,8 +84,9 @@ def cost_curves(
         if times:  # set_ylim(None) would freeze the limits as they are
             axes.set_ylim(times)
         _draw_turns(axes, collective, names, grid, turns, best)
-        axes.legend(loc="upper left", ncols=1 if len(names) < 6 else 2, labelspacing=0.35,
-                    handlelength=4)
+        # Beside the axes: within them, there is no corner that no curve goes through.
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), labelspacing=0.5, handlelength=3,
+                    handletextpad=0.6, fontsize=12)
     found = [f"{t.after} overtakes {t.before} at {bytes_text(t.nbytes)}" for t in turns]
     picture.alt = (f"{title}. {machine_text(alpha, beta, gamma)}. Fastest at "
                    f"{bytes_text(grid[0])}: {best}. {'; '.join(found) or 'No crossover'}.")
@@ -185,15 +188,14 @@ def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
     axes.grid(True, which="major")
 
 
-def _draw_curves(axes: Axes, collective: str, ranks: int, grid: Sequence[int],
+def _draw_curves(axes: Axes, collective: str, labels: Mapping[str, str], grid: Sequence[int],
                  curves: Mapping[str, np.ndarray], measured: Measured) -> None:
     named = False  # one entry of the legend is enough: marker and colour are the curve's
     for index, (name, times) in enumerate(curves.items()):
         style = line_style(place_of(collective, name, index))
         seen = np.where(times > 0, times, np.nan)
         axes.plot(grid, seen, color=style.color, linestyle=style.dashes, marker=style.marker,
-                  markevery=(4 + 3 * index % 8, 12), zorder=3,
-                  label=name + _bound_text(collective, name, ranks, grid[-1]))
+                  markevery=(4 + 3 * index % 8, 12), zorder=3, label=labels[name])
         dots = measured.get(name, {})
         draw_spread(axes, list(dots), list(dots.values()), color=style.color,
                     marker=style.marker, fill=PAPER, label="" if named else "measured")

@@ -2,7 +2,8 @@
 
 A widget shows PNG bytes that it has drawn before or draws in well under 150 ms; the same in words
 stands below the picture. All work by keyboard. None starts a process unless its Run button is
-pressed. `.static()` gives the picture as `dtlab.plots` draws it, to stand beside the widget.
+pressed; Stop, beside it, ends what it began. `.static()` gives the picture as `dtlab.plots` draws
+it, to stand beside the widget.
 """
 
 from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer

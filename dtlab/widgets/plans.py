@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from itertools import permutations
 
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.parallel.mesh import groups
@@ -15,10 +16,12 @@ from dtlab.plots import Picture
 from dtlab.plots.plans import no_plan, plans
 from dtlab.plots.units import bytes_text
 from dtlab.published import dgx_a100
+from dtlab.result import Result
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, compose, nvswitch, uniform
 from dtlab.trace import Trace
-from dtlab.widgets.explorer import DPI, Explorer, button, choice, dropdown
+from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.widgets.run_and_stop import RunAndStop
 from dtlab.widgets.timeline import TimelineExplorer
 
 CLUSTERS = {
@@ -54,13 +57,14 @@ class PlanExplorer(Explorer):
         self.order = dropdown("axes, the last one nearest", [*ORDERS], "the best", width="300px")
         self.memory = choice("device", [(bytes_text(n), n) for n in sorted(
             {*_DEVICES, memory_bytes})], memory_bytes, width="300px")
-        self.run = button("simulate the best", "one step of the first bar, as messages",
-                          self._simulate)
+        choices = [self.model, self.cluster, self.order, self.memory]
+        self.buttons = RunAndStop("▶ simulate the best", "one step of the first bar, as messages",
+                                  self._begin, self._end, choices)
         self._simulated: dict[tuple[str, str, float, str], tuple[float, TimelineExplorer]] = {}
-        super().__init__([self.model, self.cluster, self.order], [self.memory, self.run])
+        super().__init__(choices[:3], [self.memory, *self.buttons.controls])
         self._parts = self.box.children
         self._update()
-        for control in self.controls[:-1]:
+        for control in choices:
             control.observe(lambda _: self._update(), "value")
 
     def static(self) -> Picture:
@@ -99,16 +103,24 @@ class PlanExplorer(Explorer):
         return plans(best, title, f"{self.batch} samples a step · a ring of the first: {speeds}",
                      [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN, dpi=dpi)
 
-    def _simulate(self) -> None:
+    def _begin(self) -> Callable[[], Result] | None:
+        from dtlab.processes import run  # processes are launched by Run buttons only
+
         if not (best := self.best()):
-            return
+            return None
         self._say("One step is simulated. The more layers and devices, the longer it takes, "
-                  "at most a minute.")
-        layout, topology = best[0].layout, self.clusters[self.cluster.value]
-        ran = simulate(best[0].step, network=topology)
-        step = TimelineExplorer(_computation(ran.trace), f"A step of {layout}",
-                                _shown_ranks(layout))
-        self._simulated[self._now()] = ran.elapsed_s, step
+                  "at most a minute or two; Stop ends it.")
+        # In a process of its own, for it changes torch's random numbers, which other cells may use.
+        return partial(run, _simulated, best[0], self.clusters[self.cluster.value], ranks=1,
+                       timeout=None, echo=False)
+
+    def _end(self, outcome: Result | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            self._say(str(outcome) or type(outcome).__name__, alarm=True)
+            return
+        ((seconds, trace),), layout = outcome.values, self.best()[0].layout
+        step = TimelineExplorer(trace, f"A step of {layout}", _shown_ranks(layout))
+        self._simulated[self._now()] = seconds, step
         self._update()
 
     def _update(self) -> None:
@@ -124,6 +136,9 @@ def _shown_ranks(layout: Layout) -> list[int]:
     return list(range(min(8, layout.dp * layout.tp)))
 
 
-def _computation(trace: Trace) -> Trace:
-    """What ranks compute and when they wait: of the messages there are too many to be drawn."""
-    return Trace(trace.ranks, (), trace.spans, waits=trace.waits, virtual=trace.virtual)
+def _simulated(_: Comm, best: Plan, network: Topology) -> tuple[float, Trace]:
+    """How long a step takes, what ranks compute and when they wait: of the messages there are too
+    many to be drawn."""
+    ran = simulate(best.step, network=network)
+    trace = ran.trace
+    return ran.elapsed_s, Trace(trace.ranks, (), trace.spans, waits=trace.waits, virtual=True)

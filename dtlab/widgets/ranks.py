@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -10,14 +11,16 @@ import ipywidgets
 from dtlab.plots import Picture, rank_grid
 from dtlab.processes.run import introduce
 from dtlab.result import Result
-from dtlab.widgets.explorer import DPI, Explorer, button
+from dtlab.widgets.explorer import DPI, Explorer
+from dtlab.widgets.run_and_stop import RunAndStop
 
 MOST_RANKS = 16
 HEIGHT_IN = 3.4  # whatever the number of ranks, so that nothing below jumps
 
 
 class RankGrid(Explorer):
-    """A tile a rank. The slider sets how many; Run starts them for real and shows what came back.
+    """A tile a rank. The slider sets how many; Run starts them for real and shows what came back;
+    Stop ends them.
 
     fn: called as `fn(comm)` on every rank, as by `dtlab.run`. Errors (a rank that raised, a
     deadlock) are shown on the tiles. run: who launches; None: `dtlab.run`.
@@ -29,30 +32,33 @@ class RankGrid(Explorer):
         self.ranks = ipywidgets.IntSlider(value=ranks, min=1, max=max(MOST_RANKS, ranks),
                                           description="ranks")
         name = getattr(fn, "__name__", "function")
-        self.button = button(f"▶ Run {name}", "start the processes", self.run)
-        self.button.button_style = "primary"
-        super().__init__([self.ranks, self.button])
+        self.buttons = RunAndStop(f"▶ Run {name}", "start the processes", self._begin, self._end,
+                                  [self.ranks])
+        self.buttons.run.button_style = "primary"
+        super().__init__([self.ranks, *self.buttons.controls])
         self._shown: Any = ranks
         self._picture(ranks)
         self.ranks.observe(lambda change: self._picture(change["new"]), "value")
 
     def run(self) -> None:
         """Start the processes, wait for them, show what they returned or what went wrong."""
-        from dtlab.processes import run  # the one widget that launches anything, and only here
+        self.buttons.here()
+
+    def _begin(self) -> Callable[[], Result]:
+        from dtlab.processes import run  # processes are launched by Run buttons only
 
         count = self.ranks.value
         self._picture(count, ["running"] * count)
-        self.button.disabled = self.ranks.disabled = True
-        try:
-            result = (self._run or run)(self.fn, ranks=count, timeout=self.timeout, echo=False)
-            self._picture(result)
-            lines = [line for text in result.output for line in text.splitlines()]
-            if lines:
-                self._say(f"{self._alt} Printed: {' | '.join(lines[:40])}")
-        except (Exception, KeyboardInterrupt) as error:
-            self._failed(error, count)
-        finally:
-            self.button.disabled = self.ranks.disabled = False
+        return partial(self._run or run, self.fn, ranks=count, timeout=self.timeout, echo=False)
+
+    def _end(self, outcome: Result | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            self._failed(outcome, self.ranks.value)
+            return
+        self._picture(outcome)
+        lines = [line for text in outcome.output for line in text.splitlines()]
+        if lines:
+            self._say(f"{self._alt} Printed: {' | '.join(lines[:40])}")
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""

@@ -46,7 +46,7 @@ class ScheduleExplorer(Explorer):
         self.ranks = choice("ranks", [(str(p), p) for p in range(1, 9)], ranks, width="200px")
         self.micro_batches = choice("micro-batches", [(str(m), m) for m in (
             1, 2, 3, 4, 6, 8, 12, 16)], micro_batches, width="260px")
-        self.chunks = dropdown("chunks a rank, if interleaved", [1, 2, 3], chunks)
+        self.chunks = dropdown("chunks a rank, if interleaved", [1, 2, 3], chunks, "270px")
         self.forward = choice("F", [(f"{t:g}", t) for t in (0.5, 1.0, 1.5)], 1.0, width="180px")
         self.weights = choice("W, of B = 2", [(f"{t:g}", t) for t in (0.5, 0.75, 1.0, 1.25)], 1.0,
                               width="260px")

@@ -59,6 +59,30 @@ WATCH = """img => {
 }"""
 
 
+# What can be read of an element's own text, with the contrast of its colour (WCAG 2).
+CONTRASTS = """root => {
+  const channels = color => (color.match(/[\\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
+  const luminance = color => channels(color).slice(0, 3)
+    .map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = getComputedStyle(at).backgroundColor;
+      if ((channels(color)[3] ?? 1) > 0) return color;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  return [...root.querySelectorAll('*')]
+    .filter(each => [...each.childNodes].some(n => n.nodeType === 3 && n.data.trim())
+      && each.checkVisibility() && !each.closest('style, option, :disabled, [disabled]'))
+    .map(each => {
+      const [low, high] = [getComputedStyle(each).color, behind(each)].map(luminance)
+        .sort((a, b) => a - b);
+      return [each.textContent.trim().slice(0, 40), (high + 0.05) / (low + 0.05)];
+    });
+}"""
+
+
 class Page:
     """One notebook in one page of the browser."""
 
@@ -124,6 +148,14 @@ class Page:
         self.page.keyboard.press(key)
         self.page.wait_for_function("window.dtlabWatch.took_s !== null", timeout=30_000)
         return float(self.page.evaluate("window.dtlabWatch.took_s"))
+
+    def choose_theme(self, name: str) -> None:
+        """As in the menu Settings, Theme: "JupyterLab Dark", "JupyterLab Light"."""
+        self.page.evaluate("theme => window.jupyterapp.commands.execute("
+                           "'apputils:change-theme', {theme})", name)
+        self.page.locator(f"body[data-jp-theme-name='{name}']").wait_for(
+            state="attached")
+        self.page.wait_for_timeout(500)  # until its colours are loaded
 
     def photograph(self) -> None:
         """The whole notebook, one screen after the other, as PNG files."""

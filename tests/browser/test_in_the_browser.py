@@ -18,7 +18,7 @@ import pytest
 from dtlab import widgets
 from tests.browser.conftest import PHOTOGRAPH
 from tests.browser.lab import ROOT, Lab, running_lab
-from tests.browser.page import SLIDER, Page
+from tests.browser.page import CONTRASTS, SLIDER, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 CHAPTERS = sorted(ROOT.glob("notebooks/*.ipynb"))
@@ -36,6 +36,7 @@ ring = simulate(lambda comm: all_reduce(comm, torch.ones(4000)), network=topolog
 ARGUMENTS = {"Stepper": "'all_reduce', 'ring', ranks=4",
              "AlphaBetaExplorer": "'all_reduce', ranks=64, algorithms=['flat', 'tree', 'ring']",
              "AlgorithmTopologyExplorer": "clusters, entries",
+             "PlanExplorer": "'GPT-3', '64 A100, a card each'",  # long enough to be stopped
              "TimelineExplorer": "ring.trace"}
 PLAYED = ["Stepper", "ClockExplorer", "TopologyExplorer"]
 
@@ -76,6 +77,21 @@ def test_the_run_button_starts_processes_and_shows_them(page: Page) -> None:
     assert page.complaints() == []
 
 
+def test_the_stop_button_is_heard_while_the_work_goes_on(page: Page) -> None:
+    output = shown(page, "PlanExplorer")
+    run = output.get_by_role("button", name="simulate the best")
+    stop = output.get_by_role("button", name="Stop")
+    assert stop.is_disabled()
+    run.focus()
+    page.page.keyboard.press("Enter")
+    output.get_by_text("Stop ends it").wait_for()
+    stop.focus()
+    page.page.keyboard.press("Enter")
+    output.get_by_text("Stopped.").wait_for()
+    assert run.is_enabled()
+    assert stop.is_disabled()
+
+
 @pytest.mark.alone
 def test_every_slider_changes_the_picture_within_a_second_and_not_its_size(
     page: Page, shots: Path
@@ -94,6 +110,17 @@ def test_every_slider_changes_the_picture_within_a_second_and_not_its_size(
         assert sliders, f"{name} has no slider"
         output.screenshot(path=shots / f"{name}.png")
     assert page.complaints() == []
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_every_widget_can_be_read_in_this_theme(page: Page, shots: Path, theme: str) -> None:
+    page.choose_theme(theme)
+    for name in widgets.__all__:
+        output = shown(page, name)
+        output.screenshot(path=shots / f"{name}-{theme.split()[-1].lower()}.png")
+        seen = output.locator(".dtlab-explorer").evaluate(CONTRASTS)
+        assert len(seen) > 3
+        assert [text for text, contrast in seen if contrast < 4.5] == [], name
 
 
 def test_keys_stay_inside_and_screen_readers_hear_values(page: Page) -> None:

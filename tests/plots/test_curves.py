@@ -7,6 +7,7 @@ import pytest
 from dtlab import cost, plots
 from dtlab.collectives import ALGORITHMS
 from dtlab.plots.network import layout_of
+from dtlab.plots.picture import styled
 from dtlab.topology import Topology, uniform
 
 
@@ -54,6 +55,24 @@ def test_a_crossover_lies_where_algebra_says() -> None:
 def test_equals_are_named_together() -> None:
     assert plots.crossovers("broadcast", ["flat", "binomial"], 2, 1e-6, 1e-9) == []
     assert "flat = binomial" in plots.cost_curves("broadcast", ["flat", "binomial"], 2).alt
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-7, 1e-3])
+@pytest.mark.parametrize("beta", [0.0, 1e-12, 1e-6])
+@pytest.mark.parametrize("algorithms", [None, ["tree", "ring"]])
+def test_no_curve_crosses_the_legend(
+    alpha: float, beta: float, algorithms: list[str] | None
+) -> None:
+    picture = plots.cost_curves("all_reduce", algorithms, 8, alpha, beta, times=(1e-6, 1e2))
+    with styled():
+        picture.canvas.draw()
+    (axes,) = picture.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    assert axes.bbox.x1 <= box.x0
+    assert box.x1 <= picture.bbox.x1
+    assert box.y0 >= 0
 
 
 def test_the_fit_reports_its_error_at_sizes_it_has_not_seen() -> None:

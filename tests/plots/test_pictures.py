@@ -401,3 +401,16 @@ def test_the_busiest_link_is_named_with_its_bytes() -> None:
     assert f"busiest link, {a} → {b}" in alt
     assert f"carries {bytes_text(tree.crossed[a, b])}" in alt
     assert f"tree {seconds_text(tree.elapsed_s)}" in alt
+
+
+@pytest.mark.parametrize("nbytes", [4000, 10**6, 160 * 10**6])
+@pytest.mark.parametrize("cluster", [nvswitch(2), v100_nvlink(), racks(4, 8), torus(8, 8)],
+                         ids=lambda cluster: str(cluster.ranks))
+def test_the_marks_of_a_contest_fill_its_axes(cluster: Topology, nbytes: int) -> None:
+    found = contest({"here": cluster}, [nbytes])
+    axes = plots.contest_on(cluster, found, "ring").axes[1]
+    ends = np.log([t for e in found for t in (e.elapsed_s, max(e.needed_s.values()))])
+    low, high = np.log(axes.get_xlim())
+    assert high > ends.max()  # each mark is on the axes
+    assert min(np.log(e.elapsed_s) for e in found) > low
+    assert ends.max() - ends[ends > low].min() > 0.75 * (high - low)

@@ -3,10 +3,12 @@
 import asyncio
 import html
 import io
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -140,7 +142,7 @@ def test_a_page_without_its_kernel_has_a_still_picture(name: str) -> None:
 def test_a_simulated_plan_shows_its_time_and_its_timeline() -> None:
     widget = PlanExplorer("GPT-2 small")
     parts = len(widget.box.children)
-    widget.run.click()
+    widget.buttons.run.click()
     assert "simulated" in widget.words.value
     (timeline,) = widget.box.children[parts:]
     assert "A step of dp=16" in timeline.children[-1].value
@@ -312,10 +314,10 @@ def test_placement_explorer_begins_with_the_chapter_s_example_and_takes_numbers_
     None
 ):
     widget = PlacementExplorer()
-    for where, time in (("on GPU 0", "60 ms"), ("on the CPU", "80 ms"),
-                        ("spread over the GPUs", "15 ms"), ("in a ring, no server", "15 ms")):
+    for where, sum_time in (("on GPU 0", "60 ms"), ("on the CPU", "80 ms"),
+                            ("spread over the GPUs", "15 ms"), ("in a ring, no server", "15 ms")):
         widget.where.value = where
-        assert f"summed {where}: {time} (simulated)" in html.unescape(widget.words.value)
+        assert f"summed {where}: {sum_time} (simulated)" in html.unescape(widget.words.value)
     mine = PlacementExplorer("on the CPU", 3, 123_456_000, 7.5e9)
     assert mine._choice() == ("on the CPU", 3, 123_456_000, 7.5e9, 1)
     assert "123 MB of gradients on each · 1 PCIe switch, 7.5 GB/s" in mine.words.value
@@ -402,7 +404,7 @@ def test_processes_start_only_from_the_run_button() -> None:
 
     def run(fn: Callable[..., Any], *, ranks: int, timeout: float, echo: bool) -> Result:
         calls.append(ranks)
-        assert widget.button.disabled
+        assert widget.buttons.run.disabled
         assert "running" in widget.words.value
         return simulated(fn, ranks=ranks, timeout=timeout, echo=echo)
 
@@ -410,10 +412,55 @@ def test_processes_start_only_from_the_run_button() -> None:
     widget.ranks.value = 3
     widget.ranks.value = 5
     assert calls == []
-    widget.button.click()
+    widget.buttons.run.click()
     assert calls == [5]
     assert "rank 4 returned 40" in widget.words.value
-    assert not widget.button.disabled
+    assert not widget.buttons.run.disabled
+
+
+async def stopped_s(widget: RankGrid | PlanExplorer) -> float:
+    """Press Run as in a kernel, then Stop: seconds until the widget can be used again."""
+    widget.buttons.run.click()
+    await asyncio.sleep(1)
+    assert widget.buttons.run.disabled
+    assert not widget.buttons.stop.disabled
+    begun = time.monotonic()
+    widget.buttons.stop.click()
+    while widget.buttons.run.disabled:
+        await asyncio.sleep(0.01)
+    assert widget.buttons.stop.disabled
+    return time.monotonic() - begun
+
+
+def test_stop_ends_a_run_and_the_widget_goes_on_working() -> None:
+    widget = RankGrid(lambda comm: time.sleep(60 if comm.size == 2 else 0), ranks=2)
+    family = set(psutil.Process().children(recursive=True))
+    assert asyncio.run(stopped_s(widget)) < 20
+    assert widget.words.value == "Stopped."
+    assert "rank 1 stopped" in widget.static().alt
+    left = set(psutil.Process().children(recursive=True)) - family
+    assert len(left) <= 1  # the server from which ranks are forked
+    widget.ranks.value = 3
+    widget.run()
+    assert "rank 2 returned None" in widget.words.value
+
+
+def test_stop_ends_a_simulation_and_another_can_begin() -> None:
+    widget = PlanExplorer("GPT-3", "64 A100, a card each")
+    shown = widget.image.value
+    assert asyncio.run(stopped_s(widget)) < 20
+    assert (widget.words.value, widget.image.value) == ("Stopped.", shown)
+    widget.cluster.value, widget.model.value = "16 A100, a card each", "GPT-2 small"
+    widget.buttons.run.click()
+    assert "simulated" in widget.words.value
+
+
+def test_a_click_on_stop_that_comes_too_late_does_nothing() -> None:
+    widget = RankGrid(ranks=2, run=simulated)
+    widget.run()
+    before = widget.words.value
+    widget.buttons.stop.click()
+    assert widget.words.value == before
 
 
 def test_errors_are_shown_on_the_tiles() -> None:
@@ -425,7 +472,7 @@ def test_errors_are_shown_on_the_tiles() -> None:
     widget.run()
     assert "no luck" in widget.words.value
     assert "rank 1 failed" in widget.static().alt
-    assert not widget.button.disabled
+    assert not widget.buttons.run.disabled
     widget.ranks.value = 4  # and it goes on working
     assert "rank 3 idle" in widget.words.value
 
@@ -486,6 +533,8 @@ def test_the_explorer_simulates_nothing_once_it_is_made(monkeypatch: pytest.Monk
 def test_an_explorer_wants_the_same_contest_for_all_clusters(entries: list[Any]) -> None:
     with pytest.raises(ConfigError, match="same sizes and algorithms"):
         AlgorithmTopologyExplorer(FEW, entries)
+
+
 # ---- topology ----------------------------------------------------------------------------------
 
 
