@@ -99,9 +99,9 @@ def _progress(frame: Frame) -> str:
         parts.append(f"spoilt: {int(frame.wrong.sum())}")
     if frame.total_bytes:
         vectors = frame.sent_bytes / frame.vector_bytes if frame.vector_bytes else 0.0
-        times = f" = {vectors:.3g} × a vector of {bytes_text(frame.vector_bytes)}"
-        parts.append(f"sent so far: {bytes_text(frame.sent_bytes)} of "
-                     f"{bytes_text(frame.total_bytes)}" + (times if frame.vector_bytes else ""))
+        times = f" ({vectors:.3g} × a vector of {bytes_text(frame.vector_bytes)})"
+        parts.append(f"sent so far: {bytes_text(frame.sent_bytes)}"
+                     f"{times if frame.vector_bytes else ''} of {bytes_text(frame.total_bytes)}")
     return " · ".join(parts) or "empty messages only"
 
 

@@ -57,6 +57,16 @@ def nearest_child_first(comm, x, root):
     lowest_bit_tree(comm, x, root, nearest_first=True)
 
 
+def farthest_first_in_the_hints_tree(comm, x, root):
+    p, me = comm.size, (comm.rank - root) % comm.size
+    came = me.bit_length()  # it receives in this round, counted from 1; rank 0 has x from the start
+    if me:
+        comm.recv(x, (me - (1 << came - 1) + root) % p)
+    below = [1 << k for k in range(came, p.bit_length()) if me + (1 << k) < p]
+    for each in reversed(below):
+        comm.send(x, (me + each + root) % p)
+
+
 def everything_twice(comm, x, root):
     lowest_bit_tree(comm, x, root, times=2)
 
@@ -110,7 +120,8 @@ def float32_inbox(comm, x, root):
 
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
     (flat, {"rounds"}, "doubles the number of ranks"),
-    (nearest_child_first, {"rounds"}, "farthest child first"),
+    (nearest_child_first, {"rounds"}, "send to that one first"),
+    (farthest_first_in_the_hints_tree, {"rounds"}, "in that of hint 1 the nearest"),
     (everything_twice, {"rounds", "bytes"}, ""),
     (root_0_only, {"any root", "real"}, "root 0 only"),
     (forgets_to_turn_back, {"any root", "real"}, "turn back"),
@@ -282,13 +293,26 @@ def best_by_search(p, n, a, b):  # right as well
      "number of ranks"),
     (lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * a / max(n * b, 1e-30)))), BEST,
      "wrong way round"),
+    (lambda p, n, a, b: max(1, int(math.sqrt((p - 1) * n * b / a))), {"edges"},
+     "nothing is in between"),
+    (lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * (n // 4) * b / a))), BEST - {"edges"},
+     "already a number of bytes"),
     (lambda p, n, a, b: 8, BEST, ""),
-], ids=["float", "zero", "no root", "p", "no p", "inverted", "always 8"])
+], ids=["float", "zero", "no root", "p", "no p", "inverted", "p - 1", "elements", "always 8"])
 def test_best_segments(answer, rows, hint):
     report = judged("best-segments", answer)
     assert lost(report) == rows, str(report)
-    assert hint in " ".join(report.hints), str(report)
+    assert hint in first_hint(report), str(report)
     assert report.points < report.max_points
+
+
+@pytest.mark.parametrize("answer", [
+    lambda p, n, a, b: max(1, round((p - 2) * n * b / a)),
+    lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * a / max(n * b, 1e-30)))),
+    lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * (n // 4) * b / a))),
+], ids=["no root", "inverted", "elements"])
+def test_a_short_chain_that_fits_two_mistakes_adds_no_second_hint(answer):
+    assert len(judged("best-segments", answer).hints) == 1
 
 
 @pytest.mark.parametrize(("p", "n", "alpha", "beta"), [

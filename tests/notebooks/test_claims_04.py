@@ -142,6 +142,12 @@ def test_where_tree_and_chain_and_scatter_allgather_stand(prose: str) -> None:
         return rest | {"chain": chain_s(ranks, n, k)}
 
     assert "Short vectors want the tree" in prose
+    assert "keeps every port's share below 2n bytes, whatever p is" in prose
+    for ranks in RANKS:
+        trace = run(ranks, "broadcast", "scatter_allgather", 5040 * 13 * 4).trace
+        assert all(max(trace.sent_bytes(r), trace.received_bytes(r)) < 2 * 5040 * 13 * 4
+                   for r in range(ranks))
+    assert "in 8 pieces (with its best k it would win at the right end)" in prose
     assert "a well-cut chain comes closer to the bound still" in prose
     for ranks in (16, 128, 1024):
         short, long = best(ranks, 1024), best(ranks, 100 * 1024**2)
@@ -202,7 +208,7 @@ def test_an_all_reduce_is_a_reduce_scatter_then_an_all_gather(prose: str, ranks:
 
 @pytest.mark.parametrize("ranks", [r for r in RANKS if r & (r - 1)])
 def test_folding_costs_two_rounds_and_bytes(prose: str, ranks: int) -> None:
-    assert "folds the ranks that are too many into neighbours, which costs two rounds" in prose
+    assert "a neighbour stand in for each rank too many (folding, chapter 05b), which" in prose
     n = 40_000 * ranks
     floor = ranks.bit_length() - 1
     assert cost.rounds("all_gather", "recursive_doubling", ranks, n) == floor + 2

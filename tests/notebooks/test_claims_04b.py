@@ -127,7 +127,7 @@ def then(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_who_keeps_the_order(prose: str, ranks: int) -> None:
-    assert "take a scan, a reduce to rank 0 down the tree, or recursive doubling" in prose
+    assert "take a scan, a binomial reduce to rank 0, or recursive doubling" in prose
 
     def order(comm: Comm, collective: str, algorithm: str) -> list[int]:
         x = torch.full((ranks,), comm.rank + 1)
@@ -231,6 +231,18 @@ def test_bus_bandwidth_is_that_of_the_wire_for_a_ring_on_any_number_of_ranks(pro
         assert fall == pytest.approx(0.1, abs=0.03)
     assert "reaches two thirds of the wire on 4 ranks, half of it on 32" in prose
     assert [round(bus("broadcast", "scatter_allgather", p), 1) for p in (4, 32)] == [0.7, 0.5]
+    assert "can't reach more than p/(2(p−1)) of the wire: two thirds on 4 ranks" in prose
+    for p in (4, 32):
+        share = bus("all_reduce", "ring", p) / cost.bus_factor("all_reduce", p)
+        assert 0.99 * p / (2 * (p - 1)) < share < p / (2 * (p - 1))
+
+
+def test_what_each_broadcast_moves_in_all_on_four_ranks(prose: str) -> None:
+    assert "3 n in 3 messages for flat and binomial, 3 n in 24 for the chain, 4 n in 15" in prose
+    traces = [run(4, "broadcast", a, N).trace for a in ALGORITHMS["broadcast"]]
+    assert list(ALGORITHMS["broadcast"]) == ["flat", "binomial", "chain", "scatter_allgather"]
+    assert [trace.sent_bytes() / N for trace in traces] == [3, 3, 3, 4]
+    assert [len(trace.transfers) for trace in traces] == [3, 3, 24, 15]
 
 
 def test_the_guess_six_rounds_for_4032_pieces(prose: str) -> None:

@@ -218,9 +218,22 @@ def test_the_orders_of_summing_that_the_chapter_explains(prose: str) -> None:
 
 
 def test_small_chunks_hide_most_of_the_adding_and_send_more_messages(prose: str) -> None:
-    assert "messages, 2(p−1)k of them if a chunk is cut into k" in prose
+    assert "messages, 2(p−1)k from each rank if a chunk is cut into k" in prose
     plain, adding = (simulated_s("ring", 4, N, gamma) for gamma in (0.0, 0.2e-9))
     hidden = adding - simulated_s("pipelined_ring", 4, N, 0.2e-9)
     assert 0.8 < hidden / (adding - plain) < 1
     pieces = -(-(N // 4) // (1 << 20))
     assert set(cost.messages("all_reduce", "pipelined_ring", 4, N)) == {6 * pieces}
+
+
+def test_rank_0_adds_without_a_break_in_its_messages(prose: str) -> None:
+    assert "From 1.8 ms on, its port receives and sends without a break" in prose
+    result = simulate(reduced, "pipelined_ring", 4_000_000, network=uniform(4, ALPHA, 1 / BETA),
+                      gamma=0.2e-9)
+    for end in ("src", "dst"):
+        until = 1.801e-3
+        for m in sorted(result.trace.transfers, key=lambda m: m.start_s):
+            if getattr(m, end) == 0 and m.end_s > 1.8e-3:
+                assert m.start_s <= until
+                until = max(until, m.end_s)
+        assert until == pytest.approx(result.elapsed_s, rel=0.02)

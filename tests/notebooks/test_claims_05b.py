@@ -86,6 +86,22 @@ def test_for_powers_of_two_the_ring_is_never_faster_than_halving_and_doubling(
         assert time_s("halving_doubling", ranks, nbytes) <= time_s("ring", ranks, nbytes) * 1.0001
 
 
+@pytest.mark.parametrize("ranks", POWERS)
+def test_halving_and_blocks_differ_by_the_rounding_of_their_chunks(prose: str, ranks: int) -> None:
+    assert "cost the same but for the rounding of the chunks (under 1 %)" in prose
+    for nbytes in (1264, 40_000, 100_000, 10**6, N):
+        blocks, halving = (time_s(a, ranks, nbytes) for a in ("binary_blocks", "halving_doubling"))
+        assert blocks == pytest.approx(halving, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", RANKS[1:])
+def test_folding_makes_recursive_doubling_take_two_rounds_more(prose: str, ranks: int) -> None:
+    assert "else folding, section 5, makes it (⌊lg p⌋ + 2)(α + nβ)" in prose
+    floor, power = ranks.bit_length() - 1, ranks & (ranks - 1) == 0
+    assert time_s("recursive_doubling", ranks, N) == pytest.approx(
+        (floor + (0 if power else 2)) * (ALPHA + N * BETA))
+
+
 def test_the_ninth_machine_doubles_the_time(prose: str) -> None:
     assert "our 102.4 MB take 143 ms on 8 ranks" in prose
     assert "The ninth machine doubles the time: nearly 4 n cross the longest path" in prose
@@ -116,6 +132,9 @@ def test_what_the_ranks_hold_when_the_blocks_hand_up(prose: str) -> None:
     animation = plots.stepper_frames("all_reduce", "binary_blocks", 12)
     assert (animation[3].holds[8].sum(axis=1) == 4).sum() == animation[3].pieces // 4
     assert sorted(a.dst for a in animation[4].arrows if a.src == 8) == [0, 4]
+    assert "the second starts an α later, so section 7 counts 9 rounds" in prose
+    assert len(animation) - 1 == 8
+    assert rounds("binary_blocks", 12) == pytest.approx(9)
 
 
 @pytest.mark.parametrize("ranks", [*RANKS[1:], 16, 17, 32])
@@ -130,10 +149,30 @@ def test_each_rank_is_inside_of_one_tree_and_a_leaf_of_the_other(prose: str, ran
     for tree in trees:
         assert all(len(tree.children(rank)) <= 2 for rank in range(ranks))
     assert max(sent("double_tree", ranks, 3200)) <= 2 * 4 * 3200
+    if ranks % 2 == 0 and ranks > 2:
+        assert "passes each of its chunks up once and down twice; in the other tree" in prose
+        assert max(cost.messages("all_reduce", "double_tree", ranks, N)) == 4 * 16
+
+
+@pytest.mark.parametrize("ranks", [8, 16, 32])
+def test_the_starts_of_two_trees_grow_by_four_for_a_chunk_of_each(prose: str, ranks: int) -> None:
+    assert "the number of α's grows like 2 lg p + 4k" in prose
+    assert "k = 16 chunks a tree, 32 in all" in prose
+
+    def starts(k: int) -> float:
+        def call(comm: Comm) -> None:
+            x = torch.empty(6400, device="meta")
+            all_reduce(comm, x, algorithm="double_tree", segments=k)
+
+        return simulate(call, network=uniform(ranks, 1.0, FREE)).elapsed_s
+
+    assert starts(32) - starts(16) == pytest.approx(64)
+    assert starts(16) == pytest.approx(rounds("double_tree", ranks, 6400))
+    assert starts(16) == pytest.approx(2 * math.log2(ranks) + 64, abs=5)
 
 
 def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) -> None:
-    assert "for large vectors better than the single tree, but behind the ring" in prose
+    assert "for large vectors they are better than the single tree, but behind the ring" in prose
     assert "for 100 kB on 63 ranks" in prose
     assert "so that even the single tree is ahead" in prose
     assert simulated_s("tree", 63, 100_000) < simulated_s("double_tree", 63, 100_000)
@@ -207,7 +246,7 @@ def random_sum(comm: Comm, algorithm: str, elements: int = 20_000) -> torch.Tens
 
 
 def test_equal_letters_have_equal_bits_and_others_differ_by_a_few_last_places(prose: str) -> None:
-    assert "binary blocks and halving–doubling with near partners first add in pairs" in prose
+    assert "binary blocks and `halving_doubling_near` all add in pairs first" in prose
     assert "at least a fifth of the sums differ, but only by a few units in the last" in prose
     network = uniform(8, 0.0, FREE)
     bits = {a: simulate(random_sum, a, network=network).values[0].view(torch.int32) for a in EVERY}

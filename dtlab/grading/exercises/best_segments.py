@@ -43,27 +43,30 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     came = f"{k:,} segments: {took:.4g} s"
     if took <= best_time * (1 + TOLERANCE):
         return Verdict(True, came, expected)
-    return Verdict(False, came, expected, clue=_clue(k, ranks, nbytes, alpha, beta))
+    return Verdict(False, came, expected, clue=_clue(k, ranks, nbytes, alpha, beta),
+                   sure=ranks == 2)
 
 
 def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
-    """Which formula gives this number?"""
-
-    def near(value: float) -> bool:
-        return abs(k - max(1.0, value)) < max(1.0, 0.02 * value)
-
-    square = (ranks - 2) * nbytes * beta / alpha
+    """Which formula gives this number? "" if several do: then another case tells them apart."""
     if ranks == 2 and k > 1:
-        return "With two ranks no rank passes anything on, and every further segment costs one more α."
-    if square and near(math.sqrt((ranks - 2) * alpha / (nbytes * beta))):
-        return "α and nβ are the wrong way round: expensive messages call for few segments."
-    if near(math.sqrt(nbytes * beta / alpha)):
-        return "A longer chain needs more segments: the number of ranks is missing."
-    for other in (ranks, ranks - 1):
-        if near(math.sqrt(other * nbytes * beta / alpha)):
-            return "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so the factor is p − 2."
-    if near(square):
-        return "Without its root: the best k is a square root. Where is the derivative 0?"
+        return ("With two ranks nothing is in between: p − 2 is 0, so one segment is best. Is your "
+                "factor p − 2?")
+    link = nbytes * beta / alpha
+    best = math.sqrt((ranks - 2) * link)
+    formulas = {
+        "nbytes is already a number of bytes: don't divide it by the size of an element.": [best / 2],
+        "α and nβ are the wrong way round: expensive messages call for few segments.":
+            [math.sqrt((ranks - 2) / link)] if link else [],
+        "A longer chain needs more segments: the number of ranks is missing.": [math.sqrt(link)],
+        "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so the factor is p − 2.":
+            [math.sqrt(ranks * link), math.sqrt((ranks - 1) * link)],
+        "Without its root: the best k is a square root. Where is the derivative 0?": [best**2],
+    }
+    fitting = [clue for clue, values in formulas.items() if any(
+        abs(k - max(1.0, value)) < max(1.0, 0.02 * value) for value in values)]
+    if fitting:
+        return fitting[0] if len(fitting) == 1 else ""
     return ("Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where is "
             "their sum least?")
 

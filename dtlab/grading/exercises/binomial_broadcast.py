@@ -45,7 +45,8 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
                 "next round, so that each round doubles the number of ranks that have it.")
     else:
         clue = ("A rank starts too late. The child with the largest subtree has the most left to "
-                "do: send to the farthest child first.")
+                "do: send to that one first. (In the animation's tree it is the farthest, in that "
+                "of hint 1 the nearest.)")
     return standard.rounds(case, outcome, lg_ceil(p), "⌈lg p⌉", clue)
 
 
