@@ -117,6 +117,14 @@ def everyone_crosses(comm, x, group):
     return all_reduce(comm.split(comm.rank % group), x, algorithm="ring")
 
 
+def all_others_form_a_ring_too(comm, x, group):
+    team = comm.split(comm.rank // group)
+    across = comm.split(0 if team.rank == 0 else 1)
+    reduce(team, x, algorithm="rabenseifner")
+    all_reduce(across, x, algorithm="ring")
+    return broadcast(team, x, algorithm="scatter_allgather")
+
+
 def always_pairs(comm, x, group):
     return solutions()["hierarchical_all_reduce"](comm, x, 2 if comm.size % 2 == 0 else 1)
 
@@ -151,6 +159,7 @@ def returns_a_new_one(comm, x, group):
     (tree_of_leaders, {"slow links", "time"}, "One rack's way to the spine carries more"),
     (leaders_by_doubling, {"slow links", "time"}, "In a ring of leaders, all send equally much"),
     (everyone_crosses, {"slow links", "time"}, "k times too much"),
+    (all_others_form_a_ring_too, {"slow links", "time", "rounds"}, "every rank but the leaders"),
     (adds_on_the_way_back, SUMS, "too large"),
     (cuts_evenly, {"any n"}, "tensor_split(k)"),
     (returns_a_new_one, SUMS, "x itself is unchanged"),
@@ -159,6 +168,10 @@ def test_hierarchical(answer, rows, hint):
     report = judged("hierarchical", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
+
+
+def test_one_mistake_in_three_rows_has_one_hint():
+    assert len(judged("hierarchical", all_others_form_a_ring_too).hints) == 1
 
 
 def test_groups_of_another_size_than_asked_for_cost_bytes_on_the_slow_links():
@@ -270,6 +283,10 @@ def one_only(ranks, links):
     return next(search(ranks, links), None)
 
 
+def gives_up(ranks, links):
+    return solutions()["find_rings"](ranks, links) if ranks < 9 else None
+
+
 def all_orders(ranks, links):
     rings = ([0, *rest] for rest in itertools.permutations(range(1, ranks)))
     for first in rings:
@@ -295,6 +312,13 @@ def test_find_rings(answer, rows, hint, seed):
     slow = {"larger meshes"} if answer in (greedy, there_and_back, one_only) else set()
     assert lost(report) | slow == rows | slow, str(report)  # a search may be lucky, or too slow
     assert hint in first_hint(report)
+
+
+def test_a_wrong_none_on_a_large_mesh_has_the_hint_of_the_small_ones():
+    report = judged("find-rings", gives_up)
+    assert lost(report) == {"misleading meshes", "larger meshes"}, str(report)
+    assert len(report.hints) == 1
+    assert "take the first one back" in first_hint(report)
 
 
 def test_paths_are_no_rings():

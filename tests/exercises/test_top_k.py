@@ -12,11 +12,13 @@ MEAN, MEMORY, EDGES, BYTES = "mean", "memory", "edges", "bytes"
 
 
 def answer(*, signed=False, rebinds=False, memory_used=True, removes="sent", overwrites=False,
-           divides=True, clamps=True, dense=False, spoils=False):
+           divides=True, clamps=True, dense=False, spoils=False, forgets=False):
     """A right answer, with places to break it."""
     def top_k_mean(comm, g, memory, k):
         if spoils:
             g += memory
+            memory.copy_(g)
+        elif forgets:
             memory.copy_(g)
         elif rebinds:
             memory = memory + g
@@ -55,15 +57,20 @@ def test_right_answers_earn_all(seed: int) -> None:
     (answer(overwrites=True), {MEAN, MEMORY, EDGES, BYTES}, "same place"),
     (answer(memory_used=False), {MEAN, MEMORY, EDGES, BYTES}, "what isn't sent is lost"),
     (answer(rebinds=True), {MEAN, MEMORY, EDGES, BYTES}, "makes a new one"),
+    (answer(forgets=True), {MEMORY, EDGES}, "don't overwrite it"),
     (answer(removes="nothing"), {MEAN, MEMORY, EDGES, BYTES}, "will be sent again"),
     (answer(removes="mean"), {MEAN, MEMORY, EDGES, BYTES}, "what *this* rank sent"),
     (answer(clamps=False), {EDGES}, "k = min(k, len(g))"),
     (answer(dense=True), {BYTES}, "not a whole vector"),
     (answer(spoils=True), {MEMORY, EDGES}, "g belongs to the caller"),
-], ids=["sum", "signed", "overwrites", "no memory", "rebinds", "sends again", "removes the mean",
+], ids=["sum", "signed", "overwrites", "no memory", "rebinds", "forgets", "sends again", "removes the mean",
         "k too large", "dense", "changes g"])
 def test_a_mistake_costs_points_and_is_named(wrong, rows: set[str], hint: str) -> None:
     report = judged("top-k", wrong)
     assert lost(report) >= rows - {BYTES}
     assert (BYTES in lost(report)) == (BYTES in rows)
     assert hint in first_hint(report)
+
+
+def test_k_is_blamed_only_where_it_is_larger_than_the_vector() -> None:
+    assert len(judged("top-k", answer(forgets=True)).hints) == 1

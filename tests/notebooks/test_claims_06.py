@@ -163,8 +163,8 @@ def test_what_a_broken_link_costs(prose: str) -> None:
 def test_in_the_racks_halving_doubling_is_six_times_slower_than_the_ring(
     prose: str, slow: Topology
 ) -> None:
-    assert "another algorithm that sends as few bytes is six times slower than the ring" in prose
-    assert "its first partners, with whom it swaps half of the vector, are the farthest" in prose
+    assert "sends just as few bytes and takes six times as long as the ring, if each rank" in prose
+    assert "first swaps half of its vector with the rank farthest away" in prose
     assert cost.sent_bytes("all_reduce", "ring", 32, N) == \
         cost.sent_bytes("all_reduce", "halving_doubling", 32, N)
     assert "313 ms against 50" in prose
@@ -184,6 +184,8 @@ def test_with_near_partners_first_halving_doubling_takes_a_fifth_of_that(
     near, far, ring = (wires.enter(slow, N, name) for name in
                        ("halving_doubling_near", "halving_doubling", "ring"))
     assert round(near.elapsed_s * 1e3) == 61
+    assert "it takes a fifth longer than the ring" in prose
+    assert near.elapsed_s / ring.elapsed_s == pytest.approx(1.2, abs=0.03)
     assert far.elapsed_s / near.elapsed_s == pytest.approx(5, abs=0.2)
     assert "puts 1.5 n on the uplink, less than the ring" in prose
     assert near.crossed["rack0", "spine"] == pytest.approx(1.5 * N)
@@ -213,6 +215,9 @@ def test_hierarchical_pays_where_a_group_is_a_server_and_not_in_plain_racks(
 ) -> None:
     assert "hierarchical is slower than the ring: 83 ms against 50" in prose
     assert round(ms(slow, "hierarchical", {"group": 8})) == 83
+    assert "into which 4.1 n go" in prose
+    into = wires.enter(slow, N, "hierarchical", {"group": 8}).crossed["rack0", 0]
+    assert into / N == pytest.approx(3 * 7 / 8 + 1.5) == pytest.approx(4.1, abs=0.03)
     servers = named("nvswitch:8@racks:2x2,oversubscription=2")
     assert "where a group is a server with NVSwitch, it beats the ring" in prose
     assert ms(servers, "hierarchical", {"group": 8}) < ms(servers, "ring")

@@ -55,10 +55,10 @@ def gradient_s(pauses: float, workers: int) -> float:
 def test_the_slowest_sets_the_pace(prose: str, chapter: dict[str, Any]) -> None:
     assert "one worker needs 24 ms on average" in prose
     assert gradient_s(0.05, 1) == pytest.approx(0.024)
-    assert "it takes 20 + 80·(1 − 0.95ⁿ) ms on average" in prose
+    assert "it takes 20 + 80·(1 − 0.95ᵐ) ms on average" in prose
     for workers in (1, 2, 8, 32):
         assert gradient_s(0.05, workers) == pytest.approx(0.020 + 0.080 * (1 - 0.95**workers))
-    assert "all 32 together are slow 81 % of the time" in prose
+    assert "in 81 % of the iterations at least one of 32 does" in prose
     assert round(1 - 0.95**32, 2) == 0.81
     drawn = [chapter["seconds"](0, worker, step) for worker in range(50) for step in range(100)]
     assert np.mean(drawn) == pytest.approx(0.024, rel=0.05)
@@ -162,7 +162,7 @@ def test_asynchronous_training_converges_with_small_steps_and_not_with_large_one
     assert "fine at 0.8" in prose
     assert loss(0.8, 1) < loss(0.2, 1) < 0.4
     assert loss(0.2, 16) > 4.0
-    assert "The parabola predicts the cliffs within a factor of two" in prose
+    assert "The parabola predicts the cliffs within a factor of about two" in prose
     eight, limit = {lr: loss(lr, 8) for lr in (0.2, 0.3)}, chapter["largest_step"]
     assert eight[0.2] < 1.0 < eight[0.3]
     assert limit(7) / 2 < 0.2 < 0.3 < 2 * limit(7)

@@ -102,6 +102,16 @@ def test_what_is_kept_trains_as_well_as_the_whole_and_what_is_forgotten_does_not
         assert ends(chapter, chapter[name], seed) == pytest.approx(whole, rel=0.01)
 
 
+def test_what_is_late_does_not_need_a_smaller_step_here(
+    prose: str, chapter: dict[str, Any]
+) -> None:
+    assert "top 1 % and top 0.1 % end lower still, at 0.04 and 0.15, and whole gradients" in prose
+    chapter = chapter | {"train": partial(chapter["train"], lr=3.2)}
+    late = [ends(chapter, chapter["top_k"](share), 0) for share in (0.01, 0.001)]
+    assert late == [pytest.approx(0.04, abs=0.005), pytest.approx(0.15, abs=0.01)]
+    assert ends(chapter, chapter["whole"], 0) > 10
+
+
 def test_losses_that_the_text_names_are_those_that_are_printed(prose: str) -> None:
     found = rows("whole-run", "top-k-run", "feedback-run", "bits-run", "bits-two")
     assert "0.83 instead of 0.14" in prose

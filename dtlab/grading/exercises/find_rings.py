@@ -101,9 +101,9 @@ def _mistake(case: Case, value: object) -> str:
     """What is wrong with the answer, and after a | the hint; "" if nothing is."""
     ranks, links = case.facts["ranks"], case.facts["links"]
     if value is None:
-        return ("returned None, but there are two rings|There are two here. If the second ring "
-                "can't be completed, don't give up: take back the first one's last step and try "
-                "another (backtracking).")
+        return ("returned None, but there are two rings|There are two here, but most first rings "
+                "cut off the second: when there is no second ring, take the first one back and go "
+                "on searching (backtracking).")
     if not _is_two_lists(value):
         return f"returned {value!r:.80}|Return two lists of ranks: return [first, second]."
     used: Counter[Pair] = Counter()
@@ -198,14 +198,9 @@ def _build(seed: int) -> list[Check]:
         Check("easy meshes", 1, "every rank joined to every other", easy, _judge),
         Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge,
               "A link of two wires may be used twice: count wires, don't only mark links as used."),
-        Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge,
-              "It works where any first ring will do. Here most first rings cut off the second: "
-              "when there is no second ring, take the first one back and go on searching."),
+        Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge),
         Check("no rings", 1, "meshes without two rings", none, _judge),
-        Check("larger meshes", 1, "13 and 25 ranks", large, _judge,
-              "Trying all orders of 25 ranks takes longer than the universe has existed: build a "
-              "ring step by step along the links, and go back at a dead end. It helps to visit "
-              "first the ranks with the fewest free links."),
+        Check("larger meshes", 1, "13 and 25 ranks", large, _judge),
     ]
 
 

@@ -85,10 +85,21 @@ def _slow_links(case: Case, outcome: Outcome) -> Verdict:
     if most <= allowed:
         return Verdict(True, "as few as can be", expected, nbytes)
     return Verdict(False, f"{worst[0]} → {worst[1]}: {most:,} B", f"≤ {allowed:,} B", nbytes,
-                   clue=_slow_clue(case, crossed))
+                   clue=_slow_clue(case, outcome, crossed))
 
 
-def _slow_clue(case: Case, crossed: dict[tuple[Node, Node], int]) -> str:
+def _too_many_cross(case: Case, outcome: Outcome) -> str:
+    """The hint if the leaders carry all between the groups, and other ranks carry something too."""
+    k, n = case.facts["group"], case.facts["n"] * case.facts["item"]
+    across = [m for m in outcome.trace.transfers if m.src // k != m.dst // k]
+    leaders = sum(m.nbytes for m in across if m.src % k == m.dst % k == 0)
+    if leaders < 2 * (case.ranks // k - 1) * n or not any(m.src % k and m.dst % k for m in across):
+        return ""
+    return ("The leaders all-reduce, and so do other ranks: in comm.split, give the colour None for "
+            "every rank but the leaders; those get None back, and skip this step.")
+
+
+def _slow_clue(case: Case, outcome: Outcome, crossed: dict[tuple[Node, Node], int]) -> str:
     p, k = case.ranks, case.facts["group"]
     n = case.facts["n"] * case.facts["item"]
     count = p // k
@@ -103,6 +114,8 @@ def _slow_clue(case: Case, crossed: dict[tuple[Node, Node], int]) -> str:
     if most >= k * 2 * (count - 1) * n // count:
         return ("Every rank of a group sends its whole vector through the spine: that is k times "
                 "too much. Let one leader do it, or give each rank a k-th part.")
+    if clue := _too_many_cross(case, outcome):
+        return clue
     return ("More crosses the spine than a ring of leaders needs: all-reduce the groups' sums by a "
             "ring (not a tree, nor recursive doubling), among leaders only.")
 
@@ -116,11 +129,11 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     rounds = f"{took:.3g} s / {allowed:.3g} s"
     if took <= allowed:
         return Verdict(True, f"{took:.3g} s", f"≤ {allowed:.3g} s", rounds=rounds)
-    clue = ("The values are right, but inside the groups whole vectors travel one after the other, "
-            "so the leader's port is the bottleneck. For long vectors: reduce-scatter the group, "
-            "then gather the parts at the leader (collectives.reduce(…, "
-            "algorithm='rabenseifner')); and back: scatter, all-gather "
-            "(algorithm='scatter_allgather').")
+    clue = _too_many_cross(case, outcome) or (
+        "The values are right, but inside the groups whole vectors travel one after the other, "
+        "so the leader's port is the bottleneck. For long vectors: reduce-scatter the group, "
+        "then gather the parts at the leader (collectives.reduce(…, algorithm='rabenseifner')); "
+        "and back: scatter, all-gather (algorithm='scatter_allgather').")
     return Verdict(False, f"{took:.3g} s", f"≤ {allowed:.3g} s", rounds=rounds, clue=clue)
 
 
@@ -132,8 +145,9 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     rounds, limit = f"{took:g} / {allowed}", f"≤ 4(k−1) + 2(p/k−1) = {allowed} rounds"
     if took <= allowed + 1e-9:
         return Verdict(True, f"{took:g} rounds", limit, rounds=rounds)
-    clue = ("As many rounds as one ring over all ranks has, 2(p−1), or more. Groups must work at "
-            "the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among them, 2(k−1) back.")
+    clue = _too_many_cross(case, outcome) or (
+        "As many rounds as one ring over all ranks has, 2(p−1), or more. Groups must work at "
+        "the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among them, 2(k−1) back.")
     return Verdict(False, f"{took:g} rounds", limit, rounds=rounds, clue=clue)
 
 

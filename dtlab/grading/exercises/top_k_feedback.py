@@ -21,6 +21,7 @@ class Rule(NamedTuple):
     signed: bool = False  # the largest, not the largest in absolute value
     from_memory: bool = True  # what is sent comes out of g + memory, not out of g alone
     keeps: bool = True  # the memory takes what is not sent
+    adds_up: bool = True  # to what it has; otherwise that is overwritten
     removes: str = "sent"  # what leaves the memory: "sent", "mean" or "nothing"
     adds: bool = True  # equal places of several ranks are added, not overwritten
     divides: bool = True  # the mean, not the sum
@@ -37,6 +38,8 @@ MISTAKES = {
     Rule(keeps=False): "The memory stays as it was, so what isn't sent is lost. `memory += g` "
                        "changes the tensor that you were given; `memory = memory + g` makes a new "
                        "one. Choose from the sum, and keep the rest.",
+    Rule(adds_up=False): "What was not sent in earlier calls is gone: memory += g, don't overwrite "
+                         "it.",
     Rule(removes="nothing"): "What was sent is still in the memory, and will be sent again: set "
                              "the memory to 0 at the places that you sent.",
     Rule(removes="mean"): "What leaves the memory is what *this* rank sent, not the mean.",
@@ -52,6 +55,8 @@ def follow(gs: list[torch.Tensor], k: int, rule: Rule = RIGHT
     for step in range(len(gs[0])):
         total, sent = torch.zeros_like(memories[0]), []
         for g, memory in zip(gs, memories, strict=True):
+            if not rule.adds_up:
+                memory.zero_()
             x = g[step] + memory if rule.from_memory else g[step]
             places = (x if rule.signed else x.abs()).topk(min(k, len(x))).indices
             total[places] = x[places] + (total[places] if rule.adds else 0)
@@ -74,7 +79,7 @@ def call(function: Callable[..., Any], comm: Comm, gs: torch.Tensor, k: int) -> 
     return [m.clone() if isinstance(m, torch.Tensor) else repr(m)[:60] for m in means], memory
 
 
-def _case(ranks: int, n: int, k: int, steps: int, seed: int) -> Case:
+def _case(ranks: int, n: int, k: int, steps: int, seed: int, hint: str = "") -> Case:
     """Whole numbers, no two of equal size among those that a rank chooses from."""
     random = torch.Generator().manual_seed(1000 * seed + 10 * ranks + n + steps)
     gs = []
@@ -87,7 +92,7 @@ def _case(ranks: int, n: int, k: int, steps: int, seed: int) -> Case:
         gs.append(torch.stack(rows))
     text = f"{ranks} rank{'s' * (ranks > 1)}, n = {n}, k = {k}, {steps} step{'s' * (steps > 1)}"
     return Case(text, [(g, k) for g in gs], harness=call, library=True,
-                facts={"gs": [g.clone() for g in gs], "k": k})
+                hint=hint, facts={"gs": [g.clone() for g in gs], "k": k})
 
 
 def _values(case: Case, outcome: Outcome) -> Verdict:
@@ -141,12 +146,13 @@ def _build(seed: int) -> list[Check]:
     more = seed % 3
     once = [_case(p, 20 + more, 4, 1, seed) for p in (1, 2, 3, 4, 8, 9, 13)]
     again = [_case(p, 16 + more, 3, 5, seed) for p in (1, 2, 3, 5, 8)]
-    edges = [_case(3, 7, 7, 2, seed), _case(2, 5, 9, 2, seed), _case(4, 12 + more, 1, 3, seed)]
+    edges = [_case(3, 7, 7, 2, seed), _case(2, 5, 9, 2, seed, "If k is larger than the vector, "
+                                            "send all of it: k = min(k, len(g))."),
+             _case(4, 12 + more, 1, 3, seed)]
     return [
         Check("mean", 2, "1 to 13 ranks, one step", once, _values),
         Check("memory", 3, "1 to 8 ranks, 5 steps", again, _values),
-        Check("edges", 1, "k = n, k > n, k = 1", edges, _values,
-              "If k is larger than the vector, send all of it: k = min(k, len(g))."),
+        Check("edges", 1, "k = n, k > n, k = 1", edges, _values),
         Check("bytes", 2, "2 to 13 ranks", [*once[1:], *again[1:]], _bytes, provided=_values),
     ]
 
