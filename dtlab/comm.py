@@ -259,7 +259,7 @@ class Comm(ABC):
             )
         if peer == self.rank:
             raise ConfigError(
-                f"rank {self.rank}: can't {verb} itself; copy the tensor instead"
+                f"rank {self.rank}: can't {verb} itself; keep the value instead"
             )
 
     def __getattr__(self, name: str) -> Any:

@@ -28,10 +28,11 @@ def times_by_ranks(predicted: ByRanks, simulated: ByRanks | None = None, *,
     if not points or not all(p > 0 and 0 < s < np.inf for p, s in points):
         raise ConfigError("times by ranks need at least one time; ranks and seconds above 0")
     heading = f"{title}: predicted{' and simulated' if simulated else ''} time"
+    rows = -(-(len(predicted) + len(simulated or {})) // 2)  # of the legend, above the axes
     with styled():
         picture = new_picture(11, 6.0, dpi)
         write_title(picture, heading, subtitle)
-        axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.1)
+        axes = place_axes(picture, left=1.25, right=0.35, bottom=0.85, top=1.1 + 0.27 * rows)
         logarithmic(axes, x=False)
         for index, (name, curve) in enumerate(predicted.items()):
             style = line_style(place_of("all_reduce", name, index))
@@ -50,7 +51,8 @@ def times_by_ranks(predicted: ByRanks, simulated: ByRanks | None = None, *,
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda p, _: f"{p:,.0f}"))
         axes.set_xlabel("number of ranks")
-        axes.legend(loc="upper left", ncols=2, handlelength=4, labelspacing=0.35)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, handlelength=4,
+                    labelspacing=0.35)
     ends = [f"{name} {seconds_text(curve[max(curve)])} on {max(curve):,} ranks"
             for name, curve in predicted.items() if curve]
     picture.alt = f"{heading}. {subtitle}. {'; '.join(ends)}."

@@ -47,6 +47,10 @@ def divides_by_its_own(*args):
     return weighted(*args, by=lambda comm, samples: max(samples, 1))
 
 
+def divides_by_its_own_times_the_ranks(*args):
+    return weighted(*args, by=lambda comm, samples: torch.tensor(samples) * comm.size)
+
+
 def in_place(comm, gradient, samples):
     count = all_reduce(comm, torch.tensor(samples, dtype=torch.float64))
     gradient *= samples
@@ -69,6 +73,7 @@ WRONG_1 = [
     (its_own, ALL_1 - set(), "the others' never came"),
     (divides_by_ranks, ALL_1, "divided by the number of ranks"),
     (divides_by_its_own, ALL_1, "not averaged"),
+    (divides_by_its_own_times_the_ranks, UNEQUAL, "Divide by the samples of all ranks"),
     (in_place, {"unchanged"}, "works in place"),
     (leaves_if_empty, {"empty shards"}, "it must take part"),
     (gathers_all, {"bytes"}, "don't gather all gradients"),
@@ -96,6 +101,15 @@ def takes_throughput(times):
     return scaled(times, efficiency=lambda t, n: t[n] / (n * t[1]))
 
 
+def percent(times):
+    return scaled(times, efficiency=lambda t, n: 100 * t[1] / t[n] / n)
+
+
+def mean_of_the_shares(times):
+    return scaled(times, serial=lambda t: sum(
+        (s / t[1] - 1 / n) / (1 - 1 / n) for n, s in t.items() if n > 1) / (len(t) - 1))
+
+
 def the_other_share(times):
     return scaled(times, serial=lambda t: 1 - scaled(t)[2])
 
@@ -116,6 +130,8 @@ WRONG_2 = [
     (exchanges_both, {"speedup", "efficiency", "edges"}, "This is the efficiency"),
     (upside_down, {"speedup"}, "upside down"),
     (takes_throughput, {"efficiency", "edges"}, "throughputs"),
+    (percent, {"efficiency", "edges"}, "This is in percent"),
+    (mean_of_the_shares, {"least squares"}, "more devices weigh more"),
     (the_other_share, {"serial share", "least squares"}, "the share that can be divided"),
     (forgets_one_over_n, {"serial share", "least squares"}, "1/n of the work is still there"),
     (the_last_run_only, {"least squares"}, "from the largest run alone"),

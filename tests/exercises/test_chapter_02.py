@@ -247,6 +247,16 @@ def test_place_job(answer, rows, hint, seed):
     assert hint in first_hint(report)
 
 
+def test_a_job_that_fits_into_one_rack_is_told_that_no_hop_need_cross_the_spine():
+    def by_number_if_small(rack_of, free, ranks):
+        choose = fullest_first if ranks > 6 else by_number
+        return choose(rack_of, free, ranks)
+
+    report = judged("place-job", by_number_if_small)
+    assert lost(report) == {"small jobs"}
+    assert "of the ring's 6 hops cross the spine, where 0 would do" in first_hint(report)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_half_the_time_is_within_reach_with_room_to_spare(seed):
     for check in placing.EXERCISE.build(seed):

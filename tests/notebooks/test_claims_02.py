@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -17,6 +19,7 @@ from dtlab.collectives import all_reduce
 from dtlab.simulator import replay
 from dtlab.topology import Topology, fat_tree, link_bytes, racks, send_together, uniform
 from dtlab.units import bandwidth_of
+from dtlab.widgets.topology import CLUSTERS
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 GB = 10**9
@@ -152,6 +155,31 @@ def test_two_servers_into_one_uplink_are_two_to_one() -> None:
     assert into / uplink == 2
 
 
+def test_the_answers_to_the_questions_about_the_explorer() -> None:
+    said("*Two racks*: 6.4 ms with 4:1, 2.6 ms with 1:1")
+    unequal = {(rank, rank + 4): 8_000_000 * (rank + 1) for rank in range(4)}
+    assert [round(elapsed_s(racks(2, 4, oversubscription=ratio), unequal) * 1e3, 1)
+            for ratio in (4.0, 1.0)] == [6.4, 2.6]
+    said("5 ms after the start, when two of the four messages are through")
+    trace = simulate(send_together, unequal, network=racks(2, 4)).trace
+    assert sum(m.end_s <= 5e-3 for m in trace.transfers) == 2
+    said("six messages cross each, and five of them are of other pairs")
+    crossed = Counter(hop for a in range(8) for b in range(8) if a != b
+                      for hop in pairwise(topology.v100_nvlink().path(a, b)))
+    assert {hop for hop, count in crossed.items() if count == max(crossed.values())} == {
+        (3, 7), (7, 3)}
+    assert crossed[3, 7] == 6
+    said("everywhere but on *4 servers in 2 racks*. There, rack 1's uplink stays full to the end")
+    for name, text in CLUSTERS.items():
+        cluster = topology.named(text)
+        into_one = {(rank, 0): 8_000_000 for rank in range(1, cluster.ranks)}
+        moments = replay(cluster, simulate(send_together, into_one, network=cluster).trace)
+        late = [m for m in moments if m.start_s < 0.9 * moments[-1].end_s <= m.end_s]
+        full = {cluster.ends(link) for m in late for link, load in m.loads.items() if load > 0.999}
+        assert any(to == 0 for _, to in full) == (name != "4 servers in 2 racks"), name
+        assert (("rack1", "spine") in full) == (name == "4 servers in 2 racks")
+
+
 # ---- placing -----------------------------------------------------------------------------------
 
 
@@ -206,6 +234,8 @@ def test_in_the_fat_tree_all_could_send_at_full_speed_and_only_one_does() -> Non
     trace = simulate(send_together, {(s, s + 8): GB for s in range(8)}, network=fat).trace
     times = np.array([m.end_s for m in trace.transfers]) / (GB / 12.5e9)
     assert sorted(times) == pytest.approx([1] + [2] * 7, rel=1e-3)
+    met = [set(pairwise(fat.path(s, s + 8)[1:-1])) for s in range(8)]  # as the cell prints them
+    assert [sum(bool(mine & other) for other in met) for mine in met] == [2, 2, 2, 2, 1, 2, 2, 3]
     used = {link for flow in replay(fat, trace)[-1].moving for link in flow.links}
     between = {n for n in range(len(fat.capacity_Bps))
                if all(isinstance(end, str) for end in fat.ends(n))}

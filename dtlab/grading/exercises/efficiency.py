@@ -34,6 +34,7 @@ MISTAKES: dict[str, dict[str, Formula]] = {
     },
     "efficiency": {
         "This is the speedup: divide it by n.": lambda t, n: t[1] / t[n],
+        "This is in percent: return a share of 1.": lambda t, n: 100 * t[1] / t[n] / n,
         "With times it is T_1/(n·T_n), not as with throughputs.": lambda t, n: t[n] / (n * t[1]),
         "It is upside down: T_1/(n·T_n).": lambda t, n: n * t[n] / t[1],
     },
@@ -43,9 +44,8 @@ MISTAKES: dict[str, dict[str, Formula]] = {
         "there. Solve T_n/T_1 = s + (1 − s)/n for s.": lambda t, n: t[n] / t[1],
         "This is from the largest run alone: fit all of them, by least squares.":
             lambda t, n: (t[n] / t[1] - 1 / n) / (1 - 1 / n),
-        "This is an average of the shares of each run: with least squares, runs with more devices "
-        "weigh more.": lambda t, _: mean((s / t[1] - 1 / n) / (1 - 1 / n) for n, s in t.items()
-                                         if n > 1),
+        "This is the mean of all runs' shares: with least squares, more devices weigh more.":
+            lambda t, _: mean((s / t[1] - 1 / n) / (1 - 1 / n) for n, s in t.items() if n > 1),
     },
 }
 

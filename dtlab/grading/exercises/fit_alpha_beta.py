@@ -11,7 +11,6 @@ from dtlab.grading.exercise import Check, Exercise, Verdict
 
 TOLERANCE = 0.10  # of the time, at every size asked for
 
-
 MACHINES = {  # α in seconds, β in seconds per byte
     "loopback": (25e-6, 1 / 3e9), "Ethernet": (60e-6, 1 / 1.2e9),
     "InfiniBand": (2e-6, 1 / 24e9), "NVLink": (9e-6, 1 / 150e9),
@@ -57,7 +56,6 @@ def _shown(alpha: float, beta: float) -> str:
 
 def _clue(alpha: float, beta: float, a: float, b: float, worst: int) -> str:
     """Which mistake makes alpha and beta of a and b?"""
-
     def near(x: float, y: float) -> bool:
         return abs(x - y) <= 0.3 * abs(y)
 
@@ -74,13 +72,16 @@ def _clue(alpha: float, beta: float, a: float, b: float, worst: int) -> str:
             return f"The unit is seconds, and seconds per byte; yours look like {unit}."
     if near(beta, b / 8) or near(beta, b * 8):
         return "β is per byte, not per bit: a factor of 8."
+    if all(0.85 < share < 0.97 for share in (alpha / a, beta / b)):
+        return ("All times come out too short, as the minimum of each size does: the noise goes both "
+                "ways. Take the median.")
     if worst in SHORT or not near(alpha, a):
         return ("α is lost in the noise. Plain least squares looks at absolute errors, so a few "
                 "percent of noise on the 64 MB messages outweigh every short one: make the errors "
                 "relative (divide by the time), or fit α on the short messages and β on the long "
                 "ones. Some times are far too long: take the median of each size first.")
-    return ("β is off: the long messages decide it. Times that were disturbed are too long, never "
-            "too short: take the median of each size, not the mean.")
+    return ("β is off: the long messages decide it. Times that were disturbed are far too long: take "
+            "the median of each size, not the mean.")
 
 
 def _build(seed: int) -> list[Check]:

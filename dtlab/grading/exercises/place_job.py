@@ -142,8 +142,8 @@ def _clue(case: Case, outcome: Outcome) -> str:
     used = len(set(visited))
     few = len({where.rack_of[host] for host in compact(where, ranks)})
     if hops > used:
-        return (f"{hops} of the ring's {ranks} hops cross the spine, though {used} racks need only "
-                f"{used}: the ring leaves a rack and comes back. Let all hosts of a rack stand "
+        return (f"{hops} of the ring's {ranks} hops cross the spine, where {few if few > 1 else 0} "
+                f"would do: the ring leaves a rack and comes back. Let all hosts of a rack stand "
                 f"next to each other in the list.")
     if used > few:
         return (f"The job lies in {used} racks, and {few} would do: begin with the racks that have "
