@@ -92,3 +92,25 @@ def test_a_file_that_is_not_there_does_not_keep_others_from_their_grade(tmp_path
 def test_an_empty_folder_and_two_forms_at_once_are_bad_input(tmp_path: Path) -> None:
     assert grade(tmp_path).exit_code == 2
     assert grade(STUB, "--json", "--csv").exit_code == 2
+
+
+def test_a_deadline_that_is_a_day_ends_with_it():
+    from dtlab.cli.grade import last_moment
+
+    assert str(last_moment("2026-12-01")) == "2026-12-01 23:59:59"
+    assert str(last_moment("2026-12-01 18:00")) == "2026-12-01 18:00:00"
+    assert last_moment(None) is None
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["no_such_folder", "--out", "results"], "no_such_folder does not exist"),
+    ([".", "--jobs", "2"], "--jobs and --deadline are for a class: add --out"),
+    ([".", "--out", "results", "--deadline", "1.12.2026"], "--deadline is written 2026-12-01"),
+    ([".", "--only", "fork"], "--only chooses among attacks: add --attack"),
+])
+def test_what_makes_no_sense_gets_one_sentence(words, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["grade", *words])
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())
+    assert list(tmp_path.iterdir()) == []

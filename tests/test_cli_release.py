@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -68,6 +70,21 @@ def test_the_manifest_names_every_file(bundle: Path) -> None:
     assert files == listed | {"SHA256SUMS"}
 
 
+def test_learners_grade_their_own_notebook_in_it(bundle: Path) -> None:
+    for name in ("teaching.md", "README.md"):
+        assert (bundle / "docs" / name).exists() is False
+    assert "make lab" in (bundle / "README.md").read_text()
+    lines = subprocess.run(["make", "-n", "lab"], cwd=bundle, capture_output=True, text=True,
+                           check=True).stdout.splitlines()
+    assert lines == ["sh scripts/setup.sh", ".venv/bin/dtlab lab "]
+    asked = ["-m", "dtlab", "grade", "exercises/03_messages.ipynb", "--sandbox", "none"]
+    env = {**os.environ, "PYTHONPATH": str(bundle)}
+    done = subprocess.run([sys.executable, *asked], cwd=bundle, env=env, capture_output=True,
+                          text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "0 of 11 points" in done.stdout
+
+
 def test_a_zip_holds_the_same(tmp_path: Path, bundle: Path) -> None:
     out = tmp_path / "course.zip"
     assert CliRunner().invoke(app, ["release", str(out), "--chapters", "03-05"]).exit_code == 0
@@ -81,7 +98,9 @@ def test_what_makes_no_sense_gets_one_sentence(tmp_path: Path) -> None:
     assert chapters_in("3, 05-06") == {"03", "05", "06"}
     with pytest.raises(ConfigError, match="chapters are named as"):
         chapters_in("all")
-    for words in ([str(tmp_path)], [str(tmp_path / "new"), "--chapters", "77"]):
+    for words in ([str(tmp_path)], [str(tmp_path / "new"), "--chapters", "77"],
+                  [str(tmp_path / "new"), "--seed", "3"],
+                  [str(tmp_path / "new"), "--chapters", "6-3"]):
         result = CliRunner().invoke(app, ["release", *words])
         assert result.exit_code == 2
         assert "Traceback" not in result.output

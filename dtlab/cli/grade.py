@@ -47,9 +47,9 @@ def grade(
         help="bubblewrap, nobody, or none: for code that you trust.")] = None,
     course: Annotated[Path | None, typer.Option(
         help="The folder of the course's own notebooks, if it isn't found.")] = None,
-    deadline: Annotated[datetime | None, typer.Option(
-        help="With --out: mark what was handed in later.",
-        formats=["%Y-%m-%d %H:%M", "%Y-%m-%d"])] = None,
+    deadline: Annotated[str | None, typer.Option(
+        help="With --out: mark what was handed in after 2026-12-01 23:59, or after this day.")
+    ] = None,
     attack: Annotated[bool, typer.Option(
         "--attack", help="Grade no one: try attacks on this machine's sandbox.")] = False,
     only: Annotated[str, typer.Option(help="With --attack: those with this in their name.")] = "",
@@ -68,12 +68,31 @@ def grade(
     if attack:
         _try_attacks(sandbox, only, course)
         return
+    if only:
+        raise ConfigError("--only chooses among attacks: add --attack")
     if not notebooks:
         raise ConfigError("name the notebooks to grade, or folders of them")
+    if out is None and (jobs > 1 or deadline is not None):
+        raise ConfigError("--jobs and --deadline are for a class: add --out, a folder for results")
     if out is not None:
-        _grade_class(notebooks, out, jobs, seed, sandbox, course, deadline)
+        _grade_class(notebooks, out, jobs, seed, sandbox, course, last_moment(deadline))
         return
     _grade_each(notebooks_in(notebooks), seed, sandbox, course, as_json, as_csv)
+
+
+def last_moment(text: str | None) -> datetime | None:
+    """The deadline that `text` says; of a day, its end."""
+    if text is None:
+        return None
+    try:
+        return datetime.strptime(text, "%Y-%m-%d %H:%M")
+    except ValueError:
+        pass
+    try:
+        return datetime.strptime(f"{text} 23:59:59", "%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        raise ConfigError(f"--deadline is written 2026-12-01 23:59, or 2026-12-01, not {text!r}"
+                          ) from None
 
 
 def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sandbox: str | None,
@@ -81,6 +100,8 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
     from dtlab.grading.class_grading import grade_class
     from dtlab.grading.class_report import write_results
 
+    if not folders[0].exists():
+        raise ConfigError(f"{folders[0]} does not exist")
     if len(folders) != 1 or not folders[0].is_dir():
         raise ConfigError("with --out, name the one folder in which a class's submissions are")
 
@@ -96,8 +117,8 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
     write_results(graded, out, seed)
     failed = [each for each in graded if each.report.error]
     learners = len({each.hand_in.learner for each in graded})
-    typer.echo(f"{len(graded)} hand-ins of {learners} learners, of which {len(failed)} could not "
-               f"be graded; see {out / 'index.html'}")
+    typer.echo(f"hand-ins: {len(graded)}, of learners: {learners}, not gradable: {len(failed)}; "
+               f"see {out / 'index.html'}")
     _complain([each.report for each in failed])
 
 

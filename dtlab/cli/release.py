@@ -20,9 +20,23 @@ from dtlab.grading.isolation import PACKAGE
 ROOT = PACKAGE.parent
 MANIFEST = "SHA256SUMS"
 # Beside the notebooks: what `make lab` needs. No tests, no solutions, no gallery of attacks.
-_KEPT = ("README.md", "LICENSE", "Makefile", "pyproject.toml", "constraints.txt", "environment.yml",
-         "scripts/setup.sh", "scripts/setup.py", "docs/reading_a_grade.md",
-         "docs/teaching.md", "docs/self_check.yml")
+_KEPT = ("LICENSE", "pyproject.toml", "constraints.txt", "environment.yml", "scripts/setup.sh",
+         "scripts/setup.py", "docs/reading_a_grade.md", "docs/self_check.yml")
+_README = """# dtlab
+
+You need Linux, Python 3.11 or newer, and make; two cores and no GPU are enough.
+
+    make lab     # builds .venv (once, about 2 GB), then opens your copy of the course in JupyterLab
+
+Each chapter in `notebooks/` comes before the exercises of its number in `exercises/`.
+`source .venv/bin/activate; dtlab grade exercises/NAME.ipynb --sandbox none` says how many points
+a notebook of yours earns; docs/reading_a_grade.md says how to read that.
+"""
+_MAKEFILE = """export PYTHON
+lab: ## set everything up and open the course (ARGS=--no-browser: only print its address)
+\t@sh scripts/setup.sh
+\t@.venv/bin/dtlab lab $(ARGS)
+"""
 _LEFT_OUT = re.compile(r"__pycache__|grading/gallery|\.pyc$|\.ipynb_checkpoints")
 
 
@@ -41,6 +55,8 @@ def release(
         count = write_autograder(out, chapters, seed)
         typer.echo(f"{out}: {count} files; upload it as the autograder of a programming assignment")
         return
+    if seed is not None:
+        raise ConfigError("--seed is the autograder's: add --gradescope")
     count = write_bundle(out, chapters)
     typer.echo(f"{out}: {count} files; in it, `make lab` opens the course")
 
@@ -56,8 +72,8 @@ def write_autograder(out: Path, chapters: str, seed: int | None) -> int:
     if not course:
         raise ConfigError(f"no solutions of chapters {chapters} are in {ROOT / 'solutions'}")
     settings = {"seed": seed, "notebooks": [file.stem for file in course]}
-    package = ("dtlab/", "pyproject", "constraints", "README", "LICENSE")
-    names = sorted(name for name in _names(set()) if name.startswith(package))
+    package = ("dtlab/", "pyproject", "constraints", "LICENSE")
+    names = ["README.md", *sorted(n for n in _names(set()) if n.startswith(package))]
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
             archive.write(ROOT / name, name)
@@ -80,14 +96,16 @@ def write_bundle(out: Path, chapters: str) -> int:
     names = sorted(_names(wanted))
     if not any(name.startswith("exercises/") for name in names):
         raise ConfigError(f"no exercises of chapters {chapters} are in {ROOT / 'exercises'}")
-    lines = []
     for name in names:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, target)
         shutil.copymode(ROOT / name, target)
-        lines.append(f"{hashlib.sha256(target.read_bytes()).hexdigest()}  {name}\n")
-    (folder / MANIFEST).write_text("".join(lines))
+    (folder / "README.md").write_text(_README)
+    (folder / "Makefile").write_text(_MAKEFILE)
+    names = sorted([*names, "README.md", "Makefile"])
+    (folder / MANIFEST).write_text("".join(
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names))
     if out.suffix == ".zip":
         shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
         shutil.rmtree(folder)
@@ -100,8 +118,11 @@ def chapters_in(text: str) -> set[str]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,2})(?:\s*-\s*(\d{1,2}))?\s*", part)
         if match is None:
-            raise ConfigError(f"chapters are named as 03-06 or 03,05, not {text!r}")
+            raise ConfigError(f"chapters are named as 03-06 or 03,05, not {text!r} (04b comes "
+                              f"with 04)")
         first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"chapters are named from the first to the last, not {part.strip()}")
         found |= {f"{number:02}" for number in range(first, last + 1)}
     return found
 

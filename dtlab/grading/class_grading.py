@@ -81,7 +81,7 @@ def _graded(hand_in: HandIn, course: Path | None, seed: int | None, box: str) ->
     try:
         report = grade_notebook(hand_in.file, course, seed, box)
     except ConfigError as error:
-        why = str(error).removeprefix(f"{hand_in.file}: ").removeprefix(f"{hand_in.file} ")
+        why = str(error).replace(f"{hand_in.file}: ", "").replace(str(hand_in.file), "it")
         report = NotebookReport(hand_in.name, error=why)
     report.path = hand_in.name
     return report

@@ -16,7 +16,7 @@ import jinja2
 
 from dtlab.grading.class_grading import Graded
 from dtlab.grading.report import Report, printable, whole
-from dtlab.grading.similarity import similar_pairs
+from dtlab.grading.similarity import SHORTEST, similar_pairs
 
 SHOWN = 15  # rows of the summary's lists
 
@@ -79,22 +79,19 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None
             gradescope_results(row.reports, row.notes), indent=1), encoding="utf-8")
     (out / "class.csv").write_text(class_csv(rows), encoding="utf-8")
     (out / "index.html").write_text(pages.get_template("class.html").render(
-        rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows),
-        seconds=sum(report.seconds for row in rows for report in row.reports),
+        rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows), shortest=SHORTEST,
         hardest=_hardest(rows), mistakes=_mistakes(rows),
         pairs=similar_pairs(_answers(rows))), encoding="utf-8")
 
 
 def rows_of(graded: Sequence[Graded]) -> list[LearnerRow]:
     """One row a learner, in the order of names."""
-    rows: dict[str, LearnerRow] = {}
+    theirs: dict[str, list[Graded]] = {}
     for each in graded:
         learner = printable(each.hand_in.learner).replace("\n", " ").replace("\t", " ")
-        if learner not in rows:
-            safe = re.sub(r"[^\w-]+", "_", learner)[:60]
-            rows[learner] = LearnerRow(learner, f"{len(rows) + 1:03}_{safe}")
-        rows[learner].graded.append(each)
-    return [rows[learner] for learner in sorted(rows)]
+        theirs.setdefault(learner, []).append(each)
+    return [LearnerRow(name, f"{number:03}_" + re.sub(r"[^\w-]+", "_", name)[:60], theirs[name])
+            for number, name in enumerate(sorted(theirs), 1)]
 
 
 def class_csv(rows: Sequence[LearnerRow]) -> str:
@@ -134,6 +131,12 @@ def gradescope_results(reports: Sequence[Report], notes: Sequence[str] = ()) -> 
 # ---- the summary ---------------------------------------------------------------------------------
 
 
+def _written(rows: Sequence[LearnerRow]) -> list[Report]:
+    """The reports of answers, without those of exercises that are as they were handed out."""
+    return [report for row in rows for report in row.reports
+            if not any(hint.startswith("Not written yet") for hint in report.hints)]
+
+
 def _histogram(rows: Sequence[LearnerRow]) -> list[int]:
     """How many learners earned 0–9, 10–19, … 90–99, 100 percent."""
     counts = Counter(int(10 * row.points / row.max_points) for row in rows if row.max_points)
@@ -144,11 +147,10 @@ def _hardest(rows: Sequence[LearnerRow]) -> list[tuple[str, str, int, int]]:
     """(exercise, check, how many passed, of how many), the hardest first."""
     passed: Counter[tuple[str, str]] = Counter()
     tried: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        for report in row.reports:
-            for check in report.rows:
-                tried[report.exercise, check.name] += 1
-                passed[report.exercise, check.name] += check.passed
+    for report in _written(rows):
+        for check in report.rows:
+            tried[report.exercise, check.name] += 1
+            passed[report.exercise, check.name] += check.passed
     found = [(*which, passed[which], count) for which, count in tried.items()
              if passed[which] < count]
     return sorted(found, key=lambda row: (row[2] / row[3], row[0], row[1]))[:SHOWN]
@@ -156,7 +158,7 @@ def _hardest(rows: Sequence[LearnerRow]) -> list[tuple[str, str, int, int]]:
 
 def _mistakes(rows: Sequence[LearnerRow]) -> list[tuple[tuple[str, str], int]]:
     """((exercise, hint), how many learners read it), the commonest first."""
-    counts = Counter((report.exercise, hint) for row in rows for report in row.reports
+    counts = Counter((report.exercise, hint) for report in _written(rows)
                      for hint in report.hints[:1])
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
 

@@ -89,9 +89,11 @@ def read_notebook(path: Path) -> dict[str, Any]:
 
 
 def course_folder(given: str | Path | None) -> Path:
-    """Where the course's own notebooks are: in `given`, beside the package, or beside you."""
-    package = Path(dtlab.__file__).parent.parent / "solutions"
-    candidates = [Path(given)] if given else [package, Path.cwd() / "solutions"]
+    """Where the course's own notebooks are: in `given`, beside the package, or beside you. Learners
+    have no solutions, but the exercises, with the checks that they may see."""
+    places = (Path(dtlab.__file__).parent.parent, Path.cwd())
+    candidates = [Path(given)] if given else [
+        place / name for name in ("solutions", "exercises") for place in places]
     for folder in candidates:
         if any(folder.glob("*.ipynb")):
             return folder

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from dtlab import ConfigError
-from dtlab.grading import class_grading
+from dtlab.grading import class_grading, class_report
 from dtlab.grading.class_grading import grade_class
 from dtlab.grading.class_report import rows_of, write_results
+from dtlab.grading.notebook import grade_notebook
 from dtlab.grading.similarity import similar_pairs
 from dtlab.grading.submissions import find_hand_ins, learner_of
 
@@ -129,6 +130,27 @@ def test_pages_escape_what_learners_wrote(graded):
     assert sum(test["max_score"] for test in told["tests"]) == 8
     assert "\x1b" not in json.dumps(told)
     assert "“" not in (graded[1] / "index.html").read_text()[:200]
+
+
+def test_what_nobody_has_written_is_no_mistake_and_a_broken_file_is_explained(graded):
+    folder, _, results = graded
+    rows = rows_of(results)
+    assert [(row.learner, row.page) for row in rows] == [
+        ("=eve", "001__eve"), ("ada", "002_ada"), ("fred", "003_fred")]
+    assert rows[2].notes[0].startswith("fred/x.ipynb: ")
+    assert str(folder) not in rows[2].notes[0]
+    stub = json.loads((ROOT / "exercises" / WELCOME.name).read_text())
+    untouched = marked(stub, "hello-ranks")["source"]
+    report = grade_notebook(stub_with(graded[1], untouched), sandbox="none")
+    alone = class_report.LearnerRow("bo", "1", [class_grading.Graded(results[0].hand_in, report)])
+    assert report.exercises[0].points == 0
+    assert class_report._written([alone]) == [report.exercises[1]]
+
+
+def stub_with(folder: Path, hello) -> Path:
+    """The solution, but for one answer that is as it was handed out."""
+    hand_in(folder / "bo.ipynb", hello)
+    return folder / "bo.ipynb"
 
 
 def test_what_is_graded_is_not_graded_again(graded, monkeypatch):
