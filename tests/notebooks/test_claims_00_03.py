@@ -164,6 +164,24 @@ def test_messages_out_of_one_port_share_it(messages: int) -> None:
     assert took_s == pytest.approx(ALPHA + messages * MB * BETA, rel=1e-9)
 
 
+def test_two_messages_posted_together_take_what_is_said() -> None:
+    prose = " ".join(" ".join(cells(MINE[1], "markdown")).split())
+    assert "α + 2nβ, here 1620 µs; or 2α + nβ, if they are so small that nβ is less than α" in prose
+
+    def both(comm: Comm, nbytes: int) -> None:
+        x = torch.zeros(nbytes, dtype=torch.uint8)
+        if comm.rank == 0:
+            comm.exchange(dtlab.Send(x, 1), dtlab.Send(x, 2))
+        else:
+            comm.recv(x, 0)
+
+    for nbytes in (0, 1000, 25_000, MB):
+        took_s = simulate(both, nbytes, network=uniform(3, ALPHA, 1 / BETA)).elapsed_s
+        bytes_s = nbytes * BETA
+        large = bytes_s >= ALPHA
+        assert took_s == pytest.approx(ALPHA + 2 * bytes_s if large else 2 * ALPHA + bytes_s)
+
+
 def test_a_tensor_left_alone_until_wait_arrives_whole() -> None:
     def patient(comm: Comm) -> list[float]:
         x = torch.ones(3)
