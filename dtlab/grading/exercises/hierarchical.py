@@ -114,10 +114,9 @@ def _slow_clue(case: Case, outcome: Outcome, crossed: dict[tuple[Node, Node], in
     if most >= k * 2 * (count - 1) * n // count:
         return ("Every rank of a group sends its whole vector through the spine: that is k times "
                 "too much. Let one leader do it, or give each rank a k-th part.")
-    if clue := _too_many_cross(case, outcome):
-        return clue
-    return ("More crosses the spine than a ring of leaders needs: all-reduce the groups' sums by a "
-            "ring (not a tree, nor recursive doubling), among leaders only.")
+    return _too_many_cross(case, outcome) or (
+        "More crosses the spine than a ring of leaders needs: all-reduce the groups' sums by a "
+        "ring (not a tree, nor recursive doubling), among leaders only.")
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
