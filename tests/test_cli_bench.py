@@ -82,6 +82,7 @@ def test_ps_is_timed_beside_rpc_and_gloo() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_training_steps_are_timed_and_measured_beside_torchs(tmp_path: Path) -> None:
     picture = tmp_path / "steps.png"
     result = bench("parallel", "-p", "2", "--repeats", "1", "--json", "--plot", str(picture))
