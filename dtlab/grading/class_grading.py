@@ -45,6 +45,8 @@ def grade_class(
     folder, out = folder.resolve(), out.resolve()
     if out.is_relative_to(folder):
         raise ConfigError(f"{out} lies in {folder}, where submissions are: write results elsewhere")
+    if seed is None and course_folder(course).name == "exercises":
+        raise ConfigError("there are no solutions here, so no hidden inputs: draw them by --seed")
     box = choose_sandbox(sandbox)
     hand_ins = find_hand_ins(folder, out / "unpacked")
     kept = out / "graded"

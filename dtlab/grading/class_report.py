@@ -80,6 +80,7 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None
     (out / "class.csv").write_text(class_csv(rows), encoding="utf-8")
     (out / "index.html").write_text(pages.get_template("class.html").render(
         rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows), shortest=SHORTEST,
+        seconds=sum(report.seconds for row in rows for report in row.reports),
         hardest=_hardest(rows), mistakes=_mistakes(rows),
         pairs=similar_pairs(_answers(rows))), encoding="utf-8")
 
