@@ -39,9 +39,10 @@ test-cpus: setup ## check that outputs and grades are the same on three kinds of
 		env -u ATEN_CPU_CAPABILITY -u MKL_CBWR "$$@" $(PYTEST) $(SAME) $(ARGS) || exit 1; \
 	done
 
-check: setup ## ruff and mypy
+check: setup ## ruff and mypy; notebooks are in the form in which they are committed
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/notebooks.py --check
 
 notebooks: setup ## execute every notebook and write it back, without what differs from run to run
 	@$(BIN)/python scripts/notebooks.py $(ARGS)

@@ -34,10 +34,10 @@ def check(
     Shows a table of what was tried, what came, what was expected, bytes and rounds against the
     bound, points, and hints; returns the same as a `Report` (`.points`, `.rows`, `.to_dict()`).
     Nothing that the function does (a loop without an end, exit, a flood of prints) stops the check,
-    which takes a second or two. It runs as you, in processes of its own: check what you trust;
-    other people's answers are for `dtlab grade`, which has a sandbox. `seed` draws other sizes and
-    values. Raises `ConfigError` for an unknown exercise, something that isn't a function, or a seed
-    that isn't a whole number.
+    which takes a second or two. It runs as you, in processes of its own, and says so once: check
+    what you trust; other people's answers are for `dtlab grade`, which has a sandbox. `seed` draws
+    other sizes and values. Raises `ConfigError` for an unknown exercise, something that isn't a
+    function, or a seed that isn't a whole number.
     """
     exercise = find_exercise(exercise_id)
     if not isinstance(seed, int) or seed < 0:
@@ -49,7 +49,14 @@ def check(
     report = Report.from_dict(told)
     if show:
         report.show()
+        _say_whom_it_trusts()
     return report
+
+
+@functools.cache  # once in a kernel
+def _say_whom_it_trusts() -> None:
+    print("check runs this function as you, without a sandbox: check only code that you trust. "
+          "For other people's notebooks there is dtlab grade.")
 
 
 def _judge(_comm: Any, submission: Submission, exercise_id: str, seed: int,

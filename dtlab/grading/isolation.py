@@ -18,6 +18,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import dtlab
 from dtlab.errors import ConfigError
@@ -56,12 +57,15 @@ def _obstacle(name: str) -> str:
         return ""
     if not can_restrict():
         return "needs Linux and libseccomp (Debian, Ubuntu: apt install libseccomp2)"
-    if name == "nobody":
-        return "" if os.geteuid() == 0 else "is for root, in a container"
-    if shutil.which("bwrap") is None:
+    if name == "nobody" and os.geteuid() != 0:
+        return "is for root, in a container"
+    if name == "bubblewrap" and shutil.which("bwrap") is None:
         return "is not installed"
-    tried = subprocess.run([*bubblewrap(), sys.executable, "-s", "-P", "-c", "import pyseccomp"],
-                           env=environment(), capture_output=True, text=True, check=False)
+    try:
+        tried = subprocess.run(_command(name, ["-c", "import pyseccomp"]), **_popen_options(name),
+                               capture_output=True, text=True, check=False)
+    except OSError as error:  # nobody may not run this Python
+        return f"does not work here ({error})"
     return "" if tried.returncode == 0 else f"does not work here ({tried.stderr.strip()[-200:]})"
 
 
@@ -83,14 +87,22 @@ def _closed(path: Path) -> bool:
 
 def start_isolated(sandbox: str, arguments: list[str], fd: int) -> subprocess.Popen[bytes]:
     """Start Python with these arguments in bubblewrap or as nobody, with one open descriptor."""
-    command = [sys.executable, "-s", "-P", *arguments]
-    user = NOBODY if sandbox == "nobody" else None
-    if sandbox == "bubblewrap":
-        command = [*bubblewrap(), *command]
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, pass_fds=[fd], env=environment(), cwd="/", stdin=quiet,
-                            stdout=quiet, stderr=quiet, start_new_session=True, user=user,
-                            group=user, extra_groups=None if user is None else [])
+    return subprocess.Popen(_command(sandbox, arguments), **_popen_options(sandbox), pass_fds=[fd],
+                            stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+
+
+def _command(sandbox: str, arguments: list[str]) -> list[str]:
+    walls = bubblewrap() if sandbox == "bubblewrap" else []
+    return [*walls, sys.executable, "-s", "-P", *arguments]
+
+
+def _popen_options(sandbox: str) -> dict[str, Any]:
+    """Folder, environment and user."""
+    options: dict[str, Any] = {"cwd": "/", "env": environment()}
+    if sandbox == "nobody":
+        options |= {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    return options
 
 
 def environment() -> dict[str, str]:
@@ -105,9 +117,9 @@ def bubblewrap() -> list[str]:
     """The command that walls a program off: what is not named here is not there."""
     seen = [*_SYSTEM, *{sys.prefix, sys.base_prefix, *_linked_interpreters()}, str(PACKAGE)]
     hidden = [str(PACKAGE / part) for part in SECRET if (PACKAGE / part).is_dir()]
-    command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
-               "--cap-drop", "ALL", "--hostname", "sandbox", "--tmpfs", HOME, "--dir", "/tmp",
-               "--dev", "/dev", "--setenv", "TMPDIR", HOME]
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user",
+               "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox",
+               "--tmpfs", HOME, "--dir", "/tmp", "--dev", "/dev", "--setenv", "TMPDIR", HOME]
     for path in seen:
         command += ["--ro-bind-try", path, path]
     for path in hidden:

@@ -128,6 +128,9 @@ def test_a_notebook_shows_the_table_once_as_html_and_nothing_goes_to_stderr():
     cells = [nbformat.v4.new_code_cell(source) for source in (last, kept, "report", "1 + 1")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    whom_it_trusts = cells[0]["outputs"].pop()  # once in a kernel
+    assert whom_it_trusts["name"] == "stdout"
+    assert "check only code that you trust" in whom_it_trusts["text"]
     for cell in cells[:3]:
         (output,) = cell["outputs"]
         assert output["output_type"] == "display_data"
