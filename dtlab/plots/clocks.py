@@ -68,7 +68,7 @@ def _status(run: ClockRun, worker: int, now: float, whole: bool) -> tuple[str, s
     """What stands beside a lane, and its colour."""
     if whole:
         used = sum(i.staleness is not None and i.done_s <= now for i in run.of[worker])
-        waited = sum(i.read_s - i.asked_s for i in run.of[worker] if i.waited)
+        waited = sum(max(0.0, min(i.read_s, now) - i.asked_s) for i in run.of[worker] if i.waited)
         late = sum(i.staleness is None and i.done_s <= now for i in run.of[worker])
         told = f"{used} used, {late} late" if late else count_text(used, "gradient")
         return f"{told}, waited {waited:.1f} s", INK

@@ -298,11 +298,13 @@ def _summary(trace: Trace, streams: int) -> str:
 def _waits(trace: Trace, ranks: set[int]) -> str:
     """For the text alternative: which of `ranks` waited longest for a message's other side, and
     which did nothing but wait."""
-    waited = dict.fromkeys(sorted(ranks), 0.0)
-    for m in trace.transfers:
-        for rank, posted_s in ((m.src, m.sent_s), (m.dst, m.wanted_s)):
-            if rank in waited:
-                waited[rank] += max(0.0, m.start_s - posted_s)
+    waits = sorted((posted_s, m.start_s, rank) for m in trace.transfers
+                   for rank, posted_s in ((m.src, m.sent_s), (m.dst, m.wanted_s)))
+    waited, until = dict.fromkeys(sorted(ranks), 0.0), dict.fromkeys(ranks, 0.0)
+    for posted_s, start_s, rank in waits:
+        if rank in waited and start_s > until[rank]:  # several waits at once count once
+            waited[rank] += start_s - max(posted_s, until[rank])
+            until[rank] = start_s
     worst = _longest(waited)
     text = f"Waited longest for a partner: {worst}." if worst else "Nobody waited for a partner."
     if trace.waits and not trace.transfers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -62,6 +63,13 @@ def test_the_words_say_who_waits_for_whom_at_a_moment() -> None:
     assert "worker 2: clock 0, computes" in alt
     assert "worker 3: clock 1, waits for 2" in alt
     assert "worker 1: clock 0, waits" not in plots.clocks(run, 0.05).alt
+
+
+def test_the_waits_of_the_lanes_make_up_the_share_that_waited() -> None:
+    alt = plots.clocks(plots.watch_clocks(ps.SSP(3), plots.PACES["one slow worker"])).alt
+    lanes_s = sum(map(float, re.findall(r"waited ([\d.]+) s", alt)))
+    share, end_s = (float(re.search(mark, alt)[1]) for mark in (r"(\d+)% of", r"after ([\d.]+) s"))
+    assert lanes_s / (5 * end_s) == pytest.approx(share / 100, abs=0.025)
 
 
 def test_equal_runs_are_equal() -> None:

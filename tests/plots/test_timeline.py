@@ -1,6 +1,7 @@
 """The timeline's bars are the trace's events; long traces are thinned, and that is said."""
 
 import pytest
+import torch
 
 from dtlab import ConfigError, Message, Span, Trace, plots, simulate
 from dtlab.collectives import all_reduce
@@ -104,6 +105,21 @@ def test_too_many_arrows_are_thinned_and_the_picture_says_so() -> None:
 def test_the_words_name_who_waited() -> None:
     assert "rank 2" in plots.timeline(ring_trace(4)).alt.split("Waited")[1]
     assert "Nobody waited" in plots.timeline(Trace(3)).alt
+
+
+def test_waits_at_the_same_time_count_once() -> None:
+    def both(comm):
+        if comm.rank:
+            with comm.compute("work", seconds=1.0):
+                pass
+            comm.send(torch.zeros(1), 0)
+        else:
+            first, second = (comm.irecv(torch.zeros(1), peer) for peer in (1, 2))
+            first.wait()
+            second.wait()
+
+    trace = simulate(both, network=uniform(3, 0.0, 1e9)).trace
+    assert "Waited longest for a partner: rank 0 1 s" in plots.timeline(trace).alt
 
 
 def test_a_window_shows_only_its_time() -> None:
