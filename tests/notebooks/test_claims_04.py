@@ -214,7 +214,7 @@ def test_folding_costs_two_rounds_and_bytes(prose: str, ranks: int) -> None:
     assert cost.rounds("all_gather", "recursive_doubling", ranks, n) == floor + 2
     doubling, bruck = (run(ranks, "all_gather", a, n) for a in ("recursive_doubling", "bruck"))
     assert doubling.elapsed_s > bruck.elapsed_s
-    assert ("Where p is no power of two, recursive doubling and halving fall behind"
+    assert ("Where p is no power of two, the all-gather by recursive doubling, the reduce-scatter"
             in prose_of("04b_everyone_to_everyone.ipynb"))
 
 

@@ -2,9 +2,9 @@
 
 The rule: a minute for 200 words of text and for each guess, 20 s for what a code cell puts out, 4 s
 for a line of code, be it the cell's own or shown by it; and 2 minutes for each point of the
-exercises, which are named apart (in 04b and 05b a point takes longer). An appendix is extra. Where
-the numbers come from: readers of chapters 04, 05 and 09, each still in one part, took about 120,
-140 and 120 minutes with their exercises; the rule says 139, 137 and 102.
+exercises, which are named apart (in some chapters a point takes longer). An appendix is extra.
+Where the numbers come from: readers of chapters 04, 05 and 09, each still in one part, took about
+120, 140 and 120 minutes with their exercises; the rule says 139, 137 and 102.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from nbformat import NotebookNode
 
 from dtlab.grading.exercise import catalogue
 
-A_POINT = {"04b_everyone_to_everyone": 2.5, "05b_fewer_rounds": 3}  # minutes, where not 2
+A_POINT = {"02_machine_room": 3, "04b_everyone_to_everyone": 2.5, "05b_fewer_rounds": 3.5,
+           "09b_cut_off": 2.5}  # minutes, where not 2
 CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 
 
