@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from typer.testing import CliRunner
 
 import dtlab
 from dtlab import cost
-from dtlab.bench import calls, measure
+from dtlab.bench import calls, measure, measure_parallel
 from dtlab.bench.collectives import PEERS
 from dtlab.bench.parameter_server import FLAT, KEYS, ROWS
 from dtlab.cli import app
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
+from dtlab.models import GPTConfig
 
 
 def bench(*words: str) -> Any:
@@ -82,8 +84,10 @@ def test_ps_is_timed_beside_rpc_and_gloo() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_training_steps_are_timed_and_measured_beside_torchs(tmp_path: Path) -> None:
+def test_training_steps_are_timed_and_measured_beside_torchs(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = GPTConfig(layers=6, hidden=64, heads=4, context=16)
+    monkeypatch.setattr("dtlab.bench.measure_parallel", partial(measure_parallel, config=small))
     picture = tmp_path / "steps.png"
     result = bench("parallel", "-p", "2", "--repeats", "1", "--json", "--plot", str(picture))
     assert result.exit_code == 0, result.output

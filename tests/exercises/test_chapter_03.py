@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import first_hint, judged, lost
 
 FIT = {"exact times", "short messages", "long messages", "outliers"}
 SHIFT = {"even circles", "odd circles", "edges", "time", "bytes"}
@@ -84,9 +84,8 @@ def nans(sizes, times):
     (one_number, FIT, "Return two numbers"),
     (nans, FIT, "α is lost"),
 ], ids=lambda v: getattr(v, "__name__", ""))
-@pytest.mark.parametrize("seed", [0, 2])
-def test_fit_alpha_beta(answer, rows, hint, seed):
-    report = judged("fit-alpha-beta", answer, seed)
+def test_fit_alpha_beta(answer, rows, hint):
+    report = judged("fit-alpha-beta", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
 

@@ -9,7 +9,7 @@ import torch
 
 from dtlab import Recv, Send
 from dtlab.grading.exercises.best_segments import TOLERANCE, best_s, chain_s
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import first_hint, judged, lost
 
 # ---- binomial-broadcast ------------------------------------------------------------------------
 

@@ -6,20 +6,11 @@ import pytest
 import torch
 
 from dtlab.collectives import all_reduce
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import first_hint, judged, lost
 
 VALUES_1 = {"averages", "any sizes", "messages", "order", "real"}
 VALUES_2 = {"averages", "any number", "fast network", "slow network", "real"}
 VALUES_3 = {"equal", "unequal", "empty", "traffic", "real"}
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("exercise", "function"), [
-    ("bucketed-average", "average_in_buckets"), ("overlapped-backward", "overlapped_backward"),
-    ("accumulated-average", "accumulate")])
-def test_the_solution_earns_all_points(exercise, function, seed):
-    report = judged(exercise, solutions()[function], seed)
-    assert not lost(report), str(report)
 
 
 # ---- buckets -------------------------------------------------------------------------------------

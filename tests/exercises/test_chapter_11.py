@@ -7,18 +7,10 @@ import torch
 from torch.nn.functional import cross_entropy, gelu, one_hot
 
 from dtlab.collectives import all_gather, all_reduce
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import first_hint, judged, lost
 
 ALL_1 = {"forward", "gradients", "uneven", "bytes", "real"}
 ALL_2 = {"loss", "gradient", "uneven", "stable", "bytes", "real"}
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("exercise", "function"), [
-    ("row-parallel", "row_parallel"), ("vocab-loss", "vocab_loss"), ("find-the-lie", "layer")])
-def test_the_solution_earns_all_points(exercise, function, seed):
-    report = judged(exercise, solutions()[function], seed)
-    assert not lost(report), str(report)
 
 
 # ---- row parallel --------------------------------------------------------------------------------

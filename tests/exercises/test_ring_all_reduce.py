@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.exercises.answers import first_hint, judged, lost, solutions
+from tests.exercises.answers import first_hint, judged, lost
 
 ALL = {"sums", "any p", "any n", "any dtype", "bytes", "rounds", "memory", "real"}
 

@@ -41,7 +41,7 @@ HOW = dict(zip(((m, o, r) for m in MODELS for o in OPTIMIZERS for r in RANKS),
 def test_parameters_after_20_steps_are_those_of_one_device(
         model: str, optimizer: str, backend: str) -> None:
     expected = reference(model, optimizer)
-    for ranks in RANKS:
+    for ranks in RANKS if backend == "simulator" else RANKS[:-1]:  # eight take three times as long
         how = HOW[model, optimizer, ranks if backend == "gloo" else 9 - ranks if ranks in (4, 5)
                   else ranks]
         result = on(backend, train, model, optimizer, Wrap(how), ranks=ranks)

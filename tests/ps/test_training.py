@@ -293,23 +293,21 @@ def test_weighted_pushes_make_a_weighted_mean() -> None:
     assert simulate(body, network=network(4)).values[1:] == pytest.approx([14 / 6] * 3)
 
 
-def test_thousands_of_workers_in_virtual_time() -> None:
+def test_a_thousand_workers_in_virtual_time() -> None:
     def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=4, partition=ps.Range(), update=ps.SGD(lr=1.0))
+        node = ps.join(comm, servers=2, partition=ps.Range(), update=ps.SGD(lr=1.0))
         if node.is_server:
             return node.serve()
         node.init({"w": torch.zeros(8)})
-        for _ in range(2):
-            node.pull(["w"])
-            node.push({"w": torch.full((8,), -float(comm.rank % 2))})
-            node.clock()
+        node.push({"w": torch.full((8,), -float(comm.rank % 2))})
+        node.clock()
         last = node.pull(["w"])["w"].tolist()
         node.finish()
         return last
 
-    result = simulate(body, network=network(1004), trace=False)
-    assert result.values[-1] == [1.0] * 8
-    assert result.values[0].pushes == 2000
+    result = simulate(body, network=network(1002), trace=False)
+    assert result.values[-1] == [0.5] * 8
+    assert result.values[0].pushes == 1000
 
 
 @pytest.mark.parametrize("colocated", [False, True])

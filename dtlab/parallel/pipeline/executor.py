@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils.checkpoint import checkpoint
 
 from dtlab.collectives import all_reduce, broadcast
@@ -129,7 +128,7 @@ class Pipeline:
             if groups is None:
                 torch.autograd.backward(y, gradient)
             else:
-                stage_backward_weight(trained(module), groups)
+                halved_backward().stage_backward_weight(trained(module), groups)
             return None
         x, y = self.saved.pop((stage, micro))
         gradient = self.got.pop(Action(stage, "B", micro), None)
@@ -139,7 +138,7 @@ class Pipeline:
             self.saved[stage, micro] = gradient, None, x, y
             return None
         else:
-            _, groups = stage_backward_input(
+            _, groups = halved_backward().stage_backward_input(
                 [y], None if gradient is None else [gradient], [x], trained(module))
             self.saved[stage, micro] = None, groups, None, None
         return x.grad if stage else None
@@ -235,6 +234,14 @@ class Pipeline:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             all_reduce(group, parameter.grad)
+
+
+def halved_backward() -> Any:
+    """Torch's backward in two halves, of inputs and of weights. Imported when it is wanted: it brings
+    all of torch's compiler, which takes a second."""
+    from torch.distributed.pipelining import _backward
+
+    return _backward
 
 
 def trained(module: nn.Module) -> Any:
