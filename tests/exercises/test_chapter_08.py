@@ -213,6 +213,7 @@ def test_a_harness_runs_on_every_rank_and_in_the_simulator():
     from dtlab.topology import uniform
 
     paces = [[], [0.1, 0.1], [0.3, 0.1]]
-    result = simulate(lambda comm: bounding.cluster(counts_who_is_behind, comm, paces[comm.rank], 1),
+    result = simulate(lambda comm: bounding.cluster(counts_who_is_behind, comm,
+                                                    paces[comm.rank], 1),
                       network=uniform(3, 1e-7, math.inf))
     assert result.values == [bounding.YES] * 3

@@ -25,7 +25,8 @@ def buckets(comm, grads, least, *, op="avg", divide=1, forward=False, last=True,
         if (held > least if strictly else held >= least) or (last and number == len(grads)):
             vector = torch.cat(bucket)
             all_reduce(comm, vector, op, algorithm="ring")
-            for g, piece in zip(bucket, vector.split([len(g) for g in bucket])):
+            for g, piece in zip(bucket, vector.split([len(g) for g in bucket]),
+                                strict=True):
                 if back:
                     g.copy_(piece / divide)
             bucket = []

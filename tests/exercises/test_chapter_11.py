@@ -84,7 +84,7 @@ def gathers_the_logits(comm, logits, targets, first):
     padded[:, : logits.shape[1]] = logits
     parts = all_gather(comm, padded).unbind()
     widths = all_gather(comm, torch.tensor([logits.shape[1]])).flatten().tolist()
-    whole = torch.cat([p[:, :w] for p, w in zip(parts, widths)], 1)
+    whole = torch.cat([p[:, :w] for p, w in zip(parts, widths, strict=True)], 1)
     gradient = (whole.softmax(1) - one_hot(targets, whole.shape[1])) / len(targets)
     return cross_entropy(whole, targets), gradient[:, first : first + logits.shape[1]]
 

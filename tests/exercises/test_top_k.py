@@ -63,8 +63,8 @@ def test_right_answers_earn_all(seed: int) -> None:
     (answer(clamps=False), {EDGES}, "k = min(k, len(g))"),
     (answer(dense=True), {BYTES}, "not a whole vector"),
     (answer(spoils=True), {MEMORY, EDGES}, "g belongs to the caller"),
-], ids=["sum", "signed", "overwrites", "no memory", "rebinds", "forgets", "sends again", "removes the mean",
-        "k too large", "dense", "changes g"])
+], ids=["sum", "signed", "overwrites", "no memory", "rebinds", "forgets", "sends again",
+        "removes the mean", "k too large", "dense", "changes g"])
 def test_a_mistake_costs_points_and_is_named(wrong, rows: set[str], hint: str) -> None:
     report = judged("top-k", wrong)
     assert lost(report) >= rows - {BYTES}

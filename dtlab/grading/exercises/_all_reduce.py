@@ -37,8 +37,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def judge_sums(case: Case, outcome: Outcome, clue: Clue) -> Verdict:
-    """The sum on every rank, in x itself, come in messages; else the mistake that the vectors show: one of any
-    all-reduce, or, by `clue`, of the algorithm in question."""
+    """The sum on every rank, in x itself, come in messages; else the mistake that the vectors
+    show: one of any all-reduce, or, by `clue`, of the algorithm in question."""
     total = case.facts["total"]
     for rank, (x, *_) in enumerate(outcome.after):
         if x.shape != total.shape or x.dtype != total.dtype:
@@ -64,8 +64,8 @@ def _common_clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str
     right = [torch.equal(x, total) for x in after]
     if all(map(torch.equal, after, before)):
         if all(isinstance(v, torch.Tensor) and torch.equal(v, total) for v in outcome.values):
-            return ("The returned tensor is right, but x itself is unchanged: work in place, on the "
-                    "memory of x (x[...] = …, x.add_(…), comm.accumulate_).")
+            return ("The returned tensor is right, but x itself is unchanged: work in place, on "
+                    "the memory of x (x[...] = …, x.add_(…), comm.accumulate_).")
         return "x is unchanged on every rank: nothing was added into it."
     if all(torch.allclose(x.to(_wide(x.dtype)) * p, total.to(_wide(x.dtype)), rtol=0.02)
            for x in after):

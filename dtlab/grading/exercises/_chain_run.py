@@ -1,8 +1,8 @@
 """Chapter 09: a chain of nodes, its network, a client and a master, simulated message by message.
 
 A random number puts everything that could happen at the same time into one order, so a *schedule*
-(a seed) determines a run, and up to a crash the run is equal to the one without it. Add number i adds 4ⁱ:
-the digits of a value to base 4 tell how often each add is in it.
+(a seed) determines a run, and up to a crash the run is equal to the one without it. Add number i
+adds 4ⁱ: the digits of a value to base 4 tell how often each add is in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Receive = Callable[[dict[str, Any], ChainMessage], Any]  # (node, message) → w
 
 
 class Crash(NamedTuple):
-    """`node` dies while it handles its message number `event`, after sending `messages` of its own."""
+    """`node` dies while it handles its message number `event`, after sending `messages` itself."""
 
     node: int
     event: int
@@ -129,7 +129,7 @@ class ChainRun:
         self.handled: dict[int, list[int]] = {n: [] for n in range(nodes)}
         self.delivered = 0
         self._unannounced = False
-        self._notices: list[tuple[list[int], set[int]]] = []  # members, and the nodes not yet notified
+        self._notices: list[tuple[list[int], set[int]]] = []  # members; nodes not yet notified
         self.client = Client(partial(self._post, CLIENT), list(range(nodes)), again,
                              random.Random(schedule))
 
@@ -236,8 +236,8 @@ def checked(sent: Any, nodes: int) -> list[tuple[Name, ChainMessage]]:
             raise TypeError(f"chain_node sends {one!r:.60}, which is no pair (to, message)")
         to, message = one
         if to != CLIENT and (to not in range(nodes) or isinstance(to, bool)):
-            raise TypeError(f"chain_node sends a message to {to!r:.20}; nodes are 0 to {nodes - 1}, "
-                            f"and there is \"client\"")
+            raise TypeError(f"chain_node sends a message to {to!r:.20}; nodes are 0 to "
+                            f"{nodes - 1}, and there is \"client\"")
         if not isinstance(message, tuple) or not message:
             raise TypeError(f"chain_node sends {message!r:.60}, and a message is a tuple")
         if to == CLIENT and (message[0], len(message)) not in (("done", 2), ("value", 3)):

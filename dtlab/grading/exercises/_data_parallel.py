@@ -29,7 +29,8 @@ def close(came: Any, right: Sequence[Tensor]) -> bool:
     """Is `came` a list of these tensors, up to rounding?"""
     return (isinstance(came, (list, tuple)) and len(came) == len(right)
             and all(isinstance(a, Tensor) and a.shape == b.shape and a.dtype == b.dtype
-                    and torch.allclose(a.double(), b.double(), rtol=1e-5 if a.dtype == F32 else 1e-12,
+                    and torch.allclose(a.double(), b.double(),
+                                       rtol=1e-5 if a.dtype == F32 else 1e-12,
                                        atol=1e-5 if a.dtype == F32 else 1e-12)
                     for a, b in zip(came, right, strict=True)))
 

@@ -12,8 +12,9 @@ from dtlab.parallel.pipeline import Schedule
 
 MOST_ACTIONS = 20_000
 _CLUES = {
-    "comes after it on rank": "An action stands before what it needs: W needs its I; backward needs "
-                              "its forward; and micro-batches pass the stages one after the other.",
+    "comes after it on rank": "An action stands before what it needs: W needs its I; backward "
+                              "needs its forward; and micro-batches pass the stages one after "
+                              "the other.",
     "deadlock": "The ranks wait for each other: compare, on both, the order in which they touch "
                 "these two micro-batches.",
     "done twice": "A micro-batch passes each stage forward once, and backward once.",

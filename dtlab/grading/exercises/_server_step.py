@@ -18,8 +18,9 @@ def numbers(n: int, dtype: torch.dtype, random: torch.Generator) -> torch.Tensor
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal but for rounding, in shape and dtype as well."""
+    exact = EXACT[b.dtype]
     return (a.dtype == b.dtype and a.shape == b.shape
-            and bool(torch.allclose(a.double(), b.double(), rtol=EXACT[b.dtype], atol=EXACT[b.dtype])))
+            and bool(torch.allclose(a.double(), b.double(), rtol=exact, atol=exact)))
 
 
 def wanted(before: torch.Tensor, grads: Sequence[torch.Tensor], lr: float) -> torch.Tensor:

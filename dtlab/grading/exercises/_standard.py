@@ -101,7 +101,8 @@ def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype
     args = [(numbers((n,), dtype, 1000 * seed + 10 * ranks + rank), root, *more)
             for rank in range(ranks)]
     facts = {"n": n, "nbytes": n * dtype.itemsize, "root": root, "wanted": args[root][0].clone()}
-    return Case(f"{describe_case(ranks, n, dtype)}, root {root}{said}", args, facts=facts, **options)
+    text = f"{describe_case(ranks, n, dtype)}, root {root}{said}"
+    return Case(text, args, facts=facts, **options)
 
 
 def judge_broadcast(case: Case, outcome: Outcome, clue: Callable[[Case, Outcome, int], str]

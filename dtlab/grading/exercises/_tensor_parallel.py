@@ -22,7 +22,7 @@ def normal(random: torch.Generator, *shape: int) -> Tensor:
 
 def judge_part(name: str, came: Sequence[Any], right: Sequence[Tensor], clues: Clues = ()
                ) -> Verdict | None:
-    """None if rank r's `came[r]` is `right[r]`, up to rounding, for all ranks; else what is wrong."""
+    """None if each rank r's `came[r]` is `right[r]`, up to rounding; else what is wrong."""
     def close(a: Any, b: Tensor) -> bool:
         return (isinstance(a, Tensor) and a.shape == b.shape
                 and bool(torch.allclose(a.double(), b, rtol=1e-9, atol=1e-9)))

@@ -27,7 +27,8 @@ def best_s(ranks: int, nbytes: int, alpha: float, beta: float) -> tuple[int, flo
 
 
 def _case(ranks: int, nbytes: int, machine: tuple[float, float]) -> Case:
-    text = f"{ranks} ranks, {nbytes:,} B, α = {machine[0] * 1e6:g} µs, β = {machine[1] * 1e9:.3g} ns"
+    alpha, beta = machine
+    text = f"{ranks} ranks, {nbytes:,} B, α = {alpha * 1e6:g} µs, β = {beta * 1e9:.3g} ns"
     return Case(text, [(ranks, nbytes, *machine)], comm=False)
 
 
@@ -55,7 +56,8 @@ def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
     link = nbytes * beta / alpha
     best = math.sqrt((ranks - 2) * link)
     formulas = {
-        "nbytes is already a number of bytes: don't divide it by the size of an element.": [best / 2],
+        "nbytes is already a number of bytes: don't divide it by the size of an element.":
+            [best / 2],
         "α and nβ are the wrong way round: expensive messages call for few segments.":
             [math.sqrt((ranks - 2) / link)] if link else [],
         "A longer chain needs more segments: the number of ranks is missing.": [math.sqrt(link)],
@@ -67,8 +69,8 @@ def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
         abs(k - max(1.0, value)) < max(1.0, 0.02 * value) for value in values)]
     if fitting:
         return fitting[0] if len(fitting) == 1 else ""
-    return ("Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where is "
-            "their sum least?")
+    return ("Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where "
+            "is their sum least?")
 
 
 def _build(seed: int) -> list[Check]:

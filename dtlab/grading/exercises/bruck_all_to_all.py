@@ -31,8 +31,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             return Verdict(False, f"rank {rank}: parts was changed", "parts as it was",
                            clue="parts belongs to the caller: let the parts travel in a copy "
                                 "(parts.roll makes one; parts[…] = … does not).")
-    return standard.not_sent(outcome, case.ranks * (case.ranks - 1) * case.facts["part"]) or Verdict(
-        True, "row s is rank s's parts[r]", "row s is rank s's parts[r]")
+    right = Verdict(True, "row s is rank s's parts[r]", "row s is rank s's parts[r]")
+    return standard.not_sent(outcome, case.ranks * (case.ranks - 1) * case.facts["part"]) or right
 
 
 def _clue(case: Case, outcome: Outcome, rank: int) -> str:
@@ -42,8 +42,9 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
         return "Return a tensor of the shape of parts: row s is what rank s has for this rank."
     if torch.equal(value, case.args[rank][0]):
         return "It is this rank's own parts: return the tensor in which the others' have arrived."
-    if all(standard.compare("", row, _wanted(case, r)[[(r - d) % p for d in range(p)]], "", "") is None
-           for r, row in enumerate(outcome.values)):
+    unturned = [_wanted(case, r)[[(r - d) % p for d in range(p)]] for r in range(p)]
+    if all(standard.compare("", row, rows, "", "") is None
+           for row, rows in zip(outcome.values, unturned, strict=True)):
         return ("Only the last turn is missing: row d has come from d ranks back, so it belongs "
                 "into row (r − d) % p of the result.")
     for turn in range(1, p):

@@ -115,10 +115,10 @@ _CLUES = {
     "twice": "An add was carried out twice. The same message may come again, from the client or "
              "from the node before: remember the numbers of adds that you have carried out, and "
              "pass these on without adding.",
-    "lost": "An acknowledged add is lost, so it was acknowledged too early, or forgotten too early. "
-            "Only the tail may answer the client: what it has, all nodes have. And each node keeps "
-            "what it has passed on until the tail's acknowledgement comes back; when the chain "
-            "changes, it sends all of that to its new successor.",
+    "lost": "An acknowledged add is lost, so it was acknowledged too early, or forgotten too "
+            "early. Only the tail may answer the client: what it has, all nodes have. And each "
+            "node keeps what it has passed on until the tail's acknowledgement comes back; when "
+            "the chain changes, it sends all of that to its new successor.",
     "stale": "A read doesn't see an add that was acknowledged before the read was sent: the tail, "
              "which answers reads, must be the last to have an add, and the one that acknowledges "
              "it.",
@@ -163,7 +163,8 @@ def _problem(facts: Facts, nodes: int) -> tuple[str, str]:
                 return "no number", f"a read returned {value}, which no adds make"
     if facts["unanswered"]:
         inner = any(0 < crash[0] < nodes - 1 for crash in facts["crashes"])
-        return "stuck" if inner else "unanswered", f"add {facts['unanswered'][0]} was never answered"
+        return ("stuck" if inner else "unanswered",
+                f"add {facts['unanswered'][0]} was never answered")
     if facts["silent reads"]:
         return "unanswered", "a read was never answered"
     return "", ""
@@ -211,9 +212,10 @@ def _build(seed: int) -> list[Check]:
                     facts={"nodes": nodes, "experiment": experiment})
 
     schedules = [100 * seed + number for number in range(6)]
-    calm = [case(f"{n} node{'s' * (n > 1)}, no crash", run_calm, schedules, False, nodes=n) for n in range(1, 5)]
-    again = [case(f"{n} node{'s' * (n > 1)}, each add sent twice", run_calm, schedules, True, nodes=n)
-             for n in (1, 3, 4)]
+    calm = [case(f"{n} node{'s' * (n > 1)}, no crash", run_calm, schedules, False, nodes=n)
+            for n in range(1, 5)]
+    again = [case(f"{n} node{'s' * (n > 1)}, each add sent twice", run_calm, schedules, True,
+                  nodes=n) for n in (1, 3, 4)]
     dies = {role: [case(f"3 nodes, the {role} dies", run_crashes, node, [schedule])
                    for schedule in schedules]
             for role, node in ROLES.items()}

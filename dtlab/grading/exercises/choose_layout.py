@@ -88,8 +88,8 @@ def _fits(case: Case, outcome: Outcome) -> Verdict:
         return found
     fits = found[1] <= limit
     return Verdict(fits, f"{found[1] / 1e9:.1f} GB", f"≤ {limit / 1e9:.0f} GB",
-                   clue="" if fits else "The fastest of all takes more memory than there is: leave out "
-                                        "what doesn't fit before you compare times.")
+                   clue="" if fits else "The fastest of all takes more memory than there is: leave "
+                                        "out what doesn't fit before you compare times.")
 
 
 def _time(share: float) -> Callable[[Case, Outcome], Verdict]:
@@ -129,7 +129,8 @@ def _build(seed: int) -> list[Check]:
     small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24), case(24, 2048, 16, 1, 16, 40),
              case(24, 2048, 16, 1, 48, 24), case(6, 4096, 32, 1, 8, 40),
              case(8, 1024, 1, 1, 1, 40)]  # a batch of 1, one head: what is left but a pipeline?
-    tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2), case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
+    tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2),
+             case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
     return [
         Check("fits", 2, "4 models on 8, 16 and 32 devices", [*small, *tight], _fits),
         Check("good", 2, "within a fifth of the best", [*small, *tight], _time(1.2),

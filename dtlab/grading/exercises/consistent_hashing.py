@@ -82,8 +82,8 @@ def _balance(case: Case, outcome: Outcome) -> Verdict:
     came, wanted = f"busiest server: {most:.2f} × the mean", f"≤ {BUSIEST} × the mean"
     if most <= BUSIEST:
         return Verdict(True, came, wanted)
-    clue = ("Put each server on the ring many times (a hundred virtual nodes, say), each time under "
-            "another name: f\"{server}/{v}\".")
+    clue = ("Put each server on the ring many times (a hundred virtual nodes, say), each time "
+            "under another name: f\"{server}/{v}\".")
     if len(loads) < len(servers):
         clue = f"{len(servers) - len(loads)} of the servers hold nothing at all. " + clue
     return Verdict(False, came, wanted, clue=clue)

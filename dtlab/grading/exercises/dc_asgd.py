@@ -60,9 +60,9 @@ OTHERS: dict[str, Answer] = {
     "g is squared as a whole: yours multiplies by the number g·g. Element by element: g * g.":
         _mistake(lambda g, d: (g * g).sum() * d),
     "g is there only once: the correction is g ⊙ g ⊙ (w − w_bak).": _mistake(lambda g, d: g * d),
-    "That is plain SGD: w − w_bak is zero, or is missing. A backup has to be a copy, w.clone(), for "
-    "`backups[worker] = w` is the same tensor and moves with w; and it is made anew at a pull, not "
-    "at a push.": _mistake(lambda g, d: 0 * g),
+    "That is plain SGD: w − w_bak is zero, or is missing. A backup has to be a copy, w.clone(), "
+    "for `backups[worker] = w` is the same tensor and moves with w; and it is made anew at a pull, "
+    "not at a push.": _mistake(lambda g, d: 0 * g),
     "λ is divided by √(mean of g²): that is the adaptive variant; the exercise uses λ as it "
     "is.": _mistake(lambda g, d: g * g * d / (0.05 * g * g + 1e-7).sqrt()),
     "One backup for all workers: each worker's pull overwrites the others'. Keep one for each: "
@@ -100,7 +100,8 @@ def _weights(seen: Sequence[tuple[Any, torch.Tensor | None]], script: Script
         if not isinstance(weights, torch.Tensor):
             found.append(f"A pull must return the weights, not {weights}.")
         elif g is not None and not (isinstance(mine, torch.Tensor) and torch.equal(mine, g)):
-            found.append("The gradient g was changed: it belongs to the worker. Compute with copies.")
+            found.append("The gradient g was changed: it belongs to the worker. Compute with "
+                         "copies.")
         else:
             found.append(weights)
     return found

@@ -18,8 +18,8 @@ from dtlab.topology.servers import V100_LINKS
 
 Links = dict[tuple[int, int], int]
 Pair = tuple[int, int]
-NONE_CLUE = ("These links hold no two rings without a common wire, so the answer is None. Return it "
-             "once every possibility has been tried.")
+NONE_CLUE = ("These links hold no two rings without a common wire, so the answer is None. Return "
+             "it once every possibility has been tried.")
 
 
 def _case(name: str, ranks: int, links: Links, seed: int, *, hint: str = "",

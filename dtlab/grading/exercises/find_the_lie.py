@@ -22,18 +22,19 @@ WRONG = ["norm", "scale"]  # the gradients that the printed layer gets wrong
 _PLACE_CLUES = {
     "up": "up and down are cut: each rank has the whole gradient of its own part.",
     "bias": "bias is added after the sum, to what is the same on all ranks: its gradient is right.",
-    "norm": "One is missing: what lies before the region gets its gradient from all ranks' columns.",
+    "norm": "One is missing: what lies before the region gets its gradient from all ranks' "
+            "columns.",
     "scale": "One is missing: which other tensor is the same on all ranks, and meets columns that "
              "differ?",
 }
 _PLACE_CLUES["down"] = _PLACE_CLUES["up"]
 _CLUES = {
-    "norm": "The gradient of `norm` is wrong, which lies before the region: does h enter the region "
-            "through copy_to?",
-    "scale": "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own columns "
-             "by it, so each has a part of its gradient.",
-    "bias": "The gradient of `bias` is wrong: it is added after the sum, to what is the same on all "
-            "ranks.",
+    "norm": "The gradient of `norm` is wrong, which lies before the region: does h enter the "
+            "region through copy_to?",
+    "scale": "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own "
+             "columns by it, so each has a part of its gradient.",
+    "bias": "The gradient of `bias` is wrong: it is added after the sum, to what is the same on "
+            "all ranks.",
 }
 
 

@@ -129,8 +129,8 @@ def _clue(came: list[float], wanted: list[float], case: Case) -> str:
     sizes, routes, capacity = case.args[0]
     if any(not math.isfinite(t) for t in came):
         return "A time is infinite or not a number: is a flow without bytes divided by a rate of 0?"
-    for factor, text in ((8.0, "Capacities are bytes per second, sizes are bytes: no factor of 8."),
-                         (1 / 8, "Capacities are bytes per second, sizes are bytes: no factor of 8."),
+    no_bits = "Capacities are bytes per second, sizes are bytes: no factor of 8."
+    for factor, text in ((8.0, no_bits), (1 / 8, no_bits),
                          (1e3, "The unit is seconds; yours look like milliseconds."),
                          (1e6, "The unit is seconds; yours look like microseconds.")):
         if _near([t / factor for t in came], wanted):
@@ -149,14 +149,15 @@ def _clue(came: list[float], wanted: list[float], case: Case) -> str:
     if came and max(came) < max(wanted):
         return ("Too fast: is a link carrying more than it can? Fix the tightest link's flows "
                 "first, and take what they use from every link that they cross.")
-    return ("Too slow: when a flow ends, or is held back elsewhere, the others share what it leaves. "
-            "Go from end to end: work out all rates, go on to the next end, take off what has "
-            "moved, work out all rates again.")
+    return ("Too slow: when a flow ends, or is held back elsewhere, the others share what it "
+            "leaves. Go from end to end: work out all rates, go on to the next end, take off what "
+            "has moved, work out all rates again.")
 
 
 def _build(seed: int) -> list[Check]:
     a, b = 3 + seed % 4, 7 + seed % 3  # MB
-    two, line = "racks:2x2,oversubscription=2,latency_s=0", "racks:3x2,oversubscription=2,latency_s=0"
+    two = "racks:2x2,oversubscription=2,latency_s=0"
+    line = "racks:3x2,oversubscription=2,latency_s=0"
     four = "racks:2x4,latency_s=0"
     lonely = [_case(two, {(0, 1): a * MB}),
               _case("racks:2x1,oversubscription=4,latency_s=0", {(0, 1): b * MB}),

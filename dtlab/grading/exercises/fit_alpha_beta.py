@@ -73,15 +73,15 @@ def _clue(alpha: float, beta: float, a: float, b: float, worst: int) -> str:
     if near(beta, b / 8) or near(beta, b * 8):
         return "β is per byte, not per bit: a factor of 8."
     if all(0.85 < share < 0.97 for share in (alpha / a, beta / b)):
-        return ("All times come out too short, as the minimum of each size does: the noise goes both "
-                "ways. Take the median.")
+        return ("All times come out too short, as the minimum of each size does: the noise goes "
+                "both ways. Take the median.")
     if worst in SHORT or not near(alpha, a):
         return ("α is lost in the noise. Plain least squares looks at absolute errors, so a few "
                 "percent of noise on the 64 MB messages outweigh every short one: make the errors "
                 "relative (divide by the time), or fit α on the short messages and β on the long "
                 "ones. Some times are far too long: take the median of each size first.")
-    return ("β is off: the long messages decide it. Times that were disturbed are far too long: take "
-            "the median of each size, not the mean.")
+    return ("β is off: the long messages decide it. Times that were disturbed are far too long: "
+            "take the median of each size, not the mean.")
 
 
 def _build(seed: int) -> list[Check]:

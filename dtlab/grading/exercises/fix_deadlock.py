@@ -17,8 +17,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     for rank, value in enumerate(outcome.values):
         wanted = sent[(rank - 1) % case.ranks]
         if value != wanted:
-            return Verdict(False, f"rank {rank} returned {value!r}"[:80], f"{wanted}, from its left",
-                           clue=_clue(value, rank, sent))
+            return Verdict(False, f"rank {rank} returned {value!r}"[:80],
+                           f"{wanted}, from its left", clue=_clue(value, rank, sent))
     right = Verdict(True, "no deadlock, right values", "the value of the left neighbour")
     return not_sent(outcome, case.ranks if case.ranks > 1 else 0) or right
 

@@ -44,8 +44,8 @@ def _folding_clue(case: Case, after: list[torch.Tensor]) -> str:
                 "round, the neighbour of a folded rank must hand the sum back to it.")
     if extra and torch.equal(after[0], torch.stack(before[:core]).sum(0).to(total.dtype)):
         ranks = f"ranks {core} to {p - 1}" if extra > 1 else f"rank {core}"
-        return (f"The contributions of {ranks} are missing: with p = {p}, fold {extra} of the ranks "
-                "into neighbours before the first round.")
+        return (f"The contributions of {ranks} are missing: with p = {p}, fold {extra} of the "
+                "ranks into neighbours before the first round.")
     return ""
 
 
@@ -72,7 +72,8 @@ def _clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
                 "complete. Halve until one piece is left, then double.")
     return ("Some contributions are missing. In each round, you and your partner hold the same "
             "piece: one keeps (and adds) its first half, the other its second; the next round "
-            "halves what was kept. Does the half that you send lie just where your partner adds it?")
+            "halves what was kept. Does the half that you send lie just where your partner adds "
+            "it?")
 
 
 # ---- cost --------------------------------------------------------------------------------------
@@ -118,8 +119,9 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     if took <= allowed + 1e-9:
         return Verdict(True, f"{took:g} rounds", limit, rounds=rounds)
     if max(outcome.trace.messages(rank) for rank in range(case.ranks)) > allowed:
-        clue = ("More messages than rounds are allowed, as in a ring. Here the distance to the partner changes by a factor "
-                "of two from round to round: lg p rounds there, lg p back.")
+        clue = ("More messages than rounds are allowed, as in a ring. Here the distance to the "
+                "partner changes by a factor of two from round to round: lg p rounds there, lg "
+                "p back.")
     else:
         clue = ("Some ranks wait while others talk: in each round, send and receive at once, with "
                 "comm.sendrecv(give, partner, inbox, partner).")

@@ -53,8 +53,8 @@ def _clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
     groups = [sum(before[first : first + k]) for first in range(0, case.ranks, k)]
     right = [torch.equal(x, total) for x in after]
     if too_large(after, total):
-        return ("Some sums are too large: a contribution was added more than once. On the way back, "
-                "the leader's sum overwrites what the others hold.")
+        return ("Some sums are too large: a contribution was added more than once. On the way "
+                "back, the leader's sum overwrites what the others hold.")
     if all(torch.equal(x, groups[rank // k]) for rank, x in enumerate(after)):
         return ("Each rank holds the sum of its own group only: the leaders must add the sums of "
                 "all groups before they send them out.")
@@ -95,8 +95,8 @@ def _too_many_cross(case: Case, outcome: Outcome) -> str:
     leaders = sum(m.nbytes for m in across if m.src % k == m.dst % k == 0)
     if leaders < 2 * (case.ranks // k - 1) * n or not any(m.src % k and m.dst % k for m in across):
         return ""
-    return ("The leaders all-reduce, and so do other ranks: in comm.split, give the colour None for "
-            "every rank but the leaders; those get None back, and skip this step.")
+    return ("The leaders all-reduce, and so do other ranks: in comm.split, give the colour None "
+            "for every rank but the leaders; those get None back, and skip this step.")
 
 
 def _slow_clue(case: Case, outcome: Outcome, crossed: dict[tuple[Node, Node], int]) -> str:
@@ -168,8 +168,8 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("sums", 2, "4, 6, 8 ranks", plain, _values),
         Check("any groups", 1, "1 to 13 ranks; groups of 1; one group", any_group, _values,
-              "It works for some groups only: a group may have one rank, and there may be one group "
-              "only. A rank that is alone has no rank to send to."),
+              "It works for some groups only: a group may have one rank, and there may be one "
+              "group only. A rank that is alone has no rank to send to."),
         Check("any n", 1, "uneven; n < p; n = 0", uneven, _values,
               "It fails where the group does not divide n: x.tensor_split(k) cuts any n."),
         Check("any dtype", 1, "float64, bfloat16, complex, integers", dtypes, _values,

@@ -57,10 +57,11 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     heavy = max(axes, key=lambda name: axes[name][2])
     clue = ""
     if mine == tuple(sorted(axes, key=lambda name: axes[name][2])):
-        clue = (f"{heavy} sends the most, but that isn't all: do groups of {axes[heavy][1]} fit into "
-                f"a server of {where[1]}? Count for each order the rings that cross a card.")
+        clue = (f"{heavy} sends the most, but that isn't all: do groups of {axes[heavy][1]} fit "
+                f"into a server of {where[1]}? Count for each order the rings that cross a card.")
     elif mine == best[::-1]:
-        clue = "It is the other way round: the last axis varies fastest, so its ranks are neighbours."
+        clue = ("It is the other way round: the last axis varies fastest, so its ranks are "
+                "neighbours.")
     elif mine[-1] != heavy:
         clue = "A ring inside a server never touches the network: which axis gains most by that?"
     return Verdict(False, came, wanted, clue=clue)

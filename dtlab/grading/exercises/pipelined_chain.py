@@ -85,8 +85,8 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("values", 2, "2, 4, 8 ranks, root 0", plain, _values),
         Check("any p, root, k", 2, "1 to 13 ranks, 1 to 12 segments", others, _values,
-              "It works for root 0, or for even cuts, only. me = (comm.rank - root) % p is a rank's "
-              "place in the chain, and x.tensor_split(segments) cuts any x."),
+              "It works for root 0, or for even cuts, only. me = (comm.rank - root) % p is a "
+              "rank's place in the chain, and x.tensor_split(segments) cuts any x."),
         Check("edges", 1, "more segments than elements; dtypes", edges, _values,
               "x may have fewer elements than there are segments, even none, and any dtype."),
         Check("time", 3, "2 to 13 ranks, simulated", timed, _time, provided=_values),

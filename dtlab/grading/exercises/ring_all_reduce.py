@@ -52,8 +52,8 @@ def _chunk_clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
         return ("Each rank holds one complete chunk: the first phase is right. Now send the "
                 "complete chunks round the ring (the all-gather phase).")
     if all(c == p - 1 for c in complete):
-        return ("On every rank just one chunk is wrong. That is an off-by-one: each phase has p − 1 "
-                "steps, and after the first, rank r holds the complete chunk r + 1.")
+        return ("On every rank just one chunk is wrong. That is an off-by-one: each phase has p − "
+                "1 steps, and after the first, rank r holds the complete chunk r + 1.")
     if sum(complete) and len(set(complete)) == 1:
         return ("Some chunks are complete and others not: which chunk do you send in step s of the "
                 "all-gather? Begin with the one that is complete here, chunk r + 1, then pass on "
@@ -107,7 +107,8 @@ def _memory(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int], hint: str = "") -> list[Case]:
         more = seed % 3  # other sizes, but as divisible as before
-        return [summing_case(p, n + more * p if n >= p else n, F32, seed, hint=hint) for p, n in what]
+        return [summing_case(p, n + more * p if n >= p else n, F32, seed, hint=hint)
+                for p, n in what]
 
     plain = cases((4, 8), (2, 4), (8, 32))
     any_p = cases((1, 5), (3, 6), (5, 10), (6, 12), (7, 7), (9, 18), (13, 26))
@@ -123,8 +124,8 @@ def _build(seed: int) -> list[Check]:
         Check("any p", 1, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, _values,
               "It works for some numbers of ranks only: a ring needs no power of two."),
         Check("any n", 1, "n not a multiple of p; n < p; n = 0", [*uneven, *both], _values,
-              "It fails where p does not divide n. x.tensor_split(p) cuts any n: sizes differ by one "
-              "element at most, and may be 0; cut your inbox to the size of what comes."),
+              "It fails where p does not divide n. x.tensor_split(p) cuts any n: sizes differ by "
+              "one element at most, and may be 0; cut your inbox to the size of what comes."),
         Check("any dtype", 1, "float64, bfloat16, complex, integers", dtypes, _values,
               "It works for float32 only: make the inbox with torch.empty_like, or dtype=x.dtype."),
         Check("bytes", 2, "2 to 13 ranks", timed, _bytes, provided=_values),

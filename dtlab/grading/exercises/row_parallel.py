@@ -58,8 +58,8 @@ def _backward(case: Case, outcome: Outcome) -> Verdict:
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
     t, (rows, out) = case.ranks, case.args[0][3].shape
     return judge_bytes(case, outcome, 2 * (t - 1) * -(-rows * out // t) * 8, "one all-reduce of y",
-                       "More moves than one all-reduce of y: don't gather x or the weight, and send "
-                       "nothing backward.")
+                       "More moves than one all-reduce of y: don't gather x or the weight, and "
+                       "send nothing backward.")
 
 
 def _build(seed: int) -> list[Check]:

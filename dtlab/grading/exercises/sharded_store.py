@@ -1,4 +1,4 @@
-"""Chapter 07: a store of weights over several servers, judged by values, balance, bytes and time."""
+"""Chapter 07: a store of weights over several servers, judged by values, balance, bytes, time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SLACK = 1.05  # of bytes: a pickled object is a little longer than its data
 LATE = 1.25  # of time
 BANDWIDTH_BPS = 1e6  # where time is judged
 Sizes = Mapping[str, int]
-_CUT = ("Cut every key into one part per server (w.tensor_split(servers)), or lay all keys end to end "
-        "and cut that; no hash can cut a huge key.")
+_CUT = ("Cut every key into one part per server (w.tensor_split(servers)), or lay all keys end to "
+        "end and cut that; no hash can cut a huge key.")
 
 
 def _case(servers: int, workers: int, sizes: Sizes, seed: int, dtype: torch.dtype = F32,
@@ -108,8 +108,8 @@ def _balance(case: Case, outcome: Outcome) -> Verdict:
 
 def _balance_clue(got: list[int], servers: int) -> str:
     if servers > 1 and sorted(got)[-2] == 0:
-        return (f"Server {got.index(max(got))} gets everything, and the others nothing: that is one "
-                f"server. {_CUT}")
+        return (f"Server {got.index(max(got))} gets everything, and the others nothing: that is "
+                f"one server. {_CUT}")
     if min(got) == max(got) or min(got) > 0.9 * max(got):
         return "Every server gets more than its share: send each one only its own part."
     return f"Whole keys go to one server each, whatever their size. {_CUT}"
@@ -124,8 +124,8 @@ def _missing(case: Case, outcome: Outcome) -> Verdict | None:
     if min(got, sent) >= least:
         return None
     return Verdict(False, f"servers received {got:,} B, sent {sent:,} B", f"≥ {least:,} B each",
-                   clue="Every worker's gradient goes to the servers, and the new weights come from "
-                        "them; don't add gradients among workers.")
+                   clue="Every worker's gradient goes to the servers, and the new weights come "
+                        "from them; don't add gradients among workers.")
 
 
 def _traffic(case: Case, outcome: Outcome) -> Verdict:

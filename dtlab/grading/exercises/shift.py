@@ -70,8 +70,8 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     if messages <= 1 + 1e-9:
         return Verdict(True, "α + nβ: one message", "one message", rounds=rounds)
     clue = (f"The shift took as long as {messages:g} messages one after the other. Ports are full "
-            "duplex: all ranks can send and receive at once, with comm.sendrecv, or by posting both "
-            "(comm.exchange, comm.isend) before waiting for either.")
+            "duplex: all ranks can send and receive at once, with comm.sendrecv, or by posting "
+            "both (comm.exchange, comm.isend) before waiting for either.")
     return Verdict(False, f"{messages:g} messages", "one message", rounds=rounds, clue=clue)
 
 

@@ -91,8 +91,8 @@ def _clue(queries: Sequence[Query], answers: Sequence[Any]) -> str:
         if all(bool(rule(*query)) == bool(answer)
                for query, answer in zip(queries, answers, strict=True)):
             return hint
-    return ("A pull may be answered if its worker is at most s clocks ahead of the slowest worker; a "
-            "push always.")
+    return ("A pull may be answered if its worker is at most s clocks ahead of the slowest worker; "
+            "a push always.")
 
 
 # ---- in a server -------------------------------------------------------------------------------

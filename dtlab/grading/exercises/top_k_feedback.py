@@ -1,4 +1,4 @@
-"""Chapter 08b: top-k with error feedback: the mean of what was sent, and what stays in the memory."""
+"""Chapter 08b: top-k with error feedback: the mean of what was sent, and what stays in memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MISTAKES = {
     Rule(signed=True): "The largest are those of largest absolute value: x.abs().topk(k), then "
                        "x at these places, with their signs.",
     Rule(adds=False): "Two ranks may send the same place, and their values must be added: "
-                      "total[places] = values overwrites. Take total.index_add_(0, places, values), "
-                      "or add one rank after the other.",
+                      "total[places] = values overwrites. Take total.index_add_(0, places, "
+                      "values), or add one rank after the other.",
     Rule(keeps=False): "The memory stays as it was, so what isn't sent is lost. `memory += g` "
                        "changes the tensor that you were given; `memory = memory + g` makes a new "
                        "one. Choose from the sum, and keep the rest.",
@@ -123,10 +123,10 @@ def _clue(case: Case, outcome: Outcome) -> str:
     """Which mistake makes just these numbers?"""
     for rule, clue in MISTAKES.items():
         means, memories = follow(case.facts["gs"], case.facts["k"], rule)
-        if all(isinstance(one, torch.Tensor) and _close(one, mean)
-               for came, _ in outcome.values for one, mean in zip(came, means, strict=True)) and all(
-                   _close(memory, kept)
-                   for (_, memory), kept in zip(outcome.values, memories, strict=True)):
+        as_means = all(isinstance(one, torch.Tensor) and _close(one, mean)
+                       for came, _ in outcome.values for one, mean in zip(came, means, strict=True))
+        if as_means and all(_close(memory, kept)
+                            for (_, memory), kept in zip(outcome.values, memories, strict=True)):
             return clue
     return "memory += g; send its k largest entries and their places; set these to 0 in the memory."
 

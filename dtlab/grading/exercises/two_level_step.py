@@ -1,4 +1,4 @@
-"""Chapter 07: first add inside each machine, then between machines; judged by the bytes that cross."""
+"""Chapter 07: first add inside each machine, then between them; judged by the bytes that cross."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def _clue(case: Case, outcome: Outcome, grads: list[torch.Tensor]) -> str:
     if len(machines) > 1 and all(same(after[r - 1], wanted(before, [grads[i - 1] for i in machine],
                                                            LR))
                                  for machine in machines for r in machine):
-        return ("The machines were never averaged: each aggregator must push the sum to the server, and "
-                "pull the new weights.")
+        return ("The machines were never averaged: each aggregator must push the sum to the "
+                "server, and pull the new weights.")
     right = wanted(before, grads, LR)
     if [r + 1 for r, x in enumerate(after) if same(x, right)] == sorted(m[0] for m in machines):
-        return ("Only the aggregators have the new weights: each must send them to the ranks of its "
-                "machine.")
+        return ("Only the aggregators have the new weights: each must send them to the ranks of "
+                "its machine.")
     return step_clue(after, before, grads, LR) or (
         "Some gradients are missing, or counted twice. Which ranks are in a machine is what "
         "`machines` says; their numbers need not follow each other.")
@@ -122,8 +122,8 @@ def _between_clue(case: Case, into: int, out: int) -> str:
         return ("The sums come up as they should, but the server answers every worker. Answer the "
                 "aggregators; they send them on inside their machines.")
     if max(into, out) <= SLACK * count * vector:
-        return ("Bytes go from machine to machine past the server. An aggregator talks to the ranks "
-                "of its own machine, and to the server.")
+        return ("Bytes go from machine to machine past the server. An aggregator talks to the "
+                "ranks of its own machine, and to the server.")
     return "More than one vector goes to the server, or comes from it, for each machine."
 
 
@@ -132,7 +132,8 @@ def _build(seed: int) -> list[Check]:
     plain = [_case(machines, n + k, seed) for machines, n in (
         ([[1, 2], [3, 4]], 8), ([[1, 2, 3, 4], [5, 6, 7, 8]], 5), ([[1, 2], [3, 4], [5, 6]], 6))]
     uneven = [_case(machines, 6 + k, seed) for machines in (
-        [[1], [2, 3, 4]], [[1, 2, 3, 4, 5], [6, 7]], [[1, 2], [3], [4, 5, 6, 7], [8, 9, 10, 11, 12]])]
+        [[1], [2, 3, 4]], [[1, 2, 3, 4, 5], [6, 7]],
+        [[1, 2], [3], [4, 5, 6, 7], [8, 9, 10, 11, 12]])]
     layouts = [_case(machines, n, seed) for machines, n in (
         ([[1]], 4), ([[1, 2, 3]], 5), ([[1], [2], [3]], 5), ([[4, 1], [3, 6], [2, 5]], 7),
         ([[3, 5], [4, 1], [2, 6]], 0))]

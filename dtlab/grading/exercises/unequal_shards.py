@@ -19,18 +19,19 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
     own, filled = [max(n, 1) for n in samples], max(sum(n > 0 for n in samples), 1)
     return judge_values(case, [[value] for value in outcome.values], [total / every],
                         "the gradient of the mean over all samples", {
-        "An average of averages: a sample on a small shard counts more. Weight each gradient by its "
-        "number of samples, and divide the sum by all samples.":
+        "An average of averages: a sample on a small shard counts more. Weight each gradient by "
+        "its number of samples, and divide the sum by all samples.":
             lambda r: [torch.stack(gradients).mean(0)],
-        "An average over the ranks that have samples; but their shards differ: weight each gradient "
-        "by its number of samples.": lambda r: [torch.stack(gradients).sum(0) / filled],
+        "An average over the ranks that have samples; but their shards differ: weight each "
+        "gradient by its number of samples.": lambda r: [torch.stack(gradients).sum(0) / filled],
         "The gradients are added up, but not averaged.": lambda r: [torch.stack(gradients).sum(0)],
         "Each rank returns its own gradient: the others' never came.": lambda r: [gradients[r]],
         "This is the sum over all samples: divide by their number.": lambda r: [total],
         "The sum is divided by the number of ranks: divide by all samples.": lambda r: [total / p],
-        "Divided by this rank's samples: add up those of all ranks, too.": lambda r: [total / own[r]],
-        "Each rank divides by its own number of samples, times the ranks. Divide by the samples of all "
-        "ranks: `all_reduce` their number, too.": lambda r: [total / (own[r] * p)],
+        "Divided by this rank's samples: add up those of all ranks, too.":
+            lambda r: [total / own[r]],
+        "Each rank divides by its own number of samples, times the ranks. Divide by the samples of "
+        "all ranks: `all_reduce` their number, too.": lambda r: [total / (own[r] * p)],
     })
 
 

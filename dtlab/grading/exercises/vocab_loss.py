@@ -20,7 +20,7 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
     values = returned(outcome, 2)
     if isinstance(values, Verdict):
         return values
-    logits, targets, widths = _whole(case)
+    logits, targets, _ = _whole(case)
     right, t = cross_entropy(logits, targets), case.ranks
     parts = [a[0] for a in case.args]
     own = torch.stack([p.exp().sum(1) for p in parts])
@@ -60,8 +60,9 @@ def _gradient(case: Case, outcome: Outcome) -> Verdict:
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
     t, rows = case.ranks, len(case.args[0][1])
     return judge_bytes(case, outcome, 2 * (t - 1) * (3 * -(-rows // t) * 8 + 24),
-                       "three numbers a row", "Too much moves: no rank needs others' logits. Reduce "
-                       "the largest logit, the sum of the exponentials and the target's logit.")
+                       "three numbers a row",
+                       "Too much moves: no rank needs others' logits. Reduce the largest logit, "
+                       "the sum of the exponentials and the target's logit.")
 
 
 def _build(seed: int) -> list[Check]:

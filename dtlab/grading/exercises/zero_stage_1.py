@@ -1,4 +1,4 @@
-"""Chapter 13: a step of ZeRO stage 1, judged by values, by the state that a rank keeps, by bytes."""
+"""Chapter 13: a step of ZeRO stage 1, judged by values, by the state a rank keeps, by bytes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def train(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Ten
 
 
 def reference(weights: Tensor, grads: Grads, rank: int = 0, *,
-              factor: Callable[[int], float] = lambda p: 1.0, own: bool = False, mixed: bool = False, forgets: bool = False, keeps: bool = False, lost: bool = False,
-              no_lr: bool = False) -> Tensor:
+              factor: Callable[[int], float] = lambda p: 1.0, own: bool = False,
+              mixed: bool = False, forgets: bool = False, keeps: bool = False,
+              lost: bool = False, no_lr: bool = False) -> Tensor:
     """The weights after all steps; or those of `rank` if it makes a mistake. factor: by which
     the average of p gradients is multiplied."""
     p, n = len(grads[0]), len(weights)
@@ -98,8 +99,8 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
     rank, (kept, shown) = max(enumerate(outcome.values), key=lambda each: each[1][0])
     text = f"{kept:,} / {allowed:,}"
     if kept > allowed:
-        clue = ("A view keeps the whole vector alive: what `state` holds is a part of a longer one; "
-                ".clone() it." if shown <= allowed else
+        clue = ("A view keeps the whole vector alive: what `state` holds is a part of a longer "
+                "one; .clone() it." if shown <= allowed else
                 "Every rank keeps the momentum of all weights: nothing is sharded. Keep that of "
                 "this rank's N-th only." if shown >= n * item and case.ranks > 1 else
                 "`state` holds more than a shard of the momentum.")

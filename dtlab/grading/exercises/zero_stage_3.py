@@ -138,8 +138,8 @@ def _peak(case: Case, outcome: Outcome) -> Verdict:
     sent = outcome.trace.sent_bytes(0) / (case.facts["total"] * 8 * (case.ranks - 1) / case.ranks)
     clue = ("The layers stay gathered from forward to backward: free each after use, and gather it "
             "again." if sent < 2.5 else
-            "The shards that you return are views, and a view keeps its whole vector alive: .clone() "
-            "them."
+            "The shards that you return are views, and a view keeps its whole vector alive: "
+            ".clone() them."
             if any(views for _, views in outcome.values) else
             f"{most:.0f} layers' sizes are alive at once, of {count} layers. Are all layers "
             f"gathered before the first runs, is one that has been used still held, in a list or a "
@@ -152,8 +152,8 @@ def _traffic(case: Case, outcome: Outcome) -> Verdict:
     psi = sum(-(-layer.numel // p) * p for layer in case.facts["layers"]) * 8
     return too_many_bytes(
         outcome, p, 3 * psi * (p - 1) / p, "3(N−1)/N·Ψ",
-        "Two gathers and a reduce-scatter for each layer are enough. An all-reduce of the gradients "
-        "sends every rank the sums of all shards, of which it needs one.")
+        "Two gathers and a reduce-scatter for each layer are enough. An all-reduce of the "
+        "gradients sends every rank the sums of all shards, of which it needs one.")
 
 
 def _real(case: Case, outcome: Outcome) -> Verdict:

@@ -237,8 +237,8 @@ class Pipeline:
 
 
 def halved_backward() -> Any:
-    """Torch's backward in two halves, of inputs and of weights. Imported when it is wanted: it brings
-    all of torch's compiler, which takes a second."""
+    """Torch's backward in two halves, of inputs and of weights. Imported when it is wanted: it
+    brings all of torch's compiler, which takes a second."""
     from torch.distributed.pipelining import _backward
 
     return _backward
