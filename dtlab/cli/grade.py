@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,21 +20,6 @@ if TYPE_CHECKING:
     from dtlab.grading.notebook import NotebookReport
 
 
-def notebooks_in(paths: list[Path]) -> list[Path]:
-    """The files as given; of a folder, every notebook in it."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = [file for file in sorted(path.rglob("*.ipynb"))
-                      if ".ipynb_checkpoints" not in file.parts]  # JupyterLab's backups
-            if not inside:
-                raise ConfigError(f"{path}: there is no notebook in this folder")
-            found += inside
-        else:
-            found.append(path)
-    return found
-
-
 @with_exit_codes
 def grade(
     notebooks: Annotated[
@@ -42,7 +29,7 @@ def grade(
         help="Grade one folder as a class, and write pages and tables into this folder.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="With --out: how many at a time.")] = 1,
     seed: Annotated[int | None, typer.Option(
-        min=1, help="The class's own hidden inputs (default: the course's).")] = None,
+        min=1, max=10**12, help="The class's own hidden inputs (default: the course's).")] = None,
     sandbox: Annotated[str | None, typer.Option(
         help="bubblewrap, nobody, or none: for code that you trust.")] = None,
     course: Annotated[Path | None, typer.Option(
@@ -68,6 +55,7 @@ def grade(
     if attack:
         _try_attacks(sandbox, only, course)
         return
+    warn_of_a_short(seed)
     if only:
         raise ConfigError("--only chooses among attacks: add --attack")
     if not notebooks:
@@ -77,7 +65,14 @@ def grade(
     if out is not None:
         _grade_class(notebooks, out, jobs, seed, sandbox, course, last_moment(deadline))
         return
-    _grade_each(notebooks_in(notebooks), seed, sandbox, course, as_json, as_csv)
+    _grade_each(notebooks, seed, sandbox, course, as_json, as_csv)
+
+
+def warn_of_a_short(seed: int | None) -> None:
+    """An answer has time to try the inputs of some hundred thousand seeds."""
+    if seed is not None and seed < 10**9:
+        typer.echo(f"dtlab: an answer can guess the seed {seed} by trying: draw one of ten digits "
+                   f"or more", err=True)
 
 
 def last_moment(text: str | None) -> datetime | None:
@@ -105,12 +100,9 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
     if len(folders) != 1 or not folders[0].is_dir():
         raise ConfigError("with --out, name the one folder in which a class's submissions are")
 
-    def watched(each: Iterable[Any], total: int) -> Iterable[Any]:
-        return track(each, "grading", total, console=show.progress_console(), transient=True)
-
     try:
         graded = grade_class(folders[0], out, jobs=jobs, seed=seed, sandbox=sandbox, course=course,
-                             deadline=deadline, watch=watched)
+                             deadline=deadline, watch=_watched)
     except KeyboardInterrupt:
         raise ConfigError(f"stopped; what is graded is kept in {out}, and the same command goes on "
                           f"from there") from None
@@ -122,14 +114,28 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
     _complain([each.report for each in failed])
 
 
+def _watched(each: Iterable[Any], total: int) -> Iterable[Any]:
+    """A bar for who looks; a line for each tenth that is done, where nobody does."""
+    if sys.stderr.isatty():
+        yield from track(each, "grading", total, console=show.progress_console(), transient=True)
+        return
+    for number, one in enumerate(each, 1):
+        yield one
+        if total >= 10 and number * 10 // total > (number - 1) * 10 // total:
+            typer.echo(f"graded {number} of {total}", err=True)
+
+
 def _grade_each(paths: list[Path], seed: int | None, sandbox: str | None, course: Path | None,
                 as_json: bool, as_csv: bool) -> None:
+    from dtlab.grading.class_grading import grade_hand_in
     from dtlab.grading.isolation import choose_sandbox
-    from dtlab.grading.notebook import class_table, grade_many, to_csv
+    from dtlab.grading.notebook import class_table, to_csv
+    from dtlab.grading.submissions import find_each
 
     box = choose_sandbox(sandbox)
-    watched = track(paths, "grading", console=show.progress_console(), transient=True)
-    reports = list(grade_many(watched, course, seed, box))
+    with TemporaryDirectory() as unpacked:
+        found = find_each(paths, Path(unpacked))
+        reports = [grade_hand_in(each, course, seed, box) for each in _watched(found, len(found))]
     if as_json:
         show.json_out([report.to_dict() for report in reports])
     elif as_csv:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from dtlab.cli.errors import with_exit_codes
+from dtlab.cli.grade import warn_of_a_short
 from dtlab.errors import ConfigError
 from dtlab.grading.isolation import PACKAGE
 
@@ -47,11 +48,12 @@ def release(
     gradescope: Annotated[bool, typer.Option(
         "--gradescope", help="Write Gradescope's autograder (a zip) instead.")] = False,
     seed: Annotated[int | None, typer.Option(
-        min=1, help="With --gradescope: the class's own hidden inputs.")] = None,
+        min=1, max=10**12, help="With --gradescope: the class's own hidden inputs.")] = None,
 ) -> None:
     """Write the learners' bundle: chapters, exercises and the package, without solutions and hidden
     tests. `sha256sum -c SHA256SUMS` in it proves that it is whole."""
     if gradescope:
+        warn_of_a_short(seed)
         count = write_autograder(out, chapters, seed)
         typer.echo(f"{out}: {count} files; upload it as the autograder of a programming assignment")
         return

@@ -62,7 +62,7 @@ def _watch(process: UntrustedProcess) -> _End:
     while True:
         try:
             process.start_timing()
-            kind, _, said, blobs = process.recv(CELL_LIMIT_S)
+            kind, _, said, blobs, _ = process.recv(CELL_LIMIT_S)
             if kind == "done":
                 troubles = {int(number): str(text) for number, text in said["troubles"].items()}
                 names = [str(name) for name in said["names"]]

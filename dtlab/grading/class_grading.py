@@ -15,7 +15,8 @@ from typing import Any
 import dtlab
 from dtlab.errors import ConfigError
 from dtlab.grading.isolation import PACKAGE, choose_sandbox
-from dtlab.grading.notebook import NotebookReport, grade_notebook
+from dtlab.grading.notebook import ENDED, NotebookReport, grade_notebook
+from dtlab.grading.report import printable
 from dtlab.grading.submissions import HandIn, find_hand_ins
 from dtlab.grading.submitted import course_folder
 
@@ -37,7 +38,7 @@ def grade_class(
 ) -> list[Graded]:
     """Grade what lies below `folder`, `jobs` hand-ins at a time; what was graded before, with the
     same seed, checks and course, is taken from `out`. Of two hand-ins of one learner for the same
-    notebook the later one counts; of two of the same time, the one with the later name.
+    notebook the later one counts; of two of the same time, or in one zip, the one saved later.
 
     watch: sees the hand-ins as they are done. Raises `ConfigError` if there is nothing to grade, no
     sandbox, or if `out` lies in `folder`.
@@ -58,10 +59,9 @@ def grade_class(
         file = kept / f"{key}.json"
         if file.exists():
             return NotebookReport.from_dict(json.loads(file.read_text()))
-        report = NotebookReport(hand_in.name, error=hand_in.problem)
-        if not hand_in.problem:
-            report = _graded(hand_in, course, seed, box)
-        _write_whole(file, json.dumps(report.to_dict() | {"answers": report.answers}))
+        report = grade_hand_in(hand_in, course, seed, box)
+        if ENDED not in report.error:  # that may have been the machine: try again
+            _write_whole(file, json.dumps(report.to_dict() | {"answers": report.answers}))
         return report
 
     reports: dict[HandIn, NotebookReport] = {}
@@ -78,20 +78,24 @@ def grade_class(
     return graded
 
 
-def _graded(hand_in: HandIn, course: Path | None, seed: int | None, box: str) -> NotebookReport:
+def grade_hand_in(hand_in: HandIn, course: Path | None, seed: int | None, box: str
+                  ) -> NotebookReport:
     """A hand-in that can't be graded is a report too."""
+    if hand_in.problem:
+        return NotebookReport(hand_in.name, error=hand_in.problem)
     try:
         report = grade_notebook(hand_in.file, course, seed, box)
     except ConfigError as error:
         why = str(error).replace(f"{hand_in.file}: ", "").replace(str(hand_in.file), "it")
-        report = NotebookReport(hand_in.name, error=why)
+        report = NotebookReport(hand_in.name, error=printable(why))
     report.path = hand_in.name
     return report
 
 
 def _leave_the_last(graded: list[Graded]) -> None:
     last: dict[tuple[str, str], Graded] = {}
-    for each in sorted(graded, key=lambda g: (g.hand_in.handed_in, g.hand_in.name)):
+    for each in sorted(graded, key=lambda g: (g.hand_in.handed_in, g.hand_in.saved,
+                                               g.hand_in.name)):
         key = each.hand_in.learner, each.report.chapter
         if each.report.error:
             continue

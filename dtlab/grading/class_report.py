@@ -89,8 +89,7 @@ def rows_of(graded: Sequence[Graded]) -> list[LearnerRow]:
     """One row a learner, in the order of names."""
     theirs: dict[str, list[Graded]] = {}
     for each in graded:
-        learner = printable(each.hand_in.learner).replace("\n", " ").replace("\t", " ")
-        theirs.setdefault(learner, []).append(each)
+        theirs.setdefault(each.hand_in.learner, []).append(each)
     return [LearnerRow(name, f"{number:03}_" + re.sub(r"[^\w-]+", "_", name)[:60], theirs[name])
             for number, name in enumerate(sorted(theirs), 1)]
 

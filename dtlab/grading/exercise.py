@@ -214,7 +214,7 @@ def _deadlock_hint(failure: CaseFailure) -> str:
 
 def _raised_hint(error: str, message: str) -> str:
     if error == "NotYourOwn":
-        return f"{message[0].upper()}{message[1:]}{_NOT_YOURS}"
+        return f"{message[:1].upper()}{message[1:]}{_NOT_YOURS}"
     if error == "TypeError" and "'tuple' object does not support item assignment" in message:
         return ("x.tensor_split gives a tuple: its tensors can be changed, the tuple can't, and "
                 "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "

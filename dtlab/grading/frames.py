@@ -36,6 +36,7 @@ class Frame(NamedTuple):
     stream: int  # which stream of the rank asks, or gets the answer; 0: the rank itself
     fields: dict[str, Any]
     blobs: list[bytes]  # the data of tensors and of pickled objects
+    nbytes: int = 0  # of all of it
 
 
 class FrameSocket:
@@ -70,10 +71,11 @@ class FrameSocket:
             lengths = [int(n) for n in lengths]
             if min(lengths, default=0) < 0 or sum(lengths) > MAX_BYTES:
                 raise ValueError(f"{sum(lengths)} bytes in one frame")
-            return Frame(kind, stream, fields, [self._exactly(n, until_s) for n in lengths])
+            blobs = [self._exactly(n, until_s) for n in lengths]
+            return Frame(kind, stream, fields, blobs, length + sum(lengths))
         except TimeoutError:
             raise FrameTimeout from None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
             raise ConnectionClosed(f"{type(error).__name__}: {error}") from None
 
     def wait(self, until_s: float) -> bool:

@@ -21,6 +21,7 @@ from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submi
 from dtlab.processes import run
 
 LIMIT_S = 3600.0  # nothing hangs; the judge has stricter limits of its own
+ENDED = "it ended the process that graded it"
 
 
 @dataclass
@@ -95,7 +96,7 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None,
                    trace=False, echo=False).values[0]
     except DtlabError as error:  # what was read ended the process that read it
         headline = str(error).splitlines()[0]
-        raise ConfigError(f"{path}: it ended the process that graded it ({headline})") from None
+        raise ConfigError(f"{path}: {ENDED} ({headline})") from None
     if told["error"]:
         raise ConfigError(told["error"])
     return NotebookReport.from_dict(told)

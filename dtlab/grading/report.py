@@ -207,8 +207,9 @@ def _printable_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """`text` without escape sequences, control characters, and marks that turn its direction."""
-    return _CONTROL.sub("", text)
+    """`text` without escape sequences, control characters, marks that turn its direction, and what
+    UTF-8 can't hold."""
+    return _CONTROL.sub("", text).encode(errors="replace").decode()
 
 
 _CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)|"

@@ -42,7 +42,7 @@ LABEL = 200  # characters of a label that are kept
 AGREEMENTS, LARGEST_COLOR = 8, 1024  # what is agreed on costs no bytes, so it has to be little
 # What handling a frame raises that no rank of ours would send.
 INVALID = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError,
-           MemoryError)
+           StopIteration, MemoryError)
 
 
 def note_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:

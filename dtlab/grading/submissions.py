@@ -7,20 +7,32 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from dtlab.errors import ConfigError
+from dtlab.grading.report import printable
 
 LARGEST_BYTES = 20_000_000  # of a notebook: with its pictures, one of ours has a tenth
-LARGEST_ZIP_FILES = 1_000
+LARGEST_ZIP_BYTES = 5 * LARGEST_BYTES  # of all notebooks in a zip
+LARGEST_ZIP_FILES = 100  # notebooks
+NO_NOTEBOOK, EMPTY = "it is no notebook and no zip", "this folder is empty"
 _IGNORED = {".ipynb_checkpoints", "__MACOSX", ".git"}
 
-# How learning platforms name what they let a teacher download.
-_MOODLE = re.compile(r"^(?P<learner>.+?)_\d+_assignsubmission_file")
-_CANVAS = re.compile(r"^(?P<learner>[^_]+)(_LATE)?_\d+_\d+_")
+# How learning platforms name what they let a teacher download; the number is the learner's.
+_PLATFORMS = (re.compile(r"^(?P<learner>.+?)_(?P<number>\d+)_assignsubmission_file"),  # Moodle
+              re.compile(r"^(?P<learner>[^_]+)(_LATE)?_(?P<number>\d+)_\d+_"))  # Canvas
+
+
+class Learner(NamedTuple):
+    """Who handed something in. Two of one name differ in their key."""
+
+    name: str
+    key: str  # the platform's number, or the name as the file system has it
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,7 @@ class HandIn:
     file: Path  # where it is now
     handed_in: datetime
     problem: str = ""
+    saved: datetime = datetime.min  # in a zip: which of two copies is the later one
 
     @property
     def digest(self) -> str:
@@ -41,87 +54,159 @@ class HandIn:
 
 def find_hand_ins(folder: Path, unpacked: Path) -> list[HandIn]:
     """Everything that was handed in below `folder`, in the order of names; zips are unpacked into
-    `unpacked`. What can't be read is in the list too, and says why.
+    `unpacked`. What can't be read is in the list too, and says why; so is a learner of whom there
+    is neither a notebook nor a zip.
 
     The learner is the first folder's name, or the zip's; of a file that lies in `folder` itself,
-    what stands before the course's name of the notebook: ada_05_all_reduce.ipynb is Ada's.
+    what stands before the course's name of the notebook: ada_05_all_reduce.ipynb is Ada's. Of two
+    learners of one name, the platform's number is added, or a number of ours.
     """
-    found: list[HandIn] = []
-    for path in _files(folder):
-        name = path.relative_to(folder)
-        learner = learner_of(name)
+    found: dict[Learner, list[HandIn]] = {}
+    for path, problem in _entries(folder):
+        owner = learner_of(path.relative_to(folder))
+        theirs = found.setdefault(owner, [])
+        name = printable(str(path.relative_to(folder)))
         try:
             when = datetime.fromtimestamp(path.lstat().st_mtime)
-        except OSError as error:
-            gone = f"it can't be read: {error}"
-            found.append(HandIn(learner, str(name), path, datetime.min, gone))
-            continue
-        if path.suffix == ".zip":
-            found += _unpack(path, learner, str(name), when, unpacked)
+            problem = problem or _problem_of(path)
+        except (OSError, ValueError, OverflowError) as error:  # gone; or a time of no date
+            when, problem = datetime.min, f"it can't be read: {error}"
+        if path.name.lower().endswith(".zip") and not problem:
+            theirs += _unpack(path, name, when, unpacked)
         else:
-            found.append(HandIn(learner, str(name), path, when, _problem_of(path)))
-    if not found:
+            theirs.append(HandIn("", name, path, when, printable(problem)))
+    names = _told_apart(list(found))
+    hand_ins = [replace(each, learner=names[owner]) for owner, theirs in found.items()
+                for each in _without_other_files(theirs)]
+    if all(each.problem in (NO_NOTEBOOK, EMPTY) for each in hand_ins):
         raise ConfigError(f"{folder}: there is no notebook and no zip in this folder")
+    return sorted(hand_ins, key=lambda each: each.name)
+
+
+def find_each(paths: Iterable[Path], unpacked: Path) -> list[HandIn]:
+    """The notebooks as given; of a folder or a zip, every one in it. No learner is named."""
+    found: list[HandIn] = []
+    for path in paths:
+        given = HandIn("", str(path), path, datetime.min)
+        if path.is_dir():
+            try:
+                found += [replace(each, name=f"{path}/{each.name}")
+                          for each in find_hand_ins(path, unpacked)]
+            except ConfigError as error:
+                found.append(replace(given, problem=str(error).removeprefix(f"{path}: ")))
+        elif path.name.lower().endswith(".zip") and path.is_file():
+            found += _unpack(path, str(path), datetime.min, unpacked)
+        else:
+            found.append(given)
     return found
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for where, folders, files in os.walk(folder):  # follows no links
+def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Every file below `folder`, and each folder that is empty, a link, or can't be read; with what
+    is wrong with the latter. Hidden files are nobody's hand-in."""
+    unread: list[OSError] = []
+    for where, folders, files in os.walk(folder, onerror=unread.append):  # follows no links
+        if not folders and not files and Path(where) != folder:
+            yield Path(where), EMPTY
+        for name in folders:
+            if (Path(where) / name).is_symlink():
+                yield Path(where) / name, "it is a link; hand in the folder itself"
         folders[:] = sorted(set(folders) - _IGNORED)
         for file in sorted(files):
-            if file.endswith((".ipynb", ".zip")):
-                yield Path(where) / file
+            hidden = file.startswith("._") or (file.startswith(".") and not _is_wanted(Path(file)))
+            if not hidden:
+                yield Path(where) / file, ""
+    for error in unread:
+        yield Path(os.fsdecode(error.filename)), f"it can't be read: {error.strerror}"
 
 
-def learner_of(name: Path) -> str:
+def learner_of(name: Path) -> Learner:
     """Whose the file of this name is: see `find_hand_ins`."""
     first = name.parts[0]
-    for platform in (_MOODLE, _CANVAS):
+    for platform in _PLATFORMS:
         if match := platform.match(first):
-            return match["learner"]
-    if len(name.parts) > 1:
-        return first
-    return re.sub(r"[ _-]+\d\d_\w+$", "", name.stem)
+            return Learner(_clean(match["learner"]), match["number"])
+    if len(name.parts) == 1:
+        first = re.sub(r"[ _-]+\d\d[a-z]?_.*$", "", name.stem)
+    return Learner(_clean(first), first)
+
+
+def _clean(name: str) -> str:
+    return " ".join(printable(name).split())
+
+
+def _told_apart(owners: list[Learner]) -> dict[Learner, str]:
+    """A name for each, that no other has."""
+    namesakes: defaultdict[str, list[Learner]] = defaultdict(list)
+    for owner in owners:
+        namesakes[owner.name].append(owner)
+    names = {}
+    for name, same in namesakes.items():
+        for number, owner in enumerate(same, 1):
+            mark = owner.key if owner.key.isdigit() else number
+            names[owner] = name if len(same) == 1 else f"{name} ({mark})"
+    return names
+
+
+def _without_other_files(theirs: list[HandIn]) -> list[HandIn]:
+    """A picture beside a notebook is no hand-in; but a learner with other files only has a row."""
+    return [each for each in theirs if each.problem not in (NO_NOTEBOOK, EMPTY)] or theirs[:1]
+
+
+def _is_wanted(path: Path) -> bool:
+    return path.name.lower().endswith((".ipynb", ".zip"))
 
 
 def _problem_of(path: Path) -> str:
     """Why this is no file to open; "" if it is one. A pipe or a device could never end."""
     told = path.lstat()
+    if not _is_wanted(path):
+        return NO_NOTEBOOK
     if stat.S_ISLNK(told.st_mode):
         return "it is a link; hand in the file itself"
     if not stat.S_ISREG(told.st_mode):
         return "it is no ordinary file"
-    if told.st_size > LARGEST_BYTES:
+    if not os.access(path, os.R_OK):
+        return "you may not read it"
+    if not path.name.lower().endswith(".zip") and told.st_size > LARGEST_BYTES:
         return f"it has {told.st_size:,} bytes, and a notebook at most {LARGEST_BYTES:,}"
     return ""
 
 
-def _unpack(path: Path, learner: str, name: str, when: datetime, into: Path) -> list[HandIn]:
+def _unpack(path: Path, name: str, when: datetime, into: Path) -> list[HandIn]:
     """The notebooks in a zip, under names of ours, whatever the zip calls them."""
-    problem = "" if stat.S_ISREG(path.lstat().st_mode) else "it is no ordinary file"
     found: list[HandIn] = []
+    room = LARGEST_ZIP_BYTES
     try:
-        with zipfile.ZipFile(path if not problem else os.devnull) as archive:
-            for member in archive.infolist()[:LARGEST_ZIP_FILES]:
-                parts = Path(member.filename).parts
-                if member.filename.endswith(".ipynb") and not _IGNORED & set(parts):
-                    inner = f"{name}/{member.filename}"
-                    found.append(_unpack_one(archive, member, learner, inner, when, into))
+        with zipfile.ZipFile(path) as archive:
+            members = [m for m in archive.infolist() if m.filename.lower().endswith(".ipynb")
+                       and not _IGNORED & set(Path(m.filename).parts)]
+            if len(members) > LARGEST_ZIP_FILES:
+                return [HandIn("", name, path, when, f"it has {len(members):,} notebooks, and may "
+                               f"have {LARGEST_ZIP_FILES}")]
+            for member in members:
+                inner = printable(f"{name}/{member.filename}")
+                found.append(_unpack_one(archive, member, inner, when, into, room))
+                room -= min(member.file_size, room)
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        return [HandIn(learner, name, path, when, problem or f"it is no zip: {error}")]
-    return found or [HandIn(learner, name, path, when, "there is no notebook in it")]
+        return [HandIn("", name, path, when, f"it is no zip: {error}")]
+    return found or [HandIn("", name, path, when, "there is no notebook in it")]
 
 
-def _unpack_one(archive: zipfile.ZipFile, member: zipfile.ZipInfo, learner: str, name: str,
-                when: datetime, into: Path) -> HandIn:
+def _unpack_one(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, when: datetime,
+                into: Path, room: int) -> HandIn:
+    largest = min(LARGEST_BYTES, room)
     try:
         with archive.open(member) as source:
-            data = source.read(LARGEST_BYTES + 1)  # whatever size the zip says
-    except (OSError, RuntimeError, zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        return HandIn(learner, name, into, when, f"it can't be unpacked: {error}")
-    if len(data) > LARGEST_BYTES:
-        return HandIn(learner, name, into, when, f"it has more than {LARGEST_BYTES:,} bytes")
+            data = source.read(largest + 1)  # whatever size the zip says
+        saved = datetime(*member.date_time)
+    except (OSError, RuntimeError, ValueError, zipfile.BadZipFile, NotImplementedError,
+            EOFError) as error:
+        return HandIn("", name, into, when, f"it can't be unpacked: {error}")
+    if len(data) > largest:
+        return HandIn("", name, into, when, f"it has more than {LARGEST_BYTES:,} bytes, or all "
+                      f"notebooks in the zip more than {LARGEST_ZIP_BYTES:,}")
     file = into / f"{hashlib.sha256(name.encode() + data).hexdigest()[:16]}.ipynb"
     into.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
-    return HandIn(learner, name, file, when)
+    return HandIn("", name, file, when, saved=saved)

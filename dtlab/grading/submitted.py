@@ -12,12 +12,13 @@ import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dtlab
 from dtlab.errors import ConfigError
 
 SETUP = "setup"  # the tag of a cell that answers may rely on: imports
+LARGEST_CELL = 100_000  # characters; one of the course has a twentieth
 
 
 @dataclass
@@ -47,22 +48,22 @@ def read_submitted(path: str | Path, solutions: str | Path | None = None) -> Sub
     no exercise of the course is in it.
     """
     path = Path(path)
-    notebook = read_notebook(path)
-    folder = course_folder(solutions)
-    sources = {file: read_notebook(file) for file in sorted(folder.glob("*.ipynb"))}
-    shared = {file: len(_answered(notebook, source)) for file, source in sources.items()}
-    best = max(shared, key=lambda file: shared[file], default=None)
-    if best is None or not shared[best]:
+    cells = _code_cells(read_notebook(path))
+    sources = {file: _code_cells(read_notebook(file))
+               for file in sorted(course_folder(solutions).glob("*.ipynb"))}
+    chosen = {file: _chosen(cells, _solution_cells(source)) for file, source in sources.items()}
+    best = max(sources, key=lambda file: len(chosen[file]), default=None)
+    if best is None or not chosen[best]:
         raise ConfigError(
             f"{path}: no exercise of this course is in it; give a notebook that began as one of "
             f"exercises/"
         )
-    source = sources[best]
-    cells = [SubmittedCell(_text(cell)) for cell in _code_cells(source) if SETUP in _tags(cell)]
-    cells += _answers(notebook, source)
-    tests = [_text(cell) for cell in _code_cells(source) if _mark(cell).get("grade")]
-    cell_of = {name: i for i, names in _solution_cells(source).items() for name in names}
-    return SubmittedNotebook(path, best, cells, tests, cell_of)
+    source, wanted = sources[best], _solution_cells(sources[best])
+    code = [SubmittedCell(cell.text) for cell in source if SETUP in cell.tags]
+    code += _answers(cells, chosen[best], wanted)
+    tests = [cell.text for cell in source if cell.mark.get("grade")]
+    cell_of = {name: i for i, names in wanted.items() for name in names}
+    return SubmittedNotebook(path, best, code, tests, cell_of)
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
@@ -105,87 +106,85 @@ def course_folder(given: str | Path | None) -> Path:
 # ---- answers -----------------------------------------------------------------------------------
 
 
-def _answered(notebook: Any, source: Any) -> set[str]:
-    """The solution cells of `source` that `notebook` answers."""
-    return {cell.answers for cell in _answers(notebook, source) if cell.answers and cell.code}
+class CodeCell(NamedTuple):
+    """A code cell of a notebook, parsed once: a hostile one could take long."""
+
+    text: str
+    mark: dict[str, Any]  # nbgrader's
+    tags: list[str]
+    statements: list[ast.stmt]  # none of what is no Python, or too long
+
+    @property
+    def functions(self) -> set[str]:
+        """The names of those that it defines."""
+        return {s.name for s in self.statements if isinstance(s, ast.FunctionDef)}
+
+    @property
+    def helpers(self) -> str:
+        """The statements that only define something."""
+        kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+        try:
+            return "\n\n".join(ast.unparse(s) for s in self.statements if isinstance(s, kinds))
+        except RecursionError:
+            return ""
 
 
-def _answers(notebook: Any, source: Any) -> list[SubmittedCell]:
-    """The cells to execute, in the order of the notebook; at the end, one for each answer that is
-    missing. A copied or re-made cell is known by the function that it defines."""
-    wanted = _solution_cells(source)
-    cells = _code_cells(notebook)
-    marked = {str(_mark(cell).get("grade_id")): cell for cell in cells}
-    chosen: dict[int, str] = {}  # id() of the learner's cell → grade id
+def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
+    cells = []
+    for cell in notebook["cells"]:
+        source = cell.get("source") if isinstance(cell, dict) else None
+        if isinstance(source, (str, list)) and cell.get("cell_type") == "code":
+            text = source if isinstance(source, str) else "".join(map(str, source))
+            metadata = cell.get("metadata")
+            found = metadata if isinstance(metadata, dict) else {}
+            mark, tags = found.get("nbgrader"), found.get("tags")
+            cells.append(CodeCell(text, mark if isinstance(mark, dict) else {},
+                                  tags if isinstance(tags, list) else [], _parsed(text)))
+    return cells
+
+
+def _solution_cells(source: list[CodeCell]) -> dict[str, set[str]]:
+    """Of one of the course's notebooks: grade id → the functions that its solution defines."""
+    return {cell.mark["grade_id"]: cell.functions for cell in source if cell.mark.get("solution")}
+
+
+def _chosen(cells: list[CodeCell], wanted: dict[str, set[str]]) -> dict[str, int]:
+    """grade id → which of a learner's cells answers it. A copied or re-made cell is known by the
+    function that it defines."""
+    marked = {str(cell.mark.get("grade_id")): i for i, cell in enumerate(cells)}
+    chosen = {}
     for grade_id, names in wanted.items():
-        same_name = [cell for cell in cells if names & _defined(_text(cell))]
-        cell = marked.get(grade_id) or (same_name[-1] if same_name else None)
-        if cell is not None:
-            chosen[id(cell)] = grade_id
+        same_name = [i for i, cell in enumerate(cells) if names & cell.functions]
+        if grade_id in marked or same_name:
+            chosen[grade_id] = marked[grade_id] if grade_id in marked else same_name[-1]
+    return chosen
+
+
+def _answers(cells: list[CodeCell], chosen: dict[str, int], wanted: dict[str, set[str]]
+             ) -> list[SubmittedCell]:
+    """The cells to execute, in the order of the notebook; at the end, one for each answer that is
+    missing."""
+    grade_ids = {i: grade_id for grade_id, i in chosen.items()}
     found = []
-    for cell in cells:
-        if id(cell) in chosen:
-            found.append(SubmittedCell(_text(cell), chosen[id(cell)]))
-        elif helpers := _definitions(_text(cell)):
+    for i, cell in enumerate(cells):
+        if i in grade_ids and len(cell.text) > LARGEST_CELL:
+            long = f"the answer's cell has more than {LARGEST_CELL:,} characters"
+            found.append(SubmittedCell("", grade_ids[i], long))
+        elif i in grade_ids:
+            found.append(SubmittedCell(cell.text, grade_ids[i]))
+        elif helpers := cell.helpers:
             found.append(SubmittedCell(helpers))
-    for grade_id in wanted.keys() - set(chosen.values()):
+    for grade_id in wanted.keys() - set(grade_ids.values()):
         found.append(SubmittedCell("", grade_id, "the answer's cell is not in the notebook"))
     return found
 
 
-def _solution_cells(source: Any) -> dict[str, set[str]]:
-    """Of one of the course's notebooks: grade id → the functions that its solution defines."""
-    return {
-        _mark(cell)["grade_id"]: _defined(_text(cell))
-        for cell in _code_cells(source)
-        if _mark(cell).get("solution")
-    }
-
-
-def _code_cells(notebook: Any) -> list[Any]:
-    return [c for c in notebook["cells"] if isinstance(c, dict) and c.get("cell_type") == "code"
-            and isinstance(c.get("source"), (str, list))]
-
-
-def _text(cell: Any) -> str:
-    source = cell["source"]
-    return source if isinstance(source, str) else "".join(map(str, source))
-
-
-def _metadata(cell: Any) -> dict[str, Any]:
-    metadata = cell.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _mark(cell: Any) -> dict[str, Any]:
-    """nbgrader's metadata of a cell."""
-    mark = _metadata(cell).get("nbgrader")
-    return mark if isinstance(mark, dict) else {}
-
-
-def _tags(cell: Any) -> list[str]:
-    tags = _metadata(cell).get("tags")
-    return tags if isinstance(tags, list) else []
-
-
 def _parsed(code: str) -> list[ast.stmt]:
+    if len(code) > LARGEST_CELL:  # it would take seconds, and gigabytes
+        return []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-
-
-def _defined(code: str) -> set[str]:
-    """The functions that `code` defines."""
-    return {s.name for s in _parsed(code) if isinstance(s, ast.FunctionDef)}
-
-
-def _definitions(code: str) -> str:
-    """The statements of `code` that only define something."""
-    kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    try:
-        return "\n\n".join(ast.unparse(s) for s in _parsed(code) if isinstance(s, kinds))
-    except RecursionError:
-        return ""

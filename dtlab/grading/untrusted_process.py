@@ -16,6 +16,7 @@ from dtlab.grading.rank_server import RankServer
 
 STARVED_FACTOR = 6  # on a busy machine, a process that gets no processor may take this much longer
 FRAMES_KEPT = 10_000  # of other streams than the one that is waited for
+BYTES_KEPT = 1 << 28  # of them all
 MEMORY_BYTES = 1 << 30  # what a process may take on top of what it starts with
 
 
@@ -52,7 +53,8 @@ class UntrustedProcess:
         while not self._queued[stream]:
             frame = self._next_frame(limit_s)
             self._queued[frame.stream].append(frame)
-            if sum(map(len, self._queued.values())) > FRAMES_KEPT:
+            kept = [each.nbytes for frames in self._queued.values() for each in frames]
+            if len(kept) > FRAMES_KEPT or sum(kept) > BYTES_KEPT:
                 raise ConnectionClosed("it sends frames that no one asked for")
         return self._queued[stream].popleft()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
+from dtlab.errors import ConfigError
 from dtlab.simulator.messages import PendingMessage
 from dtlab.simulator.strands import Strand
 
@@ -31,6 +33,8 @@ class Agenda:
 
     def at(self, when_s: float) -> Instant:
         """What is due at virtual time `when_s`, to be added to."""
+        if when_s == math.inf:
+            raise ConfigError("the virtual clock has no room for so many seconds")
         instant = self._instants.get(when_s)
         if instant is None:
             instant = self._instants[when_s] = Instant()

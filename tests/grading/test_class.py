@@ -57,7 +57,67 @@ def hand_in(path: Path, hello: str = "", when: str = "") -> None:
     ("lovelaceada_LATE_123_4567_05_all_reduce.ipynb", "lovelaceada"),
 ])
 def test_the_learner_is_read_off_the_path(name, learner):
-    assert learner_of(Path(name)) == learner
+    assert learner_of(Path(name)).name == learner
+
+
+def write_zip(path: Path, *names: str, text: str = "") -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, name in enumerate(names):
+            member = zipfile.ZipInfo(name, (2026 - number % 20, 11, 28, 0, 0, 0))
+            archive.writestr(member, text or WELCOME.read_text(), zipfile.ZIP_DEFLATED)
+
+
+def test_learners_of_one_name_are_told_apart_and_whoever_handed_in_something_has_a_row(tmp_path):
+    folder = tmp_path / "class"
+    for name in ("Jo Li_101_assignsubmission_file", "Jo Li_202_assignsubmission_file", "a\nb",
+                 "a b", "eve_00_welcome.v2.ipynb", "eve_05b_fewer_rounds (1).ipynb", "flo.IPYNB",
+                 os.fsdecode(b"caf\xe9")):
+        hand_in(folder / name if "." in name else folder / name / "x.ipynb")
+    for name in ("gus/report.pdf", "gus/notes.txt", "Jo Li_101_assignsubmission_file/plot.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("…")
+    (folder / "hal").mkdir()
+    (folder / "ida").symlink_to(tmp_path)
+    found = find_hand_ins(folder, tmp_path / "unpacked")
+    assert sorted(each.learner for each in found) == [
+        "Jo Li (101)", "Jo Li (202)", "a b (1)", "a b (2)", "caf?", "eve", "eve", "flo", "gus",
+        "hal", "ida"]
+    assert {each.learner: each.problem for each in found if each.problem} == {
+        "gus": "it is no notebook and no zip", "hal": "this folder is empty",
+        "ida": "it is a link; hand in the folder itself"}
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    hand_in(tmp_path / "class" / "ada" / "x.ipynb")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read all
+    (found,) = find_hand_ins(tmp_path / "class", tmp_path / "unpacked")
+    assert found.problem == "you may not read it"
+
+
+def test_a_zip_is_bounded_in_all_and_its_later_copy_counts(tmp_path):
+    folder, out = tmp_path / "class", tmp_path / "unpacked"
+    folder.mkdir()
+    write_zip(folder / "ada.zip", "new.ipynb", "old/new.ipynb")
+    write_zip(folder / "bob.ZIP", *(f"{n}.ipynb" for n in range(101)))
+    write_zip(folder / "cyd.zip", *(f"{n}.ipynb" for n in range(7)), text="\0" * 19_000_000)
+    write_zip(folder / "dan.zip", *(f"node_modules/{n}.js" for n in range(1100)), "x.ipynb")
+    found = {each.name: each for each in find_hand_ins(folder, out)}
+    assert found["ada.zip/new.ipynb"].saved > found["ada.zip/old/new.ipynb"].saved
+    assert "101 notebooks" in found["bob.ZIP"].problem
+    assert sum(bool(found[f"cyd.zip/{n}.ipynb"].problem) for n in range(7)) == 2
+    assert found["dan.zip/x.ipynb"].problem == ""
+
+
+def test_nothing_that_a_learner_writes_ends_the_grading_of_the_others(tmp_path):
+    folder, out = tmp_path / "class", tmp_path / "out"
+    hand_in(folder / "ada" / "x.ipynb", "def hello(comm):\n    raise ValueError(chr(0xd800))")
+    hand_in(folder / os.fsdecode(b"caf\xe9") / "x.ipynb")
+    hand_in(folder / "eve" / "x.ipynb", "def hello(comm): return [" + "1," * 1_000_000 + "]")
+    hand_in(folder / "fay" / "x.ipynb",
+            "class NotYourOwn(Exception): pass\ndef hello(comm): raise NotYourOwn()")
+    results = grade_class(folder, out, seed=SEED, sandbox="none")
+    write_results(results, out, SEED)
+    assert [row.points for row in rows_of(results)] == [4, 8, 4, 4]
 
 
 def test_links_pipes_and_bad_zips_are_named_and_nothing_leaves_its_place(tmp_path):

@@ -10,7 +10,6 @@ import torch
 
 from dtlab.grading.frames import (
     ConnectionClosed,
-    Frame,
     FrameTimeout,
     Opaque,
     decode,
@@ -69,8 +68,8 @@ def test_frames_keep_their_order_stream_fields_and_blobs():
     here, there = frame_socket_pair()
     here.send("a", b"x" * 100_000, b"", stream=3, n=[1, None])
     here.send("b")
-    assert there.recv() == Frame("a", 3, {"n": [1, None]}, [b"x" * 100_000, b""])
-    assert there.recv() == Frame("b", 0, {}, [])
+    assert there.recv()[:4] == ("a", 3, {"n": [1, None]}, [b"x" * 100_000, b""])
+    assert there.recv()[:4] == ("b", 0, {}, [])
 
 
 def test_a_timeout_and_a_closed_connection_are_told_apart():
@@ -84,7 +83,7 @@ def test_a_timeout_and_a_closed_connection_are_told_apart():
 
 @pytest.mark.parametrize("header", [
     b"null", b"{}", b"[]", b'["a",0,{}]', b'["a",0,{},3]', b'["a",0,{},[-1]]', b'[{},0,{},[]]',
-    b'["a","0",{},[]]', b'["a",0,[],[]]', b"not JSON",
+    b'["a","0",{},[]]', b'["a",0,[],[]]', b"not JSON", b'["a",0,{},[1e400]]',
 ])
 def test_what_is_no_frame_closes_the_connection(header):
     here, there = frame_socket_pair()
