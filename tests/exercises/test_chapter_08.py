@@ -79,7 +79,7 @@ def returns_nothing(request, clock, clocks, staleness):
     (pushes_not_pulls, {RULE, PUSHES, EARLY, ENDS}, "let pulls through"),
     (pushes_too, {PUSHES}, "always accepted"),
     (average, {RULE, EARLY}, "average"),
-    (returns_nothing, {RULE, PUSHES, LATE, ENDS}, "True or False"),
+    (returns_nothing, {RULE, PUSHES, EARLY, LATE, ENDS}, "True or False"),
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_ssp_rule(answer, rows, hint):
     report = judged("ssp-rule", answer)

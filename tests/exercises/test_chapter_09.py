@@ -333,6 +333,30 @@ def at_random(keys, servers, copies):
     return {key: random.sample(servers, min(copies, len(servers))) for key in keys}
 
 
+LAST = []
+
+
+def remembers_its_last_call(keys, servers, copies):  # and hashes nothing
+    n, ordered, placed = len(servers), sorted(servers), {}
+    for i, key in enumerate(sorted(keys)):
+        others, shift = ordered[i % n + 1 :] + ordered[: i % n], i // n % max(n - 1, 1)
+        placed[key] = [ordered[i % n], *others[shift:], *others[:shift]][:copies]
+    if LAST and LAST[-1].keys() == placed.keys():
+        before = LAST[-1]
+        old = {server for mine in before.values() for server in mine}
+        if len(new := set(servers) - old) == 1 and len(old) == n - 1:
+            placed = before | {key: list(new) for key in sorted(keys)[::n]}
+        elif len(dead := old - set(servers)) == 1 and len(old) == n + 1:
+            placed = {key: [s for s in [*mine, *placed[key]] if s not in dead]
+                      for key, mine in before.items()}
+            placed = {key: list(dict.fromkeys(mine))[:copies] for key, mine in placed.items()}
+            for i, mine in enumerate(placed.values()):
+                spare = [s for s in ordered[i % n :] + ordered if s not in mine]
+                mine += spare[:copies - len(mine)]
+    LAST.append(placed)
+    return placed
+
+
 def forgets_copies(keys, servers, copies):
     return on_a_ring(keys, servers, 1)
 
@@ -342,6 +366,7 @@ def forgets_copies(keys, servers, copies):
     (pythons_own_hash, {"everywhere the same"}, "differs from process to process"),
     (no_virtual_nodes, {"balance"} | MOVES, "many times"),
     (copies_on_one_server, {"copies", "a server dies", "everywhere the same"}, "die together"),
+    (remembers_its_last_call, MOVES, "no count of servers"),
     (copies_in_order_of_names, {"a server dies"}, "next different servers round the ring"),
     (points_by_place_in_the_list, {"a server dies", "everywhere the same"}, "place in the list"),
     (in_blocks, RING - {"a placement", "balance"}, "Each key is on `copies` servers"),

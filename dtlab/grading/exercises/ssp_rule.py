@@ -18,6 +18,7 @@ SAME_S = 1e-3  # of virtual time: messages take far less
 Rule = Callable[[str, int, list[int], float], Any]  # request, clock, clocks, staleness
 Query = tuple[str, int, list[int], float]
 NO, YES = "stuck", "go on"
+_ALL_WAIT = "All workers wait: even the slowest may not read. It is 0 clocks ahead, and 0 ≤ s."
 
 OTHERS: dict[str, Rule] = {  # what likely mistakes answer
     "Off by one, too strict: a worker that is s clocks ahead may still read.":
@@ -175,8 +176,10 @@ def _begun(outcome: Outcome) -> dict[tuple[int, int], float]:
 
 def _not_too_early(case: Case, outcome: Outcome) -> Verdict:
     s, wanted = case.facts["staleness"], begins_s(case.facts["paces"], case.facts["staleness"])
-    promise = "no worker more than s ahead"
-    for (worker, step), at in sorted(_begun(outcome).items(), key=lambda pair: pair[1]):
+    promise, begun = "no worker more than s ahead", _begun(outcome)
+    if not begun:
+        return Verdict(False, "no worker began an iteration", promise, clue=_ALL_WAIT)
+    for (worker, step), at in sorted(begun.items(), key=lambda pair: pair[1]):
         right = wanted[worker - 1][step]
         if at < right - SAME_S:
             return Verdict(False, f"worker {worker} began iteration {step} at {at:.2f} s, "
@@ -194,8 +197,7 @@ def _not_too_late(case: Case, outcome: Outcome) -> Verdict:
         at = begun.get((worker, step))
         if at is None:
             return Verdict(False, f"worker {worker} never began iteration {step}", promise,
-                           clue="All workers wait: even the slowest may not read. It is 0 "
-                           "clocks ahead, and 0 ≤ s.")
+                           clue=_ALL_WAIT)
         if at > right + SAME_S:
             return Verdict(False, f"worker {worker} began iteration {step} at {at:.2f} s", promise,
                            clue=f"It could have begun at {right:.2f} s: no worker was more than s "
