@@ -17,9 +17,10 @@ import torch
 from typer.testing import CliRunner
 
 import dtlab
-from dtlab import Comm, cost, ps, simulate, topology, units
+from dtlab import Comm, cost, models, parallel, ps, simulate, topology, units
 from dtlab.cli import app
 from dtlab.machine import Machine
+from dtlab.parallel import pipeline
 from dtlab.plots import frames_of, stepper_frames
 
 HOSTILE: list[Any] = [
@@ -112,6 +113,45 @@ PS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "push_rows": (of_a_worker("push_rows"), ROWS | {"grad": torch.ones(2, 2), "weight": 1.0}),
     "use_servers": (of_a_worker("use_servers"), {"servers": 1}),
 }
+LAYER: dict[str, Any] = {"batch": 1, "positions": 8, "hidden": 8}
+PIPELINE = {"p": 2, "m": 4}
+PARALLEL: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    **{name: (getattr(pipeline, name), PIPELINE) for name in (
+        "naive", "gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_v", "dualpipe_v")},
+    **{name: (getattr(pipeline, name), PIPELINE | {"v": 2})
+       for name in ("interleaved", "looped_bfs")},
+    "exposed_s": (cost.exposed_s, {"backward_s": 0.1, "nbytes": 64, "buckets": 2, "ranks": 4,
+                                   "alpha": 1e-6, "beta": 1e-9, "algorithm": "ring"}),
+    "best_buckets": (cost.best_buckets, {"backward_s": 0.1, "nbytes": 64, "most": 8, "ranks": 4,
+                                         "alpha": 1e-6, "beta": 1e-9}),
+    "model_state_bytes": (cost.model_state_bytes, {
+        "parameters": 1e6, "ranks": 4, "stage": 1, "parameter_bytes": 2, "gradient_bytes": 2,
+        "optimizer_bytes": 12}),
+    "zero_sent_bytes": (cost.zero_sent_bytes, {"parameters": 1e6, "ranks": 4, "stage": 1,
+                                               "itemsize": 2}),
+    "activation_bytes": (cost.activation_bytes, LAYER | {
+        "heads": 2, "layers": 2, "tensor": 2, "recompute": "none"}),
+    "attention_flops": (cost.attention_flops, LAYER),
+    "matrix_product_flops": (cost.matrix_product_flops, LAYER | {"layer_parameters": 1e3}),
+    "memory_traffic_bytes": (cost.memory_traffic_bytes, LAYER | {"heads": 2, "tensor": 2,
+                                                                 "itemsize": 2}),
+    "tensor_parallel_bytes": (cost.tensor_parallel_bytes, LAYER | {
+        "ranks": 2, "layers": 2, "itemsize": 2, "sequence": "regather"}),
+    "training_time_s": (cost.training_time_s, {"parameters": 1e9, "tokens": 1e9, "devices": 8,
+                                               "device_flops": 1e12, "efficiency": 0.5}),
+    "amdahl_speedup": (cost.amdahl_speedup, {"serial": 0.1, "devices": 8}),
+    "gustafson_speedup": (cost.gustafson_speedup, {"serial": 0.1, "devices": 8}),
+    "parameter_server_s": (cost.parameter_server_s, {
+        "workers": 4, "servers": 2, "nbytes": 64, "server_Bps": 1e9, "worker_Bps": 1e9, "ways": 2}),
+    "pipeline_bubble_s": (cost.pipeline_bubble_s, {
+        "schedule": "1F1B", "ranks": 2, "micro_batches": 4, "forward_s": 1.0, "backward_s": 2.0,
+        "weights_s": 1.0, "chunks": 2, "message_s": 0.0}),
+    "Mesh": (in_a_rank(parallel.Mesh), {"dp": 1, "tp": 2}),
+    "GPTConfig": (models.GPTConfig, {"layers": 1, "hidden": 8, "heads": 2, "vocab": 16,
+                                     "context": 4, "kv_heads": 1, "dropout": 0.0}),
+    "plan": (parallel.plan, {"shape": models.gpt_shape(2, 64, 2), "topology": NETWORK, "batch": 4,
+                             "memory_bytes": 1e10, "precision": "bf16"}),
+}
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "time_s": (cost.time_s, CASE | MACHINE | {"itemsize": 4}),
     "form": (cost.form, CASE | {"itemsize": 4}),
@@ -152,7 +192,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "split": (in_a_rank(lambda comm, color, key: comm.split(color, key)), {"color": 0, "key": 0}),
     "subgroup": (in_a_rank(lambda comm, ranks: comm.subgroup(ranks)), {"ranks": (0, 1)}),
     "compute": (in_a_rank(computes), {"seconds": 0.0}),
-} | PS
+} | PS | PARALLEL
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtlab.calls import check_amount, check_whole
 from dtlab.errors import ConfigError
 
 RECOMPUTE = ("none", "selective", "full")  # which activations backward computes again
@@ -22,11 +23,11 @@ def model_state_bytes(
     >>> [round(model_state_bytes(7.5e9, 64, stage) / 1e9, 1) for stage in range(4)]
     [120.0, 31.4, 16.6, 1.9]
     """
-    for name, value, least in (("parameters", parameters, 0), ("ranks", ranks, 1)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-            raise ConfigError(f"model_state_bytes: {name} must be a number of at least {least}, "
-                              f"not {value!r}")
-    if stage not in (0, 1, 2, 3):
+    check_whole("ranks", ranks)
+    for name, value in (("parameters", parameters), ("parameter_bytes", parameter_bytes),
+                        ("gradient_bytes", gradient_bytes), ("optimizer_bytes", optimizer_bytes)):
+        check_amount(name, value)
+    if not isinstance(stage, int) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3 (0: none), not {stage!r}")
     shared = ((optimizer_bytes, 1), (gradient_bytes, 2), (parameter_bytes, 3))
     return sum(parameters * size / (ranks if stage >= first else 1) for size, first in shared)
@@ -44,6 +45,7 @@ def zero_sent_bytes(parameters: float, ranks: int, stage: int = 0, itemsize: flo
     225.0
     """
     model_state_bytes(parameters, ranks, stage)  # raises for what makes no sense
+    check_amount("itemsize", itemsize)
     return (3 if stage == 3 else 2) * parameters * itemsize * (ranks - 1) / ranks
 
 
@@ -66,12 +68,9 @@ def activation_bytes(
     """
     for name, value in (("batch", batch), ("positions", positions), ("hidden", hidden),
                         ("heads", heads), ("layers", layers), ("tensor", tensor)):
-        least = 0 if name == "batch" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"activation_bytes: {name} must be a whole number of at least "
-                              f"{least}, not {value!r}")
+        check_whole(name, value, 0 if name == "batch" else 1)
     if recompute not in RECOMPUTE:
-        raise ConfigError(f"activation_bytes: recompute is one of {', '.join(RECOMPUTE)}, "
+        raise ConfigError(f"recompute is one of {', '.join(RECOMPUTE)}, "
                           f"not {recompute!r}")
     input_size = positions * batch * hidden * layers
     if recompute == "full":

@@ -268,7 +268,7 @@ def _check_machine(alpha: float, beta: float, gamma: float) -> None:
 
 def lg_ceil(p: int) -> int:
     """⌈log2 p⌉, exactly."""
-    return (p - 1).bit_length()
+    return (int(p) - 1).bit_length()
 
 
 def core_of(p: int) -> tuple[int, int]:

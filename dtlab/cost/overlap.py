@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dtlab.calls import check_amount, check_positive, check_whole
 from dtlab.cost.model import time_s
-from dtlab.errors import ConfigError
 
 
 def exposed_s(
@@ -23,9 +23,9 @@ def exposed_s(
     >>> f"{exposed_s(0.2, 100_000_000, 10, 4, 1e-5, 1e-9):.5f}"  # ten: the last one
     '0.01506'
     """
-    for name, value in (("backward_s", backward_s), ("buckets", buckets)):
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise ConfigError(f"exposed_s: {name} must be a number above 0, not {value!r}")
+    check_positive("backward_s", backward_s)
+    check_amount("nbytes", nbytes)
+    check_whole("buckets", buckets)
     each_s = time_s("all_reduce", algorithm, ranks, nbytes // buckets, alpha, beta)
     if not overlap:
         return buckets * each_s
@@ -40,7 +40,6 @@ def best_buckets(
 
     With few, the last bucket takes long; with many, each pays its latencies.
     """
-    if not isinstance(most, int) or most < 1:
-        raise ConfigError(f"best_buckets: most must be a whole number of at least 1, not {most!r}")
+    check_whole("most", most, 1, 10_000)
     return min(range(1, most + 1), key=lambda buckets: exposed_s(
         backward_s, nbytes, buckets, ranks, alpha, beta, algorithm))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtlab.calls import check_amount, check_positive, check_whole
 from dtlab.errors import ConfigError
 
 
@@ -20,13 +21,12 @@ def parameter_server_s(workers: int, servers: int, nbytes: int, server_Bps: floa
     >>> parameter_server_s(4, 1, 10**9, 10e9), parameter_server_s(4, 8, 10**9, 10e9)
     (0.8, 0.2)
     """
-    for name, count in (("workers", workers), ("servers", servers)):
-        if count < 1 or count != int(count):
-            raise ConfigError(f"{name} must be a whole number, 1 or more, not {count}")
+    check_whole("workers", workers)
+    check_whole("servers", servers)
+    check_amount("nbytes", nbytes)
     worker_Bps = server_Bps if worker_Bps is None else worker_Bps
     for name, rate in (("server_Bps", server_Bps), ("worker_Bps", worker_Bps)):
-        if not rate > 0:
-            raise ConfigError(f"{name} must be more than 0 bytes a second, not {rate}")
-    if nbytes < 0 or ways not in (1, 2):
-        raise ConfigError(f"nbytes must be 0 or more and ways 1 or 2, not {nbytes} and {ways}")
+        check_positive(name, rate)
+    if not isinstance(ways, int) or ways not in (1, 2):
+        raise ConfigError(f"ways is 1 or 2, not {ways!r:.40}")
     return ways * max(workers * nbytes / (servers * server_Bps), nbytes / worker_Bps)

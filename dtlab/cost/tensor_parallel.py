@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtlab.calls import check_whole
 from dtlab.errors import ConfigError
 
 
@@ -23,9 +24,9 @@ def tensor_parallel_bytes(
     """
     for name, value in (("ranks", ranks), ("batch", batch), ("positions", positions),
                         ("hidden", hidden), ("layers", layers), ("itemsize", itemsize)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"tensor_parallel_bytes: {name} must be a whole number of at least "
-                              f"1, not {value!r}")
+        check_whole(name, value)
+    if not isinstance(sequence, bool) and sequence != "regather":
+        raise ConfigError(f"sequence is True, False or 'regather', not {sequence!r:.40}")
     whole = batch * positions * hidden
     elements = 8 * whole + (12 * hidden if sequence else 0)
     elements += 2 * whole if sequence == "regather" else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtlab.calls import check_number, check_positive, check_whole
 from dtlab.errors import ConfigError
 
 
@@ -21,10 +22,9 @@ def training_time_s(
     """
     for name, value in (("parameters", parameters), ("tokens", tokens), ("devices", devices),
                         ("device_flops", device_flops), ("efficiency", efficiency)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ConfigError(f"training_time_s: {name} must be a number above 0, not {value!r}")
+        check_positive(name, value)
     if efficiency > 1:
-        raise ConfigError(f"training_time_s: efficiency is a share of 1, not {efficiency!r}")
+        raise ConfigError(f"efficiency is a share of 1, not {efficiency!r}")
     return (8 if recompute else 6) * parameters * tokens / (devices * device_flops * efficiency)
 
 
@@ -51,7 +51,7 @@ def gustafson_speedup(serial: float, devices: int) -> float:
 
 
 def _check(serial: float, devices: int) -> None:
-    if not isinstance(serial, (int, float)) or not 0 <= serial <= 1:
+    check_number("serial", serial)
+    if not 0 <= serial <= 1:
         raise ConfigError(f"serial must be a share from 0 to 1, not {serial!r}")
-    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-        raise ConfigError(f"devices must be a whole number of at least 1, not {devices!r}")
+    check_whole("devices", devices)

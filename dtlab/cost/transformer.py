@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.calls import check_whole
+from dtlab.calls import check_amount, check_whole
 
 
 def matrix_product_flops(batch: int, positions: int, hidden: int, layer_parameters: float) -> float:
@@ -16,13 +16,15 @@ def matrix_product_flops(batch: int, positions: int, hidden: int, layer_paramete
     >>> matrix_product_flops(1, 2048, 12288, 12 * 12288**2) / (24 * 2048 * 12288**2)
     1.0277...
     """
-    for name, value in (("batch", batch), ("positions", positions), ("hidden", hidden)):
-        check_whole(name, value)
-    return 2 * batch * positions * layer_parameters + attention_flops(batch, positions, hidden)
+    check_amount("layer_parameters", layer_parameters)
+    attention = attention_flops(batch, positions, hidden)
+    return 2 * batch * positions * layer_parameters + attention
 
 
 def attention_flops(batch: int, positions: int, hidden: int) -> float:
     """The part of `matrix_product_flops` for attention's scores and weighted sums: 4bs²h."""
+    for name, value in (("batch", batch), ("positions", positions), ("hidden", hidden)):
+        check_whole(name, value)
     return 4 * batch * positions * positions * hidden
 
 
@@ -42,13 +44,17 @@ def memory_traffic_bytes(
     6.5as/(ht). A kernel that keeps scores in registers (FlashAttention) has none of the last.
     Source: counted, of the kernels that Korthikanti et al. 2022 describe; against its table 4.
     """
+    check_whole("hidden", hidden)
+    attention = attention_traffic_bytes(batch, positions, heads, tensor, itemsize)
     everywhere = 11 / tensor if sequence else 11
     size = batch * positions * hidden * itemsize
-    return size * (everywhere + 14 / tensor) + attention_traffic_bytes(
-        batch, positions, heads, tensor, itemsize)
+    return size * (everywhere + 14 / tensor) + attention
 
 
 def attention_traffic_bytes(batch: int, positions: int, heads: int, tensor: int = 1,
                             itemsize: int = 2) -> float:
     """The part of `memory_traffic_bytes` for attention's scores."""
+    for name, value in (("batch", batch), ("positions", positions), ("heads", heads),
+                        ("tensor", tensor), ("itemsize", itemsize)):
+        check_whole(name, value)
     return 6.5 * heads * positions * positions * batch * itemsize / tensor

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dtlab.calls import check_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
@@ -74,6 +75,4 @@ def check_axes(axes: Mapping[str, int]) -> None:
     if not axes:
         raise ConfigError("a mesh needs at least one axis, as in Mesh(comm, tp=4)")
     for name, size in axes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"the size of axis {name!r} must be a whole number of at least 1, "
-                              f"not {size!r}")
+        check_whole(f"the size of axis {name!r}", size)

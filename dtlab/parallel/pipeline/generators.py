@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dtlab.calls import check_whole
 from dtlab.errors import ConfigError
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.schedule import Schedule
 
+LARGEST = 1_000_000  # forwards: so many take seconds
 Steps = list[tuple[int, int]]  # (stage, micro-batch)
 
 
@@ -63,19 +65,20 @@ def looped_bfs(p: int, m: int, v: int = 2) -> Schedule:
 def zb_h1(p: int, m: int) -> Schedule:
     """1F1B with backward in two: weight gradients fill what would be bubble, for 1F1B's memory.
     Bubble: (p−1)(F+B−2W), where F = B−W = W. Source: Qi et al. 2024, §2.1."""
+    _check(p, m)
     return _zero_bubble(p, m, [p - r for r in range(p)], range(p))
 
 
 def zb_h2(p: int, m: int) -> Schedule:
     """Twice as many forwards first: about twice the memory, and where F = B−W = W no bubble but at
     begin and end. Bubble: (p−1)(F+B−3W). Source: Qi et al. 2024, §2.2."""
+    _check(p, m)
     return _zero_bubble(p, m, [2 * (p - r) - 1 for r in range(p)], [2 * r for r in range(p)])
 
 
 def _zero_bubble(p: int, m: int, ahead: list[int], waiting: Iterable[int]) -> Schedule:
     """Rank r begins with ahead[r] forwards, then I and F alternate; it does the oldest W as soon as
     more than waiting[r] wait."""
-    _check(p, m)
     rows = []
     for r, allowed in zip(range(p), waiting, strict=True):
         row = [Action(r, "F", i) for i in range(min(m, ahead[r]))]
@@ -181,5 +184,7 @@ def alternate(forward: Steps, backward: Steps, ahead: int) -> list[Action]:
 
 def _check(p: int, m: int, v: int = 1) -> None:
     for name, value in (("p, the ranks,", p), ("m, the micro-batches,", m), ("v, the chunks,", v)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        check_whole(name, value)
+    if p * v * max(m, p) > LARGEST:
+        raise ConfigError(f"{p:,} ranks, {m:,} micro-batches and {v:,} chunks make a schedule of "
+                          f"more than {LARGEST:,} forwards")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dtlab import cost
-from dtlab.calls import check_whole
+from dtlab.calls import check_positive, check_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models.shapes import Shape
@@ -121,7 +121,7 @@ def _check(shape: Shape, topology: Topology, mesh: dict[str, int] | None, precis
     for value, kind in ((shape, Shape), (topology, Topology), (device, Device)):
         if not isinstance(value, kind):
             raise ConfigError(f"the planner needs a {kind.__name__}, not {value!r:.60}")
-    if precision not in device.product_flops or precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in {*device.product_flops} & {*PRECISIONS}:
         raise ConfigError(f"precision is one of {', '.join(device.product_flops)}, not "
                           f"{precision!r:.60}")
     if mesh is None:
@@ -145,11 +145,10 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
     which is left out if it returns False. Raises `ConfigError`, with the nearest miss, if nothing
     fits.
     """
-    check_whole("batch", batch)
+    check_whole("batch", batch, 1, 1_000_000)
     _check(shape, topology, None, precision, device)
     limit = device.memory_bytes if memory_bytes is None else memory_bytes
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
-        raise ConfigError(f"memory_bytes must be a number above 0, not {limit!r}")
+    check_positive("memory_bytes", limit)
     wire, plans = wires(topology), []
     for layout in layouts(shape, topology.ranks, batch):
         if only is not None and not only(layout):
