@@ -70,8 +70,7 @@ def activation_bytes(
                         ("heads", heads), ("layers", layers), ("tensor", tensor)):
         check_whole(name, value, 0 if name == "batch" else 1)
     if recompute not in RECOMPUTE:
-        raise ConfigError(f"recompute is one of {', '.join(RECOMPUTE)}, "
-                          f"not {recompute!r}")
+        raise ConfigError(f"recompute is one of {', '.join(RECOMPUTE)}, not {recompute!r}")
     input_size = positions * batch * hidden * layers
     if recompute == "full":
         return 2.0 * input_size
