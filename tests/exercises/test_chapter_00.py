@@ -37,6 +37,10 @@ def prints_only(comm):
     print(comm.rank, comm.size)
 
 
+def size_first(comm):
+    return comm.size, comm.rank, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+
 def counts_from_one(comm):
     return comm.rank + 1, comm.size, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
@@ -47,6 +51,7 @@ def counts_from_one(comm):
     (left_is_right, {"neighbours", "any size"}, "wrong way round"),
     (three_numbers, HELLO, "four numbers"),
     (prints_only, HELLO, "returns nothing"),
+    (size_first, {"who am I", "any size", "alone"}, "the wrong way round: return rank, size"),
     (counts_from_one, {"who am I", "any size", "alone"}, "comm.rank is this rank's number"),
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_hello_ranks(answer, rows, hint):

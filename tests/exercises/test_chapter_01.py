@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,10 @@ def gathers_all(comm, gradient, samples):
     return total[:-1] / total[-1]
 
 
+def returns_nothing(comm, gradient, samples):
+    gradient *= samples
+
+
 WRONG_1 = [
     (average_of_averages, UNEQUAL, "An average of averages"),
     (sums, ALL_1, "not averaged"),
@@ -66,6 +71,7 @@ WRONG_1 = [
     (divides_by_ranks, ALL_1, "divided by the number of ranks"),
     (divides_by_its_own, ALL_1, "not averaged"),
     (divides_by_its_own_times_the_ranks, UNEQUAL, "Divide by the samples of all ranks"),
+    (returns_nothing, ALL_1, "Return the tensor"),
     (in_place, {"unchanged"}, "works in place"),
     (leaves_if_empty, {"empty shards"}, "it must take part"),
     (gathers_all, {"bytes"}, "don't gather all gradients"),
@@ -114,6 +120,14 @@ def the_last_run_only(times):
     return scaled(times, serial=lambda t: (t[max(t)] / t[1] - 1 / max(t)) / (1 - 1 / max(t)))
 
 
+def line_with_an_intercept(times):
+    def slope(t):
+        parts = [(1 - 1 / n, s / t[1] - 1 / n) for n, s in t.items()]
+        return float(np.polyfit(*zip(*parts, strict=True), 1)[0])
+
+    return scaled(times, serial=slope)
+
+
 def two_things(times):
     return scaled(times)[:2]
 
@@ -127,6 +141,7 @@ WRONG_2 = [
     (the_other_share, {"serial share", "least squares"}, "the share that can be divided"),
     (forgets_one_over_n, {"serial share", "least squares"}, "1/n of the work is still there"),
     (the_last_run_only, {"least squares"}, "from the largest run alone"),
+    (line_with_an_intercept, {"least squares"}, "a line through 0"),
     (two_things, ALL_2, "Return speedups, efficiencies and the serial share"),
 ]
 

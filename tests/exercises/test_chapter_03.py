@@ -157,6 +157,17 @@ def wrong_way(comm, x):
     return into
 
 
+def reads_before_it_waits(comm, x):
+    into, (right, left) = torch.full_like(x, -1), sides(comm)
+    if comm.size == 1:
+        return x.clone()
+    works = comm.isend(x, right), comm.irecv(into, left)
+    result = into.clone()
+    for work in works:
+        work.wait()
+    return result
+
+
 def forgets_the_lonely_rank(comm, x):
     right, left = sides(comm)
     into = torch.empty_like(x)
@@ -193,6 +204,7 @@ def sends_to_everyone(comm, x):
     (even_ranks_first, {"time"}, "full duplex"),
     (one_after_the_other, {"time"}, "full duplex"),
     (wrong_way, {"even circles", "odd circles", "edges", "time", "bytes"}, "wrong way"),
+    (reads_before_it_waits, SHIFT, "once `wait` has returned"),
     (forgets_the_lonely_rank, {"edges"}, "alone"),
     (overwrites_x, SHIFT, "belongs to the caller"),
     (float_vectors_only, {"edges"}, "any shape and dtype"),

@@ -289,6 +289,8 @@ def best_by_search(p, n, a, b):  # right as well
     (lambda p, n, a, b: max(1, round((p - 2) * n * b / a)), BEST - {"edges"}, "square root"),
     (lambda p, n, a, b: max(1, round(math.sqrt(p * n * b / a))), {"short chains", "edges"},
      "p − 2"),
+    (lambda p, n, a, b: max(1, math.ceil(square_root(p, n, a, b))), {"short chains"},
+     "don't round up"),
     (lambda p, n, a, b: max(1, round(math.sqrt(n * b / a))), BEST - {"short chains"},
      "number of ranks"),
     (lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * a / max(n * b, 1e-30)))), BEST,
@@ -298,7 +300,7 @@ def best_by_search(p, n, a, b):  # right as well
     (lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * (n // 4) * b / a))), BEST - {"edges"},
      "already a number of bytes"),
     (lambda p, n, a, b: 8, BEST, ""),
-], ids=["float", "zero", "no root", "p", "no p", "inverted", "p - 1", "elements", "always 8"])
+], ids=["float", "zero", "no root", "p", "up", "no p", "inverted", "p - 1", "elements", "always 8"])
 def test_best_segments(answer, rows, hint):
     report = judged("best-segments", answer)
     assert lost(report) == rows, str(report)

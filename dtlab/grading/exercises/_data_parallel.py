@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Verdict
+from dtlab.grading.exercises._standard import compare
 
 F32, F64 = torch.float32, torch.float64
 
@@ -46,6 +47,10 @@ def judge_values(case: Case, found: Sequence[Any], right: Sequence[Tensor], expe
                            f"a list of {len(right)} tensors", clue="Return one tensor for each.")
         number = next((i for i, (a, b) in enumerate(zip(came, right, strict=True))
                        if not close([a], [b])), 0)
+        mine, wanted = came[number], right[number]
+        fits = isinstance(mine, Tensor) and (mine.shape, mine.dtype) == (wanted.shape, wanted.dtype)
+        if not fits and (wrong := compare(f"rank {rank}: tensor {number}", mine, wanted, "", "")):
+            return wrong
         clue = next((clue for clue, wrong in mistakes.items()
                      if all(close(mine, wrong(r)) for r, mine in enumerate(found))), "")
         return Verdict(False, f"rank {rank}: tensor {number} is wrong", expected, clue=clue,

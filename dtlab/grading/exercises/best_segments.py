@@ -61,7 +61,7 @@ def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
         "α and nβ are the wrong way round: expensive messages call for few segments.":
             [math.sqrt((ranks - 2) / link)] if link else [],
         "A longer chain needs more segments: the number of ranks is missing.": [math.sqrt(link)],
-        "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so the factor is p − 2.":
+        "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so the factor is p − 2; and don't round up, round.":
             [math.sqrt(ranks * link), math.sqrt((ranks - 1) * link)],
         "Without its root: the best k is a square root. Where is the derivative 0?": [best**2],
     }

@@ -50,6 +50,14 @@ MISTAKES: dict[str, dict[str, Formula]] = {
 }
 
 
+REMINDERS = {
+    "speedup": "The speedup is T_1/T_n; T_1 is times[1], wherever it stands.",
+    "efficiency": "The efficiency is T_1/(n·T_n); T_1 is times[1], wherever it stands.",
+    "serial share": "Find the one s that fits T_n/T_1 − 1/n = s·(1 − 1/n) best for all n, by least "
+                    "squares: a line through 0.",
+}
+
+
 def _judge(case: Case, outcome: Outcome, what: str) -> Verdict:
     value, times = outcome.values[0], case.args[0][0]
     if not (isinstance(value, (tuple, list)) and len(value) == 3):
@@ -66,8 +74,9 @@ def _judge(case: Case, outcome: Outcome, what: str) -> Verdict:
         return Verdict(True, "right for all times", what)
     clue = next((clue for clue, formula in MISTAKES[what].items()
                  if all(_close(came[n], formula(times, n)) for n in numbers)), "")
-    return Verdict(False, f"{wrong[0]} devices: {came[wrong[0]]}"[:60],
-                   f"{RIGHT[what](times, wrong[0]):.4g}", clue=clue, sure=bool(clue))
+    n = wrong[0]
+    return Verdict(False, f"{n} device{'s' * (n > 1)}: {came[n]}"[:60],
+                   f"{RIGHT[what](times, n):.4g}", clue=clue or REMINDERS[what], sure=bool(clue))
 
 
 def _close(came: Any, right: float) -> bool:

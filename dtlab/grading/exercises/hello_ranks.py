@@ -36,6 +36,8 @@ def _compare(case: Case, outcome: Outcome, positions: slice) -> Verdict:
 
 def _clue(value: tuple[object, ...], rank: int, size: int) -> str:
     _, _, left, right = _expected(rank, size)
+    if value[:2] == (size, rank):
+        return "Rank and size are the wrong way round: return rank, size, left, right."
     if value[1] != size:
         return "Ask the communicator how many ranks there are (comm.size); it isn't always 4."
     if value[2] == rank - 1 != left or value[3] == rank + 1 != right:

@@ -61,6 +61,11 @@ def _clue(value: Any, rank: int, sent: list[torch.Tensor]) -> str:
         return "A rank returned its own x: return the tensor that you received into."
     if is_of(rank + 1):
         return "It went round the wrong way: send to rank + 1, receive from rank − 1."
+    own = sent[rank]
+    if (isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (own.shape, own.dtype)
+            and not any(map(is_of, range(len(sent))))):
+        return ("This is no rank's x. What you receive into is whole once `wait` has returned: "
+                "read it then.")
     return ""
 
 
