@@ -22,6 +22,7 @@ from dtlab.wires import options_for
 AlphaBeta = tuple[float, float]  # α in seconds, β in seconds per byte
 Options = dict[str, Any]  # of an algorithm
 MOST_RANKS = 4096
+MOST_BYTES = 10**12  # what is cut into segments of a fixed size would take hours
 SAME = 0.01  # what is slower by no more than this share counts as fastest, too
 NAMES = ", ".join(BUILDERS)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16",
@@ -177,6 +178,8 @@ def simulate(
     cluster, machine = cluster_of(topology, ranks, latency, bandwidth)
     if collective == "barrier":
         size = 0
+    if size > MOST_BYTES:
+        raise ConfigError(f"-n {nbytes}: a simulation here takes 1 TB at most")
     elements(collective, cluster.ranks, size, DTYPES[dtype])
     fitted = options_for(cluster) if collective == "all_reduce" and machine is None else {}
     rows = []

@@ -33,8 +33,9 @@ def call_for(
         raise ConfigError(f"{collective} takes the name of an algorithm, not {algorithm!r}; "
                           f"choose one of: {', '.join(IMPLEMENTATIONS[collective])}, or auto")
     kind: tuple[Any, ...] = None, False, None
-    if x is not None:
+    if collective != "barrier":
         check_tensor(comm, x, collective, writes)
+        assert x is not None
         kind = x.dtype, x.is_meta, x.shape
     told = {key: value if value.__class__ in (str, int) else getattr(value, "__name__", str(value))
             for key, value in (options | how if options else how).items()}

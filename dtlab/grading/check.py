@@ -81,7 +81,11 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
             f"{name} can't be sent to the processes that try it: {error}; create what it needs "
             f"inside the function"
         ) from error
-    return Submission(pickled, list(sys.path), os.getcwd(), _cell_sources(function))
+    try:
+        folder = os.getcwd()
+    except OSError:  # it has been deleted
+        folder = "/"
+    return Submission(pickled, list(sys.path), folder, _cell_sources(function))
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:

@@ -163,7 +163,8 @@ def encode(value: Any, blobs: list[bytes]) -> Any:
         return ["dict", pairs]
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), blobs)
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_sparse:
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not (
+            value.is_sparse or value.is_quantized or value.is_nested):
         blobs.append(tensor_bytes(value))
         return ["tensor", [dtype_name(value.dtype), list(value.shape), len(blobs) - 1]]
     return ["opaque", repr(value)[:200]]

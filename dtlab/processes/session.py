@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import linecache
 import os
@@ -62,8 +61,11 @@ class Session:
         `name` is what tracebacks call it. `Result.values` holds these texts (or None).
         """
         try:
-            ast.parse(source, name or "<ranks>")  # a syntax error is shown here, not four times
+            # A syntax error is shown here, once; compiling finds a `return` outside a function too.
+            compile(source, name or "<ranks>", "exec", dont_inherit=True)
         except SyntaxError as error:
+            if (error.text or "").lstrip().startswith(("%", "!")):
+                error.add_note("Lines with % or ! are IPython's: ranks run Python alone.")
             raise end_at_caller(error) from None
         name = name or f"<ranks {next(_cells)}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)

@@ -167,6 +167,8 @@ class _Copier:
             for name in self._isolation.global_names(fn):
                 where = f"global `{name}` used by `{fn.__name__}`"
                 scope[name] = self.own(fn.__globals__[name], where)
+            for name, value in vars(fn).items():
+                setattr(function, name, self.own(value, f"attribute `{name}` of `{fn.__name__}`"))
         return function
 
     def _copied(self, value: Any, where: str) -> Any:
@@ -196,7 +198,7 @@ def _changing(value: Any, seen: set[int], assigned: Set[Any] = frozenset()) -> I
     seen.add(id(value))
     parts: Any
     if isinstance(value, FunctionType):
-        if not _is_installed(value) and (any(_assigned_by(value))
+        if not _is_installed(value) and (any(_assigned_by(value)) or vars(value)
                                          or not assigned.isdisjoint(_variables(value))):
             yield value
         parts = _referred(value)
@@ -204,10 +206,11 @@ def _changing(value: Any, seen: set[int], assigned: Set[Any] = frozenset()) -> I
         parts = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, MethodType):
         parts = (value.__func__, value.__self__)
-    elif type(value) in (tuple, frozenset) or hasattr(value, "_fields"):
+    elif type(value) in (tuple, frozenset) or (
+            isinstance(value, tuple) and hasattr(type(value), "_fields")):
         parts = value
     elif dataclasses.is_dataclass(type(value)) and type(value).__dataclass_params__.frozen:
-        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     else:
         yield value
         parts = value if type(value) is list else value.values() if type(value) is dict else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -112,7 +113,7 @@ class _Simulation:
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
-        show = _as_the_caller(sys.stdout.write) if echo else None
+        show = _as_the_caller(sys.stdout.write) if echo and sys.stdout else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
         for output, text in zip(self.output, shown or [], strict=False):
             output.shown = text.count("\n")
@@ -185,25 +186,36 @@ class _Simulation:
     def _routed_output(self) -> Iterator[None]:
         """Inside, what a rank prints goes to that rank's `RankOutput`."""
         out, err = _Router(self.output, sys.stdout), _Router(self.output, sys.stderr)
-        with redirect_stdout(out), redirect_stderr(err):
-            yield
+        real = builtins.input
+        builtins.input = lambda *prompt: real(*prompt) if _RANK.get() is None else _no_input()
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                yield
+        finally:
+            builtins.input = real
+
+
+def _no_input() -> str:
+    """As in `run`, whose processes have no keyboard."""
+    raise EOFError("EOF when reading a line")
 
 
 class _Router(io.TextIOBase):
     """Stands in for stdout and stderr: gives each text to the rank that is running."""
 
-    def __init__(self, output: list[RankOutput], outside: TextIO):
+    def __init__(self, output: list[RankOutput], outside: TextIO | None):  # None: it is closed
         self._output, self._outside = output, outside
 
     def write(self, text: str) -> int:
         rank = _RANK.get()
         if rank is None:  # the caller's other threads
-            return self._outside.write(text)
+            return self._outside.write(text) if self._outside else 0
         self._output[rank].feed(text)
         return len(text)
 
     def flush(self) -> None:
-        self._outside.flush()
+        if self._outside:
+            self._outside.flush()
 
 
 def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:

@@ -7,6 +7,7 @@ has a thread's own state in torch, which autograd's backward and dispatch modes 
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -184,14 +185,19 @@ class GreenletStrand(Strand):
         return frame
 
 
+STOP_LIMIT_S = 2.0  # until an interrupted strand is left to itself
+
+
 class ThreadStrand(Strand):
     """A strand on a thread of its own; a baton makes sure that only one moves."""
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
         super().__init__(rank, body, next_strand, stream)
-        self._go, self._ended = threading.Semaphore(0), threading.Semaphore(0)
-        self._stopping = self._over = False
+        self._go, self._ended = threading.Lock(), threading.Lock()  # an interrupt leaves them whole
+        self._go.acquire()
+        self._ended.acquire()
+        self._stopping = self._over = self._moving = False
         name = f"rank {rank}, stream {stream}" if stream else f"rank {rank}"
         context = copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self._main), name=name,
@@ -209,16 +215,19 @@ class ThreadStrand(Strand):
             pass
         finally:
             self.done = self._over = True
+            self._moving = False
             self._ended.release()
 
     def resume(self) -> None:
         if not self._thread.ident:
             self._thread.start()
+        self._moving = True
         self._go.release()
         self._ended.acquire()
 
     def pause(self) -> None:
         random_state = torch.default_generator.get_state()  # which is the whole process's
+        self._moving = False
         self._ended.release()
         self._go.acquire()
         torch.default_generator.set_state(random_state)
@@ -227,6 +236,13 @@ class ThreadStrand(Strand):
 
     def stop(self) -> None:
         self._stopping = True
+        if self._moving:  # whoever waits for it was interrupted
+            thread = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Stopped))
+            if not self._ended.acquire(timeout=STOP_LIMIT_S):
+                return  # it is in a call that does not return; it ends with the process
+        else:
+            self._ended.acquire(blocking=False)  # it has paused, and nobody took notice
         while not self._over:  # a `finally` block may pause once more: it is stopped again
             self.resume()
         if self._thread.ident:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from dtlab import simulate
+from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercises import dc_asgd as compensating
 from dtlab.grading.exercises import ssp_rule as bounding
 from dtlab.ps import BSP, DCASGD, SSP
+from dtlab.trace import Span, Trace
 from tests.exercises.answers import first_hint, judged, lost
 from tests.ps.test_consistency import diaries
 
@@ -66,6 +68,10 @@ def average(request, clock, clocks, staleness):
     return request == "push" or clock - sum(clocks) / len(clocks) <= staleness
 
 
+def nothing_is_allowed(request, clock, clocks, staleness):
+    return False
+
+
 def returns_nothing(request, clock, clocks, staleness):
     print(request == "push" or clock - min(clocks) <= staleness)
 
@@ -79,6 +85,7 @@ def returns_nothing(request, clock, clocks, staleness):
     (pushes_not_pulls, {RULE, PUSHES, EARLY, ENDS}, "let pulls through"),
     (pushes_too, {PUSHES}, "always accepted"),
     (average, {RULE, EARLY}, "average"),
+    (nothing_is_allowed, {RULE, PUSHES, EARLY, LATE, ENDS}, "Nothing is ever allowed"),
     (returns_nothing, {RULE, PUSHES, EARLY, LATE, ENDS}, "True or False"),
 ], ids=lambda v: getattr(v, "__name__", ""))
 def test_ssp_rule(answer, rows, hint):
@@ -90,6 +97,15 @@ def test_ssp_rule(answer, rows, hint):
 @pytest.mark.parametrize("answer", [counts_who_is_behind, in_numpy], ids=lambda f: f.__name__)
 def test_the_rule_may_be_written_in_other_ways(answer):
     assert judged("ssp-rule", answer).points == 8
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_nobody_is_too_early_only_if_all_have_begun(workers):
+    """Where nobody moves, nobody is ahead."""
+    case = Case("", [()] * 3, facts={"paces": [[1.0], [1.0]], "staleness": 1})
+    spans = [Span(worker + 1, "compute", 0.0, 1.0, "0") for worker in range(workers)]
+    verdict = bounding._not_too_early(case, Outcome(trace=Trace(3, spans=spans)))
+    assert verdict.passed == (workers == 2)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3, math.inf])

@@ -12,6 +12,7 @@ import pytest
 
 from dtlab.grading.exercises import _chain_run as chain_run
 from dtlab.grading.exercises import chain_replication as chain
+from dtlab.grading.exercises import consistent_hashing as hashing
 from tests.exercises.answers import first_hint, judged, lost
 
 CRASHES = {"head dies", "middle dies", "tail dies", "two die"}
@@ -378,6 +379,16 @@ def test_consistent_hashing(answer, rows, hint):
     report = judged("consistent-hashing", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_process_places_the_same_keys_twice(seed):
+    """So it can't remember where they were: rank r of every case is the same process."""
+    placed = set()
+    for case in {case for check in hashing.EXERCISE.build(seed) for case in check.cases}:
+        for rank, (keys, *_) in enumerate(case.args):
+            assert placed.isdisjoint((rank, key) for key in keys)
+            placed |= {(rank, key) for key in keys}
 
 
 @pytest.mark.parametrize("answer", [on_a_ring, by_weight], ids=lambda v: v.__name__)

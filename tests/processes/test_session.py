@@ -111,8 +111,12 @@ def test_split_communicators_last_too() -> None:
 
 
 def test_a_syntax_error_is_the_callers() -> None:
-    with Session(ranks=2) as session, pytest.raises(SyntaxError):
-        session.execute("x +")
+    with Session(ranks=2) as session:
+        for source in ("x +", "return 3", "break", "%time 1"):
+            with pytest.raises(SyntaxError) as caught:
+                session.execute(source)
+            assert ("IPython's" in str(getattr(caught.value, "__notes__", ""))) == ("%" in source)
+            assert session.execute("rank").values == ["0", "1"]
 
 
 def test_a_closed_session_stays_closed() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -206,3 +208,34 @@ def test_settings_that_make_no_sense_are_quoted(options: dict[str, Any]) -> None
 def test_work_takes_a_finite_time(seconds: float) -> None:
     with pytest.raises(dtlab.ConfigError, match=r"rank 0.*'forward'"):
         simulate(lambda comm: comm.compute("forward", seconds).__enter__(), network=net(1))
+
+
+@pytest.mark.parametrize("hung", [lambda: None, lambda: time.sleep(0.01)], ids=["spins", "sleeps"])
+def test_an_interrupt_ends_ranks_on_threads_too(hung: Any) -> None:
+    def forever(comm: Comm) -> None:
+        while True:
+            hung()
+
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        simulate(forever, network=net(2), strands="thread")
+    assert not [t for t in threading.enumerate() if t.name.startswith("rank ")]
+
+
+def test_a_rank_has_no_keyboard_and_needs_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "Ada")
+    with pytest.raises(dtlab.RankFailed, match="a rank has no keyboard"):
+        simulate(lambda comm: input("name? "), network=net(2))
+    assert input() == "Ada"
+    monkeypatch.setattr("sys.stdout", None)
+    assert simulate(lambda comm: print("x"), network=net(2)).values == [None, None]
+
+
+def test_the_virtual_clock_does_not_run_out() -> None:
+    def sleeps(comm: Comm) -> None:
+        for _ in range(3):
+            with comm.compute("long", seconds=1e308):
+                pass
+
+    with pytest.raises(dtlab.ConfigError, match="no room"):
+        simulate(sleeps, network=net(1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import functools
 import math
 import threading
@@ -292,3 +294,33 @@ def test_two_functions_that_share_a_variable_still_do() -> None:
     assert values(fn) == [(1, 1), (2, 2), (3, 3)]
     assert (COUNT, number()) == (0, 0)
     assert values(lambda comm, one, other: (one(), other())[1], add, number) == [1, 1, 1]
+
+
+class AttrDict(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+@dataclasses.dataclass(frozen=True)
+class Unset:
+    a: int = 1
+    b: int = dataclasses.field(init=False)
+
+
+CONFIG, TREE, UNSET = AttrDict(lr=0.1), ast.parse("1"), Unset()
+
+
+def test_odd_globals_are_copied_or_refused_in_one_sentence() -> None:
+    network = topology.uniform(2, 0, 1)
+    assert simulate(lambda comm: CONFIG.lr, network=network).values == [0.1, 0.1]
+    assert simulate(lambda comm: len(TREE.body), network=network).values == [1, 1]
+    assert simulate(lambda comm: UNSET.a, network=network).values == [1, 1]
+
+
+def test_a_functions_attributes_are_its_ranks_own() -> None:
+    def counting(comm: Comm) -> int:
+        counting.calls += 1  # type: ignore[attr-defined]
+        return counting.calls  # type: ignore[attr-defined]
+
+    counting.calls = 0  # type: ignore[attr-defined]
+    assert simulate(counting, network=topology.uniform(3, 0, 1)).values == [1, 1, 1]
+    assert counting.calls == 0  # type: ignore[attr-defined]

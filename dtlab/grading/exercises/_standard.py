@@ -10,6 +10,7 @@ import torch
 
 from dtlab.grading.case import Case, Outcome, describe_case
 from dtlab.grading.exercise import Check, Verdict
+from dtlab.grading.frames import Opaque
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 
@@ -38,7 +39,8 @@ def not_sent(outcome: Outcome, least: int) -> Verdict | None:
 def compare(name: str, got: Any, wanted: torch.Tensor, whose: str, clue: str) -> Verdict | None:
     """None if `got` is `wanted`, to the bit; else what is wrong with it."""
     if not isinstance(got, torch.Tensor):
-        return Verdict(False, f"{name} is {type(got).__name__}", "a tensor",
+        kind = "no dense tensor" if isinstance(got, Opaque) else type(got).__name__
+        return Verdict(False, f"{name} is {kind}", "a tensor",
                        clue="Return the tensor that holds the result.")
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return Verdict(False, f"{name}: {got.dtype} {tuple(got.shape)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -147,28 +148,43 @@ def _stable(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    keys = [f"layer{seed}.{number}" for number in range(KEYS)]
+    draw = random.Random(seed)
 
     def named(count: int) -> list[str]:
-        return [f"server-{seed}-{number}" for number in range(count)]
+        """In order, with gaps, so that nobody sees which server is missing."""
+        return [f"server-{number}" for number in sorted(draw.sample(range(1000, 10_000), count))]
+
+    def drawn_keys(n: int) -> list[str]:
+        """Of no other case: a process serves many, and may remember what it answered."""
+        model = draw.randrange(10**9)
+        return [f"model{model}.layer{number}" for number in range(n)]
 
     def case(text: str, servers: list[list[str]], copies: int = 1, n: int = KEYS) -> Case:
         """Each list of servers on a rank of its own, which can't remember the others' answers."""
-        return Case(text, [(keys[:n], some, copies) for some in servers], comm=False,
-                    facts={"keys": keys[:n], "servers": servers, "copies": copies})
+        keys = drawn_keys(n)
+        return Case(text, [(keys, some, copies) for some in servers], comm=False,
+                    facts={"keys": keys, "servers": servers, "copies": copies})
+
+    def comes(n: int) -> Case:
+        after = named(n + 1)
+        return case(f"from {n} to {n + 1} servers", [after[:n], after])
+
+    def dies(n: int, d: int) -> Case:
+        before = named(n)
+        return case(f"{n} servers, one dies", [before, before[:d] + before[d + 1 :]], 2)
 
     one = [case(f"{n} server{'s' * (n > 1)}, 1 copy", [named(n)], n=50)
            for n in (*range(1, 10), 13)]
     many = [case(f"{n} servers, {copies} copies", [named(n)], copies, n=200)
             for n, copies in ((5, 2), (8, 3), (3, 3), (2, 3), (1, 2))]
-    even = [case(f"{n} servers, {KEYS} keys", [named(n)]) for n in (2, 5, 8)]
-    more = [case(f"from {n} to {n + 1} servers", [named(n), named(n + 1)]) for n in (1, 3, 4, 8)]
-    fewer = [case(f"{n} servers, one dies", [named(n), named(n)[:d] + named(n)[d + 1 :]], 2)
-             for n, d in ((4, 1), (8, 0), (6, 5))]
-    calls = [(keys[:200], named(5), 2, False), (keys[:200], named(5), 2, True),
-             (keys[199::-1], named(5)[::-1], 2, False)]
+    even = [case(f"{n} servers, {KEYS} keys", [[f"server-{seed}-{i}" for i in range(n)]])
+            for n in (2, 5, 8)]  # on names like these a hundred points a server are enough
+    more = [comes(n) for n in (1, 3, 4, 8)]
+    fewer = [dies(n, d) for n, d in ((4, 1), (8, 0), (6, 5))]
+    keys, five = drawn_keys(200), named(5)
+    calls = [(keys, five, 2, False), (keys, five, 2, True), (keys[::-1], five[::-1], 2, False)]
     other = Case("3 calls, 5 servers", calls, comm=False, harness=elsewhere,
-                 facts={"keys": keys[:200], "servers": [named(5)] * 3, "copies": 2})
+                 facts={"keys": keys, "servers": [five] * 3, "copies": 2})
     return [
         Check("a placement", 1, "1 to 9, 13 servers", one, _placed),
         Check("copies", 2, "2 and 3 copies", many, _placed),

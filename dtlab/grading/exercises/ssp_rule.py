@@ -177,8 +177,10 @@ def _begun(outcome: Outcome) -> dict[tuple[int, int], float]:
 def _not_too_early(case: Case, outcome: Outcome) -> Verdict:
     s, wanted = case.facts["staleness"], begins_s(case.facts["paces"], case.facts["staleness"])
     promise, begun = "no worker more than s ahead", _begun(outcome)
-    if not begun:
-        return Verdict(False, "no worker began an iteration", promise, clue=_ALL_WAIT)
+    for worker in range(1, len(wanted) + 1):
+        if (worker, 0) not in begun:  # where nobody moves, nobody is ahead: that proves nothing
+            return Verdict(False, f"worker {worker} never began iteration 0", promise,
+                           clue=_ALL_WAIT)
     for (worker, step), at in sorted(begun.items(), key=lambda pair: pair[1]):
         right = wanted[worker - 1][step]
         if at < right - SAME_S:
