@@ -152,6 +152,11 @@ def _kill_group(pid: int) -> None:
 
 def main(fd: int) -> None:
     """Serve until the parent is gone. fd: of the socket to it."""
+    for number in (0, 1, 2):  # or a socket takes the place of one that is closed
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that ranks share

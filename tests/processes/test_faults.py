@@ -443,3 +443,11 @@ def test_the_table_of_a_time_out_says_who_has_died_and_how() -> None:
         run(dies, ranks=3, may_die=[1, 2], timeout=2)
     doing = [row.doing for row in caught.value.waiting]
     assert doing == ["running", "died (SIGKILL)", "died (exit code 3)"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-"])
+def test_standard_files_may_be_closed(closed: str, tmp_path: Path) -> None:
+    call = f"import dtlab; values = dtlab.run(lambda comm: comm.rank, ranks=2).values; " \
+           f"open({str(tmp_path / 'values')!r}, 'w').write(str(values))"
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, call], timeout=100)
+    assert (tmp_path / "values").read_text() == "[0, 1]"
