@@ -184,20 +184,36 @@ class _Simulation:
 
     @contextmanager
     def _routed_output(self) -> Iterator[None]:
-        """Inside, what a rank prints goes to that rank's `RankOutput`."""
+        """Inside, what a rank prints goes to that rank's `RankOutput`; what it has no more than a
+        process of `run` has, a keyboard and a screen, is refused."""
         out, err = _Router(self.output, sys.stdout), _Router(self.output, sys.stderr)
-        real = builtins.input
-        builtins.input = lambda *prompt: real(*prompt) if _RANK.get() is None else _no_input()
-        try:
-            with redirect_stdout(out), redirect_stderr(err):
-                yield
-        finally:
-            builtins.input = real
+        with (redirect_stdout(out), redirect_stderr(err),
+              _refused(builtins, "input", EOFError("EOF when reading a line")),
+              _refused(torch.distributed, "init_process_group",
+                       ValueError("Default process group has not been initialized")),
+              _refused(sys.modules.get("matplotlib.pyplot"), "show", ConfigError(
+                  "a rank has no screen: return what you would draw, or save the figure"))):
+            yield
 
 
-def _no_input() -> str:
-    """As in `run`, whose processes have no keyboard."""
-    raise EOFError("EOF when reading a line")
+@contextmanager
+def _refused(module: Any, name: str, error: Exception) -> Iterator[None]:
+    """Inside, `module.name` raises `error` in a rank; in the caller's other threads it does not."""
+    if module is None:  # not imported
+        yield
+        return
+    real = getattr(module, name)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if _RANK.get() is None:
+            return real(*args, **options)
+        raise error
+
+    setattr(module, name, refuse)
+    try:
+        yield
+    finally:
+        setattr(module, name, real)
 
 
 class _Router(io.TextIOBase):

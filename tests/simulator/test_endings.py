@@ -12,6 +12,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -222,11 +223,16 @@ def test_an_interrupt_ends_ranks_on_threads_too(hung: Any) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("rank ")]
 
 
-def test_a_rank_has_no_keyboard_and_needs_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_has_no_keyboard_no_screen_and_needs_no_output(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: "Ada")
     with pytest.raises(dtlab.RankFailed, match="a rank has no keyboard"):
         simulate(lambda comm: input("name? "), network=net(2))
     assert input() == "Ada"
+    with pytest.raises(dtlab.RankFailed, match="use comm and dtlab"):
+        simulate(lambda comm: torch.distributed.init_process_group("gloo"), network=net(2))
+    with pytest.raises(dtlab.ConfigError, match="no screen: return"):
+        simulate(lambda comm: plt.show(), network=net(2))
     monkeypatch.setattr("sys.stdout", None)
     assert simulate(lambda comm: print("x"), network=net(2)).values == [None, None]
 
