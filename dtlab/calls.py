@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
+import math
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -75,15 +75,23 @@ def check_number(name: str, value: object) -> None:
 def check_amount(name: str, value: object, unit: str = "") -> None:
     """Raise `ConfigError` unless `value` is a number, 0 or more, and finite."""
     check_number(name, value)
-    if not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+    if not 0 <= _float(value) < math.inf:
         raise ConfigError(f"{name} must be 0{unit} or more, and finite, not {short(value)}")
 
 
 def check_positive(name: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is a number above 0, and finite."""
     check_number(name, value)
-    if not 0 < value <= sys.float_info.max:  # type: ignore[operator]
+    if not 0 < _float(value) < math.inf:
         raise ConfigError(f"{name} must be a number above 0, and finite, not {short(value)}")
+
+
+def _float(value: Any) -> float:
+    """A real number; infinity if it is too large for a float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def check_members(ranks: Any, rank: int, size: int) -> tuple[int, ...]:

@@ -77,5 +77,5 @@ def test_stage_3_hides_its_gathers_behind_the_layers() -> None:
         computed_s = 3 * forward_s * LAYERS
         # Exposed: the first gather of each direction, and the last layer's reduction.
         assert taken_s < computed_s + 6 * gather_s
-    with pytest.raises(dtlab.ConfigError, match="buckets must be a number above 0"):
+    with pytest.raises(dtlab.ConfigError, match="buckets must be a whole number"):
         cost.exposed_s(1.0, 100, 0, 4, ALPHA, BETA)

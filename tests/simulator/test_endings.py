@@ -217,6 +217,7 @@ def test_an_interrupt_ends_ranks_on_threads_too(hung: Any) -> None:
         while True:
             hung()
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         simulate(forever, network=net(2), strands="thread")
