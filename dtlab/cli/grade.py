@@ -55,7 +55,7 @@ def grade(
     if attack:
         _try_attacks(sandbox, only, course)
         return
-    warn_of_a_short(seed)
+    warn_of_short_seed(seed)
     if only:
         raise ConfigError("--only chooses among attacks: add --attack")
     if not notebooks:
@@ -68,7 +68,7 @@ def grade(
     _grade_each(notebooks, seed, sandbox, course, as_json, as_csv)
 
 
-def warn_of_a_short(seed: int | None) -> None:
+def warn_of_short_seed(seed: int | None) -> None:
     """An answer has time to try the inputs of some hundred thousand seeds."""
     if seed is not None and seed < 10**9:
         typer.echo(f"dtlab: an answer can guess the seed {seed} by trying: draw one of ten digits "
@@ -115,7 +115,7 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
 
 
 def _watched(each: Iterable[Any], total: int) -> Iterable[Any]:
-    """A bar for who looks; a line for each tenth that is done, where nobody does."""
+    """A progress bar in a terminal; elsewhere, a line for each tenth that is done."""
     if sys.stderr.isatty():
         yield from track(each, "grading", total, console=show.progress_console(), transient=True)
         return

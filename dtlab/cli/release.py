@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from dtlab.cli.errors import with_exit_codes
-from dtlab.cli.grade import warn_of_a_short
+from dtlab.cli.grade import warn_of_short_seed
 from dtlab.errors import ConfigError
 from dtlab.grading.isolation import PACKAGE
 
@@ -53,7 +53,7 @@ def release(
     """Write the learners' bundle: chapters, exercises and the package, without solutions and hidden
     tests. `sha256sum -c SHA256SUMS` in it proves that it is whole."""
     if gradescope:
-        warn_of_a_short(seed)
+        warn_of_short_seed(seed)
         count = write_autograder(out, chapters, seed)
         typer.echo(f"{out}: {count} files; upload it as the autograder of a programming assignment")
         return

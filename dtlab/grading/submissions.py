@@ -106,16 +106,16 @@ def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
     is wrong with the latter. Hidden files are nobody's hand-in."""
     unread: list[OSError] = []
     for where, folders, files in os.walk(folder, onerror=unread.append):  # follows no links
-        if not folders and not files and Path(where) != folder:
-            yield Path(where), EMPTY
         for name in folders:
             if (Path(where) / name).is_symlink():
                 yield Path(where) / name, "it is a link; hand in the folder itself"
         folders[:] = sorted(set(folders) - _IGNORED)
-        for file in sorted(files):
-            hidden = file.startswith("._") or (file.startswith(".") and not _is_wanted(Path(file)))
-            if not hidden:
-                yield Path(where) / file, ""
+        seen = [file for file in sorted(files) if not file.startswith("._")
+                and (_is_wanted(Path(file)) or not file.startswith("."))]
+        if not folders and not seen and Path(where) != folder:
+            yield Path(where), EMPTY
+        for file in seen:
+            yield Path(where) / file, ""
     for error in unread:
         yield Path(os.fsdecode(error.filename)), f"it can't be read: {error.strerror}"
 

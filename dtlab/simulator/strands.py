@@ -236,13 +236,13 @@ class ThreadStrand(Strand):
 
     def stop(self) -> None:
         self._stopping = True
-        if self._moving:  # whoever waits for it was interrupted
+        if self._moving:  # the engine, which waits for it, was interrupted
             thread = ctypes.c_ulong(self._thread.ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Stopped))
             if not self._ended.acquire(timeout=STOP_LIMIT_S):
                 return  # it is in a call that does not return; it ends with the process
         else:
-            self._ended.acquire(blocking=False)  # it has paused, and nobody took notice
+            self._ended.acquire(blocking=False)  # an interrupted engine has not seen it pause
         while not self._over:  # a `finally` block may pause once more: it is stopped again
             self.resume()
         if self._thread.ident:

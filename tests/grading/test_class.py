@@ -76,7 +76,8 @@ def test_learners_of_one_name_are_told_apart_and_whoever_handed_in_something_has
     for name in ("gus/report.pdf", "gus/notes.txt", "Jo Li_101_assignsubmission_file/plot.png"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("…")
-    (folder / "hal").mkdir()
+    (folder / "hal" / ".ipynb_checkpoints").mkdir(parents=True)
+    (folder / "hal" / ".DS_Store").touch()
     (folder / "ida").symlink_to(tmp_path)
     found = find_hand_ins(folder, tmp_path / "unpacked")
     assert sorted(each.learner for each in found) == [
