@@ -7,44 +7,21 @@ each other's lists: `seen = []; simulate(lambda comm: seen.append(comm.rank), â€
 from __future__ import annotations
 
 import copy
-import dataclasses
-import dis
-import enum
 import functools
 import os
-import sysconfig
 from collections.abc import Callable, Iterator, Set
-from contextlib import suppress
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    EllipsisType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    NoneType,
-)
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from dtlab.errors import ConfigError
-from dtlab.tracebacks import PACKAGE
+from dtlab.simulator import references
+from dtlab.simulator.references import CACHED, CONSTANT, met
 
-_HOLDERS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, LRScheduler)
-_CONSTANT = (NoneType, bool, int, float, complex, str, bytes, range, slice, EllipsisType, type,
-             ModuleType, BuiltinFunctionType, enum.Enum, torch.dtype, torch.device, torch.Size,
-             np.dtype, np.generic, np.ufunc)
 _PLAIN = frozenset((NoneType, bool, int, float, str))
-_INSTALLED = (PACKAGE, "<frozen ", *(sysconfig.get_path(kind) + os.sep
-                                     for kind in ("stdlib", "purelib", "platlib")))
-_SETS_GLOBAL = ("STORE_GLOBAL", "DELETE_GLOBAL")
-_SETS_OUTER = ("STORE_DEREF", "DELETE_DEREF")
-_GETS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def private(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,33 +33,36 @@ class Isolation:
     """Makes, for one rank after the other, its own `fn` and `args`.
 
     Each rank has its own copy of whatever can change of `args`, and of the closures, defaults and
-    global variables of `fn` and of all functions that it refers to; also of the variables that they
-    assign to. Ranks share what never changes, modules, classes (so a method sees the caller's
-    globals), and the globals of installed packages. `copies` raises `ConfigError` for an object
-    that can neither be copied nor pickled.
+    global variables of `fn` and of all functions that it refers to, also in a person's own modules;
+    and of the variables that they assign to. Ranks share what never changes, classes, and the
+    modules of installed packages; `check_shared` looks whether they have changed a class.
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]):
         self._fn, self._args = fn, args
         self._constant: dict[int, bool] = {}
-        self._names: dict[CodeType, list[str]] = {}
-        self._assigned = {variable for changing in _changing((fn, args), set())
-                          if isinstance(changing, FunctionType)
-                          for variable in _assigned_by(changing)}
+        self._met = list(met((fn, args), set()))
+        self._assigned = {variable for value in self._met
+                          if isinstance(value, FunctionType) and not references.is_installed(value)
+                          for variable in references.assigned_by(value)}
+        self._shared = self._state_of_classes()
 
     def copies(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The next rank's. What is met twice is copied once: an optimizer and the model whose
-        parameters it holds still belong together."""
+        parameters it holds still belong together. Raises `ConfigError` for an object that can
+        neither be copied nor pickled."""
         copier = _Copier(self)
-        fn = copier.own(self._fn, "the function")
-        return fn, tuple(copier.own(value, f"argument {number}")
-                         for number, value in enumerate(self._args, start=1))
+        try:
+            fn = copier.own(self._fn, "the function")
+            return fn, tuple(copier.own(value, f"argument {number}")
+                             for number, value in enumerate(self._args, start=1))
+        except RecursionError:
+            raise ConfigError("something that the function uses is nested too deeply for each rank "
+                              "to have a copy; create it inside the function instead") from None
 
     def check_memory(self, ranks: int) -> None:
         """Raise `ConfigError` if the memory of this machine can't hold the copies of all ranks."""
-        seen: set[int] = set()
-        nbytes = {place: size for value in (self._fn, *self._args)
-                  for changing in _changing(value, seen) for place, size in _memory(changing)}
+        nbytes = {place: size for value in self._met for place, size in _memory(value)}
         each, there = sum(nbytes.values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if each * ranks > there:
             raise ConfigError(
@@ -91,21 +71,35 @@ class Isolation:
                 f'without data (device="meta") when only time matters'
             )
 
+    def check_shared(self) -> None:
+        """Raise `ConfigError` if the ranks have changed what they share through a class."""
+        for what, state in self._state_of_classes().items():
+            if state != self._shared.get(what):
+                raise ConfigError(f"a rank has changed {what}, which all simulated ranks share, as "
+                                  f"they share classes; keep it in an object (`self`), or define "
+                                  f"the class inside the function")
+
     def is_constant(self, value: Any) -> bool:
         """May all ranks share it?"""
-        if isinstance(value, _CONSTANT):
+        if isinstance(value, CONSTANT):
             return True
         known = self._constant.get(id(value))
         if known is None:
-            known = self._constant[id(value)] = next(
-                _changing(value, set(), self._assigned), self) is self
+            known = self._constant[id(value)] = not any(
+                _changes(part, self._assigned) for part in met(value, set()))
         return known
 
-    def global_names(self, fn: FunctionType) -> list[str]:
-        """The global variables that `fn` refers to, and has."""
-        if fn.__code__ not in self._names:
-            self._names[fn.__code__] = sorted(_global_names(fn))
-        return self._names[fn.__code__]
+    def _state_of_classes(self) -> dict[str, bytes]:
+        """Of a person's classes: what they hold, and the globals that their methods read or set."""
+        values: dict[str, Any] = {}
+        for cls in self._met:
+            if isinstance(cls, type) and not references.is_installed(cls):
+                values |= {f"`{cls.__name__}.{name}`": value for name, value in vars(cls).items()
+                           if not (name.startswith("__") or hasattr(value, "__get__"))}
+                for fn in references.methods(cls):
+                    values |= references.referred(fn)
+        return {what: _pickled(value) for what, value in values.items()
+                if not isinstance(value, (FunctionType, type, ModuleType))}
 
 
 class _Copier:
@@ -113,8 +107,8 @@ class _Copier:
 
     def __init__(self, isolation: Isolation):
         self._isolation = isolation
-        self._memo: dict[int, Any] = {}  # of copy.deepcopy
-        self._scopes: dict[int, dict[str, Any]] = {}  # copies of the globals of a file, by id
+        self._memo = _Memo(self)
+        self._modules: dict[int, ModuleType] = {}  # by the id of the globals of the original
         self._cells: dict[int, CellType] = {}
 
     def own(self, value: Any, where: str) -> Any:
@@ -125,6 +119,14 @@ class _Copier:
             return self._memo[id(value)]
         if isinstance(value, FunctionType):
             return self._function(value)
+        if isinstance(value, ModuleType):
+            return self._module(vars(value))
+        if isinstance(value, CACHED):
+            cache = functools.lru_cache(**value.cache_parameters())
+            copied = self._memo[id(value)] = cache(self.own(value.__wrapped__, where))
+            return copied
+        if isinstance(value, BuiltinFunctionType):
+            return getattr(self.own(value.__self__, where), value.__name__)
         if isinstance(value, functools.partial):
             args = [self.own(arg, where) for arg in value.args]
             return functools.partial(self.own(value.func, where), *args,
@@ -148,9 +150,8 @@ class _Copier:
 
     def _function(self, fn: FunctionType) -> FunctionType:
         cells = tuple(self._cells.setdefault(id(cell), CellType()) for cell in fn.__closure__ or ())
-        scope = fn.__globals__
-        if not _is_installed(fn):
-            scope = self._scopes.setdefault(id(scope), dict(scope))
+        installed = references.is_installed(fn)
+        scope = fn.__globals__ if installed else vars(self._module(fn.__globals__))
         function = FunctionType(fn.__code__, scope, fn.__name__, None, cells)
         self._memo[id(fn)] = function  # known before its contents, which may refer to it
         function.__qualname__, function.__module__ = fn.__qualname__, fn.__module__
@@ -159,17 +160,34 @@ class _Copier:
         function.__kwdefaults__ = self.own(fn.__kwdefaults__, where)
         for name, own, cell in zip(fn.__code__.co_freevars, cells, fn.__closure__ or (),
                                    strict=True):
-            for value in _content(cell):
-                if not _is_installed(fn) or _is_followed(value):
+            for value in references.content(cell):
+                if not installed or references.is_followed(value):
                     value = self.own(value, f"variable `{name}` used by `{fn.__name__}`")
                 own.cell_contents = value
-        if not _is_installed(fn):
-            for name in self._isolation.global_names(fn):
-                where = f"global `{name}` used by `{fn.__name__}`"
-                scope[name] = self.own(fn.__globals__[name], where)
+        if not installed:
+            self._variables(fn, scope)
             for name, value in vars(fn).items():
                 setattr(function, name, self.own(value, f"attribute `{name}` of `{fn.__name__}`"))
         return function
+
+    def _variables(self, fn: FunctionType, scope: dict[str, Any]) -> None:
+        """Fill `scope` with what `fn` uses of its globals, and of a person's own modules."""
+        if looks_up := references.looks_up(fn):
+            raise ConfigError(f"`{fn.__name__}` calls {looks_up}(), so simulate can't see which "
+                              f"variables each rank needs a copy of; name them instead")
+        for name in references.global_names(fn):
+            scope[name] = self.own(fn.__globals__[name], f"global `{name}` used by `{fn.__name__}`")
+        for module in references.modules(fn):
+            for name in references.attributes(fn, module):
+                where = f"`{module.__name__}.{name}` used by `{fn.__name__}`"
+                vars(self._module(vars(module)))[name] = self.own(vars(module)[name], where)
+
+    def _module(self, scope: dict[str, Any]) -> ModuleType:
+        """The copy of the file with these globals; they are copied when a function needs them."""
+        if id(scope) not in self._modules:
+            self._modules[id(scope)] = ModuleType(scope.get("__name__", ""))
+            vars(self._modules[id(scope)]).update(scope)
+        return self._modules[id(scope)]
 
     def _copied(self, value: Any, where: str) -> Any:
         """A deep copy, or what a process would get, if there is none."""
@@ -190,98 +208,42 @@ class _Copier:
             ) from None
 
 
-def _changing(value: Any, seen: set[int], assigned: Set[Any] = frozenset()) -> Iterator[Any]:
-    """What can change of `value` and of all it refers to, each once; a function if it assigns to a
-    variable outside of it, or reads one that is `assigned`."""
-    if isinstance(value, _CONSTANT) or id(value) in seen:
-        return
-    seen.add(id(value))
-    parts: Any
+class _Memo(dict[int, Any]):
+    """What `copy.deepcopy` has copied; inside an object, too, functions are the rank's own."""
+
+    def __init__(self, copier: _Copier):
+        super().__init__()
+        self.copier = copier
+
+
+def _own(value: Any, memo: Any) -> Any:
+    """In place of what `copy.deepcopy` never copies."""
+    return memo.copier.own(value, "something") if isinstance(memo, _Memo) else value
+
+
+for _kind in (FunctionType, BuiltinFunctionType, CACHED, ModuleType):
+    copy._deepcopy_dispatch[_kind] = _own  # type: ignore[attr-defined]
+
+
+def _changes(value: Any, assigned: Set[Any]) -> bool:
+    """Can this change, itself? A function does if it assigns to a variable outside of it, or reads
+    one that is `assigned`."""
     if isinstance(value, FunctionType):
-        if not _is_installed(value) and (any(_assigned_by(value)) or vars(value)
-                                         or not assigned.isdisjoint(_variables(value))):
-            yield value
-        parts = _referred(value)
-    elif isinstance(value, functools.partial):
-        parts = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, MethodType):
-        parts = (value.__func__, value.__self__)
-    elif type(value) in (tuple, frozenset) or (
-            isinstance(value, tuple) and hasattr(type(value), "_fields")):
-        parts = value
-    elif dataclasses.is_dataclass(type(value)) and type(value).__dataclass_params__.frozen:
-        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    else:
-        yield value
-        parts = value if type(value) is list else value.values() if type(value) is dict else ()
-    for part in parts:
-        yield from _changing(part, seen, assigned)
+        return not references.is_installed(value) and bool(
+            any(references.assigned_by(value)) or vars(value) or references.looks_up(value)
+            or not assigned.isdisjoint(references.variables(value)))
+    if isinstance(value, ModuleType):
+        return not references.is_installed(value)
+    return not (isinstance(value, (type, functools.partial, MethodType, BuiltinFunctionType))
+                or references.is_frozen(value))
 
 
-def _referred(fn: FunctionType) -> Iterator[Any]:
-    """What `fn` may read beside its arguments."""
-    held = [value for cell in fn.__closure__ or () for value in _content(cell)]
-    held += [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-    if _is_installed(fn):
-        yield from filter(_is_followed, held)
-    else:
-        yield from (*held, *(fn.__globals__[name] for name in _global_names(fn)))
-
-
-def _is_installed(fn: FunctionType) -> bool:
-    return fn.__code__.co_filename.startswith(_INSTALLED)
-
-
-def _is_followed(value: Any) -> bool:
-    """Is it copied although an installed function holds it: a decorated function, or tensors?"""
-    return isinstance(value, FunctionType) or _holds_tensors(value)
-
-
-def _global_names(fn: FunctionType) -> set[str]:
-    steps = _steps(fn.__code__)
-    return {step.argval for step in steps if step.opname in _GETS_GLOBAL} & fn.__globals__.keys()
-
-
-def _variables(fn: FunctionType) -> list[tuple[int, str]]:
-    """The variables outside of it that `fn` refers to: (whose, name)."""
-    return [(id(cell), name) for name, cell in _cells(fn)] + [
-        (id(fn.__globals__), name) for name in _global_names(fn)]
-
-
-def _assigned_by(fn: FunctionType) -> Iterator[tuple[int, str]]:
-    """The variables outside of it, global or of a function around it, that `fn` sets."""
-    cells = dict(_cells(fn))
-    for step in _steps(fn.__code__):
-        if step.opname in _SETS_GLOBAL:
-            yield id(fn.__globals__), step.argval
-        elif step.opname in _SETS_OUTER and step.argval in cells:
-            yield id(cells[step.argval]), step.argval
-
-
-def _cells(fn: FunctionType) -> Iterator[tuple[str, CellType]]:
-    return zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-
-
-def _steps(code: CodeType) -> Iterator[dis.Instruction]:
-    """The instructions of `code` and of the functions defined inside it."""
-    yield from dis.get_instructions(code)
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _steps(const)
-
-
-def _content(cell: CellType) -> Iterator[Any]:
-    """What the variable of a closure holds; nothing if it isn't assigned yet."""
-    with suppress(ValueError):
-        yield cell.cell_contents
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_tensors, value.values()))
-    if isinstance(value, (list, tuple, set)):
-        return any(map(_holds_tensors, value))
-    return isinstance(value, _HOLDERS)
+def _pickled(value: Any) -> bytes:
+    """Something to see by whether `value` has changed; always the same if it can't be pickled."""
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception:
+        return b""
 
 
 def _memory(value: Any) -> Iterator[tuple[int, int]]:

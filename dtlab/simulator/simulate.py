@@ -56,9 +56,9 @@ def simulate(
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
     matters. As separate processes would, each rank has its own copies of `args` and of all that
-    `fn` closes over or uses as globals (lists, tensors, objects; but methods of your classes see
-    your globals), its own gradient mode, and its own random numbers from torch, seeded with its
-    number (not from `random` or NumPy). Equal inputs give equal results, bit for bit.
+    `fn` closes over or uses as globals (lists, tensors, objects, your modules; but ranks share
+    classes, and must not change them), its own gradient mode, and its own random numbers of torch,
+    seeded with its number (not of `random` or NumPy). Equal inputs give equal results, bit for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
@@ -132,6 +132,7 @@ class _Simulation:
                 output.close()
         if self.engine.failure is not None:
             raise self._explained(*self.engine.failure)
+        self.isolation.check_shared()
         for rank in self.engine.crashed:
             self.values[rank] = None  # although it may have returned before its stream crashed
         trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import functools
+import importlib
 import math
 import threading
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -324,3 +328,104 @@ def test_a_functions_attributes_are_its_ranks_own() -> None:
     counting.calls = 0  # type: ignore[attr-defined]
     assert simulate(counting, network=topology.uniform(3, 0, 1)).values == [1, 1, 1]
     assert counting.calls == 0  # type: ignore[attr-defined]
+
+
+def test_functions_inside_objects_have_their_ranks_variables() -> None:
+    holder = SimpleNamespace(note=note, factory=collections.defaultdict(lambda: LIST))
+    model = torch.nn.Linear(1, 1)
+    model.register_forward_hook(lambda *_: LIST.append(7))
+    append = LIST.append
+
+    def fn(comm: Comm) -> list[int]:
+        comm.split(0)
+        holder.note(comm.rank)
+        holder.factory["x"].append(5)
+        model(torch.ones(1))
+        append(9)
+        return LIST
+
+    assert values(fn) == [[rank, 5, 7, 9] for rank in range(3)]
+    assert LIST == []
+
+
+def test_a_cache_is_its_ranks_own() -> None:
+    @functools.cache
+    def square(n: int) -> int:
+        LIST.append(n)
+        return n * n
+
+    assert values(lambda comm: (square(2), square(2), LIST)) == [(4, 4, [2])] * 3
+    assert (square.cache_info().currsize, LIST) == (0, [])
+
+
+def test_a_persons_own_modules_are_their_ranks_own(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "notes.py").write_text(
+        "import math\nseen, count = [], 0\n"
+        "def note(rank):\n    global count\n    count += 1\n    seen.append(rank)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    helpers: Any = importlib.import_module("helpers")
+    notes: Any = importlib.import_module("helpers.notes")
+
+    def fn(comm: Comm) -> Any:
+        helpers.notes.note(comm.rank)
+        notes.note(comm.rank)
+        notes.math.tau = 6.28 if comm.rank < 0 else notes.math.tau
+        notes.count += 1
+        return helpers.notes.seen, notes.count
+
+    assert values(fn) == [([rank, rank], 3) for rank in range(3)]
+    assert (notes.seen, notes.count) == ([], 0)
+
+
+class Registry:
+    names: ClassVar[list[str]] = []
+    total = 0
+
+    def note(self) -> None:
+        LIST.append(1)
+
+    def silent(self) -> int:
+        return len(LIST)
+
+
+class Special(Registry):
+    pass
+
+
+def test_classes_are_shared_and_so_must_not_change() -> None:
+    def setting(comm: Comm) -> None:
+        Registry.total += 1
+
+    def appending(comm: Comm) -> None:
+        Special.names.append("a")
+
+    def creating(comm: Comm) -> None:
+        Registry.extra = comm.rank  # type: ignore[attr-defined]
+
+    def inside(comm: Comm) -> None:
+        Special().note()
+
+    refused = "a rank has changed {}, which all simulated ranks share"
+    for fn, what in ((setting, "`Registry.total`"), (appending, "`Registry.names`"),
+                     (creating, "`Registry.extra`"), (inside, "global `LIST` used by `note`")):
+        with pytest.raises(dtlab.ConfigError, match=refused.format(what)):
+            values(fn)
+    LIST.clear()
+    assert values(lambda comm: Registry().silent()) == [0, 0, 0]
+
+
+def test_variables_that_nobody_can_see_are_refused() -> None:
+    for fn in (lambda comm: globals()["LIST"].append(1), lambda comm: eval("LIST.append(1)")):
+        with pytest.raises(dtlab.ConfigError, match=r"calls (globals|eval)\(\), so simulate can't"):
+            values(fn)
+    assert LIST == []
+
+
+def test_lists_nested_too_deeply_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(dtlab.ConfigError, match="nested too deeply"):
+        values(lambda comm: len(deep))
