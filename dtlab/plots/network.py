@@ -14,7 +14,7 @@ from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, sty
 from dtlab.plots.units import bytes_text, count_text, seconds_text
 from dtlab.topology import Topology
 
-_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+_DASHES = ("-", (0, (2.5, 1.2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
 def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture:

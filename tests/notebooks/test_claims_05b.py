@@ -112,7 +112,7 @@ def test_the_ninth_machine_doubles_the_time(prose: str) -> None:
 
 
 def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
-    assert "8 + 4 and 16 + 8 are balanced: blocks nearly do without the penalty" in prose
+    assert "balanced: blocks pay 23 % and 11 % over the bound, where folding pays more" in prose
     assert "16 + 1 is lopsided" in prose
     assert "And 8 + 4 + 1 is a little worse than folding" in prose
 
@@ -123,6 +123,11 @@ def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
     for ranks in (12, 24):
         assert against("halving_doubling", ranks) < 0.65
         assert 1 < against("ring", ranks) < 1.25
+    for ranks, percent in ((12, 23), (24, 11)):
+        bound_s = cost.lower_bound_s("all_reduce", ranks, N, ALPHA, BETA)
+        assert simulated_s("binary_blocks", ranks, N) / bound_s == pytest.approx(
+            1 + percent / 100, abs=0.01)
+        assert simulated_s("halving_doubling", ranks, N) > 2 * bound_s
     assert against("halving_doubling", 17) == pytest.approx(1, abs=0.01)
     assert 1 < against("halving_doubling", 13) < 1.1
 

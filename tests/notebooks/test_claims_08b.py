@@ -206,12 +206,12 @@ def test_asynchrony_is_momentum(prose: str, chapter: dict[str, Any], workers: in
 
 
 def test_more_workers_less_momentum(prose: str, chapter: dict[str, Any]) -> None:
-    assert "The more workers, the less momentum: 0.9, 0.7, 0.5" in prose
-    assert re.findall(r"and 0.9, ([\d.]+) ends", printed("momentum-run")) == ["0.9", "0.7", "0.5"]
-    assert re.findall(r"fails: (\w+)", printed("momentum-run")) == ["False", "True", "True"]
-    none = [simulate(chapter["asynchronous"], 0.0, seed, network=uniform(2, 50e-6, 1e9),
-                     trace=False).values[1] for seed in range(2)]
-    assert max(none) < 0.5  # it trains without momentum, too
+    assert "One and four workers don't mind. The 16, which have 0.94 already, do" in prose
+    one, four, many = ([float(loss) for loss in row] for row in re.findall(
+        r"0.0 ([\d.]+), 0.5 ([\d.]+), 0.9 ([\d.]+)", printed("momentum-run")))
+    assert max(one + four) - min(one + four) < 0.02
+    assert many == sorted(many)
+    assert many[2] > many[0] + 0.1
 
 
 def test_what_the_libraries_have_is_there(prose: str) -> None:

@@ -98,7 +98,7 @@ def test_of_three_copies_one_writes_and_what_it_wrote_is_resumed(
     prose: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "all of them die before the fortieth step" in prose
-    assert "One. All copies read the same log" in prose
+    assert "One file a checkpoint. All copies read the same log" in prose
     space: dict[str, Any] = {"where": tmp_path, "model": MLP((64, 32, 10))}
     for name in ("setup", "torn-train", "torn-tear", "torn-cut"):
         exec(cell(name).replace("Path(tempfile.mkdtemp())", "where"), space)
