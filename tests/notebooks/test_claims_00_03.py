@@ -166,7 +166,7 @@ def test_messages_out_of_one_port_share_it(messages: int) -> None:
 
 def test_two_messages_posted_together_take_what_is_said() -> None:
     prose = " ".join(" ".join(cells(MINE[1], "markdown")).split())
-    assert "while the first one's bytes move: 1620 µs. One after the other they take 1640 µs" in prose
+    assert "the first one's bytes move: 1620 µs. One after the other they take 1640 µs" in prose
     assert "| shared port (o = α) | kα | α + 2nβ |" in prose
 
     def both(comm: Comm, nbytes: int) -> None:
@@ -233,7 +233,8 @@ def test_ping_pong_sizes_span_a_quarter_of_a_million_and_the_test_goes_15_times_
 
 def test_one_port_postal_and_loggp_differ_in_what_empty_messages_posted_together_take() -> None:
     prose = " ".join(" ".join(cells(MINE[1], "markdown")).split())
-    for row in ("one-port | kα | 2α + 2nβ", "LogGP | α + (k−1)o | α + 2nβ", "(o = 0) | α | α + 2nβ"):
+    for row in ("one-port | kα | 2α + 2nβ", "LogGP | α + (k−1)o | α + 2nβ",
+                "(o = 0) | α | α + 2nβ"):
         assert row in prose
     scope: dict[str, Any] = {"torch": torch, "Send": dtlab.Send, "Recv": dtlab.Recv}
     exec(code_with(MINE[1], "def several").split("\n\n\nfor")[0], scope)

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from dtlab import simulate
-from dtlab.topology import uniform
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08b_sending_less.ipynb", as_version=4)
