@@ -47,6 +47,7 @@ class Case:
     library: bool = False  # may the function call others of this package, such as collectives?
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
     hint: str = ""  # instead of the check's own
+    errors: dict[str, str] = field(default_factory=dict)  # part of an error's text → hint
     facts: dict[str, Any] = field(default_factory=dict)  # for the check: n, dtype, …
 
     @property
@@ -84,6 +85,16 @@ class Outcome:
     failure: CaseFailure | None = None
 
 
+def counted(count: float, noun: str) -> str:
+    """How a number of things stands in the table.
+
+    >>> counted(1, "round"), counted(1500, "round")
+    ('1 round', '1,500 rounds')
+    """
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun}{'s' * (count != 1)}"
+
+
 def describe_case(ranks: int, shape: int | tuple[int, ...] | None = None,
                   dtype: torch.dtype | None = None) -> str:
     """How a case stands in the table.
@@ -91,7 +102,7 @@ def describe_case(ranks: int, shape: int | tuple[int, ...] | None = None,
     >>> describe_case(4, (2, 3), torch.float32)
     '4 ranks, 2×3 × float32'
     """
-    text = f"{ranks} rank" + "s" * (ranks != 1)
+    text = counted(ranks, "rank")
     if shape is not None:
         sizes = shape if isinstance(shape, tuple) else (shape,)
         text += f", {'×'.join(map(str, sizes))} × {str(dtype).split('.')[-1]}"

@@ -55,8 +55,8 @@ def check(
 
 @functools.cache  # once in a kernel
 def _say_whom_it_trusts() -> None:
-    print("check runs this function as you, without a sandbox: check only code that you trust. "
-          "For other people's notebooks there is dtlab grade.")
+    print("(check runs the function with your rights, as any cell does: check only code that you "
+          "trust. For other people's notebooks there is dtlab grade.)")
 
 
 def _judge(_comm: Any, submission: Submission, exercise_id: str, seed: int,

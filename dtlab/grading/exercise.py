@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ class Check:
     cases: Sequence[Case]
     judge: Callable[[Case, Outcome], Verdict]
     hint: str = ""  # the likely mistake if this fails though the first check passes
-    provided: Callable[[Case, Outcome], Verdict] | None = None  # cases that fail this don't count
+    provided: Callable[[Case, Outcome], Verdict] | None = None  # see `grade_check`
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,24 @@ def find_exercise(exercise_id: str) -> Exercise:
 # ---- judging -----------------------------------------------------------------------------------
 
 
-def grade_check(check: Check, outcomes: Mapping[Case, Outcome], earlier: Sequence[Row]) -> Row:
-    """The row of `check`, given the outcomes of its cases and the rows of the checks before it."""
+def grade_check(check: Check, outcomes: Mapping[Case, Outcome], earlier: Sequence[Row],
+                before: Set[Case] = frozenset()) -> Row:
+    """The row of `check`, given the outcomes of its cases, the rows of the checks before it, and
+    the cases whose values those have judged: one that was wrong there has cost its points already,
+    so it is left out where `check` counts what right values cost."""
     first = earlier[0] if earlier else None
     if check.provided is not None and first is not None and not first.passed:
         return not_tried(check, f"counts once “{first.name}” is right")
     trials = []
     for case in check.cases:
         outcome = outcomes[case]
-        if check.provided is None or (
-            outcome.failure is None and check.provided(case, outcome).passed
-        ):
-            trials.append(Trial(case, outcome, verdict_of(check, case, outcome)))
+        verdict = verdict_of(check, case, outcome)
+        if check.provided is not None:
+            provided = verdict_of(replace(check, judge=check.provided), case, outcome)
+            if not provided.passed and case in before:
+                continue
+            verdict = verdict if provided.passed else provided
+        trials.append(Trial(case, outcome, verdict))
     if not trials:
         return not_tried(check, "right values here first")
     return row_of(check, trials, earlier)
@@ -139,11 +145,15 @@ def verdict_of(check: Check, case: Case, outcome: Outcome) -> Verdict:
         return verdict
     where = f" on rank {failure.rank}" if failure.rank >= 0 and case.ranks > 1 else ""
     if failure.kind == "raised":
-        came = f"{failure.error}{where}: {failure.message}".rstrip(": ")
+        message = failure.message.removeprefix(f"rank {failure.rank}: ")
+        came = f"{failure.error}{where}: {message}".rstrip(": ")
     else:
         came = f"{_KINDS[failure.kind]}{where}: {failure.message}"
     at = f" ({failure.at})" if failure.at else ""
-    return Verdict(False, _clip(came + at), "a result", clue=failure_hint(outcome))
+    text = f"{failure.message}\n{failure.details}"
+    own = next((hint for part, hint in case.errors.items() if part in text), "")
+    return Verdict(False, _clip(came + at), "a result", clue=own or failure_hint(outcome),
+                   sure=bool(own))
 
 
 def _judged(check: Check, case: Case, outcome: Outcome) -> Verdict:
@@ -219,6 +229,12 @@ def _raised_hint(error: str, message: str) -> str:
         return ("x.tensor_split gives a tuple: its tensors can be changed, the tuple can't, and "
                 "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "
                 "`comm.accumulate_(chunks[b], inbox)`: both change x in place.")
+    if re.search(r"can't (send to|receive from) rank -?\d", message):
+        return ("There is no such rank: ranks are 0 to p − 1. In a circle, (rank + 1) % p and "
+                "(rank - 1) % p go round; in a tree or a hypercube, leave out what does not exist.")
+    if message.endswith("so receive into another tensor"):
+        return ("A tensor is received into while it is being sent. Receive into another one; or, "
+                "if you pass on what comes, send in each step what came in the step before.")
     if error == "NotImplementedError":
         return "Not written yet: replace `raise NotImplementedError` by your answer."
     if message.startswith("split is not for sending"):
@@ -247,7 +263,9 @@ def row_of(check: Check, trials: Sequence[Trial], earlier: Sequence[Row]) -> Row
     bad = next((trial for trial in trials if not trial.verdict.passed), None)
     if bad is None:
         v = trials[-1].verdict
-        return Row(check.name, True, check.points, check.points, check.tried, v.came, v.expected,
+        few = len(trials) < len(check.cases)
+        tried = check.tried + few * f"; {len(trials)} of {len(check.cases)} cases have right values"
+        return Row(check.name, True, check.points, check.points, tried, v.came, v.expected,
                    v.nbytes, v.rounds)
     if bad.outcome.failure is not None and bad.outcome.failure.kind == "skipped":
         return not_tried(check, bad.outcome.failure.message)

@@ -38,8 +38,11 @@ def grade_answer(server: RankServer, submission: Submission, exercise_id: str, s
     outcomes: dict[Case, Outcome] = {}
     try:
         _run_cases(sandbox, simulated, outcomes)
+        before: set[Case] = set()  # in which values count by themselves
         for check in simulated:
-            report.rows.append(grade_check(check, outcomes, report.rows))
+            report.rows.append(grade_check(check, outcomes, report.rows, before))
+            if check.provided is None:
+                before.update(check.cases)
         for check in checks:
             if _is_real(check):
                 report.rows.append(_real_row(check, sandbox, outcomes, report))

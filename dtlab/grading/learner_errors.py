@@ -16,6 +16,8 @@ def learner_place(frame: FrameType | None) -> str:
     frame = learner_frame(frame)
     if frame is None or frame.f_code.co_filename == threading.__file__:
         return ""  # a stream that runs a function of this package
+    if frame.f_back is None and frame.f_code.co_filename == "<string>":
+        return ""  # where the process began: the call itself failed
     return re.sub(r"^(?:\d+\.py|<cell .*>):(\d+)", r"line \1", learner_line(frame))
 
 

@@ -33,6 +33,7 @@ from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.run import merge
 from dtlab.simulator import simulate
+from dtlab.simulator.works import MessageWork
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
 GLOO_LIMIT_S = 10.0
@@ -188,11 +189,21 @@ class CaseRun:
         """Why the simulation ended, though no rank's process has reported an error."""
         if not isinstance(error, Deadlock):
             return CaseFailure("raised", error=type(error).__name__, message=str(error))
-        rows = [row._replace(line=self.ranks[row.rank].places.get(_stream(row), ""))
-                for row in error.waiting]
+        rows = [self._in_full(row) for row in error.waiting]
         headline = str(error).split("\n")[0].removeprefix("deadlock: ")
         return CaseFailure("deadlock", error="Deadlock", message=headline,
                            details=waiting_table(rows))
+
+    def _in_full(self, row: Waiting) -> Waiting:
+        """The row with the learner's line, and as an exchange if the rank has more under way than
+        what it waits for first."""
+        state = self.ranks[row.rank]
+        peers = [work.what.split()[-1] for work in state.pending.values()
+                 if isinstance(work.work, MessageWork) and not work.work.is_done()]
+        if peers and row.doing in ("send", "recv"):
+            peer = " and ".join(dict.fromkeys([row.peer, *peers]))
+            row = row._replace(doing="exchange", peer=peer)
+        return row._replace(line=state.places.get(_stream(row), ""))
 
     def fail(self, failure: CaseFailure) -> NoReturn:
         """End the case: the first failure is the one that counts."""

@@ -94,6 +94,28 @@ def first_turn_the_wrong_way(comm, parts):
     return bruck(comm, parts, turn=lambda me: me)
 
 
+def receives_into_copied_rows(comm, parts):
+    p, me = comm.size, comm.rank
+    moving, hop = parts.roll(-me, 0), 1
+    while hop < p:
+        rows = [d for d in range(p) if d & hop]
+        comm.sendrecv(moving[rows], (me + hop) % p, moving[rows], (me - hop) % p)
+        hop *= 2
+    return moving[[(me - s) % p for s in range(p)]]
+
+
+def copies_into_copied_rows(comm, parts):
+    p, me = comm.size, comm.rank
+    moving, hop = parts.roll(-me, 0), 1
+    while hop < p:
+        rows = [d for d in range(p) if d & hop]
+        arriving = torch.empty_like(moving[rows])
+        comm.sendrecv(moving[rows], (me + hop) % p, arriving, (me - hop) % p)
+        moving[rows].copy_(arriving)
+        hop *= 2
+    return moving[[(me - s) % p for s in range(p)]]
+
+
 def spoils_parts(comm, parts):
     parts[:] = parts.roll(-comm.rank, 0)
     return bruck(comm, parts, copy=False)
@@ -112,6 +134,8 @@ def float32_result(comm, parts):
     (last_turn_by_a_roll, BRUCK, "runs backwards"),
     (last_turn_off_by_one, BRUCK, "1 too far"),
     (first_turn_the_wrong_way, BRUCK, "not for this rank"),
+    (receives_into_copied_rows, BRUCK, "`m[rows] = arrived`"),
+    (copies_into_copied_rows, BRUCK, "`m[rows] = arrived`"),
     (spoils_parts, BRUCK, "belongs to the caller"),
     (float32_result, {"any parts"}, "dtype"),
 ], ids=lambda v: getattr(v, "__name__", ""))

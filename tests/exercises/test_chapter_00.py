@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exercises.answers import judged, lost
+from tests.exercises.answers import first_hint, judged, lost
 
 HELLO = {"who am I", "neighbours", "any size", "alone"}
 CIRCLE = {"a pair", "even circles", "odd circles", "alone"}
@@ -45,7 +45,22 @@ def counts_from_one(comm):
     return comm.rank + 1, comm.size, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
 
+def left_is_the_size(comm):
+    return comm.rank, comm.size, comm.rank - 1 if comm.rank else comm.size, sides(comm)[0]
+
+
+def only_the_right_goes_round(comm):
+    return comm.rank, comm.size, comm.rank - 1, sides(comm)[0]
+
+
+def ends_at_the_ends(comm):
+    return comm.rank, comm.size, max(comm.rank - 1, 0), min(comm.rank + 1, comm.size - 1)
+
+
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
+    (left_is_the_size, {"neighbours", "any size", "alone"}, "stand in a circle"),
+    (only_the_right_goes_round, {"neighbours", "any size", "alone"}, "stand in a circle"),
+    (ends_at_the_ends, {"neighbours", "any size"}, "stand in a circle"),
     (no_circle, {"neighbours", "any size", "alone"}, "stand in a circle"),
     (always_four, {"any size", "alone"}, "comm.size"),
     (left_is_right, {"neighbours", "any size"}, "wrong way round"),
@@ -57,7 +72,12 @@ def counts_from_one(comm):
 def test_hello_ranks(answer, rows, hint):
     report = judged("hello-ranks", answer)
     assert lost(report) == rows, str(report)
-    assert hint in " ".join(report.hints)
+    assert hint in first_hint(report)
+
+
+def test_a_call_that_fails_is_not_said_to_fail_in_a_line_of_the_graders():
+    (came, *_) = [row.came for row in judged("hello-ranks", lambda: None).rows]
+    assert came.endswith("takes 0 positional arguments but 1 was given")
 
 
 # ---- fix-deadlock ------------------------------------------------------------------------------
@@ -126,11 +146,47 @@ def receives_first(comm, value):
     return came
 
 
+def swaps(comm, value, other):
+    inbox = [value] if comm.size == 1 else []
+    if comm.size > 1:
+        comm.sendrecv(value, other, inbox, other)
+    return inbox[0]
+
+
+def only_to_and_from_the_right(comm, value):
+    return swaps(comm, value, sides(comm)[0])
+
+
+def only_to_and_from_the_left(comm, value):
+    return swaps(comm, value, sides(comm)[1])
+
+
+def passes_on_what_came(comm, value):
+    right, left = sides(comm)
+    if comm.size > 1 and comm.rank % 2 == 0:
+        comm.send(value, right)
+        return comm.recv_object(left)
+    if comm.size > 1:
+        value = comm.recv_object(left)
+        comm.send(value, right)
+    return value
+
+
+def forgets_the_remainder(comm, value):
+    inbox = []
+    comm.sendrecv(value, comm.rank + 1, inbox, comm.rank - 1)
+    return inbox[0]
+
+
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
+    (only_to_and_from_the_right, {"even circles", "odd circles"}, "does the rank that you send to"),
+    (only_to_and_from_the_left, {"even circles", "odd circles"}, "does the rank that you send to"),
+    (passes_on_what_came, CIRCLE - {"alone"}, "not what it has received"),
+    (forgets_the_remainder, CIRCLE, "There is no such rank"),
     (as_given, CIRCLE, "use comm.sendrecv"),
     (receives_first, CIRCLE, "none has sent yet"),
     (forgets_the_lonely_rank, {"alone"}, "can't send to itself"),
-    (pairs_only, {"even circles", "odd circles"}, "wrong way"),
+    (pairs_only, {"even circles", "odd circles"}, "Rank 0 returned that of rank 1"),
     (returns_its_own, CIRCLE - {"alone"}, "returned its own value"),
     (wrong_way, {"even circles", "odd circles"}, "wrong way"),
     (returns_the_list, CIRCLE, "inbox[0]"),
@@ -138,7 +194,8 @@ def receives_first(comm, value):
 def test_fix_deadlock(answer, rows, hint):
     report = judged("fix-deadlock", answer)
     assert lost(report) == rows, str(report)
-    assert hint in " ".join(report.hints)
+    assert hint in first_hint(report)
+    assert "In an odd circle" not in " ".join(report.hints)  # these fail in even ones, too
 
 
 def test_a_deadlock_comes_with_the_table_and_the_learners_line():
@@ -146,6 +203,12 @@ def test_a_deadlock_comes_with_the_table_and_the_learners_line():
     assert "rank  doing  with" in report.details
     assert "in as_given" in report.details
     assert "deadlock" in report.rows[0].came
+
+
+def test_who_exchanges_in_vain_is_not_said_to_send_first():
+    report = judged("fix-deadlock", only_to_and_from_the_right)
+    assert "exchange  1" in report.details
+    assert "all ranks send first" not in " ".join(report.hints)
 
 
 def test_every_way_out_of_the_deadlock_is_right():

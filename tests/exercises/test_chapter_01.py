@@ -103,6 +103,15 @@ def percent(times):
     return scaled(times, efficiency=lambda t, n: 100 * t[1] / t[n] / n)
 
 
+def cut_off_at_one(times):
+    return scaled(times, efficiency=lambda t, n: min(1.0, t[1] / t[n] / n))
+
+
+def first_in_the_dictionary(times):
+    first = next(iter(times.values()))
+    return scaled(times, lambda t, n: first / t[n], lambda t, n: first / t[n] / n)
+
+
 def mean_of_the_shares(times):
     return scaled(times, serial=lambda t: sum(
         (s / t[1] - 1 / n) / (1 - 1 / n) for n, s in t.items() if n > 1) / (len(t) - 1))
@@ -137,6 +146,8 @@ WRONG_2 = [
     (upside_down, {"speedup"}, "upside down"),
     (takes_throughput, {"efficiency", "edges"}, "throughputs"),
     (percent, {"efficiency", "edges"}, "This is in percent"),
+    (cut_off_at_one, {"edges"}, "It is cut off at 1"),
+    (first_in_the_dictionary, {"edges"}, "T_1 is times[1], wherever it stands"),
     (mean_of_the_shares, {"least squares"}, "more devices weigh more"),
     (the_other_share, {"serial share", "least squares"}, "the share that can be divided"),
     (forgets_one_over_n, {"serial share", "least squares"}, "1/n of the work is still there"),

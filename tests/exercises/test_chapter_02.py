@@ -35,7 +35,7 @@ def fair(routes, capacity):
     return rates
 
 
-def by_events(sizes, routes, capacity, rule=fair):
+def by_events(sizes, routes, capacity, rule=fair, durations=False):
     left = {flow: size for flow, size in enumerate(sizes) if size}
     ends, now = [0.0] * len(sizes), 0.0
     while left:
@@ -45,7 +45,7 @@ def by_events(sizes, routes, capacity, rule=fair):
         now += step
         left = {flow: size - step * rates[flow] for flow, size in left.items()}
         for flow in [flow for flow, size in left.items() if size < 1e-6 or flow == first]:
-            ends[flow] = now
+            ends[flow] = step if durations else now
             del left[flow]
     return ends
 
@@ -108,6 +108,14 @@ def link_by_link_in_any_order(sizes, routes, capacity):
     return by_events(sizes, routes, capacity, rule)
 
 
+def durations(sizes, routes, capacity):
+    return by_events(sizes, routes, capacity, durations=True)
+
+
+def first_links_only(sizes, routes, capacity):
+    return by_events(sizes, [route[:1] for route in routes], capacity)
+
+
 def eight_times(sizes, routes, capacity):
     return [8 * end for end in by_events(sizes, routes, capacity)]
 
@@ -145,6 +153,8 @@ def nobody_ever(sizes, routes, capacity):
     (never_again, {"one ends", "held back elsewhere", "unseen clusters", "edges"}, "Too slow"),
     (equal_parts, {"held back elsewhere", "unseen clusters"}, "held back elsewhere leaves"),
     (link_by_link_in_any_order, {"held back elsewhere", "unseen clusters"}, "Fill up"),
+    (durations, FINISH - {"equal flows", "edges"}, "lengths of the last stretches"),
+    (first_links_only, FINISH - {"edges"}, "not on the narrowest"),
     (eight_times, FINISH, "no factor of 8"),
     (milliseconds, FINISH, "milliseconds"),
     (needs_bytes, {"edges"}, "0 bytes ends at 0 s"),

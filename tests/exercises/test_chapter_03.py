@@ -175,6 +175,30 @@ def forgets_the_lonely_rank(comm, x):
     return into
 
 
+def only_to_and_from_the_right(comm, x):
+    into, (right, _) = x.clone(), sides(comm)
+    if comm.size > 1:
+        comm.sendrecv(x, right, into, right)
+    return into
+
+
+def passes_on_what_came(comm, x):
+    into, (right, left) = x.clone(), sides(comm)
+    if comm.size > 1 and comm.rank == 0:
+        comm.send(into, right)
+        comm.recv(into, left)
+    elif comm.size > 1:
+        comm.recv(into, left)
+        comm.send(into, right)
+    return into
+
+
+def in_one_tensor(comm, x):
+    right, left = sides(comm)
+    comm.sendrecv(x, right, x, left)
+    return x
+
+
 def overwrites_x(comm, x):
     return x.copy_(right_shift(comm, x))
 
@@ -206,6 +230,9 @@ def sends_to_everyone(comm, x):
     (wrong_way, {"even circles", "odd circles", "edges", "time", "bytes"}, "wrong way"),
     (reads_before_it_waits, SHIFT, "once `wait` has returned"),
     (forgets_the_lonely_rank, {"edges"}, "alone"),
+    (only_to_and_from_the_right, SHIFT, "does the rank that you send to receive from you"),
+    (passes_on_what_came, SHIFT, "not what it has received"),
+    (in_one_tensor, SHIFT, "Receive into another one"),
     (overwrites_x, SHIFT, "belongs to the caller"),
     (float_vectors_only, {"edges"}, "any shape and dtype"),
     (sends_to_everyone, {"time", "bytes"}, "full duplex"),

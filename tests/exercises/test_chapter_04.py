@@ -108,6 +108,26 @@ def stops_at_the_largest_power_of_two(comm, x, root):
         distance *= 2
 
 
+def heap(comm, x, root):
+    p, me = comm.size, (comm.rank - root) % comm.size
+    if me:
+        comm.recv(x, ((me - 1) // 2 + root) % p)
+    for child in (2 * me + 1, 2 * me + 2):
+        if child < p:
+            comm.send(x, (child + root) % p)
+
+
+def everyone_always(comm, x, root):
+    p, distance = comm.size, 1
+    me = (comm.rank - root) % p
+    while distance < p:
+        if me + distance < p:
+            comm.send(x, (me + distance + root) % p)
+        if me >= distance:
+            comm.recv(x, (me - distance + root) % p)
+        distance *= 2
+
+
 def into_a_copy(comm, x, root):
     return lowest_bit_tree(comm, x.clone(), root)
 
@@ -122,7 +142,9 @@ def float32_inbox(comm, x, root):
     (flat, {"rounds"}, "doubles the number of ranks"),
     (nearest_child_first, {"rounds"}, "send to that one first"),
     (farthest_first_in_the_hints_tree, {"rounds"}, "in that of hint 1 the nearest"),
-    (everything_twice, {"rounds", "bytes"}, ""),
+    (heap, {"rounds"}, "The root sends only 2 times"),
+    (everyone_always, {"rounds", "bytes"}, "receives what it has already"),
+    (everything_twice, {"rounds", "bytes"}, "receives what it has already"),
     (root_0_only, {"any root", "real"}, "root 0 only"),
     (forgets_to_turn_back, {"any root", "real"}, "turn back"),
     (no_bound, {"any p", "any root"}, "powers of two only"),
@@ -134,6 +156,8 @@ def test_binomial_broadcast(answer, rows, hint):
     report = judged("binomial-broadcast", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
+    if "any p" in rows:  # which says nothing about the root
+        assert "root 0 only" not in " ".join(report.hints)
 
 
 # ---- pipelined-chain ---------------------------------------------------------------------------
@@ -210,6 +234,35 @@ def takes_turns(comm, x, root, segments):
     chain(comm, x, root, segments, link=link)
 
 
+def one_round_too_early(comm, x, root, segments):
+    def link(comm, parts, behind, ahead):
+        for part in parts:
+            into = [] if behind is None else [Recv(part, behind)]
+            comm.exchange(*into, *([] if ahead is None else [Send(part, ahead)]))
+
+    chain(comm, x, root, segments, link=link)
+
+
+def one_round_too_early_beside_x(comm, x, root, segments):
+    def link(comm, parts, behind, ahead):
+        for part in parts:
+            room = torch.empty_like(part)
+            into = [] if behind is None else [Recv(room, behind)]
+            comm.exchange(*into, *([] if ahead is None else [Send(part, ahead)]))
+            if into:
+                part.copy_(room)
+
+    chain(comm, x, root, segments, link=link)
+
+
+def cuts_pieces_of_that_size(comm, x, root, segments):
+    chain(comm, x, root, segments, cut=lambda v, k: v.split(k))
+
+
+def counts_on_chunk(comm, x, root, segments):
+    chain(comm, x, root, segments, cut=lambda v, k: [v.chunk(k)[i] for i in range(k)])
+
+
 def one_segment(comm, x, root, segments):
     chain(comm, x, root, 1)
 
@@ -252,6 +305,10 @@ def collects_in_a_list(comm, x, root, segments):
 @pytest.mark.parametrize(("answer", "rows", "hint"), [
     (stores_and_forwards, {"time"}, "waits for all of x"),
     (takes_turns, {"time"}, "full duplex"),
+    (one_round_too_early, CHAIN, "Send segment i − 1, which you have"),
+    (one_round_too_early_beside_x, CHAIN, "while you send segment i − 1"),
+    (cuts_pieces_of_that_size, {"time", "memory"}, "x.split(m) makes pieces of m elements"),
+    (counts_on_chunk, {"edges"}, "x.chunk(k) may make fewer than k"),
     (one_segment, {"time"}, "single segment"),
     (all_at_once, {"time"}, "share the port"),
     (starts_at_rank_0, {"any p, root, k", "edges", "real"}, "root 0"),
@@ -265,6 +322,7 @@ def test_pipelined_chain(answer, rows, hint):
     report = judged("pipelined-chain", answer)
     assert lost(report) == rows, str(report)
     assert hint in first_hint(report)
+    assert ("rank 0's x" in " ".join(report.hints)) <= (answer is starts_at_rank_0)
 
 
 # ---- best-segments -----------------------------------------------------------------------------
@@ -291,6 +349,8 @@ def best_by_search(p, n, a, b):  # right as well
      "p − 2"),
     (lambda p, n, a, b: max(1, math.ceil(square_root(p, n, a, b))), {"short chains"},
      "don't round up"),
+    (lambda p, n, a, b: max(1, int(square_root(p, n, a, b))), {"short chains"}, "as int() does"),
+    (lambda p, n, a, b: max(1, round(square_root(p, n, 1, b))), BEST - {"edges"}, "α missing"),
     (lambda p, n, a, b: max(1, round(math.sqrt(n * b / a))), BEST - {"short chains"},
      "number of ranks"),
     (lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * a / max(n * b, 1e-30)))), BEST,
@@ -300,7 +360,8 @@ def best_by_search(p, n, a, b):  # right as well
     (lambda p, n, a, b: max(1, round(math.sqrt((p - 2) * (n // 4) * b / a))), BEST - {"edges"},
      "already a number of bytes"),
     (lambda p, n, a, b: 8, BEST, ""),
-], ids=["float", "zero", "no root", "p", "up", "no p", "inverted", "p - 1", "elements", "always 8"])
+], ids=["float", "zero", "no root", "p", "up", "down", "no alpha", "no p", "inverted", "p - 1",
+        "elements", "always 8"])
 def test_best_segments(answer, rows, hint):
     report = judged("best-segments", answer)
     assert lost(report) == rows, str(report)

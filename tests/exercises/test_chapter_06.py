@@ -125,6 +125,43 @@ def all_others_form_a_ring_too(comm, x, group):
     return broadcast(team, x, algorithm="scatter_allgather")
 
 
+def in_teams(comm, x, team, leaders, root=0):
+    reduce(team, x, root, algorithm="rabenseifner")
+    if leaders is not None:
+        all_reduce(leaders, x, algorithm="ring")
+    return broadcast(team, x, root, algorithm="scatter_allgather")
+
+
+def only_leaders_split(comm, x, group):
+    team = comm.split(comm.rank // group)
+    return in_teams(comm, x, team, None if team.rank else comm.split(0))
+
+
+def uses_none(comm, x, group):
+    team, leaders = teams(comm, group)
+    reduce(team, x)
+    all_reduce(leaders, x)
+    return broadcast(team, x)
+
+
+def asks_none_for_its_size(comm, x, group):
+    team, leaders = teams(comm, group)
+    return in_teams(comm, x, team, leaders if leaders.size > 1 else None)
+
+
+def roots_numbered_in_the_whole(comm, x, group):
+    return in_teams(comm, x, *teams(comm, group), root=comm.rank // group * group)
+
+
+def interleaved(comm, x, group):
+    team = comm.split(comm.rank % (comm.size // group))
+    return in_teams(comm, x, team, comm.split(None if team.rank else 0))
+
+
+def everyone_among_the_leaders(comm, x, group):
+    return in_teams(comm, x, comm.split(comm.rank // group), comm)
+
+
 def always_pairs(comm, x, group):
     return solutions()["hierarchical_all_reduce"](comm, x, 2 if comm.size % 2 == 0 else 1)
 
@@ -160,6 +197,12 @@ def returns_a_new_one(comm, x, group):
     (leaders_by_doubling, {"slow links", "time"}, "In a ring of leaders, all send equally much"),
     (everyone_crosses, {"slow links", "time"}, "k times too much"),
     (all_others_form_a_ring_too, {"slow links", "time", "rounds"}, "every rank but the leaders"),
+    (only_leaders_split, SUMS, "which all ranks of comm must call"),
+    (uses_none, SUMS, "comm.split returns None"),
+    (asks_none_for_its_size, SUMS, "comm.split returns None"),
+    (roots_numbered_in_the_whole, SUMS, "numbered anew, from 0"),
+    (interleaved, {"slow links", "time"}, "rank r belongs to group r // group"),
+    (everyone_among_the_leaders, SUMS, "only the leaders' sums are added up"),
     (adds_on_the_way_back, SUMS, "too large"),
     (cuts_evenly, {"any n"}, "tensor_split(k)"),
     (returns_a_new_one, SUMS, "x itself is unchanged"),

@@ -184,7 +184,12 @@ def waits_for_answers_first(comm, weights, grads, servers, lr):
     return store(comm, weights, grads, servers, lr)
 
 
+def forgets_the_rate(comm, weights, grads, servers, lr):
+    return store(comm, weights, grads, servers, 1)
+
+
 WRONG_STORES = [
+    (forgets_the_rate, STORE, "The learning rate is missing"),
     (hash_places_whole_keys, {"balance", "time"}, "no hash can cut a huge key"),
     (round_robin_over_keys, {"balance", "time"}, "no hash can cut a huge key"),
     (server_0_gets_all, {"balance", "time"}, "gets everything"),
@@ -194,8 +199,8 @@ WRONG_STORES = [
     (own_gradient_only, STORE, "its own gradient"),
     (new_dictionary, STORE, "write the new ones into the tensors"),
     (order_of_the_dictionary, {"any order"}, "sorted(weights)"),
-    (even_pieces_only, {"uneven keys", "any order", "real"}, "tensor_split"),
-    (forgets_the_remainder, {"uneven keys", "any order", "real"}, "tensor_split"),
+    (even_pieces_only, STORE - {"weights", "any servers"}, "tensor_split"),
+    (forgets_the_remainder, STORE - {"weights", "any servers"}, "tensor_split"),
     (float32_only, {"any servers"}, "float32 only"),
     (whole_gradient_to_every_server, {"balance", "traffic", "time"}, "only its own part"),
     (server_0_first, {"time"}, "Ports are idle"),
@@ -354,12 +359,17 @@ def around_the_aggregators(comm, machines, weights, grad, lr):
         comm.recv(weights, first[0])
 
 
+def divides_by_every_rank(comm, machines, weights, grad, lr):
+    return levels(comm, machines, weights, grad, lr * (comm.size - 1) / comm.size)
+
+
 WRONG_LEVELS = [
+    (divides_by_every_rank, LEVELS, "servers have no gradient"),
     (one_level, {"between machines"}, "Every worker's gradient crosses the network"),
     (server_answers_all, {"between machines"}, "the server answers every worker"),
     (around_the_aggregators, {"between machines"}, "past the server"),
     (ring_of_all_workers, {"between machines"}, "Through the server"),
-    (mean_of_means, {"uneven machines", "real"}, "mean of the machines' means"),
+    (mean_of_means, {"uneven machines", "between machines", "real"}, "mean of the machines' means"),
     (divides_by_machines, LEVELS, "divided by the number of machines"),
     (divides_by_nobody, LEVELS, "divide by the number of workers"),
     (does_not_hand_out, LEVELS, "Only the aggregators"),

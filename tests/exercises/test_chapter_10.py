@@ -64,7 +64,16 @@ def closes_too_late(*args):
     buckets(*args, strictly=True)
 
 
+def joins_forward_and_splits_backward(comm, grads, least):
+    vector = torch.cat(grads)
+    all_reduce(comm, vector, "avg", algorithm="ring")
+    for g, piece in zip(reversed(grads), vector.split([len(g) for g in reversed(grads)]),
+                        strict=True):
+        g.copy_(piece)
+
+
 WRONG_1 = [
+    (joins_forward_and_splits_backward, VALUES_1, "in the order in which they were joined"),
     (sums, VALUES_1, "summed, but not averaged"),
     (averages_averages, VALUES_1, "once more"),
     (loses_the_last, VALUES_1, "The last bucket is lost"),
@@ -124,7 +133,27 @@ def reduces_nothing(comm, layers):
         layer.backward()
 
 
+def begins_a_call(comm, layers):
+    works = []
+    for layer in reversed(layers):
+        layer.backward()
+        works.append(comm.begin(all_reduce(comm, layer.grad, "avg")))
+    for work in works:
+        work.wait()
+
+
+def begins_with_comm(comm, layers):
+    works = []
+    for layer in reversed(layers):
+        layer.backward()
+        works.append(comm.begin(all_reduce, comm, layer.grad, "avg"))
+    for work in works:
+        work.wait()
+
+
 WRONG_2 = [
+    (begins_a_call, VALUES_2, "takes the function and its arguments, but not comm"),
+    (begins_with_comm, VALUES_2, "takes the function and its arguments, but not comm"),
     (sums_layers, VALUES_2, "summed, but not averaged"),
     (waits_for_each, {"fast network", "slow network"}, "Nothing overlaps"),
     (reduces_after_backward, {"fast network", "slow network"}, "Nothing overlaps"),
@@ -195,9 +224,15 @@ def leaves_without_samples(comm, batches, gradient, length):
     return accumulated(comm, batches, gradient, length)
 
 
+def averages_the_weighted(comm, batches, gradient, length):
+    own = sum((len(b) * gradient(b) for b in batches), torch.zeros(length, dtype=torch.float64))
+    return all_reduce(comm, own / max(sum(map(len, batches)), 1) / 3, "sum", algorithm="ring")
+
+
 WRONG_3 = [
+    (averages_the_weighted, VALUES_3, "divide one by the other"),
     (average_of_averages, {"unequal", "empty", "traffic", "real"}, "An average of averages"),
-    (ranks_count_alike, {"unequal", "empty", "real"}, "counts as much as one with many"),
+    (ranks_count_alike, {"unequal", "empty", "traffic", "real"}, "counts as much as one with many"),
     (sums_samples, VALUES_3, "sum over all samples"),
     (divides_by_its_own, VALUES_3, "samples of this rank only"),
     (divides_by_ranks_too, VALUES_3, "divided by the number of ranks"),

@@ -43,6 +43,15 @@ def reduces_dy(comm, x, w, b, dy):
     return linear(comm, x, w, b, all_reduce(comm, dy.clone()))
 
 
+def transposes_the_gradient_of_x(comm, x, w, b, dy):
+    y, _, dw, db = linear(comm, x, w, b, dy)
+    return y, x @ w.T @ w, dw, db
+
+
+def reduces_all_gradients(comm, x, w, b, dy):
+    return linear(comm, x, w, b, dy, gradients=lambda comm, g: all_reduce(comm, g))
+
+
 def gathers_the_parts(comm, x, w, b, dy):
     parts = all_gather(comm, x @ w.T)
     return parts.sum(0) + b, dy @ w, dy.T @ x, dy.sum(0)
@@ -54,6 +63,8 @@ WRONG_1 = [
     (averages, ALL_1, "to be added up"),
     (reduces_the_bias_gradient, {"gradients", "uneven", "bytes", "real"}, "dy is the same"),
     (reduces_dy, {"gradients", "uneven", "bytes", "real"}, "dy is the same"),
+    (transposes_the_gradient_of_x, {"gradients", "uneven", "real"}, "each rank works alone"),
+    (reduces_all_gradients, {"gradients", "uneven", "bytes", "real"}, "dy is the same"),
     (gathers_the_parts, {"bytes"}, "don't gather"),
     (lambda *args: 1, ALL_1, "Return 4 tensors"),
 ]
@@ -63,15 +74,17 @@ WRONG_1 = [
 
 
 def loss(comm, logits, targets, first, *, highest=True, local=False, offset=True, rows=None,
-         minus=True, over=1):
+         minus=True, over=1, share=True, lower=True):
     n, width = logits.shape
     top = logits.amax(1) if highest else torch.zeros(n, dtype=logits.dtype)
     z = logits - (all_reduce(comm, top, "max") if highest and not local else top)[:, None]
     column = targets - (first if offset else 0)
     mine = (column >= 0) & (column < width)
     own = torch.zeros(n, dtype=logits.dtype)
-    own[mine] = z[torch.arange(n)[mine], column[mine]]
+    own[mine] = (z if lower else logits)[torch.arange(n)[mine], column[mine]]
+    mine_only = own.clone()
     total, target = all_reduce(comm, torch.stack([z.exp().sum(1), own]))
+    target = target if share else mine_only
     gradient = z.exp() / total[:, None]
     if minus:
         gradient[torch.arange(n)[mine], column[mine]] -= 1
@@ -113,11 +126,33 @@ def forgets_the_target(*args):
     return loss(*args, minus=False)
 
 
+def keeps_the_target_to_itself(*args):
+    return loss(*args, share=False)
+
+
+def takes_the_target_as_it_is(*args):
+    return loss(*args, lower=False)
+
+
+def returns_a_loss_for_each_row(comm, logits, *args):
+    mean, gradient = loss(comm, logits, *args)
+    return mean.expand(len(logits)).clone(), gradient
+
+
+def divides_by_its_own_sum(comm, logits, *args):
+    mean, gradient = loss(comm, logits, *args)
+    return mean, logits.softmax(1) / len(logits) + gradient.clamp(max=0)
+
+
 WRONG_2 = [
     (gathers_the_logits, {"bytes"}, "no rank needs others' logits"),
-    (ignores_the_others_maximum, ALL_2, ""),
+    (ignores_the_others_maximum, ALL_2, "it must be the largest on all ranks"),
     (subtracts_nothing, {"stable"}, "overflow"),
-    (forgets_the_offset, ALL_2, ""),
+    (forgets_the_offset, ALL_2, "column targets − first"),
+    (keeps_the_target_to_itself, ALL_2, "the others add 0"),
+    (takes_the_target_as_it_is, ALL_2, "but not from the target's logit"),
+    (returns_a_loss_for_each_row, ALL_2, "The loss is the mean"),
+    (divides_by_its_own_sum, {"gradient", "uneven", "real"}, "over all ranks"),
     (divides_by_ranks, ALL_2, "mean over rows only"),
     (forgets_the_mean, {"gradient", "uneven", "real"}, "divide by the number of rows"),
     (forgets_the_target, {"gradient", "uneven", "real"}, "The target is missing"),
@@ -179,7 +214,18 @@ def names_none(*args):
     return block(*args)[0]
 
 
+def copies_norm_instead(comm, x, norm, up, scale, down, bias, copy_to, reduce_from):
+    return block(comm, x, copy_to(comm, norm), up, scale, down, bias, copy_to, reduce_from,
+                 h_in=False)
+
+
+def names_both_in_one_text(*args):
+    return block(*args)[0], "norm, scale"
+
+
 WRONG_3 = [
+    (copies_norm_instead, {"norm", "bytes", "real"}, "must be h, not `norm`"),
+    (names_both_in_one_text, {"place"}, "in a set of texts"),
     (names_one_only, {"place"}, "One is missing"),
     (names_a_cut_weight, {"place"}, "each rank has the whole gradient of its own part"),
     (names_the_bias, {"place"}, "added after the sum"),

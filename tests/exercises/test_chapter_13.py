@@ -93,15 +93,25 @@ def sends_nothing(comm, weights, grad, state, lr, mu):
     weights.copy_(new.flatten()[: len(weights)])
 
 
+def steps_on_a_copy(comm, weights, *args):
+    a_step(comm, weights.clone(), *args)
+
+
+def keeps_float32(comm, weights, grad, state, lr, mu):
+    a_step(comm, weights, grad.float().to(weights.dtype), state, lr, mu)
+
+
 WRONG_1 = [
+    (steps_on_a_copy, ALL, "write the new ones into `weights` itself"),
+    (keeps_float32, ALL, "rounded to fewer digits"),
     (sends_nothing, ALL, "did not come through comm"),
     (sums, ALL, "summed, but not averaged"),
     (averages_averages, ALL, "divided by the number of ranks twice"),
     (does_not_send_back, ALL, "the others never got it"),
     (forgets_the_momentum, ALL, "The momentum begins at zero in every step"),
     (never_reduces, ALL, "reduce-scatter the gradients first"),
-    (loses_the_last_shard, {"any length", "real"}, "The last n mod N elements"),
-    (wants_an_even_cut, {"any length", "real"}, "pad the vector with zeros"),
+    (loses_the_last_shard, ALL - {"weights"}, "The last n mod N elements"),
+    (wants_an_even_cut, ALL - {"weights"}, "pad the vector with zeros"),
     (shards_nothing, {"state"}, "nothing is sharded"),
     (keeps_a_view, {"state"}, "A view keeps the whole vector alive"),
     (reduces_everything, {"traffic", "real"}, "A reduce-scatter of the gradients"),
@@ -224,7 +234,25 @@ def forgets_the_padding(comm, layers, shards, x):
     return mine
 
 
+def returns_whole_gradients(*args):
+    return a_pass(*args, reduce=lambda comm, x, op: all_reduce(comm, x.clone(), op).flatten())
+
+
+def writes_into_the_shards(comm, layers, shards, x):
+    mine = a_pass(comm, layers, shards, x)
+    for shard, gradient in zip(shards, mine, strict=True):
+        shard.copy_(gradient)
+    return mine
+
+
+def begins_backward_with_ones(comm, layers, shards, x):
+    return [torch.ones_like(g) for g in a_pass(comm, layers, shards, x)]
+
+
 WRONG_3 = [
+    (returns_whole_gradients, GRADIENTS, "not the whole gradient"),
+    (writes_into_the_shards, GRADIENTS, "The shards are the model"),
+    (begins_backward_with_ones, GRADIENTS, "backward begins with that output"),
     (sums_gradients, GRADIENTS, "summed, but not averaged"),
     (divides_twice, GRADIENTS, "divided by the number of ranks twice"),
     (keeps_gradients_to_itself, GRADIENTS, "Reduce-scatter them"),

@@ -16,7 +16,7 @@ def edges_of(n, core):
 
 
 def among(comm, x, members, *, edges=edges_of, distances=None, back=None, gather=True,
-          inbox_of=torch.empty_like, sendrecv=None, add=None):
+          inbox_of=torch.empty_like, sendrecv=None, add=None, reduce=None):
     """A right halving and doubling among `members`, a power of two, with places to break it."""
     core, place = len(members), members.index(comm.rank)
     cut, inbox = edges(len(x), core), inbox_of(x[: -(-len(x) // 2)])
@@ -33,7 +33,7 @@ def among(comm, x, members, *, edges=edges_of, distances=None, back=None, gather
         if len(inbox) < len(keep):
             inbox = inbox_of(keep)
         swap(half(place ^ distance, distance), partner, inbox[: len(keep)], partner)
-        comm.accumulate_(keep, inbox[: len(keep)])
+        (reduce or comm.accumulate_)(keep, inbox[: len(keep)])
     for distance in (back or reversed)(order) if gather else ():
         partner = members[place ^ distance]
         into = half(place ^ distance, distance)
@@ -178,6 +178,50 @@ def keeps_what_it_gives(comm, x):
     folded(comm, x, core_part)
 
 
+def overwrites_on_the_way_there(comm, x):
+    folded(comm, x, reduce=torch.Tensor.copy_)
+
+
+def both_keep_the_first_half(comm, x):
+    def core_part(comm, x, members):
+        place, high, way = members.index(comm.rank), len(x), []
+        for bit in reversed(range(len(members).bit_length() - 1)):
+            middle, partner = (high + 1) // 2, members[place ^ 1 << bit]
+            inbox = torch.empty_like(x[middle:high])
+            comm.sendrecv(x[middle:high], partner, inbox, partner)
+            x[: high - middle] += inbox
+            way.append((partner, middle, high))
+            high = middle
+        for partner, middle, high in reversed(way):
+            inbox = torch.empty_like(x[:middle])
+            comm.sendrecv(x[:middle], partner, inbox, partner)
+            x[middle:high] = inbox[: high - middle]
+
+    folded(comm, x, core_part)
+
+
+def hands_back_too_early(comm, x):
+    def core_part(comm, x, members):
+        if comm.rank + len(members) < comm.size:
+            comm.send(x, comm.rank + len(members))
+        among(comm, x, members)
+
+    core = 1 << comm.size.bit_length() - 1
+    folded(comm, x, core_part, hand_back=False)
+    if comm.rank >= core:
+        comm.recv(x, comm.rank - core)
+
+
+def an_inbox_each_round(comm, x):
+    kept = []
+
+    def sendrecv(out, partner, into, _):
+        kept.append(torch.empty_like(into))
+        comm.sendrecv(out, partner, into, partner)
+
+    folded(comm, x, sendrecv=sendrecv)
+
+
 def no_way_back(comm, x):
     folded(comm, x, gather=False)
 
@@ -250,13 +294,16 @@ def torchs_own(comm, x):
 
 
 WRONG = [
-    (powers_of_two_only, {"any p", "any n", "real"}, "powers of two only"),
-    (leaves_the_rest_out, {"any p", "any n", "real"}, "fold 1 of the ranks"),
-    (forgets_to_hand_back, {"any p", "any n", "real"}, "hand the sum back"),
+    (powers_of_two_only, {"any p", "any n", "memory", "real"}, "powers of two only"),
+    (leaves_the_rest_out, {"any p", "any n", "memory", "real"}, "fold 1 of the ranks"),
+    (forgets_to_hand_back, {"any p", "any n", "memory", "real"}, "hand the sum back"),
     (doubles_full_vectors, {"bytes", "memory"}, "recursive doubling"),
     (nearest_first, ALL, "contributions are missing"),
     (same_way_back, ALL, "the nearest first"),
     (keeps_what_it_gives, ALL, "one keeps"),
+    (overwrites_on_the_way_there, ALL, "Nothing has been added"),
+    (both_keep_the_first_half, ALL, "one keeps the first half, the other the second"),
+    (hands_back_too_early, {"any p", "any n", "memory", "real"}, "after the last round"),
     (no_way_back, ALL, "the halving is right"),
     (adds_on_the_way_back, ALL, "overwrite, don't add"),
     (drops_the_odd_element, {"any n"}, "halves differ in size"),
@@ -265,6 +312,7 @@ WRONG = [
     (a_ring, {"rounds"}, "as in a ring"),
     (takes_turns, {"rounds", "memory"}, "send and receive at once"),
     (copies_it_all, {"memory"}, "largest message"),
+    (an_inbox_each_round, {"memory"}, "all of x only on a rank that takes in a neighbour"),
     (float32_only, {"any dtype"}, "empty_like"),
     (returns_a_new_tensor, ALL, "in place"),
     (torchs_own, ALL, "torch.distributed isn't the communicator"),

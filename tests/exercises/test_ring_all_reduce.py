@@ -14,19 +14,64 @@ def around(comm):
     return comm.size, comm.rank, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
 
-def ring(comm, x, *, gather_steps=None, first=1, cut=None, inbox_of=None):
-    """A right ring, with places to break it."""
+def ring(comm, x, *, gather_steps=None, first=1, cut=None, inbox_of=None, add=None, signs=(1, 1),
+         sends=0):
+    """A right ring, with places to break it. signs: of the steps, in either phase; sends: how far
+    beside the right chunk that is which the first phase sends."""
     p, me, right, left = around(comm)
     chunks = (cut or (lambda v: v.tensor_split(p)))(x)
     inbox = (inbox_of or torch.empty_like)(chunks[0])
     for step in range(p - 1):
-        arriving = chunks[(me - step - 1) % p]
-        comm.sendrecv(chunks[(me - step) % p], right, inbox[: len(arriving)], left)
-        comm.accumulate_(arriving, inbox[: len(arriving)])
+        arriving = chunks[(me - step * signs[0] - 1) % p]
+        comm.sendrecv(chunks[(me - step * signs[0] + sends) % p], right,
+                      inbox[: len(arriving)], left)
+        (add or comm.accumulate_)(arriving, inbox[: len(arriving)])
     for step in range(p - 1 if gather_steps is None else gather_steps(p)):
-        comm.sendrecv(chunks[(me + first - step) % p], right,
-                      chunks[(me + first - step - 1) % p], left)
+        comm.sendrecv(chunks[(me + first - step * signs[1]) % p], right,
+                      chunks[(me + first - step * signs[1] - 1) % p], left)
     return x
+
+
+def overwrites_in_the_first_phase(comm, x):
+    ring(comm, x, add=torch.Tensor.copy_)
+
+
+def adds_before_it_waits(comm, x):
+    p, me, right, left = around(comm)
+    chunks = x.tensor_split(p)
+    for step in range(p - 1):
+        arriving = chunks[(me - step - 1) % p]
+        inbox = torch.zeros_like(arriving)
+        works = comm.isend(chunks[(me - step) % p], right), comm.irecv(inbox, left)
+        arriving += inbox
+        for work in works:
+            work.wait()
+    for step in range(p - 1):
+        comm.sendrecv(chunks[(me + 1 - step) % p], right, chunks[(me - step) % p], left)
+
+
+def sends_the_wrong_chunk(comm, x):
+    ring(comm, x, sends=1)
+
+
+def counts_up(comm, x):
+    ring(comm, x, signs=(-1, -1))
+
+
+def counts_up_in_the_first_phase(comm, x):
+    ring(comm, x, signs=(-1, 1))
+
+
+def counts_up_in_the_second_phase(comm, x):
+    ring(comm, x, signs=(1, -1))
+
+
+def cuts_pieces_of_p(comm, x):
+    ring(comm, x, cut=lambda v: v.split(comm.size))
+
+
+def counts_on_chunk(comm, x):
+    ring(comm, x, cut=lambda v: v.chunk(comm.size))
 
 
 def whole_vector_each_step(comm, x):
@@ -202,6 +247,14 @@ def torchs_own_where_there_is_one(comm, x):
 
 
 WRONG = [
+    (overwrites_in_the_first_phase, ALL, "Either the first phase is wrong"),
+    (adds_before_it_waits, ALL, "once it has come"),
+    (sends_the_wrong_chunk, ALL, "Either the first phase is wrong"),
+    (counts_up, ALL, "rank r sends chunk r − s"),
+    (counts_up_in_the_first_phase, ALL, "rank r sends chunk r − s"),
+    (counts_up_in_the_second_phase, ALL, "which chunk do you send in step s of the all-gather?"),
+    (cuts_pieces_of_p, ALL, "x.split(m) makes pieces of m elements"),
+    (counts_on_chunk, {"any n"}, "x.chunk(k) may make fewer than k"),
     (whole_vector_each_step, {"bytes", "memory"}, "whole vector goes out in every step"),
     (relies_on_buffers, ALL, "use comm.sendrecv"),
     (powers_of_two_only, {"any p", "any n"}, "needs no power of two"),

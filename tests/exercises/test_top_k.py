@@ -12,7 +12,8 @@ MEAN, MEMORY, EDGES, BYTES = "mean", "memory", "edges", "bytes"
 
 
 def answer(*, signed=False, rebinds=False, memory_used=True, removes="sent", overwrites=False,
-           divides=True, clamps=True, dense=False, spoils=False, forgets=False):
+           divides=True, clamps=True, dense=False, spoils=False, forgets=False, signs=True,
+           short=False):
     """A right answer, with places to break it."""
     def top_k_mean(comm, g, memory, k):
         if spoils:
@@ -27,7 +28,7 @@ def answer(*, signed=False, rebinds=False, memory_used=True, removes="sent", ove
         x = memory if memory_used else g
         k = min(k, len(g)) if clamps else k
         places = (x if signed else x.abs()).topk(k).indices
-        values, total = x[places], torch.zeros_like(g)
+        values, total = x[places] if signs else x[places].abs(), torch.zeros_like(g)
         if dense:
             total[places] = values
             all_reduce(comm, total)
@@ -40,7 +41,9 @@ def answer(*, signed=False, rebinds=False, memory_used=True, removes="sent", ove
             memory[places] = 0
         elif removes == "mean":
             memory -= mean
-        return mean
+        elif removes == "all":
+            memory.zero_()
+        return mean[places] if short else mean
 
     return top_k_mean
 
@@ -54,6 +57,9 @@ def test_right_answers_earn_all(seed: int) -> None:
 @pytest.mark.parametrize(("wrong", "rows", "hint"), [
     (answer(divides=False), {MEAN, MEMORY, EDGES, BYTES}, "divide by comm.size"),
     (answer(signed=True), {MEAN, MEMORY, EDGES, BYTES}, "largest absolute value"),
+    (answer(signs=False), {MEAN, MEMORY, EDGES, BYTES}, "has lost its signs"),
+    (answer(removes="all"), {MEAN, MEMORY, EDGES, BYTES}, "set to 0 only the places that you sent"),
+    (answer(short=True), {MEAN, MEMORY, EDGES, BYTES}, "a whole vector like g"),
     (answer(overwrites=True), {MEAN, MEMORY, EDGES, BYTES}, "same place"),
     (answer(memory_used=False), {MEAN, MEMORY, EDGES, BYTES}, "what isn't sent is lost"),
     (answer(rebinds=True), {MEAN, MEMORY, EDGES, BYTES}, "makes a new one"),
@@ -63,8 +69,8 @@ def test_right_answers_earn_all(seed: int) -> None:
     (answer(clamps=False), {EDGES}, "k = min(k, len(g))"),
     (answer(dense=True), {BYTES}, "not a whole vector"),
     (answer(spoils=True), {MEMORY, EDGES}, "g belongs to the caller"),
-], ids=["sum", "signed", "overwrites", "no memory", "rebinds", "forgets", "sends again",
-        "removes the mean", "k too large", "dense", "changes g"])
+], ids=["sum", "signed", "no signs", "empties", "k values", "overwrites", "no memory", "rebinds",
+        "forgets", "sends again", "removes the mean", "k too large", "dense", "changes g"])
 def test_a_mistake_costs_points_and_is_named(wrong, rows: set[str], hint: str) -> None:
     report = judged("top-k", wrong)
     assert lost(report) >= rows - {BYTES}

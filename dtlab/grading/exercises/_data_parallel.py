@@ -30,15 +30,20 @@ def close(came: Any, right: Sequence[Tensor]) -> bool:
     """Is `came` a list of these tensors, up to rounding?"""
     return (isinstance(came, (list, tuple)) and len(came) == len(right)
             and all(isinstance(a, Tensor) and a.shape == b.shape and a.dtype == b.dtype
-                    and torch.allclose(a.double(), b.double(),
-                                       rtol=1e-5 if a.dtype == F32 else 1e-12,
-                                       atol=1e-5 if a.dtype == F32 else 1e-12)
-                    for a, b in zip(came, right, strict=True)))
+                    and bool(_equal(a, b).all()) for a, b in zip(came, right, strict=True)))
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Element by element, up to rounding."""
+    exact = 1e-5 if b.dtype == F32 else 1e-12
+    return a.double().isclose(b.double(), exact, exact)
 
 
 def judge_values(case: Case, found: Sequence[Any], right: Sequence[Tensor], expected: str,
-                 mistakes: Mapping[str, Callable[[int], Sequence[Tensor]]]) -> Verdict:
-    """Does every rank have `right`? mistakes: a clue → what rank r has that makes this mistake."""
+                 mistakes: Mapping[str, Callable[[int], Sequence[Tensor]]],
+                 otherwise: str = "") -> Verdict:
+    """Does every rank have `right`? mistakes: a clue → what rank r has that makes this mistake.
+    otherwise: what is said if none of them explains it."""
     for rank, came in enumerate(found):
         if close(came, right):
             continue
@@ -53,7 +58,9 @@ def judge_values(case: Case, found: Sequence[Any], right: Sequence[Tensor], expe
             return wrong
         clue = next((clue for clue, wrong in mistakes.items()
                      if all(close(mine, wrong(r)) for r, mine in enumerate(found))), "")
-        return Verdict(False, f"rank {rank}: tensor {number} is wrong", expected, clue=clue,
+        at = int((~_equal(mine, wanted)).nonzero()[0])
+        return Verdict(False, f"rank {rank}: tensor {number}[{at}] = {mine[at].item():.6g}",
+                       f"{wanted[at].item():.6g}, {expected}", clue=clue or otherwise,
                        sure=bool(clue))
     return Verdict(True, "right on every rank", expected)
 

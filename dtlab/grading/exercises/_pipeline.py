@@ -16,7 +16,8 @@ _CLUES = {
                               "needs its forward; and micro-batches pass the stages one after "
                               "the other.",
     "deadlock": "The ranks wait for each other: compare, on both, the order in which they touch "
-                "these two micro-batches.",
+                "these two micro-batches. (Backwards go through the micro-batches in the order of "
+                "the forwards, 0 first.)",
     "done twice": "A micro-batch passes each stage forward once, and backward once.",
     "missing": "Some backward (or forward) never comes: after the last forward, the backwards that "
                "are left must follow, on each rank.",

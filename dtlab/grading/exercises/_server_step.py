@@ -43,9 +43,9 @@ def judge_vector(name: str, x: torch.Tensor, right: torch.Tensor) -> Verdict | N
 
 
 def step_clue(after: Sequence[torch.Tensor], before: torch.Tensor,
-              grads: Sequence[torch.Tensor], lr: float) -> str:
+              grads: Sequence[torch.Tensor], lr: float, ranks: int) -> str:
     """Which mistake makes just these vectors of all workers? "" if none that is known."""
-    summed, mean = torch.stack([g.double() for g in grads]).sum(0), None
+    summed = torch.stack([g.double() for g in grads]).sum(0)
     mean = summed / len(grads)
     right = wanted(before, grads, lr)
 
@@ -58,6 +58,11 @@ def step_clue(after: Sequence[torch.Tensor], before: torch.Tensor,
     if all_are(before.double() - lr * summed):
         return ("The step is taken with the sum of the gradients: divide by the number of workers, "
                 "servers not counted.")
+    if all_are(before.double() - lr * summed / ranks):
+        return ("The sum is divided by the number of all ranks: divide it by the number of "
+                "workers; servers have no gradient.")
+    if all_are(before.double() - mean):
+        return "The learning rate is missing: the new weights are weights − lr · mean."
     if all_are(summed) or all_are(mean):
         return ("The workers end with gradients, not with weights: the new weights are "
                 "weights − lr · mean.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.case import Case, Outcome, counted, describe_case
 from dtlab.grading.exercise import Check, Verdict
 from dtlab.grading.frames import Opaque
 
@@ -60,8 +60,8 @@ def rounds(case: Case, outcome: Outcome, allowed: int, formula: str, clue: str) 
     took = outcome.elapsed_s
     text = f"{took:g} / {allowed}"
     passed = took <= allowed + 1e-9
-    return Verdict(passed, f"{took:g} rounds", f"≤ {formula} = {allowed} rounds", rounds=text,
-                   clue="" if passed else clue)
+    return Verdict(passed, counted(took, "round"), f"≤ {formula} = {counted(allowed, 'round')}",
+                   rounds=text, clue="" if passed else clue)
 
 
 # ---- what runs cost -----------------------------------------------------------------------------
@@ -71,6 +71,10 @@ Judge = Callable[[Case, Outcome], Verdict]
 Clue = str | Callable[[list[int]], str]  # or of the bytes by rank
 COLLECTIVES: dict[str, Any] = {  # of a case in which the library's collectives may be called
     "library": True, "latency_s": 1e-6, "bandwidth_Bps": 1e9}
+NO_SUCH_PIECE = {"tuple index out of range": (
+    "There are fewer pieces than the index asks for. x.tensor_split(k) makes k pieces of any x, "
+    "0 to k − 1; x.split(m) makes pieces of m elements, x.chunk(k) may make fewer than k; and an "
+    "index that goes round needs % k.")}
 ONLY_SIMULATED = "It works in the simulator, but not on real processes over Gloo."
 
 

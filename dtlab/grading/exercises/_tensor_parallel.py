@@ -20,9 +20,12 @@ def normal(random: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=random, dtype=F64)
 
 
-def judge_part(name: str, came: Sequence[Any], right: Sequence[Tensor], clues: Clues = ()
-               ) -> Verdict | None:
-    """None if each rank r's `came[r]` is `right[r]`, up to rounding; else what is wrong."""
+def judge_part(name: str, came: Sequence[Any], right: Sequence[Tensor], clues: Clues = (),
+               otherwise: str = "") -> Verdict | None:
+    """None if each rank r's `came[r]` is `right[r]`, up to rounding; else what is wrong.
+
+    otherwise: what is said if none of the mistakes of `clues` explains it.
+    """
     def close(a: Any, b: Tensor) -> bool:
         return (isinstance(a, Tensor) and a.shape == b.shape
                 and bool(torch.allclose(a.double(), b, rtol=1e-9, atol=1e-9)))
@@ -33,12 +36,16 @@ def judge_part(name: str, came: Sequence[Any], right: Sequence[Tensor], clues: C
         return None
     clue = next((clue for clue, mistake in clues
                  if all(close(a, mistake(r)) for r, a in enumerate(came))), "")
-    found = came[wrong]
-    what = (f"shape {tuple(found.shape)}" if isinstance(found, Tensor)
-            and found.shape != right[wrong].shape else "wrong" if isinstance(found, Tensor)
-            else type(found).__name__)
+    found, wanted = came[wrong], right[wrong]
+    if isinstance(found, Tensor) and found.shape == wanted.shape:
+        at = tuple((~found.double().isclose(wanted, 1e-9, 1e-9)).nonzero()[0].tolist())
+        place = f"{name}{list(at) if at else ''}"
+        return Verdict(False, f"rank {wrong}: {place} = {found[at].item():.6g}",
+                       f"{wanted[at].item():.6g}", clue=clue or otherwise, sure=bool(clue))
+    what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
     return Verdict(False, f"rank {wrong}: {name}: {what}",
-                   f"a tensor of shape {tuple(right[wrong].shape)}", clue=clue, sure=bool(clue))
+                   f"a tensor of shape {tuple(wanted.shape)}", clue=clue or otherwise,
+                   sure=bool(clue))
 
 
 def returned(outcome: Outcome, count: int) -> list[Sequence[Any]] | Verdict:

@@ -52,7 +52,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
                            zero) / len(every)],
         "The gradients are divided by the number of ranks: the sum over all ranks, divided by all "
         "samples, is the mean already.": lambda r: [total / len(every) / p],
-    })
+    }, "Add up samples · gradient over a rank's micro-batches, and the samples; sum both over the "
+        "ranks, and divide one by the other.")
 
 
 def _traffic(case: Case, outcome: Outcome) -> Verdict:

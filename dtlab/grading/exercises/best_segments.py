@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dtlab.cost.broadcast_reduce import chain_form
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 
 TOLERANCE = 0.01  # of the best time
@@ -41,7 +41,7 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
                 "max(1, round(…)) makes it so.")
         return Verdict(False, f"{k!r}"[:60], f"{expected} segments", clue=clue)
     took = chain_s(ranks, nbytes, alpha, beta, k)
-    came = f"{k:,} segments: {took:.4g} s"
+    came = f"{counted(k, 'segment')}: {took:.4g} s"
     if took <= best_time * (1 + TOLERANCE):
         return Verdict(True, came, expected)
     return Verdict(False, came, expected, clue=_clue(k, ranks, nbytes, alpha, beta),
@@ -58,8 +58,10 @@ def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
     formulas = {
         "nbytes is already a number of bytes: don't divide it by the size of an element.":
             [best / 2],
-        "α and nβ are the wrong way round: expensive messages call for few segments.":
-            [math.sqrt((ranks - 2) / link)] if link else [],
+        "Expensive messages call for few segments, long vectors for many: are α and nβ the wrong "
+        "way round, or is α missing?":
+            [math.sqrt((ranks - 2) * nbytes * beta), *(
+                [math.sqrt((ranks - 2) / link)] if link else [])],
         "A longer chain needs more segments: the number of ranks is missing.": [math.sqrt(link)],
         "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so the factor is p − 2; and don't round up, round.":
             [math.sqrt(ranks * link), math.sqrt((ranks - 1) * link)],
@@ -84,7 +86,9 @@ def _build(seed: int) -> list[Check]:
              _case(8, 0, ETHERNET), _case(5, int(1000 * grow), NVLINK)]
     return [
         Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge),
-        Check("short chains", 1, "3 and 4 ranks", short, _judge),
+        Check("short chains", 1, "3 and 4 ranks", short, _judge,
+              "Nearly: with few segments, one more or less counts. The factor is p − 2; and take "
+              "the nearest whole number: don't round up, nor down, as int() does."),
         Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge,
               "With two ranks, or a few bytes, the formula gives less than 1: there is always one "
               "segment."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.case import Case, Outcome, counted, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises import _standard as standard
 from dtlab.grading.exercises._standard import BF16, F32, F64, I64, lg_ceil, real, sent_at_most
@@ -40,8 +40,11 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
     p, wanted, value = case.ranks, _wanted(case, rank), outcome.values[rank]
     if not isinstance(value, torch.Tensor) or value.shape != wanted.shape:
         return "Return a tensor of the shape of parts: row s is what rank s has for this rank."
-    if torch.equal(value, case.args[rank][0]):
-        return "It is this rank's own parts: return the tensor in which the others' have arrived."
+    rows = sorted(map(str, value.tolist()))
+    if rows == sorted(map(str, case.args[rank][0].tolist())):
+        return ("The result holds this rank's own parts only: what arrived is not in it. `m[rows]` "
+                "with a list of rows is a copy, and what is received into a copy is lost: receive "
+                "into a tensor of its own, then write it back, `m[rows] = arrived`.")
     unturned = [_wanted(case, r)[[(r - d) % p for d in range(p)]] for r in range(p)]
     if all(standard.compare("", row, rows, "", "") is None
            for row, rows in zip(outcome.values, unturned, strict=True)):
@@ -53,7 +56,7 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
             return (f"All parts have come, but the rows stand {abs(by)} too far "
                     f"{'down' if by > 0 else 'up'}: after the rounds, row d has come from rank "
                     "(r − d) % p.")
-    if sorted(map(str, value.tolist())) == sorted(map(str, wanted.tolist())):
+    if rows == sorted(map(str, wanted.tolist())):
         return ("All parts have come, in the wrong order: row d has come from d ranks back, from "
                 "rank (r − d) % p. That order runs backwards; a roll alone does not reverse it.")
     return ("Some parts are not for this rank. At the start row d is for the rank d further on: "
@@ -63,9 +66,9 @@ def _clue(case: Case, outcome: Outcome, rank: int) -> str:
 
 def _rounds(case: Case, outcome: Outcome) -> Verdict:
     return standard.rounds(case, outcome, lg_ceil(case.ranks), "⌈lg p⌉", (
-        f"{case.ranks} ranks took {outcome.elapsed_s:g} rounds. Sending each part straight to its "
-        "rank takes p − 1. Let parts hop 1, 2, 4, … ranks ahead, many in one message: one sendrecv "
-        "per round."))
+        f"{case.ranks} ranks took {counted(outcome.elapsed_s, 'round')}. Sending each part "
+        "straight to its rank takes p − 1. Let parts hop 1, 2, 4, … ranks ahead, many in one "
+        "message: one sendrecv per round."))
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:

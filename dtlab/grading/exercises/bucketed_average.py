@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.case import Case, Outcome, counted, describe_case
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises import _data_parallel as shared
 from dtlab.grading.exercises._data_parallel import F32, F64, sent_in_rings
@@ -45,15 +45,16 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
         "reduced, too.": without_last,
         "Nothing has changed in `grads`: copy the averages back out of the bucket, in place.":
             lambda r: mine[r],
-    })
+    }, "Join a bucket with torch.cat, average it, and copy each part back into its own gradient: "
+        "split it by the lengths of the gradients, in the order in which they were joined.")
 
 
 def _messages(case: Case, outcome: Outcome) -> Verdict:
     grads, least = case.args[0]
     allowed = len(_buckets([len(g) for g in grads], least))
     rings = len(sent_in_rings(outcome, case.ranks))
-    return Verdict(rings == allowed, f"{rings} all-reduces", f"{allowed}, one for each bucket",
-                   rounds=f"{rings} / {allowed}", clue=(
+    return Verdict(rings == allowed, counted(rings, "all-reduce"),
+                   f"{allowed}, one for each bucket", rounds=f"{rings} / {allowed}", clue=(
         "Each gradient travels alone: join them (torch.cat) until a bucket holds `least` elements."
         if rings == len(grads) else
         "Everything travels at once: close a bucket as soon as it holds `least` elements."
@@ -87,7 +88,8 @@ def _build(seed: int) -> list[Check]:
     odd = [case(3, [4, 4, 4], 5), case(5, [1, 2, 3, 4, 5], 6), case(4, [3], 100),
            case(2, [7, 1, 1, 1], 1), case(4, [30, 2, 9, 11], 13, F32)]
     return [
-        Check("averages", 2, "2 to 4 ranks", plain, _values),
+        Check("averages", 2, "2 to 4 ranks", plain, _values, "A bucket's parts have the lengths "
+              "of its gradients: `bucket.split([len(g) for g in ...])`."),
         Check("any sizes", 1, "1 to 5 gradients, a bucket that is never full, float32", odd,
               _values, "It fails where the last bucket isn't full, or a gradient is small."),
         Check("messages", 2, "one all-reduce for each bucket", [*plain, *odd], _messages,

@@ -132,7 +132,9 @@ def _build(seed: int) -> list[Check]:
     tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2),
              case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
     return [
-        Check("fits", 2, "4 models on 8, 16 and 32 devices", [*small, *tight], _fits),
+        Check("fits", 2, "4 models on 8, 16 and 32 devices", [*small, *tight], _fits,
+              "predict gives None for what can't be laid out (with dp = 1, say, there is no other "
+              "stage than 0): test for None before you unpack it, and try every stage."),
         Check("good", 2, "within a fifth of the best", [*small, *tight], _time(1.2),
               provided=_fits),
         Check("best", 3, "the best there is", [*small, *tight], _time(1.001), provided=_fits),

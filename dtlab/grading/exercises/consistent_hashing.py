@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 
 Place = Callable[[list[str], list[str], int], Any]
@@ -54,7 +54,7 @@ def _trouble(placed: Any, keys: list[str], servers: list[str], copies: int) -> V
                            clue="Two copies on one server die together. The next point on the ring "
                                 "may be the same server's: go on until you find another one.")
         if len(mine) != count:
-            return Verdict(False, f"{key} → {len(mine)} servers", wanted,
+            return Verdict(False, f"{key} → {counted(len(mine), 'server')}", wanted,
                            clue=f"Each key is on `copies` servers; on all, if there are fewer. "
                                 f"Here: {count}.")
     return None
@@ -186,7 +186,8 @@ def _build(seed: int) -> list[Check]:
     other = Case("3 calls, 5 servers", calls, comm=False, harness=elsewhere,
                  facts={"keys": keys, "servers": [five] * 3, "copies": 2})
     return [
-        Check("a placement", 1, "1 to 9, 13 servers", one, _placed),
+        Check("a placement", 1, "1 to 9, 13 servers", one, _placed, "Behind the last point "
+              "the ring begins anew: take the index modulo the number of points."),
         Check("copies", 2, "2 and 3 copies", many, _placed),
         Check("balance", 2, "2, 5, 8 servers", even, _balance, provided=_placed),
         Check("a server comes", 2, "to 1, 3, 4, 8 servers", more, _moved, provided=_placed),

@@ -201,7 +201,7 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
     """As low as the reference's, which plain SGD is far from."""
     seed = case.facts["seed"]
     reached, least = loss_of(outcome.values[0], seed), loss_of(train(right, seed), seed)
-    came, wanted = f"loss {reached:.3f}", f"≤ {least * 1.01:.3f}"
+    came, wanted = f"loss {reached:.4g}", f"≤ {least * 1.01:.3f}"
     clue = "Training with your update ends at a higher loss than DC-ASGD does."
     return Verdict(reached <= least * 1.01, came, wanted, clue=clue)
 
@@ -219,7 +219,8 @@ def _build(seed: int) -> list[Check]:
     loss = [Case(f"digits, {WORKERS} workers in turn", [(seed,)], comm=False, harness=train,
                  facts={"seed": seed})]
     return [
-        Check("equation", 3, "unseen tensors, float64", delayed, _values),
+        Check("equation", 3, "unseen tensors, float64", delayed, _values, "A pull keeps a copy in "
+              "backups[worker]; a push reads it, and leaves it there: more pushes may follow."),
         Check("own backup", 2, "2 and 3 workers", own, _values),
         Check("a pull makes it anew", 1, "pulls between pushes", again, _values),
         Check("loss under delay", 2, f"digits, {WORKERS} workers in turn, {GRADIENTS} gradients",

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from dtlab.cost import amdahl_speedup
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 
 Times = Mapping[int, float]  # number of devices → seconds
@@ -37,6 +37,8 @@ MISTAKES: dict[str, dict[str, Formula]] = {
         "This is in percent: return a share of 1.": lambda t, n: 100 * t[1] / t[n] / n,
         "With times it is T_1/(n·T_n), not as with throughputs.": lambda t, n: t[n] / (n * t[1]),
         "It is upside down: T_1/(n·T_n).": lambda t, n: n * t[n] / t[1],
+        "It is cut off at 1, but n devices may be more than n times as fast (their caches hold "
+        "more): return what the formula gives.": lambda t, n: min(1.0, t[1] / t[n] / n),
     },
     "serial share": {  # n: the largest number of devices
         "This is the share that can be divided: return 1 minus it.": lambda t, n: 1 - _fitted(t, n),
@@ -75,7 +77,8 @@ def _judge(case: Case, outcome: Outcome, what: str) -> Verdict:
     clue = next((clue for clue, formula in MISTAKES[what].items()
                  if all(_close(came[n], formula(times, n)) for n in numbers)), "")
     n = wrong[0]
-    return Verdict(False, f"{n} device{'s' * (n > 1)}: {came[n]}"[:60],
+    shown = f"{came[n]:.6g}" if isinstance(came[n], (int, float)) else str(came[n])
+    return Verdict(False, f"{counted(n, 'device')}: {shown}"[:60],
                    f"{RIGHT[what](times, n):.4g}", clue=clue or REMINDERS[what], sure=bool(clue))
 
 
@@ -93,6 +96,7 @@ def _build(seed: int) -> list[Check]:
     edges = [case("perfect scaling", {n: 8.0 / n for n in (1, 2, 8)}),
              case("no scaling", dict.fromkeys((1, 2, 4), 5.0)),
              case("slower than one", {1: 1.0, 2: 1.5, 4: 2.0}),
+             case("more than n times as fast", {1: 8.0 + k, 2: 3.5, 4: 2.5}),
              case("any order of keys", {8: 2.0, 1: 10.0, 2: 5.5 + k})]
     noisy = [case("measured times", {1: 10.0, 2: 5.6, 4: 3.1 + 0.1 * k, 8: 2.4}),
              case("measured times", {1: 0.8, 3: 0.35, 6: 0.21, 12: 0.17})]
@@ -101,7 +105,7 @@ def _build(seed: int) -> list[Check]:
         Check("speedup", 2, "times that obey Amdahl", exact, speedup),
         Check("efficiency", 2, "times that obey Amdahl", exact, efficiency),
         Check("serial share", 2, "times that obey Amdahl", exact, share),
-        Check("edges", 1, "perfect, none, slower, any order", edges, efficiency),
+        Check("edges", 1, "perfect, none, slower, super-linear, any order", edges, efficiency),
         Check("least squares", 1, "measured times, which obey nothing", noisy, share),
     ]
 

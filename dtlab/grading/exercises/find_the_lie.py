@@ -33,6 +33,8 @@ _CLUES = {
             "region through copy_to?",
     "scale": "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own "
              "columns by it, so each has a part of its gradient.",
+    "x": "The gradient of x is wrong, which the layers before this one would go on with: what "
+         "enters the region through copy_to must be h, not `norm`.",
     "bias": "The gradient of `bias` is wrong: it is added after the sum, to what is the same on "
             "all ranks.",
 }
@@ -47,13 +49,14 @@ def right(x: Tensor, norm: Tensor, up: Tensor, scale: Tensor, down: Tensor, bias
 
 
 def run_layer(layer: Callable[..., Any], comm: Comm, x: Tensor, *parameters: Tensor) -> list[Any]:
-    """In the sandbox: y, the gradients of its parameters, and which ones the answer names."""
-    leaves = [p.clone().requires_grad_() for p in parameters]
+    """In the sandbox: y, the gradients of its parameters, which ones the answer names, and the
+    gradient of x."""
+    x, *leaves = (p.clone().requires_grad_() for p in (x, *parameters))
     result = layer(comm, x, *leaves, copy_to, reduce_from)
     y, named = result if isinstance(result, tuple) and len(result) == 2 else (result, ())
     y.square().mean().backward()
     named = {named} if isinstance(named, str) else set(named)
-    return [y.detach(), *(p.grad for p in leaves), sorted(map(str, named))]
+    return [y.detach(), *(p.grad for p in leaves), sorted(map(str, named)), x.grad]
 
 
 def _expected(case: Case) -> tuple[list[Tensor], list[list[Tensor]]]:
@@ -62,15 +65,16 @@ def _expected(case: Case) -> tuple[list[Tensor], list[list[Tensor]]]:
     up = torch.cat([a[2] for a in case.args])
     down = torch.cat([a[4] for a in case.args], 1)
     leaves = [p.clone().requires_grad_() for p in (norm, up, scale, down, bias)]
+    x = x.clone().requires_grad_()
     y = right(x, *leaves)
     y.square().mean().backward()
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in leaves]
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in (*leaves, x)]
     return [y.detach()] * t, [list(g.chunk(t, CUT[name])) if name in CUT else [g] * t
-                              for name, g in zip(NAMES, gradients, strict=True)]
+                              for name, g in zip((*NAMES, "x"), gradients, strict=True)]
 
 
 def _forward(case: Case, outcome: Outcome) -> Verdict:
-    values = returned(outcome, 7)
+    values = returned(outcome, 8)
     if isinstance(values, Verdict):
         return values
     wrong = judge_part("y", [v[0] for v in values], _expected(case)[0])
@@ -78,7 +82,7 @@ def _forward(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _place(case: Case, outcome: Outcome) -> Verdict:
-    values = returned(outcome, 7)
+    values = returned(outcome, 8)
     if isinstance(values, Verdict):
         return values
     named = next((v[6] for v in values if v[6] != WRONG), WRONG)
@@ -86,6 +90,8 @@ def _place(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(True, "both found", "the gradients that are wrong")
     clue = next((_PLACE_CLUES[name] for name in ("up", "down", "bias") if name in named),
                 next((_PLACE_CLUES[name] for name in WRONG if name not in named), ""))
+    if not set(named) <= set(NAMES):
+        clue = f"Name them by the arguments, in a set of texts: {', '.join(NAMES)}."
     if not named:
         clue = "Return y and a set of names: the gradients that the layer above gets wrong."
     return Verdict(False, ", ".join(named)[:40] or "no names", "the gradients that are wrong",
@@ -94,13 +100,14 @@ def _place(case: Case, outcome: Outcome) -> Verdict:
 
 def _gradients(*names: str) -> Callable[[Case, Outcome], Verdict]:
     def judge(case: Case, outcome: Outcome) -> Verdict:
-        values = returned(outcome, 7)
+        values = returned(outcome, 8)
         if isinstance(values, Verdict):
             return values
-        for place, (name, expected) in enumerate(zip(NAMES, _expected(case)[1], strict=True), 1):
+        came = [[v[place] for v in values] for place in (1, 2, 3, 4, 5, 7)]
+        for name, mine, expected in zip((*NAMES, "x"), came, _expected(case)[1], strict=True):
             if name not in names:
                 continue
-            wrong = judge_part(f"the gradient of {name}", [v[place] for v in values], expected)
+            wrong = judge_part(f"the gradient of {name}", mine, expected)
             if wrong:
                 return wrong._replace(clue=_CLUES.get(name, ""))
         return Verdict(True, "right on every rank", "that of one device")
@@ -133,13 +140,13 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("forward", 1, "2 to 4 ranks", cases, _forward),
         Check("place", 1, "which gradients were wrong", cases[:1], _place),
-        Check("norm", 2, "its gradient", cases, _gradients("norm", "up", "down"),
+        Check("norm", 2, "its gradient", cases, _gradients("norm", "up", "down", "x"),
               provided=_forward),
         Check("scale", 1, "its gradient", cases, _gradients("scale"), provided=_forward),
         Check("bias", 1, "its gradient", cases, _gradients("bias"), provided=_forward),
         Check("bytes", 1, "no all-reduce too many", [case(4, 40, 60)], _bytes,
-              provided=_gradients(*NAMES)),
-        Check("real", 1, "3 ranks over Gloo", [case(3, 4, 5, gloo=True)], _gradients(*NAMES),
+              provided=_gradients(*NAMES, "x")),
+        Check("real", 1, "3 ranks over Gloo", [case(3, 4, 5, gloo=True)], _gradients(*NAMES, "x"),
               provided=_forward),
     ]
 

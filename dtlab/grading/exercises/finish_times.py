@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, named, send_together
@@ -38,8 +38,8 @@ def _case(name: str, pairs: Pairs, text: str = "") -> Case:
                 for link in range(len(cluster.capacity_Bps)) for a, b in [cluster.ends(link)]}
     sizes = list(pairs.values())
     short = name.replace(",latency_s=0", "").replace(":latency_s=0", "")
-    return Case(text or f"{short}, {len(pairs)} flows", [(sizes, routes, capacity)], comm=False,
-                facts={"cluster": name, "pairs": pairs})
+    return Case(text or f"{short}, {counted(len(pairs), 'flow')}", [(sizes, routes, capacity)],
+                comm=False, facts={"cluster": name, "pairs": pairs})
 
 
 def _random_case(name: str, count: int, seed: int) -> Case:
@@ -123,6 +123,11 @@ def _simulated(rates: Rates, sizes: list[int], routes: list[list[str]],
     return ends_s
 
 
+def _last_stretches(ends_s: list[float]) -> list[float]:
+    """From the end before each of these ends to it."""
+    return [end - max((e for e in ends_s if e < end * (1 - 1e-6)), default=0.0) for end in ends_s]
+
+
 def _clue(came: list[float], wanted: list[float], case: Case) -> str:
     if not came:
         return ""
@@ -138,6 +143,13 @@ def _clue(came: list[float], wanted: list[float], case: Case) -> str:
     if _near(came, [n / rate for n, rate in zip(sizes, _alone(routes, capacity), strict=True)]):
         return ("Each flow is timed as if it were alone on its narrowest link; those who share a "
                 "link share its capacity.")
+    if all(any(_near([t], [n / capacity[link]]) for link in route)
+           for t, n, route in zip(came, sizes, routes, strict=True)):
+        return ("Each flow is timed on a single link of its route, and not on the narrowest: look "
+                "at all links of a route.")
+    if _near(came, _last_stretches(wanted)):
+        return ("These are the lengths of the last stretches, each from one end to the next, not "
+                "the times at which flows end: add the stretches up, now += dt.")
     if _near(came, [sum(n / capacity[link] for link in route)
                     for n, route in zip(sizes, routes, strict=True)]):
         return ("The times on the links of a route don't add up: bytes cross all of them at once, "

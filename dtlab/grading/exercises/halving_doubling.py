@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._all_reduce import (
     DTYPES,
@@ -14,7 +14,7 @@ from dtlab.grading.exercises._all_reduce import (
     summing_case,
     too_large,
 )
-from dtlab.grading.exercises._standard import held_at_most, real
+from dtlab.grading.exercises._standard import NO_SUCH_PIECE, held_at_most, real
 
 
 def _core(ranks: int) -> tuple[int, int, int]:
@@ -39,9 +39,11 @@ def _folding_clue(case: Case, after: list[torch.Tensor]) -> str:
     before = [args[0] for args in case.args]
     done = [torch.equal(x, total) for x in after]
     untouched = [torch.equal(a, b) for a, b in zip(after, before, strict=True)]
-    if extra and sum(untouched) == extra and sum(done) == core:
-        return (f"Rank {untouched.index(True)} still holds what it began with: after the last "
-                "round, the neighbour of a folded rank must hand the sum back to it.")
+    if extra and sum(done) == core:
+        rank = done.index(False)
+        holds = "still holds what it began with" if untouched[rank] else "does not hold the sum"
+        return (f"Rank {rank} {holds}: after the last round, the neighbour of a folded rank must "
+                "hand the sum back to it.")
     if extra and torch.equal(after[0], torch.stack(before[:core]).sum(0).to(total.dtype)):
         ranks = f"ranks {core} to {p - 1}" if extra > 1 else f"rank {core}"
         return (f"The contributions of {ranks} are missing: with p = {p}, fold {extra} of the "
@@ -58,11 +60,17 @@ def _clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
         return ("Elements of one half are added to those of the other: a rank sends the half that "
                 "it keeps. Send the half that you give away; your partner keeps that one.")
     if too_large(after, total):
-        return ("Some sums are too large: a contribution was added more than once. On the way back "
-                "(the doubling), overwrite, don't add.")
+        return ("Some sums are too large. Is something added twice (on the way back, the doubling, "
+                "overwrite, don't add), or added where it does not belong? Of two partners one "
+                "keeps the first half, the other the second; each sends what the other keeps.")
     folding = _folding_clue(case, after)
     if folding:
         return folding
+    before = torch.stack([args[0] for args in case.args])
+    if agree and bool((before == after[0]).any(0).all()):
+        return ("Nothing has been added: each element is what some rank held at the start. On the "
+                "way there (the halving) add what comes to the half that you keep; overwrite only "
+                "on the way back.")
     held = torch.stack(complete).sum(0)
     if bool((held >= 1).all()):
         return ("Every element is complete on some rank: the halving is right. Now go the same way "
@@ -115,9 +123,9 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     _, lg, extra = _core(case.ranks)
     allowed = 2 * lg + (2 if extra else 0)
     took = outcome.elapsed_s
-    rounds, limit = f"{took:g} / {allowed}", f"≤ {allowed} rounds"
+    rounds, limit = f"{took:g} / {allowed}", f"≤ {counted(allowed, 'round')}"
     if took <= allowed + 1e-9:
-        return Verdict(True, f"{took:g} rounds", limit, rounds=rounds)
+        return Verdict(True, counted(took, "round"), limit, rounds=rounds)
     if max(outcome.trace.messages(rank) for rank in range(case.ranks)) > allowed:
         clue = ("More messages than rounds are allowed, as in a ring. Here the distance to the "
                 "partner changes by a factor of two from round to round: lg p rounds there, lg "
@@ -125,7 +133,7 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     else:
         clue = ("Some ranks wait while others talk: in each round, send and receive at once, with "
                 "comm.sendrecv(give, partner, inbox, partner).")
-    return Verdict(False, f"{took:g} rounds", limit, rounds=rounds, clue=clue)
+    return Verdict(False, counted(took, "round"), limit, rounds=rounds, clue=clue)
 
 
 def _memory(case: Case, outcome: Outcome) -> Verdict:
@@ -133,15 +141,16 @@ def _memory(case: Case, outcome: Outcome) -> Verdict:
     n, item = case.facts["n"], case.facts["item"]
     room = (n if _core(case.ranks)[2] else -(-n // 2)) * item
     return held_at_most(outcome, room, "", (
-        "More is held than the largest message that arrives: half of x in the first round (all of "
-        "it where a neighbour is folded in). Make one inbox, once; pieces of x can be sent, and on "
-        "the way back received into, as they are."))
+        "More is held than the largest message that arrives: half of x; all of x only on a rank "
+        "that takes in a neighbour. Make one inbox of that size, once, and use slices of it; "
+        "pieces of x can be sent, and on the way back received into, as they are."))
 
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int], hint: str = "") -> list[Case]:
         more = seed % 3  # other sizes, but as divisible as before
-        return [summing_case(p, n + more * _core(p)[0] if n >= p else n, F32, seed, hint=hint)
+        return [summing_case(p, n + more * _core(p)[0] if n >= p else n, F32, seed, hint=hint,
+                             errors=NO_SUCH_PIECE)
                 for p, n in what]
 
     plain = cases((4, 8), (2, 4), (8, 32))

@@ -40,12 +40,12 @@ def _clue(value: tuple[object, ...], rank: int, size: int) -> str:
         return "Rank and size are the wrong way round: return rank, size, left, right."
     if value[1] != size:
         return "Ask the communicator how many ranks there are (comm.size); it isn't always 4."
-    if value[2] == rank - 1 != left or value[3] == rank + 1 != right:
-        return ("The ranks stand in a circle: beyond the last comes rank 0, before rank 0 comes "
-                "the last. The remainder does that: (rank + 1) % size, (rank - 1) % size.")
+    if value[0] != rank:
+        return ""
     if (value[2], value[3]) == (right, left) != (left, right):
         return "Left and right are the wrong way round: right is the next higher rank."
-    return ""
+    return ("The ranks stand in a circle: beyond the last comes rank 0, before rank 0 comes the "
+            "last. The remainder does that: (rank + 1) % size, (rank - 1) % size.")
 
 
 def _build(seed: int) -> list[Check]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._all_reduce import (
     DTYPES,
@@ -20,6 +20,16 @@ from dtlab.grading.exercises._all_reduce import (
 from dtlab.topology import Node, link_bytes, racks
 from dtlab.wires import enter
 
+NO_LEADER = ("comm.split returns None to a rank whose colour is None: only the leaders may use the "
+             "communicator of the leaders (`if leaders is not None: …`).")
+ERRORS = {
+    "'NoneType' object has no attribute": NO_LEADER,
+    "takes a communicator first, as in all_reduce(comm, …), not None": NO_LEADER,
+    "has no root": "In a communicator that comm.split returns, ranks are numbered anew, from 0: "
+    "the first rank of every group is 0 there, and so is the root.",
+    "  split  ": "Some ranks wait in comm.split, which all ranks of comm must call: those that "
+    "shall be in no group give the colour None.",
+}
 SLACK = 1.02  # of the time: uneven chunks
 
 
@@ -27,7 +37,7 @@ def _case(ranks: int, group: int, n: int, seed: int, dtype: torch.dtype = F32, *
           in_racks: bool = False, **options: Any) -> Case:
     """Groups of `group` ranks; in_racks: each in a rack of its own, whose uplink is as fast as
     one rank's port, and nothing takes time but bytes."""
-    case = summing_case(ranks, n, dtype, seed, library=True, **options)
+    case = summing_case(ranks, n, dtype, seed, library=True, errors=ERRORS, **options)
     cluster = racks(ranks // group, group, oversubscription=group, latency_s=0.0,
                     bandwidth_Bps=1e6) if in_racks else None
     return replace(case, tried=f"{case.tried}, groups of {group}", cluster=cluster,
@@ -53,8 +63,9 @@ def _clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
     groups = [sum(before[first : first + k]) for first in range(0, case.ranks, k)]
     right = [torch.equal(x, total) for x in after]
     if too_large(after, total):
-        return ("Some sums are too large: a contribution was added more than once. On the way "
-                "back, the leader's sum overwrites what the others hold.")
+        return ("Some sums are too large: a contribution was added more than once. Between the "
+                "groups, only the leaders' sums are added up; on the way back, the leader's sum "
+                "overwrites what the others hold.")
     if all(torch.equal(x, groups[rank // k]) for rank, x in enumerate(after)):
         return ("Each rank holds the sum of its own group only: the leaders must add the sums of "
                 "all groups before they send them out.")
@@ -88,6 +99,16 @@ def _slow_links(case: Case, outcome: Outcome) -> Verdict:
                    clue=_slow_clue(case, outcome, crossed))
 
 
+def _too_early(case: Case, outcome: Outcome) -> str:
+    """The hint if messages cross between groups before any group can have its sum."""
+    k = case.facts["group"]
+    if k == 1 or not any(m.start_s == 0 and m.src // k != m.dst // k
+                         for m in outcome.trace.transfers):
+        return ""
+    return ("The first messages go from group to group already. First sum up inside each group, "
+            "the `group` ranks that stand side by side: rank r belongs to group r // group.")
+
+
 def _too_many_cross(case: Case, outcome: Outcome) -> str:
     """The hint if the leaders carry all between the groups, and other ranks carry something too."""
     k, n = case.facts["group"], case.facts["n"] * case.facts["item"]
@@ -104,19 +125,23 @@ def _slow_clue(case: Case, outcome: Outcome, crossed: dict[tuple[Node, Node], in
     n = case.facts["n"] * case.facts["item"]
     count = p // k
     most, least = max(crossed.values()), min(crossed.values())
+    one_ring = abs(most - 2 * (p - 1) * n / p) < 0.02 * n
+    if not one_ring and (clue := _too_early(case, outcome)):
+        return clue
     if most > 1.2 * least:
         return ("One rack's way to the spine carries more than the others': a single rank collects "
                 "from all leaders, or is the root of their tree. In a ring of leaders, all send "
                 "equally much.")
-    if abs(most - 2 * (p - 1) * n / p) < 0.02 * n:
+    if one_ring:
         return ("That is what one ring over all ranks puts there, 2(p−1)/p·n: first sum up inside "
                 "each group, so that only p/k sums take part in the ring between racks.")
     if most >= k * 2 * (count - 1) * n // count:
         return ("Every rank of a group sends its whole vector through the spine: that is k times "
                 "too much. Let one leader do it, or give each rank a k-th part.")
     return _too_many_cross(case, outcome) or (
-        "More crosses the spine than a ring of leaders needs: all-reduce the groups' sums by a "
-        "ring (not a tree, nor recursive doubling), among leaders only.")
+        "More crosses the spine than a ring of leaders needs. Rank r belongs to group r // group, "
+        "of `group` ranks; only the groups' leaders all-reduce across the spine, by a ring (not a "
+        "tree, nor recursive doubling).")
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
@@ -128,7 +153,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     rounds = f"{took:.3g} s / {allowed:.3g} s"
     if took <= allowed:
         return Verdict(True, f"{took:.3g} s", f"≤ {allowed:.3g} s", rounds=rounds)
-    clue = _too_many_cross(case, outcome) or (
+    clue = _too_early(case, outcome) or _too_many_cross(case, outcome) or (
         "The values are right, but inside the groups whole vectors travel one after the other, "
         "so the leader's port is the bottleneck. For long vectors: reduce-scatter the group, "
         "then gather the parts at the leader (collectives.reduce(…, algorithm='rabenseifner')); "
@@ -143,11 +168,13 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     took = outcome.elapsed_s
     rounds, limit = f"{took:g} / {allowed}", f"≤ 4(k−1) + 2(p/k−1) = {allowed} rounds"
     if took <= allowed + 1e-9:
-        return Verdict(True, f"{took:g} rounds", limit, rounds=rounds)
-    clue = _too_many_cross(case, outcome) or (
-        "As many rounds as one ring over all ranks has, 2(p−1), or more. Groups must work at "
-        "the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among them, 2(k−1) back.")
-    return Verdict(False, f"{took:g} rounds", limit, rounds=rounds, clue=clue)
+        return Verdict(True, counted(took, "round"), limit, rounds=rounds)
+    many = took >= 2 * (case.ranks - 1)
+    clue = _too_early(case, outcome) or _too_many_cross(case, outcome) or (
+        "As many rounds as one ring over all ranks has, 2(p−1), or more. " * many +
+        "Groups must work at the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among them, "
+        "2(k−1) back.")
+    return Verdict(False, counted(took, "round"), limit, rounds=rounds, clue=clue)
 
 
 def _build(seed: int) -> list[Check]:
@@ -163,7 +190,7 @@ def _build(seed: int) -> list[Check]:
     dtypes = [_case(4, 2, 8, seed, dtype) for dtype in DTYPES]
     slow = cases((8, 4, 1600), (12, 4, 1200), (9, 3, 900), (16, 4, 1600), in_racks=True)
     timed = cases((8, 4, 1600), (8, 2, 1600), (16, 4, 1600), in_racks=True)
-    counted = cases((16, 4, 32), (12, 3, 24), (12, 2, 24), (9, 3, 18))
+    in_rounds = cases((16, 4, 32), (12, 3, 24), (12, 2, 24), (9, 3, 18))
     real = [_case(4, 2, 1_000, seed, gloo=True)]
     return [
         Check("sums", 2, "4, 6, 8 ranks", plain, _values),
@@ -176,7 +203,7 @@ def _build(seed: int) -> list[Check]:
               "It works for float32 only: make the inbox with torch.empty_like, or dtype=x.dtype."),
         Check("slow links", 2, "2 to 4 racks of 3 or 4", slow, _slow_links, provided=_values),
         Check("time", 1, "in racks, simulated", timed, _time, provided=_values),
-        Check("rounds", 1, "9 to 16 ranks", counted, _rounds, provided=_values),
+        Check("rounds", 1, "9 to 16 ranks", in_rounds, _rounds, provided=_values),
         Check("real", 1, "4 processes over Gloo", real, _values,
               "It works in the simulator, but not on real processes over Gloo."),
     ]

@@ -44,6 +44,11 @@ def run_layers(backward: Callable[..., Any], comm: Comm, gradients: list[Tensor]
     return [layer.grad for layer in layers]
 
 
+_HOW = ("From the last layer to the first: `layer.backward()`, then `comm.begin(all_reduce, "
+        "layer.grad, \"avg\")`. `begin` takes the function and its arguments, but not comm, and "
+        "calls it itself. Wait for all that began at the end.")
+
+
 def _values(case: Case, outcome: Outcome) -> Verdict:
     p, mine = case.ranks, [args[0] for args in case.args]
     sums = summed(mine)
@@ -55,7 +60,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             lambda r: [mine[r][0], *averages[1:]],
         "The last layer's gradient is not reduced, which is there first.":
             lambda r: [*averages[:-1], mine[r][-1]],
-    })
+    }, _HOW)
 
 
 def _exposed(case: Case, outcome: Outcome) -> Verdict:
@@ -86,7 +91,7 @@ def _build(seed: int) -> list[Check]:
     hidden = [case(2, 8, 200), case(4, 6, 400), case(3, 12, 120)]  # reductions are quicker
     queued = [case(4, 6, 4000), case(2, 5, 5000)]  # and slower than a layer's backward
     return [
-        Check("averages", 2, "2 to 4 ranks", plain, _values),
+        Check("averages", 2, "2 to 4 ranks", plain, _values, _HOW),
         Check("any number", 1, "1 rank, 1 layer, 5 ranks", odd, _values),
         Check("fast network", 2, "reductions shorter than a layer's backward", hidden, _exposed,
               provided=_values),

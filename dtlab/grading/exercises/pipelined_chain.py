@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises import _standard as standard
 
+ERRORS = {"receives into the tensor that it is sending": (
+    "You send segment i in the round in which it is still coming. Send segment i − 1, which you "
+    "have."), **standard.NO_SUCH_PIECE}
 LATENCY_S, VECTOR_S = 1.0, 24.0  # of one message; of the bytes of the whole vector
 
 
 def _clue(case: Case, outcome: Outcome, rank: int) -> str:
     x, wanted = outcome.after[rank][0], case.facts["wanted"]
-    if case.facts["root"] and torch.equal(x, case.args[0][0]):
-        return "It is rank 0's x. A rank's place in the chain is me = (comm.rank - root) % p."
+    if case.facts["root"] and all(torch.equal(y, case.args[0][0]) for y, *_ in outcome.after):
+        return ("Every rank has rank 0's x. A rank's place in the chain is "
+                "me = (comm.rank - root) % p.")
     if torch.equal(x, case.args[rank][0]):
         return f"Rank {rank} received nothing: its x is unchanged."
     if x[0] == wanted[0] and x[-1] != wanted[-1]:
@@ -36,20 +41,26 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     segment_s = LATENCY_S + VECTOR_S * -(-n // k) / n
     allowed, took = (p - 2 + k) * segment_s, outcome.elapsed_s
     sent = [message for message in outcome.trace.transfers if message.src == root]
-    if len(sent) < k:
+    second = (root + 1) % p
+    came_s = max((m.end_s for m in outcome.trace.transfers if m.dst == second), default=math.inf)
+    left_s = min((m.start_s for m in outcome.trace.transfers if m.src == second), default=0.0)
+    if len(sent) > k:
+        clue = (f"x goes out in {len(sent)} messages. x.tensor_split(segments) makes `segments` "
+                "pieces of it; x.split(m) makes pieces of m elements.")
+    elif len(sent) < k:
         clue = "It takes as long as with a single segment: cut x into `segments` and send each."
     elif any(after.start_s < before.end_s - 1e-9 for before, after in pairwise(sent)):
         clue = ("Several segments are under way at once. They share the port, so that the first "
                 "arrives late: let one follow the other.")
-    elif took >= (p - 1) * VECTOR_S:
+    elif left_s >= came_s - 1e-9:
         clue = ("Each rank waits for all of x before it passes anything on. Pass segment i on as "
                 "soon as it has come, while segment i + 1 arrives.")
     else:
         clue = ("Receiving and sending take turns. Ports are full duplex: post both together, "
                 "comm.exchange(Recv(segment i, behind), Send(segment i − 1, ahead)).")
     return Verdict(took <= allowed * (1 + 1e-9), f"{took:.4g} s",
-                   f"≤ (p−2+k)(α + nβ/k) = {allowed:.4g} s", clue=clue,
-                   rounds=f"{took / segment_s:.3g} / {p - 2 + k}")
+                   f"≤ p−2+k rounds of α + nβ/k: {p - 2 + k} × {segment_s:.4g} s = {allowed:.4g} s",
+                   clue=clue, rounds=f"{took / segment_s:.3g} / {p - 2 + k}")
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
@@ -71,7 +82,8 @@ def _build(seed: int) -> list[Check]:
     def case(ranks: int, n: int, root: int, k: int, dtype: torch.dtype = standard.F32,
              **more: Any) -> Case:
         return standard.broadcast_case(
-            ranks, n, root, k, dtype=dtype, seed=seed, said=f", {k} segments", latency_s=LATENCY_S,
+            ranks, n, root, k, dtype=dtype, seed=seed, said=f", {counted(k, 'segment')}",
+            errors=ERRORS, latency_s=LATENCY_S,
             bandwidth_Bps=max(n * dtype.itemsize, 1) / VECTOR_S, **more)
 
     n = 24 + 12 * (seed % 3)  # divisible by the numbers of segments

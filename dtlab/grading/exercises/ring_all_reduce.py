@@ -13,7 +13,7 @@ from dtlab.grading.exercises._all_reduce import (
     summing_case,
     too_large,
 )
-from dtlab.grading.exercises._standard import held_at_most, rounds, sent_at_most
+from dtlab.grading.exercises._standard import NO_SUCH_PIECE, held_at_most, rounds, sent_at_most
 
 # ---- values ------------------------------------------------------------------------------------
 
@@ -38,17 +38,24 @@ def _chunk_clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
     done = [[torch.equal(a, b) for a, b in zip(x.tensor_split(p), wanted, strict=True)]
             for x in after]
     complete = [sum(row) for row in done]
-    if too_large(after, total):
-        return ("Some sums are too large: a contribution was added more than once. In the second "
-                "phase, overwrite, don't add.")
     if all(torch.equal(x, after[0]) for x in after):
-        return ("All ranks agree, but not on the sum: the second phase (the all-gather) hands out "
-                "chunks that aren't complete. After the first phase rank r holds chunk r + 1.")
-    if all(c == 1 for c in complete) and outcome.trace.messages() >= 2 * p * (p - 1):
+        bare = all(any(torch.equal(a, x.tensor_split(p)[b]) for x in before)
+                   for b, a in enumerate(after[0].tensor_split(p)))
+        what = "each chunk is what one rank had at the start" if bare else "not on the sum"
+        return (f"All ranks agree, but {what}: the all-gather hands out chunks that aren't "
+                "complete. Either the first phase is wrong (in step s rank r sends chunk r − s, "
+                "and adds what comes, once it has come, to chunk r − s − 1), or the second begins "
+                "with another chunk than the complete one, r + 1.")
+    if too_large(after, total):
+        return ("Some sums are too large. Is something added twice (in the second phase, "
+                "overwrite, don't add), or is a chunk received into another one? In step s of the "
+                "first phase rank r sends chunk r − s, and adds what comes to chunk r − s − 1.")
+    reduced = all(map(torch.equal, after, _after_first_phase(before)))
+    if reduced and outcome.trace.messages() >= 2 * p * (p - 1):
         return ("Each rank holds one complete chunk, and the others were sent on, but what arrived "
                 "is not in x: receive straight into the chunk of x, or copy it there "
                 "(`chunks[b][:] = inbox`); `chunks[b] = inbox` only renames the inbox.")
-    if all(c == 1 for c in complete):
+    if reduced:
         return ("Each rank holds one complete chunk: the first phase is right. Now send the "
                 "complete chunks round the ring (the all-gather phase).")
     if all(c == p - 1 for c in complete):
@@ -60,6 +67,13 @@ def _chunk_clue(case: Case, outcome: Outcome, after: list[torch.Tensor]) -> str:
                 "what came in the step before.")
     return ("Some contributions are missing. In step s of the first phase rank r sends chunk r − s "
             "and adds what comes to chunk r − s − 1.")
+
+
+def _after_first_phase(before: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Chunk b on rank r: what ranks b to r, round the ring, have added to it."""
+    p, pieces = len(before), [x.tensor_split(len(before)) for x in before]
+    return [torch.cat([torch.stack([pieces[(b + i) % p][b] for i in range((r - b) % p + 1)]).sum(0)
+                       for b in range(p)]).to(before[r].dtype) for r in range(p)]
 
 
 # ---- cost --------------------------------------------------------------------------------------
@@ -107,7 +121,8 @@ def _memory(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int], hint: str = "") -> list[Case]:
         more = seed % 3  # other sizes, but as divisible as before
-        return [summing_case(p, n + more * p if n >= p else n, F32, seed, hint=hint)
+        return [summing_case(p, n + more * p if n >= p else n, F32, seed, hint=hint,
+                             errors=NO_SUCH_PIECE)
                 for p, n in what]
 
     plain = cases((4, 8), (2, 4), (8, 32))

@@ -28,7 +28,7 @@ def _forward(case: Case, outcome: Outcome) -> Verdict:
         ("y is a part of the sum: nothing was reduced over the ranks.", lambda r: parts[r] + bias),
         ("The parts were averaged: they are to be added up.", lambda r: whole / t + bias),
         ("The bias is missing.", lambda r: whole),
-    ])
+    ], "y is the sum over the ranks of x Wᵀ, each of its own part, in one all-reduce; then b.")
     return wrong or Verdict(True, "right on every rank", "x Wᵀ + b")
 
 
@@ -46,13 +46,19 @@ def _backward(case: Case, outcome: Outcome) -> Verdict:
     for name, place, expected in right:
         wrong = judge_part(name, [v[place] for v in values], expected, [
             (many, lambda r, e=expected: e[r] * t),  # type: ignore[misc]
-            (many, lambda r, e=expected: torch.stack(e).sum(0)),  # type: ignore[misc]
+            (many, lambda r, e=expected: _total(e)),  # type: ignore[misc]
             (f"{name.capitalize()} is averaged over the ranks: each keeps its own.",
-             lambda r, e=expected: torch.stack(e).mean(0)),  # type: ignore[misc]
-        ])
+             lambda r, e=expected: _total(e) / t),  # type: ignore[misc]
+        ], "Backward each rank works alone, on its own x and W: dy W, dyᵀ x, and the sum of dy's "
+            "rows.")
         if wrong:
             return wrong
     return Verdict(True, "right on every rank", "dy W, dyᵀ x, Σ dy")
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    """What an all-reduce of them would leave, if they are of one shape."""
+    return torch.stack(parts).sum(0) if len({p.shape for p in parts}) == 1 else torch.empty(0)
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:

@@ -40,7 +40,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
     for rank, (value, x, kept) in enumerate(outcome.values):
         wanted = sent[rank - 1]
         if wrong := standard.compare(f"rank {rank}: result", value, wanted, "the left one's x", ""):
-            return wrong._replace(clue=_clue(value, rank, sent) or wrong.clue)
+            return wrong._replace(clue=_clue(outcome, rank, sent) or wrong.clue)
         if wrong := standard.compare(f"rank {rank}: x", x, sent[rank], "as it was", (
                 "x belongs to the caller: receive into a new tensor, torch.empty_like(x), and "
                 "leave x as it is.")):
@@ -53,17 +53,23 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
     return standard.not_sent(outcome, case.ranks * case.facts["nbytes"] * (case.ranks > 1)) or right
 
 
-def _clue(value: Any, rank: int, sent: list[torch.Tensor]) -> str:
-    def is_of(other: int) -> bool:
-        return standard.compare("", value, sent[other % len(sent)], "", "") is None
+def _clue(outcome: Outcome, rank: int, sent: list[torch.Tensor]) -> str:
+    values = [value for value, *_ in outcome.values]
 
-    if is_of(rank):
-        return "A rank returned its own x: return the tensor that you received into."
-    if is_of(rank + 1):
+    def is_of(rank: int, other: int) -> bool:
+        return standard.compare("", values[rank], sent[other % len(sent)], "", "") is None
+
+    if all(is_of(r, r) for r in range(len(sent))):
+        return "Each rank returned its own x: return the tensor that you received into."
+    if all(is_of(r, r + 1) for r in range(len(sent))):
         return "It went round the wrong way: send to rank + 1, receive from rank − 1."
-    own = sent[rank]
-    if (isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (own.shape, own.dtype)
-            and not any(map(is_of, range(len(sent))))):
+    others = [r for r in range(len(sent)) if is_of(rank, r)]
+    if others:
+        whose = "its own x" if rank in others else f"that of rank {others[0]}"
+        return (f"Rank {rank} returned {whose}. Each rank sends its own x to its right, not what "
+                "it has received, and returns what comes from its left.")
+    value, own = values[rank], sent[rank]
+    if isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (own.shape, own.dtype):
         return ("This is no rank's x. What you receive into is whole once `wait` has returned: "
                 "read it then.")
     return ""

@@ -19,6 +19,7 @@ class Rule(NamedTuple):
     """The right way (as it is by default), and the ways in which learners get it wrong."""
 
     signed: bool = False  # the largest, not the largest in absolute value
+    signs: bool = True  # what is sent has its sign
     from_memory: bool = True  # what is sent comes out of g + memory, not out of g alone
     keeps: bool = True  # the memory takes what is not sent
     adds_up: bool = True  # to what it has; otherwise that is overwritten
@@ -32,12 +33,14 @@ MISTAKES = {
     Rule(divides=False): "That is the sum over the ranks: divide by comm.size.",
     Rule(signed=True): "The largest are those of largest absolute value: x.abs().topk(k), then "
                        "x at these places, with their signs.",
+    Rule(signs=False): "What was sent has lost its signs: take only the places from "
+                       "x.abs().topk(k), and the values from x.",
     Rule(adds=False): "Two ranks may send the same place, and their values must be added: "
                       "total[places] = values overwrites. Take total.index_add_(0, places, "
                       "values), or add one rank after the other.",
-    Rule(keeps=False): "The memory stays as it was, so what isn't sent is lost. `memory += g` "
+    Rule(keeps=False): "The memory ends as it began, so what isn't sent is lost. `memory += g` "
                        "changes the tensor that you were given; `memory = memory + g` makes a new "
-                       "one. Choose from the sum, and keep the rest.",
+                       "one. Choose from the sum, and set to 0 only the places that you sent.",
     Rule(adds_up=False): "What was not sent in earlier calls is gone: memory += g, don't overwrite "
                          "it.",
     Rule(removes="nothing"): "What was sent is still in the memory, and will be sent again: set "
@@ -59,7 +62,8 @@ def follow(gs: list[torch.Tensor], k: int, rule: Rule = RIGHT
                 memory.zero_()
             x = g[step] + memory if rule.from_memory else g[step]
             places = (x if rule.signed else x.abs()).topk(min(k, len(x))).indices
-            total[places] = x[places] + (total[places] if rule.adds else 0)
+            values = x[places] if rule.signs else x[places].abs()
+            total[places] = values + (total[places] if rule.adds else 0)
             sent.append((places, x[places]))
         means.append(total / len(gs) if rule.divides else total)
         for g, memory, (places, values) in zip(gs, memories, sent, strict=True):
@@ -103,6 +107,10 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             if not isinstance(one, torch.Tensor):
                 return Verdict(False, f"rank {rank} returned {one}", "a tensor",
                                clue="Return the mean, a tensor like g.")
+            if one.shape != mean.shape:
+                return Verdict(False, f"rank {rank} returned {tuple(one.shape)}",
+                               f"{tuple(mean.shape)}", clue="Return a whole vector like g, with 0 "
+                               "where no rank has sent.")
             if not _close(one, mean):
                 return Verdict(False, f"rank {rank}, step {step + 1}: another mean", told,
                                clue=_clue(case, outcome))

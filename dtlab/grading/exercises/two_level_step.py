@@ -16,7 +16,7 @@ from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-LR = 0.5
+LR = 0.3  # no share of a few ranks
 SLACK = 1.02
 Machines = tuple[tuple[int, ...], ...]
 
@@ -86,7 +86,7 @@ def _clue(case: Case, outcome: Outcome, grads: list[torch.Tensor]) -> str:
     if [r + 1 for r, x in enumerate(after) if same(x, right)] == sorted(m[0] for m in machines):
         return ("Only the aggregators have the new weights: each must send them to the ranks of "
                 "its machine.")
-    return step_clue(after, before, grads, LR) or (
+    return step_clue(after, before, grads, LR, case.ranks) or (
         "Some gradients are missing, or counted twice. Which ranks are in a machine is what "
         "`machines` says; their numbers need not follow each other.")
 

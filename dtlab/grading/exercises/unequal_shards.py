@@ -32,7 +32,7 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
             lambda r: [total / own[r]],
         "Each rank divides by its own number of samples, times the ranks. Divide by the samples of "
         "all ranks: `all_reduce` their number, too.": lambda r: [total / (own[r] * p)],
-    })
+    }, "Sum samples · gradient over the ranks, and the samples, too; divide one by the other.")
 
 
 def _unchanged(case: Case, outcome: Outcome) -> Verdict:

@@ -20,11 +20,16 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
     values = returned(outcome, 2)
     if isinstance(values, Verdict):
         return values
-    logits, targets, _ = _whole(case)
+    logits, targets, widths = _whole(case)
     right, t = cross_entropy(logits, targets), case.ranks
-    parts = [a[0] for a in case.args]
+    parts = logits.split(widths, 1)
     own = torch.stack([p.exp().sum(1) for p in parts])
+    top = logits.amax(1)
     target = logits.gather(1, targets[:, None])[:, 0]
+    owner = targets[:, None].ge(torch.tensor(widths).cumsum(0)).sum(1)
+    highest = torch.stack([p.amax(1) for p in parts])
+    local = torch.stack([(p - m[:, None]).exp().sum(1)
+                         for p, m in zip(parts, highest, strict=True)]).sum(0).log()
     wrong = judge_part("loss", [v[0] for v in values], [right] * t, [
         ("The loss is divided by the number of ranks: it is the mean over rows only.",
          lambda r: right / t),
@@ -32,7 +37,16 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
         ("This is the sum over the rows: take the mean.", lambda r: right * len(targets)),
         ("Each rank sees its own columns only: the sum of the exponentials is over all.",
          lambda r: (own[r].log() - target).mean()),
-    ])
+        ("Each rank takes off the largest of its own logits: it must be the largest on all ranks.",
+         lambda r: (local - target + highest.gather(0, owner[None])[0]).mean()),
+        ("The largest logit is taken off in the exponentials, but not from the target's logit.",
+         lambda r: right - top.mean()),
+        ("Only the rank that has the target's column knows its logit: the others add 0, in an "
+         "all-reduce.", lambda r: right + ((target - top) * (owner != r)).mean()),
+    ], "Three numbers of each row are over all ranks: the largest logit, the sum of exp(logit − "
+        "largest), and the target's logit less the largest, which the rank with its column gives "
+        "(column targets − first there), and the others as 0. The loss is the mean of log(sum) − "
+        "target's.")
     if wrong and any(isinstance(v[0], Tensor) and not bool(v[0].isfinite().all()) for v in values):
         wrong = wrong._replace(sure=True, clue="The exponentials overflow: subtract the largest "
                                "logit of the row first, the largest on all ranks.")
@@ -53,7 +67,8 @@ def _gradient(case: Case, outcome: Outcome) -> Verdict:
          lambda r: split[r] * len(targets)),
         ("The target is missing: its column's gradient is softmax − 1, if this rank has it.",
          lambda r: bare[r]),
-    ])
+    ], "It is (softmax − one-hot)/rows, in this rank's own columns: divide by the sum of the "
+        "exponentials over all ranks, and take 1 off in column targets − first.")
     return wrong or Verdict(True, "right on every rank", "(softmax − one-hot)/n, own columns")
 
 

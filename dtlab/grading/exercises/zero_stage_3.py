@@ -107,9 +107,20 @@ def _same(came: Any, right: list[Tensor]) -> bool:
             and all(close(a, b, 1e-10) for a, b in zip(came, right, strict=True)))
 
 
+_WHOLE = ("Return this rank's shard of each gradient, ⌈numel/N⌉ elements, not the whole "
+          "gradient: reduce-scatter it.")
+_LOSS = ("The loss is half the sum of the squares of the last layer's output, so backward begins "
+         "with that output; each layer's backward takes the input that its forward had.")
+
+
 def _values(case: Case, outcome: Outcome) -> Verdict:
     told = "each layer's mean gradient, this rank's shard"
     right = _right(case)
+    for rank, (given, after) in enumerate(zip(case.args, outcome.after, strict=True)):
+        if not all(map(torch.equal, given[1], after[1])):
+            return Verdict(False, f"rank {rank}: `shards` has changed", "the weights as they were",
+                           clue="The shards are the model: gather them into a new tensor, and put "
+                                "the gradients into new ones, too.", sure=True)
     everyone = [came for came, _ in outcome.values]
     for rank, came in enumerate(everyone):
         if _same(came, right[rank]):
@@ -122,8 +133,8 @@ def _values(case: Case, outcome: Outcome) -> Verdict:
         bad = next(i for i, (a, b) in enumerate(zip(came, right[rank], strict=True))
                    if not close(a, b, 1e-10))
         return Verdict(False, f"rank {rank}, layer {bad}: {places(came[bad], right[rank][bad])}",
-                       told, clue=clue or "The loss is half the sum of the squares of the last "
-                       "layer's output, so backward begins with that output.", sure=bool(clue))
+                       told, clue=clue or (_WHOLE if came[bad].numel() > right[rank][bad].numel()
+                                           else _LOSS), sure=bool(clue))
     least = 2 * (case.ranks - 1) * case.facts["total"] * 8  # a gather, and the gradients
     return not_sent(outcome, least) or Verdict(True, "the shards of all gradients", told)
 
@@ -177,7 +188,7 @@ def _build(seed: int) -> list[Check]:
                     facts=facts, **options)
 
     k = 2 * (seed % 3)
-    even = [case(2, 4, 4), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
+    even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
     uneven = [case(2, 3, 3), case(3, *[5 + 3 * (k // 2)] * 3), case(4, *[5] * 2), case(5, *[1] * 3)]
     deep = [case(2, *[128] * 14, meter=True), case(4, *[96 + 4 * k] * 14, meter=True)]
     return [
