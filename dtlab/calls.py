@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any
 
@@ -112,6 +112,21 @@ def check_members(ranks: Any, rank: int, size: int) -> tuple[int, ...]:
         raise ConfigError(f"rank {rank} is not in the subgroup {list(members)}; only its own ranks "
                           f"call subgroup")
     return members
+
+
+def no_operation(rank: int, op: object) -> ConfigError:
+    """The error of `Comm.post` and `Comm.exchange` for what is neither a `Send` nor a `Recv`."""
+    return ConfigError(f"rank {rank}: post and exchange take one or more of Send(x, dst) and "
+                       f"Recv(x, src), not {short(op)}")
+
+
+def check_wait(rank: int, works: object, kind: type, timeout_s: object) -> None:
+    """Raise `ConfigError` unless `Comm.wait_any` can wait for `works`, which are of this kind."""
+    if not isinstance(works, Collection) or not all(isinstance(work, kind) for work in works):
+        raise ConfigError(f"rank {rank}: wait_any takes a list of what isend, irecv, post and "
+                          f"begin return, not {short(works)}")
+    if timeout_s is not None:
+        check_amount(f"rank {rank}: the seconds of wait_any", timeout_s)
 
 
 def check_split(color: Any, key: Any, rank: int) -> None:

@@ -27,6 +27,7 @@ from dtlab.calls import check_members, check_split
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, load
 from dtlab.reduction import combine_
+from dtlab.tracebacks import end_at_caller
 
 
 class Send(NamedTuple):
@@ -267,7 +268,7 @@ class Comm(ABC):
         message = f"a communicator has no {name!r}"
         if not name.startswith("_") and hasattr(sys.modules.get("dtlab.collectives"), name):
             message += f"; collectives are functions: call dtlab.collectives.{name}(comm, …)"
-        raise AttributeError(message)
+        raise end_at_caller(AttributeError(message))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"

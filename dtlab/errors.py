@@ -115,8 +115,8 @@ _ADVICE = {  # part of a message of Python or torch → what to do instead
         "a rank has no keyboard: ask before, and pass the answer as an argument",
     "Default process group has not been initialized":
         "simulated ranks have no torch.distributed: use comm and dtlab.collectives, or dtlab.run",
-    "Error initializing torch.distributed":
-        "ranks are connected already: use comm and dtlab.collectives",
+    **dict.fromkeys(("Error initializing torch.distributed", "default process group twice"),
+                    "ranks are connected already: use comm and dtlab.collectives"),
 }
 
 

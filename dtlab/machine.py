@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 import platformdirs
 
+from dtlab.calls import check_amount, check_number
+from dtlab.errors import ConfigError
+
 
 class Machine(NamedTuple):
     """A message of n bytes takes alpha + n·beta seconds, reducing n bytes n·gamma."""
@@ -29,6 +32,19 @@ class Machine(NamedTuple):
     # Seconds that a rank is busy with each message after the first, where it posts several at once
     # and waits for none between them; never more than alpha. LogP calls it o.
     overhead: float = math.inf
+
+
+def check_machine(machine: object) -> None:
+    """Raise `ConfigError` unless it is a `Machine` of which all figures make sense."""
+    if not isinstance(machine, Machine):
+        raise ConfigError(f"machine must be a dtlab.machine.Machine, not {machine!r:.60}")
+    for name in ("alpha", "beta", "gamma"):
+        check_amount(f"{name} of a machine", getattr(machine, name), " seconds")
+    for name in ("lanes", "overhead"):  # may be infinite
+        check_number(f"{name} of a machine", getattr(machine, name))
+    if machine.lanes <= 0 or machine.overhead < 0:
+        raise ConfigError(f"lanes of a machine must be more than 0, and overhead 0 or more, not "
+                          f"{machine.lanes!r} and {machine.overhead!r}")
 
 
 # Measured on two cores of a server.
@@ -58,9 +74,7 @@ def load() -> Machine:
     """This host's figures; `TYPICAL` if they were never measured, or the file is no good."""
     try:
         machine = Machine(**json.loads(cache_file().read_text()))
-        costs = machine[:3]
-        if min(*costs, machine.overhead) >= 0 < machine.lanes and all(map(math.isfinite, costs)):
-            return machine
+        check_machine(machine)
     except (OSError, ValueError, TypeError):
-        pass
-    return TYPICAL
+        return TYPICAL
+    return machine

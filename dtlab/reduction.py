@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from dtlab.calls import short
 from dtlab.errors import ConfigError, ShapeMismatch
 
 Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -38,7 +39,7 @@ def check_op(op: Op, dtype: torch.dtype) -> None:
     """Raise `ConfigError` unless `op` is known and defined for `dtype`."""
     if callable(op):
         return
-    if op not in COMBINE:
+    if not isinstance(op, str) or op not in COMBINE:
         raise ConfigError(f"unknown op {op!r}; choose one of {', '.join(COMBINE)}, or a function")
     if dtype not in NUMBERS:
         raise ConfigError(f"op {op!r} is not defined for {dtype}, with which torch can't compute; "
@@ -51,6 +52,8 @@ def check_op(op: Op, dtype: torch.dtype) -> None:
 
 def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     """into ← into op x, in place; returns `into`. Same shape and dtype, else `ShapeMismatch`."""
+    if not isinstance(into, torch.Tensor) or not isinstance(x, torch.Tensor):
+        raise ConfigError(f"accumulate_ takes two tensors, not {short(into)} and {short(x)}")
     if into.is_meta:  # only time matters: there is nothing to add
         return into
     if into.shape != x.shape or into.dtype != x.dtype:

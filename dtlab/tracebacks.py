@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import traceback
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -14,6 +15,7 @@ from typing import TypeVar
 from dtlab.errors import DtlabError
 
 PACKAGE = str(Path(__file__).parent)
+_MOST_CALLS = 20  # that a traceback shows at its begin, and at its end
 _CELL = re.compile(r'[^\s"]*ipykernel_\d+[/\\]\d+\.py')  # how a kernel names the file of a cell
 
 
@@ -109,10 +111,18 @@ def traceback_text(error: BaseException, skip: tuple[str, ...]) -> str:
     while step is not None and step.tb_frame.f_code.co_filename in skip:
         step = step.tb_next
     story = traceback.TracebackException(type(error), error, step)
-    if isinstance(error, DtlabError):
+    if ends_at_caller(error):
         while len(story.stack) > 1 and story.stack[-1].filename.startswith(PACKAGE):
             story.stack.pop()
-    return with_cell_names("".join(story.format()))
+    return with_cell_names("".join(without_middle([*story.format()])))
+
+
+def without_middle(calls: list[str]) -> list[str]:
+    """The lines of a traceback; of very many, which functions leave that call each other without
+    end, the first and the last."""
+    left_out = len(calls) - 2 * _MOST_CALLS
+    return calls if left_out <= 0 else [
+        *calls[:_MOST_CALLS], f"  [{left_out} more calls]\n", *calls[-_MOST_CALLS:]]
 
 
 # ---- errors that leave dtlab end at the line that called it --------------------------------------
@@ -124,8 +134,13 @@ AnyError = TypeVar("AnyError", bound=BaseException)
 def end_at_caller(error: AnyError) -> AnyError:
     """`error`, to be raised by what a learner has called: its traceback begins anew, and is shown
     without dtlab's own frames. For what isn't dtlab's own error, such as an interrupt."""
-    error._render_traceback_ = lambda: _in_ipython(error)  # type: ignore[attr-defined]
+    error._render_traceback_ = partial(_in_ipython, error)  # type: ignore[attr-defined]
     return error.with_traceback(None)
+
+
+def ends_at_caller(error: BaseException) -> bool:
+    """Is `error` dtlab's own, or one of `end_at_caller`?"""
+    return hasattr(error, "_render_traceback_")
 
 
 def _until_caller(trace: TracebackType | None) -> TracebackType | None:
@@ -156,7 +171,7 @@ _python_shows = sys.excepthook
 def _in_python(kind: type[BaseException], error: BaseException,
                trace: TracebackType | None) -> None:
     """`sys.excepthook`; with DTLAB_DEBUG=1 all frames are shown."""
-    if hasattr(error, "_render_traceback_") and os.environ.get("DTLAB_DEBUG") != "1":
+    if ends_at_caller(error) and os.environ.get("DTLAB_DEBUG") != "1":
         error.__traceback__ = trace = _until_caller(trace)
     _python_shows(kind, error, trace)
 

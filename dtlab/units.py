@@ -34,10 +34,10 @@ def bytes_of(text: str) -> int:
     if not found or found[2] not in _PREFIXES or not math.isfinite(float(found[1])):
         raise ConfigError(f"{text!r:.60} is not a size; write bytes like 4096, 100MB or 64KiB")
     size = float(found[1]) * _PREFIXES[found[2]]
-    if size != int(size) or size < 0:
-        raise ConfigError(f"{text!r} is {size:g} bytes; a size is a whole number, 0 or more")
     if size >= 2**63:
         raise ConfigError(f"{text!r} is more than any memory holds")
+    if size < 0 or size != int(size):
+        raise ConfigError(f"{text!r} is {size:g} bytes; a size is a whole number, 0 or more")
     return int(size)
 
 
@@ -50,7 +50,10 @@ def seconds_of(text: str) -> float:
     found = _parsed(_NUMBER + r"([munµμ]?s?)", text)
     if not found or found[2] not in _PER_SECOND:
         raise ConfigError(f"{text!r:.60} is not a time; write it like 5us, 0.3ms or 2s")
-    return float(found[1]) / _PER_SECOND[found[2]]
+    seconds = float(found[1]) / _PER_SECOND[found[2]]
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"{text!r} is not a time; a time is 0 or more, and finite")
+    return seconds
 
 
 def bandwidth_of(text: str) -> float:
@@ -64,4 +67,7 @@ def bandwidth_of(text: str) -> float:
         raise ConfigError(
             f"{text!r:.60} is not a bandwidth; write it like 10GB/s (bytes) or 100Gb/s (bits)"
         )
-    return float(found[1]) * _PREFIXES[found[2]] * _NAMES[found[3]]
+    rate_Bps = float(found[1]) * _PREFIXES[found[2]] * _NAMES[found[3]]
+    if rate_Bps < 0:
+        raise ConfigError(f"{text!r} is not a bandwidth; a bandwidth is 0 or more")
+    return rate_Bps

@@ -33,6 +33,10 @@ def outside(comm: Comm) -> None:
     torch.distributed.all_reduce(torch.ones(1))
 
 
+def connects(comm: Comm) -> None:
+    torch.distributed.init_process_group("gloo")
+
+
 @pytest.mark.parametrize(("call", "advice"), [
     (lambda: simulate(waits, network=NETWORK), "ordinary function.* write `def`"),
     (lambda: run(waits, ranks=2), "ordinary function.* write `def`"),
@@ -43,6 +47,8 @@ def outside(comm: Comm) -> None:
     (lambda: simulate(barrier, network=NETWORK), r"call dtlab.collectives.barrier\(comm"),
     (lambda: run(barrier, ranks=2), r"call dtlab.collectives.barrier\(comm"),
     (lambda: run(asks, ranks=2), "no keyboard: .* as an argument"),
+    (lambda: run(connects, ranks=2), "ranks are connected already: use comm"),
+    (lambda: simulate(connects, network=NETWORK), "use comm and dtlab.collectives"),
     (lambda: simulate(outside, network=NETWORK), "use comm and dtlab.collectives"),
     (lambda: Stepper(5), "frames are recorded of a function"),
 ])

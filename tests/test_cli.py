@@ -186,7 +186,7 @@ def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> Non
         (["all_reduce", "--latency=-1us"], "0 or more"),
         (["all_reduce", "--bandwidth", "0GB/s"], "more than 0"),
         (["all_reduce", "--bandwidth", "fast"], "10GB/s"),
-        (["all_reduce", "--gamma=-1ns"], "gamma"),
+        (["all_reduce", "--gamma=-1ns"], "'-1ns' is not a time"),
         (["all_reduce", "--network", "torus9"], "uniform"),
         (["all_reduce", "--dtype", "float3"], "float32"),
         (["all_reduce", "--plot", "x.png"], "--algorithm"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,16 +13,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import dtlab
-from dtlab import Comm, cost, models, parallel, ps, simulate, topology, units
+from dtlab import Comm, Send, collectives, cost, models, parallel, ps, simulate, topology, units
 from dtlab.cli import app
 from dtlab.machine import Machine
 from dtlab.parallel import pipeline
 from dtlab.plots import frames_of, stepper_frames
+from dtlab.processes.magic import RanksMagic
+from dtlab.widgets import Stepper
 
 HOSTILE: list[Any] = [
     None, True, -1, 0, 1.5, 10**12, 10**99, math.nan, math.inf, -math.inf, "", "x", "4", "²",
@@ -194,6 +198,91 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "compute": (in_a_rank(computes), {"seconds": 0.0}),
 } | PS | PARALLEL
 
+X, PARTS = torch.ones(2), torch.ones(2, 2)
+GPT = models.GPTConfig(layers=1, hidden=8, heads=2, vocab=16, context=4)
+BAD_MACHINES = [Machine(math.nan, 1e-9, 0.0), Machine("x", 1e-9, 0.0), Machine(1e-6, -1, 0.0),
+                Machine(1e-6, 1e-9, 0.0, lanes=0), Machine(1e-6, 1e-9, 0.0, lanes=math.nan),
+                Machine(1e-6, 1e-9, 0.0, overhead=math.nan)]
+
+
+def special(kind: str) -> torch.Tensor:
+    """A quantised tensor, or a nested one."""
+    with warnings.catch_warnings(action="ignore"):
+        if kind == "quantised":
+            return torch.quantize_per_tensor(PARTS, 0.1, 0, torch.qint8)
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def saved(comm: Comm, folder: str) -> None:
+    parallel.save(folder, parallel.DataParallel(torch.nn.Linear(2, 2), comm))
+
+
+# Calls on two simulated ranks, each of which is refused there.
+ON_RANKS: dict[str, Callable[[Any], Any]] = {
+    "send to []": lambda comm: comm.send(X, []),
+    "isend to []": lambda comm: comm.isend(X, []),
+    "recv from [1]": lambda comm: comm.recv(X, [1]),
+    "recv from ([1],)": lambda comm: comm.recv(X, ([1],)),
+    "sendrecv": lambda comm: comm.sendrecv(X, 1 - comm.rank, X, []),
+    **{f"{method}({op!r})": lambda comm, method=method, op=op: getattr(comm, method)(op)
+       for method in ("post", "exchange") for op in (3.0, "4", "ab", {}, [Send(X, 0)], (X, 1))},
+    **{f"op of {name}": lambda comm, name=name: getattr(collectives, name)(comm, X, op=[])
+       for name in ("all_reduce", "reduce", "scan", "exscan")},
+    "op of reduce_scatter": lambda comm: collectives.reduce_scatter(comm, PARTS, op={}),
+    "accumulate_ 3.0": lambda comm: comm.accumulate_(X, 3.0),
+    "accumulate_ into 3.0": lambda comm: comm.accumulate_(3.0, X),
+    "accumulate_ with []": lambda comm: comm.accumulate_(X.clone(), X, []),
+    **{f"wait_any{given!r}": lambda comm, given=given: comm.wait_any(*given)
+       for given in ((3.0,), (None,), ([3],), ([], []), ([], "1"), ([], math.nan))},
+    **{f"{name} of a {kind} tensor":
+       lambda comm, name=name, kind=kind: getattr(collectives, name)(comm, special(kind))
+       for name in ("gather", "all_gather", "all_to_all", "broadcast")
+       for kind in ("quantised", "nested")},
+    "zero": lambda comm: parallel.zero(torch.nn.Linear(2, 2), comm, stage=[]),
+    "a mesh's axis": lambda comm: parallel.Mesh(comm, dp=2)[["dp"]],
+    "hybrid of no GPT": lambda comm: parallel.hybrid(math.nan, parallel.Mesh(comm, dp=2)),
+    "hybrid on no mesh": lambda comm: parallel.hybrid(models.GPT(GPT), math.nan),
+    "save": lambda comm: saved(comm, "/proc/x"),
+    "save, no name": lambda comm: saved(comm, "a\0b"),
+}
+OF_NO_COMM: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(collectives.ALGORITHMS, (PARTS,)), "scatter": (PARTS, X), "barrier": (),
+    "scatterv": (None, X), "gatherv": (X, None), "all_gatherv": (X, [X, X]),
+    "all_to_allv": ([X, X], [X, X])}
+REFUSED: dict[str, Callable[[], Any]] = {
+    **{name: partial(simulate, call, network=NETWORK) for name, call in ON_RANKS.items()},
+    **{f"{name} of {comm!r}": partial(getattr(collectives, name), comm, *given)
+       for name, given in OF_NO_COMM.items() for comm in (None, 3)},
+    **{f"{name}, an algorithm, of None": partial(next(iter(algorithms.values())), None,
+                                                 *OF_NO_COMM[name])
+       for name, algorithms in collectives.ALGORITHMS.items()},
+    **{f"cut{given!r:.20}": partial(pipeline.cut, *given)
+       for given in ((3, 1), ([3], 1), ([torch.nn.Tanh()], 1.5), ([torch.nn.Tanh()], "x"),
+                     ([torch.nn.Tanh()], [1.0]), ([torch.nn.Tanh()], True))},
+    **{f"predict {name}={value!r}": partial(
+        parallel.predict, models.gpt_shape(2, 64, 2), NETWORK, **{"layout": parallel.Layout(
+            {"dp": 2}), name: value})
+       for name, value in (("layout", math.nan), ("memory_bytes", math.nan))},
+    **{f"GPT({config!r})": partial(models.GPT, config) for config in (math.nan, [], 0)},
+    "GPT's seed": partial(models.GPT, GPT, seed=math.nan),
+    **{f"{machine[:4]}": partial(cost.predicted_s, **CASE, machine=machine)
+       for machine in BAD_MACHINES},
+    **{f"{parse.__name__} {text}": partial(parse, text)
+       for parse, text in ((units.bandwidth_of, "-1"), (units.bandwidth_of, "-inf"),
+                           (units.seconds_of, "-1"), (units.seconds_of, "inf"),
+                           (units.bytes_of, "1e308KB"))},
+    "racks": partial(topology.racks, 2, 2, gpus=1, pcie_Bps=math.nan),
+    "save a topology": partial(topology.save, 3, "nowhere.yaml"),
+    **{f"save to {path!r}": partial(topology.save, NETWORK, path)
+       for path in (3, "a\0b", "/proc/x")},
+    **{f"run {name}={value!r}": partial(dtlab.run, quiet, ranks=2, **{name: value})
+       for name, value in (("may_die", ""), ("may_die", b""), ("timeout", True))},
+    "no function": partial(Stepper, fn=0),
+    **{f"%%ranks {line}": partial(RanksMagic().ranks, line, "rank")
+       for line in ("0", "-1", "2 3", "--timeout nan", "--timeout -3", "--timeout", "many")},
+    "%%ranks of no Python": partial(RanksMagic().ranks, "2", "x ="),
+}
+
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
@@ -229,6 +318,43 @@ def test_a_hostile_argument_is_taken_or_answered_in_one_sentence(name: str) -> N
             except Exception as error:
                 note(error)
     assert faults == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_no_sense_is_refused_in_words(name: str) -> None:
+    with within(LIMIT_S), pytest.raises(dtlab.DtlabError) as caught:
+        REFUSED[name]()
+    cause = caught.value.__cause__ or caught.value  # what a rank has raised
+    assert isinstance(cause, (dtlab.ConfigError, dtlab.ShapeMismatch)), repr(cause)
+
+
+def test_whole_numbers_may_be_numpys() -> None:
+    i = np.int64
+    for x, same in ((topology.torus(i(2), i(3)), topology.torus(2, 3)),
+                    (topology.fat_tree(i(4), i(8)), topology.fat_tree(4, 8))):
+        assert x.path(0, 5) == same.path(0, 5)
+        assert {*map(type, x.graph())} <= {int, str}
+    assert topology.edge_disjoint_cycles(topology.torus(i(2), i(3)), i(1), steps=i(10_000))
+    assert torch.equal(models.GPT(GPT, seed=i(1)).tokens.weight,
+                       models.GPT(GPT, seed=1).tokens.weight)
+    assert models.GPTConfig(i(1), i(8), i(2)).layers == 1
+    assert len(pipeline.cut([torch.nn.Tanh()], i(1))) == 1
+
+    def summed(comm: Comm) -> float:
+        x = collectives.broadcast(comm, X * comm.rank, root=i(1))
+        collectives.all_reduce(comm, x, algorithm="double_tree", segments=i(2))
+        return x.sum().item()
+
+    assert simulate(summed, network=NETWORK).values == [4.0, 4.0]
+    assert dtlab.run(lambda comm: comm.rank, ranks=i(2), threads=i(1), may_die=[i(1)]).values == [
+        0, 1]
+
+
+def test_the_words_name_what_there_is_and_what_to_do() -> None:
+    with pytest.raises(dtlab.ConfigError, match="there are: flat, binomial, chain, scatter_all"):
+        stepper_frames("broadcast", "nope", 4)
+    with pytest.raises(dtlab.ConfigError, match=r"takes a communicator first.*not None"):
+        collectives.all_reduce(None, X)
 
 
 def test_a_hostile_topology_file_is_answered_in_one_sentence(tmp_path: Path) -> None:

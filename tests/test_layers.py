@@ -17,8 +17,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 # From the ground up. Rooms on one line stand side by side and don't import each other.
 LEVELS = (
     "errors",
-    "machine reduction units calls",
-    "comm trace tracebacks output",
+    "calls tracebacks",
+    "machine reduction units",
+    "comm trace output",
     "result matching",
     "topology",
     "cost",

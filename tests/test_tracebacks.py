@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import dtlab
+
 PACKAGE = str(Path(__file__).parents[1] / "dtlab")
 CALLS = {
     "a rank raises": "simulate(fails, network=uniform(2, 0, 1))",
     "Stepper": "from dtlab.widgets import Stepper; Stepper(fn=lambda comm, x: x.nothing)",
+    "a method that there is not": "simulate(barrier, network=uniform(2, 0, 1))",
+    "a method, on processes": "dtlab.run(barrier, ranks=2)",
+    "torch.distributed": "simulate(connects, network=uniform(2, 0, 1))",
     "a bad argument": "uniform(-1, 0, 1)",
     "an unknown algorithm": "dtlab.cost.time_s('all_reduce', 'best', 4, 8, 1e-6, 1e-9)",
     "simulate interrupted": "timer(); simulate(endless, network=uniform(2, 0, 1))",
@@ -20,10 +25,12 @@ CALLS = {
     "a session interrupted": "timer(1.5); dtlab.Session(2, timeout=None).execute('while 1: pass')",
 }
 SETUP = """
-import _thread, threading, time, dtlab
+import _thread, threading, time, dtlab, torch
 from dtlab import simulate
 from dtlab.topology import uniform
 def fails(comm): raise KeyError("lost")
+def barrier(comm): comm.barrier()
+def connects(comm): torch.distributed.init_process_group("gloo")
 def endless(comm):
     while True: comm.split(0)
 def timer(seconds=0.3): threading.Timer(seconds, _thread.interrupt_main).start()
@@ -47,12 +54,28 @@ def test_the_last_frame_is_the_learners(how: str, call: str, tmp_path: Path) -> 
     assert [name for pair in files for name in pair if name.startswith(PACKAGE)] == []
 
 
-def test_a_cell_on_all_ranks_ends_at_the_cell(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cell", "says"), [
+    ("1 / 0", r"rank [01] raised ZeroDivisionError"), ("x = (", r"SyntaxError: '\(' was never")])
+def test_a_cell_on_all_ranks_ends_at_the_cell(cell: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "cell.ipy").write_text(
-        "%load_ext dtlab\nget_ipython().run_cell_magic('ranks', '2', '1 / 0')  # mine\n")
+        f"%load_ext dtlab\nget_ipython().run_cell_magic('ranks', '2', '{cell}')  # mine\n")
     text = shown([sys.executable, "-m", "IPython", "--colors=NoColor", "--no-banner", "cell.ipy"],
                  tmp_path)
-    assert "rank 0 raised ZeroDivisionError" in text or "rank 1 raised ZeroDivisionError" in text
+    assert re.search(says, text)
     assert "# mine" in text
     assert PACKAGE not in text
     assert "interactiveshell.py" not in text
+
+
+def test_functions_that_call_each_other_without_end_leave_a_short_traceback() -> None:
+    def even(n: int) -> int:
+        return odd(n + 1)
+
+    def odd(n: int) -> int:
+        return even(n + 1)
+
+    with pytest.raises(dtlab.RankFailed) as caught:
+        dtlab.simulate(lambda comm: even(0), network=dtlab.topology.uniform(1, 0, 1))
+    text = str(caught.value)
+    assert "more calls]" in text
+    assert len(text.splitlines()) < 150

@@ -29,7 +29,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"),
                          [("5us", 5e-6), ("5µs", 5e-6), ("1.5ms", 1.5e-3), ("3", 3.0),
-                          ("200ns", 2e-7), ("2s", 2.0), ("0", 0.0), ("-5us", -5e-6)])
+                          ("200ns", 2e-7), ("2s", 2.0), ("0", 0.0)])
 def test_times(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
 
@@ -49,13 +49,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         bytes_of(text)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "5 minutes", "1.2.3s", "5uss", "nan"])
+@pytest.mark.parametrize("text", ["", "fast", "5 minutes", "1.2.3s", "5uss", "nan", "-5us", "inf"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="time"):
         seconds_of(text)
 
 
-@pytest.mark.parametrize("text", ["", "10GB/min", "B/s", "10XB/s", "1..2GB/s"])
+@pytest.mark.parametrize("text", ["", "10GB/min", "B/s", "10XB/s", "1..2GB/s", "-1", "-inf"])
 def test_what_is_no_bandwidth_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="bandwidth"):
         bandwidth_of(text)

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, TypeVar, cast
 
 import torch
@@ -72,6 +73,7 @@ def overridable(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(comm: Comm, *args: Any, **options: Any) -> Any:
+        check_comm(comm, function.__name__)
         if has_torch_function(args):
             return handle_torch_function(call, args, comm, *args, **options)
         return function(comm, *args, **options)
@@ -133,7 +135,8 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
         whole = parameters[key].annotation in ("int", int)
-        if whole and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if whole and (isinstance(value, bool) or not isinstance(value, (int, Integral))
+                      or value < 1):
             raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
                               f"not {value!r}")
     return functools.partial(function, **options)
@@ -145,6 +148,13 @@ def default_of(collective: str) -> str:
 
 
 _COMMON = ("comm", "x", "rows", "received", "root", "op")
+
+
+def check_comm(comm: object, collective: str) -> None:
+    """Raise `ConfigError` unless `comm` is a communicator."""
+    if not isinstance(comm, Comm):
+        raise ConfigError(f"{collective} takes a communicator first, as in {collective}(comm, …), "
+                          f"not {type(comm).__name__}")
 
 
 def check_tensor(comm: Comm, x: Any, collective: str, writes: bool = True) -> None:
@@ -162,8 +172,9 @@ def check_tensor(comm: Comm, x: Any, collective: str, writes: bool = True) -> No
             f"rank {comm.rank}: {collective} got a tensor on {x.device}, but this communicator "
             f"works on {comm.device}; move it with .to(comm.device)"
         )
-    if x.layout is not torch.strided:
-        raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a dense tensor, not {x.layout}")
+    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        kind = "a quantized one" if x.is_quantized else "a nested one" if x.is_nested else x.layout
+        raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a dense tensor, not {kind}")
     if writes and not x.is_contiguous() and overlaps_itself(x):
         raise ShapeMismatch(f"rank {comm.rank}: {collective} can't change an expanded tensor: its "
                             f"elements share memory; give it a copy (x.contiguous())")
@@ -230,7 +241,7 @@ def _span(x: torch.Tensor) -> int:
 
 def check_root(comm: Comm, root: int, collective: str) -> None:
     """Raise `ConfigError` unless `root` is one of the ranks."""
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
+    if isinstance(root, bool) or not isinstance(root, (int, Integral)) or not 0 <= root < comm.size:
         raise ConfigError(
             f"rank {comm.rank}: {collective} has no root {root!r}; "
             f"the ranks here are 0 to {comm.size - 1}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dtlab.calls import check_amount, check_name, check_whole
 from dtlab.errors import ConfigError
-from dtlab.machine import Machine
+from dtlab.machine import Machine, check_machine
 
 
 class Form(NamedTuple):
@@ -186,8 +186,7 @@ def bounds_s(
     it.
     Source: Culler et al. 1993, "LogP: towards a realistic model of parallel computation".
     """
-    if not isinstance(machine, Machine):
-        raise ConfigError(f"machine must be a dtlab.machine.Machine, not {machine!r:.60}")
+    check_machine(machine)
     call = form(collective, algorithm, ranks, nbytes, itemsize)
     alpha, beta, gamma, lanes = machine[:4]
     overhead = min(machine.overhead, alpha)

@@ -7,12 +7,14 @@ Source: Radford et al. 2019 (GPT-2); grouped-query attention: Ainslie et al. 202
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dtlab.calls import check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.models.dropout import CounterDropout
 
@@ -40,7 +42,7 @@ class GPTConfig:
             value = getattr(self, name)
             if value is None and name == "kv_heads":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"GPTConfig: {name} must be a whole number of at least 1, "
                                   f"not {value!r}")
         if self.hidden % self.heads:
@@ -113,7 +115,10 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig | None = None, *, seed: int = 0,
                  dtype: torch.dtype | None = None, device: torch.device | str | None = None):
         super().__init__()
-        self.config = config = config or GPTConfig()
+        self.config = config = GPTConfig() if config is None else config
+        if not isinstance(config, GPTConfig):
+            raise ConfigError(f"GPT takes a GPTConfig, not {short(config)}")
+        check_whole("GPT's seed", seed, -2**63)
         with torch.device("meta"):  # nothing is drawn twice
             self.tokens: Any = nn.Embedding(config.vocab, config.hidden)
             self.positions = nn.Embedding(config.context, config.hidden)
@@ -128,7 +133,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:
-        random = torch.Generator().manual_seed(seed)
+        random = torch.Generator().manual_seed(int(seed))
         for name, weight in self.named_parameters():
             if weight.is_meta:
                 continue

@@ -43,7 +43,10 @@ def save(folder: str | Path, model: DistributedModule,
         if folder.exists() and not (folder / INDEX).exists():
             raise ConfigError(f"save: {folder} exists and is not a checkpoint; choose another name")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        try:
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"save: {folder} can't be written: {error.strerror}") from None
     barrier(comm)
     pieces, shapes = _my_pieces(model, optimizer)
     file = partial / f"rank{comm.rank}.pt"
@@ -146,7 +149,7 @@ def _replicated(model: DistributedModule) -> list[tuple[str, Tensor]]:
 
 
 def _checked(folder: str | Path) -> Path:
-    if not isinstance(folder, (str, Path)):
+    if not isinstance(folder, (str, Path)) or "\0" in str(folder):
         raise ConfigError(f"a checkpoint's folder is a str or a Path, not {folder!r}")
     return Path(folder)
 

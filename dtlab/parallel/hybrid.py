@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dtlab.calls import short
 from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -60,6 +61,8 @@ def hybrid(
     `gpt` keeps this rank's part only. Raises `ConfigError` if mesh, model and schedule don't fit
     together.
     """
+    if not isinstance(gpt, GPT) or not isinstance(mesh, Mesh):
+        raise ConfigError(f"hybrid takes a GPT and a Mesh, not {short(gpt)} and {short(mesh)}")
     pp, dp, tp = (_axis(mesh, name) for name in AXES)
     schedule = schedule(pp.size, micro_batches) if callable(schedule) else schedule
     if not isinstance(schedule, Schedule):

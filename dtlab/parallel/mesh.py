@@ -59,7 +59,7 @@ def groups(axes: Mapping[str, int], *names: str) -> list[list[int]]:
     [[0, 2], [1, 3]]
     """
     for name in names:
-        if name not in axes:
+        if not isinstance(name, str) or name not in axes:
             raise ConfigError(f"the mesh has no axis {name!r}; its axes are {', '.join(axes)}")
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"name one or more different axes of {', '.join(axes)}, not {names!r}")

@@ -18,6 +18,7 @@ models". Chapter: 13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def zero(
     Parameters that are frozen stay whole. One without a gradient counts as one with gradient 0.
     Raises `ConfigError` if ranks hold different models, or parameters have several dtypes.
     """
-    if stage not in STAGES:
+    if not isinstance(stage, Integral) or stage not in STAGES:
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
     if not getattr(optimizer, "elementwise", True):
         raise ConfigError(f"{optimizer.__name__} needs the norms of whole layers, and a rank has "

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,10 +67,12 @@ def stepper_frames(
     """
     check_name("collective", collective)
     check_name("algorithm", algorithm)
-    known = ALGORITHMS.get(collective, {})
+    if collective not in ALGORITHMS:
+        raise ConfigError(f"no collective {collective!r}; there are: {', '.join(ALGORITHMS)}")
+    known = ALGORITHMS[collective]
     if algorithm not in known:
-        names = ", ".join(f"{c} {a}" for c, algorithms in ALGORITHMS.items() for a in algorithms)
-        raise ConfigError(f"no algorithm {collective!r} {algorithm!r}; there are: {names}")
+        raise ConfigError(f"no algorithm {collective!r} {algorithm!r}; there are: "
+                          f"{', '.join(known)}")
     title = f"{collective}, {algorithm}" + ("" if op == "sum" else f", {op}")
     options = RECORDED_WITH.get((collective, algorithm), {})
     return frames_of(partial(known[algorithm], **options), ranks, collective, root=root,
@@ -94,7 +97,7 @@ def frames_of(
     check_name("collective", collective)
     if ranks > MOST_RANKS:
         raise ConfigError(f"frames of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")
-    if not isinstance(root, int) or not 0 <= root < ranks:
+    if not isinstance(root, Integral) or not 0 <= root < ranks:
         raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
     inner = getattr(fn, "func", fn)  # of a functools.partial
     title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dtlab.calls import check_amount
+from dtlab.calls import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied
 from dtlab.matching import describe
@@ -75,6 +75,7 @@ class ProcessComm(Comm):
     def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
         """As in `Comm`. Gloo can't be asked whether a message has come, and closes every connection
         of the process if it is told to wait for a limited time: so threads wait for messages."""
+        check_wait(self.rank, works, Work, timeout_s)
         over = threading.Event()
         for work in works:
             work.notify(over)  # type: ignore[attr-defined]
@@ -92,6 +93,8 @@ class ProcessComm(Comm):
 
     def _message(self, op: Send | Recv) -> Message:
         """This side of the message, checked, not yet posted."""
+        if op.__class__ not in (Send, Recv):
+            raise no_operation(self.rank, op)
         x, peer = op
         sends = op.__class__ is Send
         if isinstance(x, torch.Tensor):

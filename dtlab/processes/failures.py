@@ -16,7 +16,7 @@ from typing import NamedTuple
 import cloudpickle
 
 from dtlab.errors import DtlabError, RankDied, RankFailed, words_of
-from dtlab.tracebacks import PACKAGE, shown_name, with_cell_names
+from dtlab.tracebacks import PACKAGE, ends_at_caller, shown_name, with_cell_names, without_middle
 
 _HERE = str(Path(__file__).parent)
 _BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "gloo")  # Gloo's words
@@ -78,7 +78,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     start = next((n for n, (file, _, _) in enumerate(frames) if not file.startswith(_HERE)),
                  len(frames))
     frames = frames[start:]
-    if isinstance(error, DtlabError):
+    if ends_at_caller(error):
         while len(frames) > 1 and frames[-1][0].startswith(PACKAGE):
             frames.pop()
     return frames
@@ -118,9 +118,9 @@ def render(failure: CapturedError) -> str:
         lines.append(joint)
         if frames:
             lines.append("Traceback (most recent call last):\n")
-            for file, number, function in frames:
-                lines.append(f'  File "{shown_name(file)}", line {number}, in {function}\n')
-                source = linecache.getline(file, number).strip()
-                lines.append(f"    {source}\n" if source else "")
+            story = traceback.StackSummary.from_list([
+                (shown_name(file), number, function, linecache.getline(file, number))
+                for file, number, function in frames]).format()  # repeated lines become one
+            lines += without_middle(story)
         lines.extend(map(with_cell_names, text))
     return "".join(lines).lstrip("\n")

@@ -65,9 +65,11 @@ class RankGroup:
 
     def _start(self, backend: str, device: str, threads: int, trace: bool) -> None:
         events = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
-        if not (events.isascii() and events.isdigit()):  # torch would abort every rank
-            raise ConfigError(f"the environment says TORCH_FR_BUFFER_SIZE={events!r}, where torch "
-                              f"takes a whole number; correct it, or unset it")
+        whole = events.isascii() and events.isdigit() and len(events) < 11
+        if not whole or int(events) >= 2**31:  # torch would abort every rank
+            raise ConfigError(f"the environment says TORCH_FR_BUFFER_SIZE={events!r:.60}, where "
+                              f"torch takes a whole number below 2,147,483,648; correct it, or "
+                              f"unset it")
         status = serialization.memory_file("dtlab-status")
         self._files.append(status)
         self.status = SharedStatus(status, self.size)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import traceback
 from typing import Any
 
 from dtlab.errors import ConfigError
+from dtlab.processes.run import check_limits, check_ranks
 from dtlab.processes.session import Session
 
 _USAGE = "%%ranks [how many] [--timeout seconds] [--new]"
@@ -25,12 +27,19 @@ class RanksMagic:
         Each rank has `rank`, `size`, `comm`, `torch` and `dtlab`; its last expression is shown.
         """
         ranks, timeout, new = self._options(line.split())
+        check_limits(timeout, 1)
+        if ranks is not None:
+            check_ranks(ranks)
         session = self.session
         if session is None or new or ranks not in (None, session.ranks):
             self.close()
             session = self.session = Session(ranks or (session.ranks if session else 4))
         session.timeout = timeout
-        session.execute(cell)
+        try:
+            session.execute(cell)
+        except SyntaxError as error:  # IPython would show its own frames, and ours, with this one
+            raise ConfigError("\n".join(["the cell can't be run:", *(
+                line.rstrip() for line in traceback.format_exception_only(error))])) from None
 
     def close(self) -> None:
         """Say goodbye to the ranks."""
@@ -47,8 +56,10 @@ class RanksMagic:
                     new = True
                 elif word == "--timeout":
                     timeout = float(next(rest, ""))
-                else:
+                elif ranks is None:
                     ranks = int(word)
+                else:
+                    raise ValueError("a second number")
             except ValueError:
                 raise ConfigError(f"%%ranks {' '.join(words)}: use {_USAGE}") from None
         return ranks, timeout, new

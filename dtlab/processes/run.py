@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence, Set
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -85,10 +86,10 @@ def introduce(comm: Comm) -> str:
 
 def check_ranks(ranks: Any) -> None:
     """Raise `ConfigError` unless this machine can hold so many ranks."""
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+    if isinstance(ranks, bool) or not isinstance(ranks, Integral) or int(ranks) < 1:
         raise ConfigError(f"ranks={ranks!r}: how many processes? Give a whole number, at least 1")
     cores = os.cpu_count() or 1
-    if ranks > _RANKS_PER_CORE * cores:
+    if int(ranks) > _RANKS_PER_CORE * cores:
         raise ConfigError(
             f"ranks={ranks}: this machine's {cores} cores can usefully hold "
             f"{_RANKS_PER_CORE * cores} processes; dtlab.simulate runs the same function "
@@ -123,15 +124,17 @@ def check_backend(backend: str, device: str, ranks: int) -> None:
 
 def check_limits(timeout: Any, threads: Any) -> None:
     """Raise `ConfigError` unless both are positive numbers."""
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout > 0):
         raise ConfigError(f"timeout={timeout!r}: give seconds, more than 0, or None for no limit")
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
         raise ConfigError(f"threads={threads!r}: how many threads a rank? At least 1")
 
 
 def check_may_die(may_die: Any, ranks: int) -> None:
     """Raise `ConfigError` unless these are ranks, and not all of them."""
-    known = isinstance(may_die, (Sequence, Set)) and all(isinstance(r, int) for r in may_die)
+    listed = isinstance(may_die, (Sequence, Set)) and not isinstance(may_die, (str, bytes))
+    known = listed and all(isinstance(r, Integral) for r in may_die)
     if not known or not set(may_die) < set(range(ranks)):
         raise ConfigError(f"may_die={may_die!r}: name some of the ranks 0 to {ranks - 1}, not all")
 

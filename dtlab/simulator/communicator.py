@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dtlab.calls import check_amount
+from dtlab.calls import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
@@ -48,27 +48,27 @@ class SimComm(Comm):
         works: list[Work] = []
         for op in ops:
             if op.__class__ is Send:
-                message = self._send(op[0], self._to[op[1]])
-                works.append(Sending(engine, me, line, message, op[1]))
+                works.append(Sending(engine, me, line, self._send(op[0], op[1]), op[1]))
+            elif op.__class__ is Recv:
+                works.append(Receiving(engine, me, line, self._recv(op[0], op[1])))
             else:
-                message = self._recv(op[0], self._from[op[1]])
-                works.append(Receiving(engine, me, line, message))
+                raise no_operation(self.rank, op)
         return works
 
     # The next four are as in Comm, without the works, of which nothing is seen outside.
 
     def send(self, x: Any, dst: int) -> None:
-        self._wait((self._send(x, self._to[dst]),), ())
+        self._wait((self._send(x, dst),), ())
 
     def recv(self, x: Any, src: int | None = None) -> int:
-        message = self._recv(x, self._from[src])
+        message = self._recv(x, src)
         self._wait((), (message,))
         peer: int = message.channel.peer
         return peer
 
     def sendrecv(self, out: Any, dst: int, into: Any, src: int | None) -> None:
         # `_wait` written out: rings live in this call.
-        sent, received = self._send(out, self._to[dst]), self._recv(into, self._from[src])
+        sent, received = self._send(out, dst), self._recv(into, src)
         engine = self._engine
         strand = engine.running
         strand.waits_for = sent, received
@@ -78,8 +78,11 @@ class SimComm(Comm):
             engine.wait_for(received, self.label)
 
     def exchange(self, *ops: Send | Recv) -> None:
-        messages = [self._send(op[0], self._to[op[1]]) if op.__class__ is Send
-                    else self._recv(op[0], self._from[op[1]]) for op in ops]
+        for op in ops:
+            if op.__class__ not in (Send, Recv):
+                raise no_operation(self.rank, op)
+        messages = [self._send(op[0], op[1]) if op.__class__ is Send else self._recv(op[0], op[1])
+                    for op in ops]
         self._wait([m for op, m in zip(ops, messages, strict=True) if op.__class__ is Send],
                    [m for op, m in zip(ops, messages, strict=True) if op.__class__ is not Send])
 
@@ -95,9 +98,7 @@ class SimComm(Comm):
                 engine.wait_for(message, self.label)
 
     def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
-        if timeout_s is not None and not 0 <= timeout_s < math.inf:
-            raise ConfigError(f"rank {self.rank}: wait_any takes seconds that are 0 or more and "
-                              f"finite, not {timeout_s!r}")
+        check_wait(self.rank, works, Work, timeout_s)
         ours = [work for work in works if isinstance(work, SimWork)]
         if not any(work.is_done() for work in ours):
             strand = self._engine.running
@@ -117,8 +118,13 @@ class SimComm(Comm):
         line = learner_line(sys._getframe(1))
         return self._streams[0].begin(line, self.label, fn, args, options)
 
-    def _send(self, x: Any, channel: Channel) -> PendingMessage:
+    def _send(self, x: Any, dst: int) -> PendingMessage:
         """Post the sender's side of a message."""
+        try:
+            channel = self._to[dst]
+        except TypeError:  # no key of a dict can be such a thing, no rank either
+            self._check_peer(dst, "send to")
+            raise
         engine = self._engine
         strand = engine.running
         if isinstance(x, Tensor):
@@ -157,8 +163,13 @@ class SimComm(Comm):
         message.end_s = 0.0
         self._engine.start_eagerly(message)
 
-    def _recv(self, x: Any, source: Channel | ReceiveQueue) -> PendingMessage:
+    def _recv(self, x: Any, src: int | None) -> PendingMessage:
         """Post the receiver's side of a message."""
+        try:
+            source = self._from[src]
+        except TypeError:
+            self._check_peer(src, "receive from")
+            raise
         engine = self._engine
         strand = engine.running
         if not isinstance(x, Tensor):

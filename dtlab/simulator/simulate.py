@@ -208,7 +208,7 @@ def _refused(module: Any, name: str, error: Exception) -> Iterator[None]:
     def refuse(*args: Any, **options: Any) -> Any:
         if _RANK.get() is None:
             return real(*args, **options)
-        raise error
+        raise end_at_caller(error)
 
     setattr(module, name, refuse)
     try:

@@ -23,7 +23,15 @@ import networkx as nx
 import yaml
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import MOST_NODES, OVERHEAD_S, Node, Topology, check_link, check_seconds
+from dtlab.topology.base import (
+    MOST_NODES,
+    OVERHEAD_S,
+    Node,
+    Topology,
+    check_link,
+    check_seconds,
+    check_topology,
+)
 from dtlab.topology.graphs import RANK_KINDS, from_graph
 from dtlab.units import bandwidth_of, seconds_of
 
@@ -53,6 +61,9 @@ def save(topology: Topology, path: str | Path) -> None:
     `ConfigError` if the file can't be written, or if links change later on, which a file does not
     say.
     """
+    check_topology("what is saved", topology)
+    if not isinstance(path, (str, Path)) or "\0" in str(path):
+        raise ConfigError(f"a topology is saved to a file's path, not to {path!r:.60}")
     if topology.changes:
         raise ConfigError(f"{topology.name} changes while it runs, which a file can't say; "
                           f"save it first, then add the changes")

@@ -29,9 +29,9 @@ def torus(x: int, y: int, z: int = 1, latency_s: float = 1e-6,
     >>> torus(5, 5).path(0, 23)
     [0, 20, 24, 23]
     """
-    sizes = (x, y, z)
-    for name, size in zip("xyz", sizes, strict=True):
+    for name, size in zip("xyz", (x, y, z), strict=True):
         check_count(name, size)
+    sizes = x, y, z = int(x), int(y), int(z)
     check_total("ranks", *sizes)
     check_link(latency_s, bandwidth_Bps)
     strides = (y * z, z, 1)

@@ -43,6 +43,7 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
     check_total("GPUs", racks, hosts, gpus)
     check_ratio(oversubscription)
     check_link(latency_s, bandwidth_Bps)
+    check_link(latency_s, pcie_Bps)
     graph = nx.DiGraph()
     above: dict[Node, Node] = {}  # node → the switch above it
 
@@ -103,9 +104,10 @@ def fat_tree(k: int, hosts: int | None = None, oversubscription: float = 1.0,
     check_link(latency_s, bandwidth_Bps)
     if k % 2:
         raise ConfigError(f"k must be even: half of a switch's ports go up, half down; not {k}")
+    k = int(k)
     half, most = k // 2, k**3 // 4
-    count = most if hosts is None else hosts
-    check_count("hosts", count)
+    check_count("hosts", most if hosts is None else hosts)
+    count = most if hosts is None else int(hosts)
     if count > most:
         raise ConfigError(f"a fat tree of {k}-port switches has room for {most} hosts, "
                           f"not {count}; take a larger k")

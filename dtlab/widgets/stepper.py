@@ -35,13 +35,13 @@ class Stepper(Explorer):
             algorithms = list(ALGORITHMS.get(collective, {}))
             algorithm = algorithm or (default_of(collective) if algorithms else "")
             stepper_frames(collective, algorithm, ranks, root)  # raises for what doesn't exist
-        self.collective = dropdown("collective", [*ALGORITHMS], collective) if not fn else None
-        self.algorithm = dropdown("algorithm", algorithms, algorithm) if not fn else None
+        self.collective = dropdown("collective", [*ALGORITHMS], collective) if fn is None else None
+        self.algorithm = dropdown("algorithm", algorithms, algorithm) if fn is None else None
         self._watched = collective
         counts = sorted({*range(1, MOST_RANKS + 1), ranks})
         self.ranks = choice("ranks", [(str(p), p) for p in counts], ranks, width="260px")
         self.player = Player("step", "step", 1000, self._update)
-        chosen = [self.collective, self.algorithm, self.ranks] if not fn else [self.ranks]
+        chosen = [self.collective, self.algorithm, self.ranks] if fn is None else [self.ranks]
         super().__init__(chosen, self.player.controls)
         if self.collective is not None and self.algorithm is not None:
             self.collective.observe(self._other_collective, "value")

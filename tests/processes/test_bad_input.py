@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, Session, run
+from dtlab import Comm, ConfigError, RankFailed, Session, run
 from dtlab.processes.run import check_backend
 
 lock = threading.Lock()
@@ -118,6 +118,11 @@ def test_a_function_of_an_importable_module_may_use_what_cannot_be_pickled() -> 
     (lambda comm: comm.send(torch.zeros(1), -1), "rank -1"),
     (lambda comm: comm.send(torch.zeros(1), "0"), "a rank is an int"),
     (lambda comm: comm.send(torch.zeros(1), None), "a rank is an int"),
+    (lambda comm: comm.send(torch.zeros(1), []), "a rank is an int"),
+    (lambda comm: comm.exchange(3.0), r"one or more of Send\(x, dst\) and Recv\(x, src\), not 3.0"),
+    (lambda comm: comm.post("ab"), r"one or more of Send\(x, dst\)"),
+    (lambda comm: comm.wait_any(3.0), "wait_any takes a list of what isend.* not 3.0"),
+    (lambda comm: comm.wait_any([], "soon"), "the seconds of wait_any must be a number"),
     (lambda comm: comm.recv(5, 1 - comm.rank), "can't receive into a int"),
     (lambda comm: comm.send(torch.zeros(1, device="meta"), 1 - comm.rank), "on meta"),
     (lambda comm: comm.send(torch.eye(3).to_sparse(), 1 - comm.rank), "make it dense"),
@@ -152,7 +157,32 @@ def test_ranks_may_be_named_by_numpy_integers() -> None:
     assert run(send, ranks=2).values == [1.0, 1.0]
 
 
-def test_an_environment_that_torch_can_not_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "x")
-    with pytest.raises(ConfigError, match="TORCH_FR_BUFFER_SIZE='x', where torch takes a whole"):
+@pytest.mark.parametrize("events", ["x", "-1", "2147483648", "9" * 20, "9" * 5000])
+def test_an_environment_that_torch_can_not_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, events: str
+) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", events)
+    with pytest.raises(ConfigError, match=r"TORCH_FR_BUFFER_SIZE='.*, where torch takes a whole"):
         run(lambda comm: comm.rank, ranks=2)
+
+
+def repeats(comm: Comm, number: int = 0) -> None:
+    repeats(comm, number + 1)
+
+
+def there(comm: Comm, number: int = 0) -> None:
+    back(comm, number + 1)
+
+
+def back(comm: Comm, number: int) -> None:
+    there(comm, number + 1)
+
+
+@pytest.mark.parametrize(("endless", "says"), [
+    (repeats, "Previous line repeated"), (there, r"\[\d+ more calls\]")])
+def test_endless_recursion_has_a_short_traceback(
+    endless: Callable[..., Any], says: str
+) -> None:
+    with pytest.raises(RankFailed, match=says) as caught:
+        run(endless, ranks=1)
+    assert str(caught.value).count("\n") < 100

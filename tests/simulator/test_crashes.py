@@ -109,5 +109,5 @@ def test_crashes_that_make_no_sense_are_refused(crash: Any) -> None:
 
 
 def test_a_limit_must_be_a_time() -> None:
-    with pytest.raises(ConfigError, match="0 or more and finite"):
+    with pytest.raises(ConfigError, match="0 or more, and finite"):
         simulate(waits, 0.01, [-1.0], network=NETWORK)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dtlab.calls import check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.models import GPT
 
@@ -26,14 +27,19 @@ def cut(layers: Sequence[nn.Module], stages: int | Sequence[int]) -> list[Stage]
 
     Raises `ConfigError` if a stage would be empty or layers would be left.
     """
-    layers = list(layers)
-    if isinstance(stages, int) and not isinstance(stages, bool):
-        if not 1 <= stages <= len(layers):
+    layers = list(layers) if isinstance(layers, Iterable) else [layers]
+    if not all(isinstance(layer, nn.Module) for layer in layers):
+        raise ConfigError(f"cut takes a list of modules, the layers, not {short(layers)}")
+    if not isinstance(stages, Sequence) or isinstance(stages, str):
+        check_whole("stages", stages)
+        if stages > len(layers):
             raise ConfigError(f"{len(layers)} layers can't make {stages} stages")
         each, more = divmod(len(layers), stages)
         sizes = [each + (stage < more) for stage in range(stages)]
     else:
-        sizes = list(stages)  # type: ignore[arg-type]
+        sizes = list(stages)
+        for size in sizes:
+            check_whole("the number of layers of a stage", size, 0)
         if sum(sizes) != len(layers) or min(sizes, default=0) < 1:
             raise ConfigError(f"stages of {sizes} layers don't make up {len(layers)} layers")
     firsts = [sum(sizes[:stage]) for stage in range(len(sizes))]

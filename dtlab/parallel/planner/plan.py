@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dtlab import cost
-from dtlab.calls import check_positive, check_whole
+from dtlab.calls import check_positive, check_whole, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models.shapes import Shape
@@ -59,12 +59,14 @@ def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device 
     you have it already. Raises `ConfigError` for a mesh that isn't the topology's size; whatever
     else doesn't fit is in `why_not`.
     """
+    if not isinstance(layout, Layout):
+        raise ConfigError(f"predict takes a Layout, not {short(layout)}")
     _check(shape, topology, layout.mesh, precision, device)
+    limit = device.memory_bytes if memory_bytes is None else memory_bytes
+    check_positive("memory_bytes", limit)
     if why_not := impossible(shape, layout):
         return Plan(layout, why_not=why_not)
-    return _predict(layout, device, precision,
-                    device.memory_bytes if memory_bytes is None else memory_bytes,
-                    wire or wires(topology),
+    return _predict(layout, device, precision, limit, wire or wires(topology),
                     work_of(shape, layout, device, precision))
 
 
