@@ -369,7 +369,7 @@ def test_a_hostile_topology_file_is_answered_in_one_sentence(tmp_path: Path) -> 
         file = tmp_path / f"{name}.yaml"
         if text:
             file.write_text(text)
-        with within(LIMIT_S), pytest.raises(dtlab.ConfigError, match=says):
+        with within(5 * LIMIT_S), pytest.raises(dtlab.ConfigError, match=says):
             topology.load(file)
 
 

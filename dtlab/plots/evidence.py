@@ -107,9 +107,12 @@ def _dots(axes: Axes, rows: list[tuple[int, np.ndarray]], marker: str, fill: str
 def _mark_half(axes: Axes, half: float) -> None:
     """Where latency and bandwidth cost the same: n = α/β."""
     axes.axvline(half, color=QUIET, lw=1.5, ls=(0, (2, 3)), zorder=1)
+    low, high = axes.get_xlim()
+    left = half > (low * high) ** 0.5  # of the line there is more room, on a logarithmic axis
     axes.annotate(f"n = α/β = {bytes_text(half)}:\nhalf latency, half bandwidth",
-                  (half, 0.04), xycoords=("data", "axes fraction"), xytext=(8, 0),
+                  (half, 0.04), xycoords=("data", "axes fraction"), xytext=(-8 if left else 8, 0),
                   textcoords="offset points", size=12, color=INK, va="bottom",
+                  ha="right" if left else "left",
                   bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 2})
 
 

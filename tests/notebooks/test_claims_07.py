@@ -194,7 +194,7 @@ def test_a_hash_shares_many_keys_and_a_range_cuts_a_huge_one(prose: str, servers
 
 def test_what_a_fifth_server_moves(prose: str) -> None:
     assert "a hash moves four fifths of the keys, a range half of all bytes" in prose
-    assert "The ring of `ConsistentHash` moves about that, and no more" in prose
+    assert "`ConsistentHash` moves about that, and no more" in prose
     specs = {f"row {i}": Spec((10,), torch.float32) for i in range(1_000)}
 
     def owners(partition: ps.Partition, servers: int) -> list[int]:
