@@ -19,7 +19,7 @@ import torch
 
 from dtlab.errors import ConfigError
 from dtlab.simulator import references
-from dtlab.simulator.references import CACHED, CONSTANT, met
+from dtlab.simulator.references import CACHED, CONSTANT, reachable
 
 _PLAIN = frozenset((NoneType, bool, int, float, str))
 
@@ -41,8 +41,8 @@ class Isolation:
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]):
         self._fn, self._args = fn, args
         self._constant: dict[int, bool] = {}
-        self._met = list(met((fn, args), set()))
-        self._assigned = {variable for value in self._met
+        self._reachable = list(reachable((fn, args), set()))
+        self._assigned = {variable for value in self._reachable
                           if isinstance(value, FunctionType) and not references.is_installed(value)
                           for variable in references.assigned_by(value)}
         self._shared = self._state_of_classes()
@@ -62,7 +62,7 @@ class Isolation:
 
     def check_memory(self, ranks: int) -> None:
         """Raise `ConfigError` if the memory of this machine can't hold the copies of all ranks."""
-        nbytes = {place: size for value in self._met for place, size in _memory(value)}
+        nbytes = {place: size for value in self._reachable for place, size in _memory(value)}
         each, there = sum(nbytes.values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if each * ranks > there:
             raise ConfigError(
@@ -86,13 +86,13 @@ class Isolation:
         known = self._constant.get(id(value))
         if known is None:
             known = self._constant[id(value)] = not any(
-                _changes(part, self._assigned) for part in met(value, set()))
+                _changes(part, self._assigned) for part in reachable(value, set()))
         return known
 
     def _state_of_classes(self) -> dict[str, bytes]:
         """Of a person's classes: what they hold, and the globals that their methods read or set."""
         values: dict[str, Any] = {}
-        for cls in self._met:
+        for cls in self._reachable:
             if isinstance(cls, type) and not references.is_installed(cls):
                 values |= {f"`{cls.__name__}.{name}`": value for name, value in vars(cls).items()
                            if not (name.startswith("__") or hasattr(value, "__get__"))}
@@ -160,7 +160,7 @@ class _Copier:
         function.__kwdefaults__ = self.own(fn.__kwdefaults__, where)
         for name, own, cell in zip(fn.__code__.co_freevars, cells, fn.__closure__ or (),
                                    strict=True):
-            for value in references.content(cell):
+            for value in references.cell_contents(cell):
                 if not installed or references.is_followed(value):
                     value = self.own(value, f"variable `{name}` used by `{fn.__name__}`")
                 own.cell_contents = value
@@ -172,8 +172,8 @@ class _Copier:
 
     def _variables(self, fn: FunctionType, scope: dict[str, Any]) -> None:
         """Fill `scope` with what `fn` uses of its globals, and of a person's own modules."""
-        if looks_up := references.looks_up(fn):
-            raise ConfigError(f"`{fn.__name__}` calls {looks_up}(), so simulate can't see which "
+        if lookup := references.dynamic_lookup(fn):
+            raise ConfigError(f"`{fn.__name__}` calls {lookup}(), so simulate can't see which "
                               f"variables each rank needs a copy of; name them instead")
         for name in references.global_names(fn):
             scope[name] = self.own(fn.__globals__[name], f"global `{name}` used by `{fn.__name__}`")
@@ -230,7 +230,7 @@ def _changes(value: Any, assigned: Set[Any]) -> bool:
     one that is `assigned`."""
     if isinstance(value, FunctionType):
         return not references.is_installed(value) and bool(
-            any(references.assigned_by(value)) or vars(value) or references.looks_up(value)
+            any(references.assigned_by(value)) or vars(value) or references.dynamic_lookup(value)
             or not assigned.isdisjoint(references.variables(value)))
     if isinstance(value, ModuleType):
         return not references.is_installed(value)

@@ -42,7 +42,7 @@ _GETS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _GETS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
 
 
-def met(value: Any, seen: set[int]) -> Iterator[Any]:
+def reachable(value: Any, seen: set[int]) -> Iterator[Any]:
     """`value` and all that it refers to, each once; but no constants such as numbers."""
     waiting = [value]
     while waiting:
@@ -122,7 +122,7 @@ def _holds_tensors(value: Any) -> bool:
 def referred(fn: FunctionType) -> Iterator[tuple[str, Any]]:
     """(what it is, value) of all that `fn` may read beside its arguments."""
     held = [(f"variable `{name}` used by `{fn.__name__}`", value)
-            for name, cell in _cells(fn) for value in content(cell)]
+            for name, cell in _cells(fn) for value in cell_contents(cell)]
     held += [(f"a default of `{fn.__name__}`", value)
              for value in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())]
     if is_installed(fn):
@@ -142,7 +142,7 @@ def modules(fn: FunctionType) -> list[ModuleType]:
     """The modules that `fn` refers to and that don't come with a package: a person's own files."""
     found: list[ModuleType] = []
     waiting = [fn.__globals__[name] for name in global_names(fn)]
-    waiting += [value for _, cell in _cells(fn) for value in content(cell)]
+    waiting += [value for _, cell in _cells(fn) for value in cell_contents(cell)]
     while waiting:
         value = waiting.pop()
         if isinstance(value, ModuleType) and not is_installed(value) and value not in found:
@@ -171,7 +171,7 @@ def attributes(fn: FunctionType, module: ModuleType) -> list[str]:
     return sorted(names & vars(module).keys())
 
 
-def looks_up(fn: FunctionType) -> str | None:
+def dynamic_lookup(fn: FunctionType) -> str | None:
     """The name of a function by which `fn` gets at variables that it doesn't name, if any."""
     names = {step.argval for step in _steps(fn.__code__) if step.opname in _GETS_GLOBAL}
     return next(iter(names & {"globals", "eval", "exec"} - fn.__globals__.keys()), None)
@@ -197,7 +197,7 @@ def _cells(fn: FunctionType) -> Iterator[tuple[str, CellType]]:
     return zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
 
 
-def content(cell: CellType) -> Iterator[Any]:
+def cell_contents(cell: CellType) -> Iterator[Any]:
     """What the variable of a closure holds; nothing if it isn't assigned yet."""
     with suppress(ValueError):
         yield cell.cell_contents
