@@ -238,18 +238,33 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
        lambda comm, name=name, kind=kind: getattr(collectives, name)(comm, special(kind))
        for name in ("gather", "all_gather", "all_to_all", "broadcast")
        for kind in ("quantised", "nested")},
-    "zero": lambda comm: parallel.zero(torch.nn.Linear(2, 2), comm, stage=[]),
+    **{f"zero, stage {stage!r}":
+       lambda comm, stage=stage: parallel.zero(torch.nn.Linear(2, 2), comm, stage=stage)
+       for stage in ([], True, 1.5, "1")},
+    "Pipeline without a schedule": lambda comm: parallel.pipeline.Pipeline(LINEAR, [], comm),
     "a mesh's axis": lambda comm: parallel.Mesh(comm, dp=2)[["dp"]],
     "hybrid of no GPT": lambda comm: parallel.hybrid(math.nan, parallel.Mesh(comm, dp=2)),
     "hybrid on no mesh": lambda comm: parallel.hybrid(models.GPT(GPT), math.nan),
     "save": lambda comm: saved(comm, "/proc/x"),
     "save, no name": lambda comm: saved(comm, "a\0b"),
 }
+LINEAR = torch.nn.Linear(2, 2)
+SCHEDULE = parallel.pipeline.gpipe(2, 2)
 OF_NO_COMM: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(collectives.ALGORITHMS, (PARTS,)), "scatter": (PARTS, X), "barrier": (),
     "scatterv": (None, X), "gatherv": (X, None), "all_gatherv": (X, [X, X]),
     "all_to_allv": ([X, X], [X, X])}
 REFUSED: dict[str, Callable[[], Any]] = {
+    "DataParallel of None": lambda: parallel.DataParallel(LINEAR, None),
+    "zero of None": lambda: parallel.zero(LINEAR, None),
+    "shard of None": lambda: parallel.tensor.shard(models.GPT(GPT), None),
+    "ColumnLinear of None": lambda: parallel.tensor.ColumnLinear(None, 4, 4),
+    "vocab_cross_entropy of None": lambda: parallel.tensor.vocab_cross_entropy(None, X, X),
+    "BatchSampler of None": lambda: parallel.BatchSampler(8, 4, None),
+    "Pipeline of None": lambda: parallel.pipeline.Pipeline(LINEAR, SCHEDULE, None),
+    "save of a path": lambda: parallel.save("model", "folder"),
+    "load of a module": lambda: parallel.load("folder", LINEAR),
+    "full_state_dict of a module": lambda: parallel.full_state_dict(LINEAR),
     **{name: partial(simulate, call, network=NETWORK) for name, call in ON_RANKS.items()},
     **{f"{name} of {comm!r}": partial(getattr(collectives, name), comm, *given)
        for name, given in OF_NO_COMM.items() for comm in (None, 3)},
@@ -353,7 +368,7 @@ def test_whole_numbers_may_be_numpys() -> None:
 def test_the_words_name_what_there_is_and_what_to_do() -> None:
     with pytest.raises(dtlab.ConfigError, match="there are: flat, binomial, chain, scatter_all"):
         stepper_frames("broadcast", "nope", 4)
-    with pytest.raises(dtlab.ConfigError, match=r"takes a communicator first.*not None"):
+    with pytest.raises(dtlab.ConfigError, match=r"all_reduce.* takes a communicator, not None"):
         collectives.all_reduce(None, X)
 
 

@@ -73,7 +73,7 @@ def overridable(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(comm: Comm, *args: Any, **options: Any) -> Any:
-        check_comm(comm, function.__name__)
+        check_comm(comm, f"{function.__name__}(comm, …)")
         if has_torch_function(args):
             return handle_torch_function(call, args, comm, *args, **options)
         return function(comm, *args, **options)
@@ -150,11 +150,10 @@ def default_of(collective: str) -> str:
 _COMMON = ("comm", "x", "rows", "received", "root", "op")
 
 
-def check_comm(comm: object, collective: str) -> None:
-    """Raise `ConfigError` unless `comm` is a communicator."""
+def check_comm(comm: object, call: str) -> None:
+    """Raise `ConfigError` unless `comm` is a communicator; call: how one is given."""
     if not isinstance(comm, Comm):
-        raise ConfigError(f"{collective} takes a communicator first, as in {collective}(comm, …), "
-                          f"not {type(comm).__name__}")
+        raise ConfigError(f"{call} takes a communicator, not {type(comm).__name__}")
 
 
 def check_tensor(comm: Comm, x: Any, collective: str, writes: bool = True) -> None:

@@ -32,7 +32,7 @@ def scatterv(comm: Comm, parts: Parts | None, x: torch.Tensor, root: int = 0) ->
     """In place in `x`. Before: the root holds p `parts`; others pass None. After: rank r's x is
     parts[r], which has its shape. Returns `x`. Cost: Σ(α + b_r β) over all ranks but the root.
     """
-    check_comm(comm, "scatterv")
+    check_comm(comm, "scatterv(comm, …)")
     check_root(comm, root, "scatterv")
     check_tensor(comm, x, "scatterv")
     rows = None
@@ -48,7 +48,7 @@ def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> P
     """In place in `into`: p tensors at the root, None elsewhere. Before: rank r holds x_r. After:
     into[r] is x_r, whose shape it has. Returns `into`. Cost: Σ(α + b_r β), less the root's own.
     """
-    check_comm(comm, "gatherv")
+    check_comm(comm, "gatherv(comm, …)")
     check_root(comm, root, "gatherv")
     check_tensor(comm, x, "gatherv", writes=False)
     vector, rows = flattened(x), None
@@ -67,7 +67,7 @@ def all_gatherv(comm: Comm, x: torch.Tensor, into: Parts) -> Parts:
 
     Every part goes once round the ring. Returns `into`. Cost: at most (p−1)(α + max b_r β).
     """
-    check_comm(comm, "all_gatherv")
+    check_comm(comm, "all_gatherv(comm, …)")
     check_tensor(comm, x, "all_gatherv", writes=False)
     rows = _vectors(comm, into, "all_gatherv")
     _check_like(comm, rows[comm.rank], x, "all_gatherv")
@@ -83,7 +83,7 @@ def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
     In step k every rank sends to the one k further on. Cost: at most (p−1)(α + max b β). Experts of
     a mixture get their tokens so. Chapter: 04b.
     """
-    check_comm(comm, "all_to_allv")
+    check_comm(comm, "all_to_allv(comm, …)")
     rows = _vectors(comm, parts, "all_to_allv", writes=False)
     received = _vectors(comm, into, "all_to_allv")
     _check_like(comm, received[comm.rank], rows[comm.rank], "all_to_allv")

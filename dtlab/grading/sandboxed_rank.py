@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import copy
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -59,6 +60,8 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
     try:
         function: Callable[..., Any] = pickle.loads(call.blobs[0])
         given: tuple[Any, ...] = pickle.loads(call.blobs[1])
+        # What is given, even if the function puts other tensors into its lists and dictionaries.
+        kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
         harness = pickle.loads(call.blobs[2])
         connection.meter = meter = Meter(given) if call.fields["meter"] else None
         rank, size, port = (call.fields[name] for name in ("rank", "size", "port"))
@@ -72,7 +75,7 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
         sys.setprofile(None)
         blobs: list[bytes] = []
         messages = end.recorder.rows(end.start_s)[0] if end else []
-        report = {"value": encode(value, blobs), "after": encode(given, blobs), "sent": messages,
+        report = {"value": encode(value, blobs), "after": encode(kept, blobs), "sent": messages,
                   "peak": meter.peak_bytes if meter else 0, "printed": printed.text()}
         requests.tell("return", *blobs, at="", **report)
     except BaseException as error:  # SystemExit too: no exception of a learner ends the process

@@ -24,7 +24,7 @@ from torch import Tensor
 from dtlab.collectives import barrier
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.parallel.synchronized import DistributedModule
+from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 Pieces = dict[str, list[tuple[int, Tensor]]]  # name → (first element, values)
 INDEX = "index.json"
@@ -37,6 +37,7 @@ def save(folder: str | Path, model: DistributedModule,
 
     Each rank writes what it steps: of `DataParallel` its share of everything.
     """
+    check_distributed(model, "save")
     comm, folder = model.comm, _checked(folder)
     partial = folder.with_name(folder.name + ".partial")
     if comm.rank == 0:
@@ -76,6 +77,7 @@ def load(folder: str | Path, model: DistributedModule,
     Raises `ConfigError`, before anything is changed, if the checkpoint is incomplete or corrupt or
     is that of another model.
     """
+    check_distributed(model, "load")
     comm, folder = model.comm, _checked(folder)
     problems = [p for p in comm._agree(_problem(folder, comm)) if p]
     if problems:
@@ -95,6 +97,7 @@ def full_state_dict(model: DistributedModule) -> dict[str, Tensor]:
     """What `state_dict` of the module would be on one device, in the optimizer's dtype, on every
     rank, which all call it: for torch.save, or to load it elsewhere. Memory: all of the model.
     """
+    check_distributed(model, "full_state_dict")
     state = {name: tensor.detach().clone() for name, tensor in _replicated(model)}
     return state | model.full_parameters()
 

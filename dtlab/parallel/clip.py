@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dtlab.collectives import all_reduce
 from dtlab.errors import ConfigError
-from dtlab.parallel.synchronized import DistributedModule
+from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 
 @torch.no_grad()
@@ -19,9 +19,7 @@ def clip_grad_norm_(model: DistributedModule, max_norm: float) -> Tensor:
     Call it between backward and step. Cost: with shards, an all-reduce of 8 bytes.
     Source: Pascanu et al. 2013; torch.nn.utils.clip_grad_norm_ for one device.
     """
-    if not isinstance(model, DistributedModule):
-        raise ConfigError(f"clip_grad_norm_ takes what DataParallel, zero or hybrid returned, not "
-                          f"{type(model).__name__}")
+    check_distributed(model, "clip_grad_norm_")
     if not isinstance(max_norm, (int, float)) or not max_norm > 0:
         raise ConfigError(f"max_norm must be a number above 0, not {max_norm!r}")
     gradients = model.named_gradients()

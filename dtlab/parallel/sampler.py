@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
@@ -26,6 +27,7 @@ class BatchSampler:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"BatchSampler: {name} must be a whole number of at least 1, not "
                                   f"{value!r}")
+        check_comm(comm, "BatchSampler(length, batch, comm)")
         if batch < comm.size:
             raise ConfigError(f"BatchSampler: a batch of {batch} is too small for {comm.size} "
                               f"ranks; some would have no sample in any batch")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dtlab.collectives import all_reduce
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.parallel.types import VARYING, declare
 
@@ -53,6 +54,7 @@ class Sharded(nn.Module):
 
     def __init__(self, comm: Comm):
         super().__init__()
+        check_comm(comm, f"{type(self).__name__}(comm, …)")
         self.comm = comm
         self.parts: dict[str, Part] = {}
 

@@ -14,6 +14,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from dtlab.collectives import all_reduce, broadcast
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.types import REPLICATED, declare
@@ -72,6 +73,13 @@ class DistributedModule(nn.Module):
         """After `regions` have changed: other ranks get the new values."""
 
 
+def check_distributed(model: object, function: str) -> None:
+    """Raise `ConfigError` unless `model` is one of these."""
+    if not isinstance(model, DistributedModule):
+        raise ConfigError(f"{function} takes what DataParallel, zero or hybrid returned, not "
+                          f"{type(model).__name__}")
+
+
 class SynchronizedModule(DistributedModule):
     """`module` on every rank of `comm`; subclasses say how its gradients are reduced.
 
@@ -81,6 +89,7 @@ class SynchronizedModule(DistributedModule):
 
     def __init__(self, module: nn.Module, comm: Comm):
         super().__init__()
+        check_comm(comm, "a model of several ranks, such as DataParallel(module, comm),")
         check_same_model(module, comm)
         self.module, self.comm = module, comm
         self.trained = [p for p in module.parameters() if p.requires_grad]

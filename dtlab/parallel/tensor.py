@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from dtlab.collectives import all_reduce, exscan
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import GPT
@@ -165,6 +166,7 @@ def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: 
     largest logit is subtracted first. Cost: two all-reduces of as many rows, and an exscan of the
     widths. Source: Shoeybi et al. 2019, §3.
     """
+    check_comm(comm, "vocab_cross_entropy(comm, …)")
     if reduction not in ("mean", "sum", "none"):
         raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -232,6 +234,7 @@ def check_shardable(gpt: GPT, comm: Comm) -> None:
                           f"other models of ColumnLinear and RowLinear")
     if isinstance(gpt.tokens, VocabEmbedding):
         raise ConfigError("this GPT was sharded before; shard a new one")
+    check_comm(comm, "tensor.shard(gpt, comm)")
     sums = {name: "without data" if p.is_meta else float(p.detach().double().sum())
             for name, p in gpt.named_parameters()}
     everyone = comm._agree({"its sizes": str(gpt.config)} | sums)

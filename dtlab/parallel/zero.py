@@ -58,7 +58,7 @@ def zero(
     Parameters that are frozen stay whole. One without a gradient counts as one with gradient 0.
     Raises `ConfigError` if ranks hold different models, or parameters have several dtypes.
     """
-    if not isinstance(stage, Integral) or stage not in STAGES:
+    if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in STAGES:
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
     if not getattr(optimizer, "elementwise", True):
         raise ConfigError(f"{optimizer.__name__} needs the norms of whole layers, and a rank has "

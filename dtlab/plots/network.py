@@ -31,12 +31,13 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     kinds = sorted({kind for _, _, kind in links}, reverse=True)
     thin = min(1.0, 16 / cluster.ranks)
     heading = title or f"{cluster.name.split('(')[0].strip().capitalize()} cluster"
-    note = (f"{count_text(cluster.ranks, 'rank')} · "
-            f"{count_text(_switches(graph), 'switch', 'switches')} · links: "
-            + ", ".join(_speed(kind) for kind in kinds[:3]))
+    note = count_text(cluster.ranks, "rank")
+    if others := len(graph) - cluster.ranks:  # switches, CPUs, network cards
+        note += f" · {count_text(others, 'other node')}"
+    speeds = " · links: " + "; ".join(map(_speed, kinds)) if kinds else ""
     with styled():
         picture = new_picture(11, 5.2, dpi)
-        write_title(picture, heading, note)
+        write_title(picture, heading, note + speeds * (len(kinds) == 1))  # else in the legend
         rows = -(-len(kinds) // 3) if len(kinds) > 1 else 0  # of the legend
         foot = 0.15 + 0.45 * (rows > 0) + 0.3 * max(0, rows - 1)
         axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
@@ -55,7 +56,7 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
         if len(kinds) > 1:
             picture.legend(loc="lower left", bbox_to_anchor=(MARGIN_IN / 11, 0.02), ncols=3,
                            handlelength=3)
-    picture.alt = f"{heading}: {note}."
+    picture.alt = f"{heading}: {note}{speeds}."
     return picture
 
 
@@ -116,10 +117,6 @@ def line_between(a: Any, b: Any, places: dict[Any, tuple[float, float]]) -> np.n
     bend = (start + end) / 2 + aside * (0.1, 0.3)  # the picture is three times as wide as high
     t = np.linspace(0, 1, 24)[:, None]
     return np.asarray((1 - t) ** 2 * start + 2 * t * (1 - t) * bend + t**2 * end)
-
-
-def _switches(graph: nx.DiGraph) -> int:
-    return sum(not isinstance(node, int) for node in graph)
 
 
 def _links(graph: nx.DiGraph) -> list[tuple[Any, Any, tuple[float, float]]]:

@@ -188,7 +188,14 @@ def forgets_the_rate(comm, weights, grads, servers, lr):
     return store(comm, weights, grads, servers, 1)
 
 
+def new_tensors_in_the_dictionary(comm, weights, grads, servers, lr):
+    own = {key: w.clone() for key, w in weights.items()}
+    store(comm, own, grads, servers, lr)
+    weights.update(own)
+
+
 WRONG_STORES = [
+    (new_tensors_in_the_dictionary, STORE, "write the new ones into the tensors"),
     (forgets_the_rate, STORE, "The learning rate is missing"),
     (hash_places_whole_keys, {"balance", "time"}, "no hash can cut a huge key"),
     (round_robin_over_keys, {"balance", "time"}, "no hash can cut a huge key"),

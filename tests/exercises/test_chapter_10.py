@@ -72,7 +72,14 @@ def joins_forward_and_splits_backward(comm, grads, least):
         g.copy_(piece)
 
 
+def new_tensors_in_the_list(comm, grads, least):
+    own = [g.clone() for g in grads]
+    buckets(comm, own, least)
+    grads[:] = own
+
+
 WRONG_1 = [
+    (new_tensors_in_the_list, VALUES_1, "copy the averages back"),
     (joins_forward_and_splits_backward, VALUES_1, "in the order in which they were joined"),
     (sums, VALUES_1, "summed, but not averaged"),
     (averages_averages, VALUES_1, "once more"),

@@ -188,6 +188,11 @@ def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) ->
         assert simulated_s("ring", ranks, N) < simulated_s("double_tree", ranks, N)
         assert simulated_s("double_tree", ranks, N) < simulated_s("tree", ranks, N)
     assert simulated_s("double_tree", 63, 100_000) < simulated_s("ring", 63, 100_000)
+    assert "by that formula (8 ranks, 102.4 MB: 164 ms, the ring 144)" in prose
+    assert round((2 * math.log2(8) * ALPHA + 2 * N * BETA) * 1e3) == 164
+    assert round(simulated_s("ring", 8, N) * 1e3) == 144
+    assert "Why do they take 267 ms" in prose
+    assert round(simulated_s("double_tree", 8, N) * 1e3) == 267
 
 
 @pytest.mark.parametrize("ranks", range(10, 18))

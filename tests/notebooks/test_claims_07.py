@@ -139,7 +139,9 @@ def test_one_server_takes_o_of_m_and_more_than_m_gain_nothing(prose: str) -> Non
         assert seconds >= 2 * S / B == 0.020
     assert "with twice the workers, each step takes twice as long" in prose
     assert cost.parameter_server_s(16, 1, S, B) == 2 * cost.parameter_server_s(8, 1, S, B)
-    assert "That is above the 15 ms of section 3" in prose
+    assert "15 ms that four workers needed in section 3 (eight would need 17.5)" in prose
+    for m, ms in ((4, 15), (8, 17.5)):  # out of each worker 1/m of S to each other one, twice
+        assert 2 * (m - 1) / m * S / B == pytest.approx(ms * 1e-3)
 
 
 @pytest.mark.parametrize("m", [2, 4, 8])

@@ -24,7 +24,7 @@ NO_LEADER = ("comm.split returns None to a rank whose colour is None: only the l
              "communicator of the leaders (`if leaders is not None: …`).")
 ERRORS = {
     "'NoneType' object has no attribute": NO_LEADER,
-    "takes a communicator first, as in all_reduce(comm, …), not None": NO_LEADER,
+    "all_reduce(comm, …) takes a communicator, not None": NO_LEADER,
     "has no root": "In a communicator that comm.split returns, ranks are numbered anew, from 0: "
     "the first rank of every group is 0 there, and so is the root.",
     "  split  ": "Some ranks wait in comm.split, which all ranks of comm must call: those that "

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dtlab.collectives import all_reduce, broadcast
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
@@ -35,6 +36,10 @@ class Pipeline:
     def __init__(self, stages: nn.Module | Sequence[nn.Module], schedule: Schedule, comm: Comm, *,
                  recompute: bool = False, tied: Mapping[str, nn.Parameter] | None = None,
                  seconds: Callable[[Action], float] = lambda action: 0.0):
+        check_comm(comm, "Pipeline(stages, schedule, comm)")
+        if not isinstance(schedule, Schedule):
+            raise ConfigError(f"Pipeline takes a schedule, such as one_f_one_b(4, 8), not "
+                              f"{type(schedule).__name__}")
         schedule.check()
         if schedule.ranks != comm.size:
             raise ConfigError(f"the schedule is for {schedule.ranks} ranks, but there are "
