@@ -9,8 +9,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import nbval.kernel
 import pytest
+from jupyter_client import KernelManager
 from nbval.plugin import IPyNbCell
 
 ROOT = Path(__file__).resolve().parent
@@ -31,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # A worker for each core: with more threads than that, torch's wait for each other, and a
         # small training takes up to 40 times as long.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        for told_to_make in ("ARGS", "MAKEFLAGS"):  # a test may call make, too
+            os.environ.pop(told_to_make, None)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -76,6 +81,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 # ---- notebooks ----------------------------------------------------------------------------------
+
+def kernel_on_files(**options: Any) -> KernelManager:
+    """A kernel that listens on files, not on ports: these are chosen before it starts, and when it
+    listens, a process of another test may have taken one."""
+    place = Path(tempfile.mkdtemp(dir=os.environ["DTLAB_CACHE"])) / "kernel"
+    return KernelManager(transport="ipc", ip=str(place), **options)
+
+
+nbval.kernel.KernelManager = kernel_on_files
 
 
 def in_order_of_ranks(text: str) -> str:
