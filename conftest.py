@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # A worker for each core: with more threads than that, torch's wait for each other, and a
         # small training takes up to 40 times as long.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        for told_to_make in ("ARGS", "MAKEFLAGS"):  # a test may call make, too
+        for told_to_make in ("ARGS", "MAKEFLAGS", "MAKELEVEL"):  # a test may call make, too
             os.environ.pop(told_to_make, None)
 
 
