@@ -218,6 +218,8 @@ def saved(comm: Comm, folder: str) -> None:
 
 
 # Calls on two simulated ranks, each of which is refused there.
+LINEAR = torch.nn.Linear(2, 2)
+SCHEDULE = parallel.pipeline.gpipe(2, 2)
 ON_RANKS: dict[str, Callable[[Any], Any]] = {
     "send to []": lambda comm: comm.send(X, []),
     "isend to []": lambda comm: comm.isend(X, []),
@@ -248,8 +250,6 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
     "save": lambda comm: saved(comm, "/proc/x"),
     "save, no name": lambda comm: saved(comm, "a\0b"),
 }
-LINEAR = torch.nn.Linear(2, 2)
-SCHEDULE = parallel.pipeline.gpipe(2, 2)
 OF_NO_COMM: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(collectives.ALGORITHMS, (PARTS,)), "scatter": (PARTS, X), "barrier": (),
     "scatterv": (None, X), "gatherv": (X, None), "all_gatherv": (X, [X, X]),

@@ -27,9 +27,8 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     """
     graph = cluster.graph()
     places, placed = layout_of(graph), _has_places(graph)
-    links = _links(graph)
+    links, thin = _links(graph), min(1.0, 16 / cluster.ranks)
     kinds = sorted({kind for _, _, kind in links}, reverse=True)
-    thin = min(1.0, 16 / cluster.ranks)
     heading = title or f"{cluster.name.split('(')[0].strip().capitalize()} cluster"
     note = count_text(cluster.ranks, "rank")
     if others := len(graph) - cluster.ranks:  # switches, CPUs, network cards
@@ -37,7 +36,7 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     speeds = " · links: " + "; ".join(map(_speed, kinds)) if kinds else ""
     with styled():
         picture = new_picture(11, 5.2, dpi)
-        write_title(picture, heading, note + speeds * (len(kinds) == 1))  # else in the legend
+        write_title(picture, heading, note if len(kinds) > 1 else note + speeds)  # or a legend
         rows = -(-len(kinds) // 3) if len(kinds) > 1 else 0  # of the legend
         foot = 0.15 + 0.45 * (rows > 0) + 0.3 * max(0, rows - 1)
         axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
