@@ -2,7 +2,7 @@
 # Both build .venv once; afterwards they start at once.      PYTHON=/path/to/python3.12 chooses one.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-cpus check notebooks exercises mutants bench constraints
+.PHONY: help setup lab test test-cpus check notebooks exercises mistakes mutants bench constraints
 MAKEFLAGS += --no-print-directory
 export PYTHON
 
@@ -46,6 +46,9 @@ check: setup ## ruff and mypy; notebooks are in the form in which they are commi
 
 notebooks: setup ## execute every notebook and write it back, without what differs from run to run
 	@$(BIN)/python scripts/notebooks.py $(ARGS)
+
+mistakes: setup ## record what the mistakes leave behind, for the hints; list what is not named
+	@$(BIN)/python scripts/mistakes.py $(ARGS)
 
 exercises: setup ## generate exercises/ from solutions/
 	@$(BIN)/python scripts/exercises.py $(ARGS)

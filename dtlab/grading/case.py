@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,27 @@ class Submission:
     path: list[str] = field(default_factory=list)  # sys.path; empty: the sandbox's own
     cwd: str = ""
     sources: dict[str, str] = field(default_factory=dict)  # file → text, of notebook cells
+
+
+class _Any:
+    """Stands in a `Wanted` for what is not judged."""
+
+
+ANY = _Any()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an oracle says of a case: lists by rank, of numbers, texts, tensors, and collections of
+    them. What is `ANY` is not judged."""
+
+    returns: Sequence[Any] | None = None  # what the function returns; None: not judged
+    leaves: Sequence[Any] | None = None  # its arguments afterwards, a tuple; None: not judged
+    names: tuple[str, ...] = ("x",)  # of these arguments
+    items: tuple[str, ...] = ()  # names of what is returned, if it is several things
+    what: str = "the right result"  # for the table: "the sum"
+    rtol: float = 0.0  # up to which floats are equal, relative to the largest of their tensor
+    least_bytes: int = 0  # fewer, sent by all ranks, can't have brought these values
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +67,7 @@ class Case:
     meter: bool = False  # measure the memory it takes
     library: bool = False  # may the function call others of this package, such as collectives?
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
-    hint: str = ""  # instead of the check's own
-    errors: dict[str, str] = field(default_factory=dict)  # part of an error's text → hint
+    wanted: Wanted | None = None  # None: the check's judge needs none
     facts: dict[str, Any] = field(default_factory=dict)  # for the check: n, dtype, …
 
     @property

@@ -1,58 +1,62 @@
-"""The judge: grades a submission by the checks of an exercise.
+"""The judge: grades an answer by the checks of an exercise.
 
-It runs in a process of its own, forked from the fork server, so that nothing the learner's notebook
-has patched (torch.equal, time, dtlab itself) reaches it; the submission runs in others, which a
-`RankServer` forks.
+`grade_answer` runs in a process of its own, forked from the fork server, so that nothing the
+learner's notebook has patched (torch.equal, time, dtlab itself) reaches it; the submission runs in
+others, which a `RankServer` forks.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import torch
 
-from dtlab.grading.case import Case, Outcome, Submission
-from dtlab.grading.exercise import (
-    Check,
-    find_exercise,
-    grade_check,
-    not_tried,
-    skipped,
-    verdict_of,
-)
+from dtlab.grading import clues
+from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
+from dtlab.grading.compare import Fingerprint, fingerprint
+from dtlab.grading.exercise import Check, Exercise, Verdict, find_exercise
+from dtlab.grading.mistakes import Traces, hint_of, recorded
 from dtlab.grading.rank_server import RankServer, ServerEnded
 from dtlab.grading.report import Report, Row
 from dtlab.grading.sandbox import CASE_LIMIT_S, Sandbox
+from dtlab.grading.verdicts import verdict_of
 
 TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes one
 
+RunCase = Callable[[Case], Outcome]
+Known = Callable[[], Sequence[Traces]]  # what the exercise's mistakes leave behind
 
-def grade_answer(server: RankServer, submission: Submission, exercise_id: str, seed: int) -> Report:
-    """Run all cases of the exercise on processes of `server`, then judge."""
+
+class Trial(NamedTuple):
+    """A case of a check, its outcome, and the verdict. number: of the case, among the check's."""
+
+    number: int
+    case: Case
+    outcome: Outcome
+    verdict: Verdict
+
+
+Trials = Mapping[str, list[Trial]]  # by check; one that is missing was not tried
+
+
+def grade_answer(server: RankServer, submission: Submission, exercise_id: str, seed: int,
+                 known: Known | None = None) -> Report:
+    """Run all cases of the exercise on processes of `server`, then judge. known: what the mistakes
+    leave behind with this seed; default: what is recorded, of seed 0."""
     began = time.monotonic()
     exercise = find_exercise(exercise_id)
-    checks = exercise.build(seed)
-    simulated = [check for check in checks if not _is_real(check)]
-    report = Report(exercise.id, exercise.title)
-    sandbox = Sandbox(submission, server)
-    outcomes: dict[Case, Outcome] = {}
+    checks, sandbox = exercise.build(seed), Sandbox(submission, server)
+    if known is None:
+        def known() -> Sequence[Traces]:
+            return recorded(exercise.id) if seed == 0 else ()
     try:
-        _run_cases(sandbox, simulated, outcomes)
-        before: set[Case] = set()  # in which values count by themselves
-        for check in simulated:
-            report.rows.append(grade_check(check, outcomes, report.rows, before))
-            if check.provided is None:
-                before.update(check.cases)
-        for check in checks:
-            if _is_real(check):
-                report.rows.append(_real_row(check, sandbox, outcomes, report))
+        report = report_of(exercise, checks, try_all(checks, sandbox.run_case), known)
         sandbox.close()
     except ServerEnded as error:
         rows = [not_tried(check, str(error)) for check in checks]
         return Report(exercise.id, exercise.title, rows)
-    order = [check.name for check in checks]
-    report.rows.sort(key=lambda row: order.index(row.name))
-    report.details, report.printed = _evidence(checks, outcomes, report)
     report.seconds = time.monotonic() - began
     return report
 
@@ -64,11 +68,45 @@ def prepare_to_fork() -> None:
         torch.distributed.destroy_process_group()
 
 
+def try_all(checks: Sequence[Check], run_case: RunCase) -> Trials:
+    """Run all cases and judge their outcomes: first in the simulator, then, if the first check
+    passes, what costs count and what runs on real processes."""
+    outcomes: dict[Case, Outcome] = {}
+    _run_cases(run_case, [check for check in checks if not _is_real(check)], outcomes)
+    trials: dict[str, list[Trial]] = {}
+    before: set[Case] = set()  # in which values count by themselves
+    for check in checks:
+        first = trials.get(checks[0].name, [])
+        right = all(trial.verdict.passed for trial in first)
+        if not right and (check.provided or _is_real(check)):
+            continue
+        if _is_real(check):
+            outcomes |= {case: run_case(case) for case in check.cases}
+        trials[check.name] = _tried(check, outcomes, before)
+        if check.provided is None:
+            before.update(check.cases)
+    return trials
+
+
+def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known: Known) -> Report:
+    """The report on an answer; its hints are of the mistakes that are `known`."""
+    report = Report(exercise.id, exercise.title)
+    failed = {name for name, each in trials.items() if not all(t.verdict.passed for t in each)}
+    for check in checks:
+        if check.name in trials:
+            row = _row_of(check, trials[check.name], report.rows, known, failed)
+        else:
+            row = not_tried(check, f"counts once “{checks[0].name}” is right")
+        report.rows.append(row)
+    report.details, report.printed = _evidence(trials, report)
+    return report
+
+
 def _is_real(check: Check) -> bool:
     return any(case.gloo for case in check.cases)
 
 
-def _run_cases(sandbox: Sandbox, checks: list[Check], outcomes: dict[Case, Outcome]) -> None:
+def _run_cases(run_case: RunCase, checks: list[Check], outcomes: dict[Case, Outcome]) -> None:
     """Note the outcome of each case. Once one does not end, or when the first check's cases give no
     result at all, the rest is not tried."""
     until_s = time.monotonic() + TOTAL_LIMIT_S
@@ -76,10 +114,15 @@ def _run_cases(sandbox: Sandbox, checks: list[Check], outcomes: dict[Case, Outco
     for check in checks:
         for case in check.cases:
             if case not in outcomes:
-                outcomes[case] = skipped(stop) if stop else sandbox.run_case(case)
+                outcomes[case] = skipped(stop) if stop else run_case(case)
                 stop = stop or _reason_to_stop(outcomes[case], until_s)
         if not stop and all(outcomes[case].failure for case in checks[0].cases):
             stop = f"get “{checks[0].name}” right first"
+
+
+def skipped(reason: str) -> Outcome:
+    """The outcome of a case that was not tried."""
+    return Outcome(failure=CaseFailure("skipped", message=reason))
 
 
 def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
@@ -90,25 +133,82 @@ def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
     return ""
 
 
-def _real_row(check: Check, sandbox: Sandbox, outcomes: dict[Case, Outcome],
-              report: Report) -> Row:
-    """Try a check's cases on real processes, unless the exercise's first check has failed."""
-    first = report.rows[0]
-    if not first.passed:
-        return not_tried(check, f"counts once “{first.name}” is right")
-    for case in check.cases:
-        outcomes[case] = sandbox.run_case(case)
-    return grade_check(check, outcomes, report.rows)
+def _tried(check: Check, outcomes: Mapping[Case, Outcome], before: Set[Case]) -> list[Trial]:
+    """The check's trials. A case whose values were wrong in an earlier check has cost its points
+    there: it is left out where `check` counts what right values cost."""
+    trials = []
+    for number, case in enumerate(check.cases):
+        outcome = outcomes[case]
+        if check.provided is not None:
+            provided = verdict_of(check.provided, case, outcome)
+            if not provided.passed and case in before:
+                continue
+            if not provided.passed:
+                trials.append(Trial(number, case, outcome, provided))
+                continue
+        trials.append(Trial(number, case, outcome, verdict_of(check.judge, case, outcome)))
+    return trials
 
 
-def _evidence(checks: list[Check], outcomes: dict[Case, Outcome],
-              report: Report) -> tuple[str, str]:
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+def not_tried(check: Check, why: str) -> Row:
+    """The row of a check that was not looked at."""
+    return Row(check.name, False, 0, check.points, check.tried, "not tried", why, looked_at=False)
+
+
+def _row_of(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: Known,
+            failed: Set[str]) -> Row:
+    """The report's row: a summary if all passed, else the first case that did not."""
+    if not trials:
+        return not_tried(check, "right values here first")
+    bad = next((trial for trial in trials if not trial.verdict.passed), None)
+    if bad is None:
+        v = trials[-1].verdict
+        few = len(trials) < len(check.cases)
+        tried = check.tried + few * f"; {len(trials)} of {len(check.cases)} cases have right values"
+        return Row(check.name, True, check.points, check.points, tried, v.came, v.expected,
+                   v.nbytes, v.rounds)
+    if bad.outcome.failure is not None and bad.outcome.failure.kind == "skipped":
+        return not_tried(check, bad.outcome.failure.message)
+    v = bad.verdict
+    good = sum(trial.verdict.passed for trial in trials)
+    score = f"; {good} of {len(trials)} cases right" if len(trials) > 1 else ""
+    return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
+               v.nbytes, v.rounds, _hint(check, bad, earlier,
+                                        hint_of(known(), check.name, prints_of(trials), failed)))
+
+
+def _hint(check: Check, bad: Trial, earlier: Sequence[Row], known: str) -> str:
+    """The hint of a known mistake, or what the verdict itself tells; else the check's own, if the
+    first check passed, so that what is special about this one is to blame; else the general clue.
+    """
+    if bad.outcome.objects and bad.verdict.nbytes:
+        return clues.OBJECTS
+    if hint := known or bad.verdict.clue:
+        return hint
+    clue = clues.clue(bad.case, bad.outcome)
+    failure = bad.outcome.failure
+    ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
+    special = ended and earlier and (earlier[0].passed if not _is_real(check)
+                                     else all(row.passed for row in earlier))
+    return (check.hint or clue) if special else clue or (check.hint if not earlier else "")
+
+
+def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:
+    """The number of each case → the fingerprint of what failed there; None: it passed."""
+    return {t.number: None if t.verdict.passed else fingerprint(
+        t.verdict.shows, [t.outcome.trace.sent_bytes(rank) for rank in range(t.outcome.trace.ranks)]
+    ) for t in trials}
+
+
+def _evidence(trials: Trials, report: Report) -> tuple[str, str]:
     """What helps to find the first mistake: a traceback or the waiting table; what was printed."""
-    for check, row in zip(checks, report.rows, strict=True):
-        for case in check.cases if row.looked_at and not row.passed else ():
-            outcome = outcomes[case]
-            if not verdict_of(check, case, outcome).passed:
-                return _evidence_of(outcome)
+    for row in report.rows:
+        for trial in trials.get(row.name, []) if row.looked_at and not row.passed else ():
+            if not trial.verdict.passed:
+                return _evidence_of(trial.outcome)
     return "", ""
 
 

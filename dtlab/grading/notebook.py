@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from dtlab.grading.cell_executor import Executed, execute_cells
 from dtlab.grading.exercise import catalogue, find_exercise
 from dtlab.grading.isolation import check_secrets, choose_sandbox
 from dtlab.grading.judge import grade_answer, prepare_to_fork
+from dtlab.grading.mistakes import mistakes_in
 from dtlab.grading.rank_server import RankServer, ServerEnded, preload_for
 from dtlab.grading.report import Report, Row, text_table, whole
 from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submitted
+from dtlab.grading.trusted import traces_of
 from dtlab.processes import run
 
 LIMIT_S = 3600.0  # nothing hangs; the judge has stricter limits of its own
@@ -112,12 +115,12 @@ def _judge(_comm: Any, path: str, folder: str, seed: int | None, sandbox: str) -
     report = NotebookReport(path, chapter=notebook.source.stem)
     report.answers = {cell.answers: cell.code for cell in notebook.cells if cell.answers}
     with RankServer(sandbox, preload_for(notebook.source.name)) as server:
-        names = [each.function for each in catalogue().values()]
+        names = [find_exercise(_what_it_checks(test)[0]).function for test in notebook.tests]
         try:
             executed = execute_cells(server, notebook.cells, names)
         except ServerEnded as error:
             executed = Executed({}, {cell.answers: str(error) for cell in notebook.cells})
-        report.exercises = [_grade(server, test, notebook, executed, seed)
+        report.exercises = [_grade(server, test, notebook, executed, seed, Path(folder))
                             for test in notebook.tests]
     return report.to_dict() | {"answers": report.answers}
 
@@ -163,9 +166,10 @@ def class_table(reports: Iterable[NotebookReport], width: int = 110) -> str:
 
 
 def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed: Executed,
-           seed: int | None) -> Report:
+           seed: int | None, course: Path) -> Report:
     """Grade the answer to one exercise: the points are those of the hidden inputs, and the words
-    those of the inputs that `check` shows."""
+    those of the inputs that `check` shows. Where only the hidden ones are wrong, the mistakes
+    themselves run on them, to find the hint."""
     exercise_id, seeds = _what_it_checks(test)
     exercise = find_exercise(exercise_id)
     submission = executed.functions.get(exercise.function)
@@ -173,16 +177,19 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
         trouble = executed.troubles.get(notebook.cell_of.get(exercise.function, ""))
         return _missing(exercise.id, trouble or "no cell defines it")
     hidden = seeds[-1] if seed is None else seed
-    report = grade_answer(server, submission, exercise.id, hidden)
-    if report.passed or hidden == 0:
+    if hidden == 0:
+        return grade_answer(server, submission, exercise.id, 0)
+    report = grade_answer(server, submission, exercise.id, hidden,
+                          cache(lambda: traces_of(exercise, hidden, course, server)))
+    if report.passed:
         return report
     shown = grade_answer(server, submission, exercise.id, 0)
-    return without_hidden_inputs(report, shown)
+    return without_hidden_inputs(report, shown, {m.hint for m in mistakes_in(exercise, course)})
 
 
-def without_hidden_inputs(hidden: Report, shown: Report) -> Report:
+def without_hidden_inputs(hidden: Report, shown: Report, ours: Set[str] = frozenset()) -> Report:
     """The points of `hidden`, in the words of `shown`: what a learner prints, raises or returns
-    could tell the hidden inputs."""
+    could tell the hidden inputs. `ours`: hints in which no such text stands."""
     rows = []
     for row, seen in zip(hidden.rows, shown.rows, strict=True):
         if row.passed:
@@ -193,7 +200,8 @@ def without_hidden_inputs(hidden: Report, shown: Report) -> Report:
             rows.append(replace(
                 seen, passed=False, points=0, came="wrong with other inputs",
                 hint=f"“{row.name}” is right with the inputs of `check`, and wrong with others: "
-                     f"try check(…, seed=1), seed=2 and so on."))
+                     f"try check(…, seed=1), seed=2 and so on."
+                     + f" {row.hint}" * (row.hint in ours)))
     return replace(shown, rows=rows, seconds=hidden.seconds + shown.seconds)
 
 

@@ -26,66 +26,36 @@ def best_s(ranks: int, nbytes: int, alpha: float, beta: float) -> tuple[int, flo
                key=lambda pair: pair[1])
 
 
-def _case(ranks: int, nbytes: int, machine: tuple[float, float]) -> Case:
-    alpha, beta = machine
-    text = f"{ranks} ranks, {nbytes:,} B, α = {alpha * 1e6:g} µs, β = {beta * 1e9:.3g} ns"
-    return Case(text, [(ranks, nbytes, *machine)], comm=False)
-
-
 def _judge(case: Case, outcome: Outcome) -> Verdict:
-    ranks, nbytes, alpha, beta = case.args[0]
-    (k,), (best, best_time) = outcome.values, best_s(ranks, nbytes, alpha, beta)
+    (k,), (best, best_time) = outcome.values, best_s(*case.args[0])
     expected = f"≤ {1 + TOLERANCE:g} × {best_time:.4g} s, as with {best}"
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        clue = ("A number of segments is a whole number, and at least 1: "
-                "max(1, round(…)) makes it so.")
-        return Verdict(False, f"{k!r}"[:60], f"{expected} segments", clue=clue)
-    took = chain_s(ranks, nbytes, alpha, beta, k)
-    came = f"{counted(k, 'segment')}: {took:.4g} s"
-    if took <= best_time * (1 + TOLERANCE):
-        return Verdict(True, came, expected)
-    return Verdict(False, came, expected, clue=_clue(k, ranks, nbytes, alpha, beta),
-                   sure=ranks == 2)
-
-
-def _clue(k: int, ranks: int, nbytes: int, alpha: float, beta: float) -> str:
-    """Which formula gives this number? "" if several do: then another case tells them apart."""
-    if ranks == 2 and k > 1:
-        return ("With two ranks nothing is in between: p − 2 is 0, so one segment is best. Is your "
-                "factor p − 2?")
-    link = nbytes * beta / alpha
-    best = math.sqrt((ranks - 2) * link)
-    formulas = {
-        "nbytes is already a number of bytes: don't divide it by the size of an element.":
-            [best / 2],
-        "Expensive messages call for few segments, long vectors for many: are α and nβ the wrong "
-        "way round, or is α missing?":
-            [math.sqrt((ranks - 2) * nbytes * beta), *(
-                [math.sqrt((ranks - 2) / link)] if link else [])],
-        "A longer chain needs more segments: the number of ranks is missing.": [math.sqrt(link)],
-        "Nearly: T(k) = (p − 2 + k)(α + nβ/k), so the factor is p − 2; and don't round up, round.":
-            [math.sqrt(ranks * link), math.sqrt((ranks - 1) * link)],
-        "Without its root: the best k is a square root. Where is the derivative 0?": [best**2],
-    }
-    fitting = [clue for clue, values in formulas.items() if any(
-        abs(k - max(1.0, value)) < max(1.0, 0.02 * value) for value in values)]
-    if fitting:
-        return fitting[0] if len(fitting) == 1 else ""
-    return ("Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where "
-            "is their sum least?")
+        return Verdict(False, f"{k!r}"[:60], f"{expected} segments",
+                       clue="A number of segments is a whole number, and at least 1: "
+                            "max(1, round(…)) makes it so.")
+    took = chain_s(*case.args[0], k)
+    return Verdict(took <= best_time * (1 + TOLERANCE), f"{counted(k, 'segment')}: {took:.4g} s",
+                   expected, shows=k)
 
 
 def _build(seed: int) -> list[Check]:
+    def case(ranks: int, nbytes: int, machine: tuple[float, float]) -> Case:
+        alpha, beta = machine
+        text = f"{ranks} ranks, {nbytes:,} B, α = {alpha * 1e6:g} µs, β = {beta * 1e9:.3g} ns"
+        return Case(text, [(ranks, nbytes, *machine)], comm=False)
+
     grow = 1 + 0.1 * (seed % 7)
-    long = [_case(p, int(n * grow), m) for p, n, m in (
+    long = [case(p, int(n * grow), m) for p, n, m in (
         (16, 100_000_000, ETHERNET), (8, 10_000_000, NVLINK), (64, 1_000_000, ETHERNET),
         (1000, 50_000_000, NVLINK))]
-    short = [_case(p, int(n * grow), m) for p, n, m in (
+    short = [case(p, int(n * grow), m) for p, n, m in (
         (3, 100_000, ETHERNET), (4, 60_000, ETHERNET), (3, 5_000_000, NVLINK))]
-    edges = [_case(2, 100_000_000, ETHERNET), _case(16, 4, ETHERNET), _case(2, 4, NVLINK),
-             _case(8, 0, ETHERNET), _case(5, int(1000 * grow), NVLINK)]
+    edges = [case(2, 100_000_000, ETHERNET), case(16, 4, ETHERNET), case(2, 4, NVLINK),
+             case(8, 0, ETHERNET), case(5, int(1000 * grow), NVLINK)]
     return [
-        Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge),
+        Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge,
+              "Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where "
+              "is their sum least?"),
         Check("short chains", 1, "3 and 4 ranks", short, _judge,
               "Nearly: with few segments, one more or less counts. The factor is p − 2; and take "
               "the nearest whole number: don't round up, nor down, as int() does."),
@@ -95,5 +65,4 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("best-segments", "The best number of segments", "04", 3, "best_segments",
-                    _build)
+EXERCISE = Exercise("best-segments", "The best number of segments", "best_segments", _build)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 from dtlab.models import gpt_shape
 from dtlab.parallel.planner import Layout, predict, wires
 from dtlab.topology import compose, nvswitch, uniform
@@ -68,78 +68,70 @@ def run_choice(choose: Callable[..., Any], *question: Any) -> tuple[Any, int]:
     return [chosen.get(name) for name in NAMES] if isinstance(chosen, dict) else chosen, calls[0]
 
 
-def _found(case: Case, outcome: Outcome) -> tuple[float, float] | Verdict:
-    chosen = outcome.values[0][0]
-    wanted = "a dictionary of a layout that there is"
-    if not isinstance(chosen, list) or None in chosen:
+def _fits(case: Case, outcome: Outcome) -> Verdict:
+    """Is it a layout that there is, and fits?"""
+    (question,), (chosen, _) = case.args, outcome.values[0]
+    wanted, limit = "a dictionary of a layout that there is", question[-1]
+    if not isinstance(chosen, list):
         return Verdict(False, f"returned {chosen!r}"[:60], wanted,
                        clue=f"Return a dictionary with {', '.join(NAMES)}.")
-    found = all_of(case.facts["question"]).get(tuple(chosen))
+    if not any(chosen):
+        return Verdict(False, "no layout", wanted, clue="Nothing was found that fits, though "
+                       "there is: does the search try every pp, tp, stage and recompute?")
+    found = all_of(question).get(tuple(chosen))
     if found is None:
-        return Verdict(False, str(chosen)[:60], wanted,
-                       clue="predict gives None for it: pp·dp·tp must be the number of devices, tp "
-                            "must divide the heads, and dp·micro_batch the batch.")
-    return found
+        return Verdict(False, str(chosen)[:60], wanted, clue="predict gives None for it: pp·dp·tp "
+                       "must be the number of devices, tp must divide the heads, and "
+                       "dp·micro_batch the batch.")
+    return Verdict(found[1] <= limit, f"{found[1] / 1e9:.1f} GB", f"≤ {limit / 1e9:.0f} GB",
+                   shows=chosen, clue="The fastest of all takes more memory than there is: leave "
+                   "out what doesn't fit before you compare times.")
 
 
-def _fits(case: Case, outcome: Outcome) -> Verdict:
-    found, limit = _found(case, outcome), case.facts["question"][-1]
-    if isinstance(found, Verdict):
-        return found
-    fits = found[1] <= limit
-    return Verdict(fits, f"{found[1] / 1e9:.1f} GB", f"≤ {limit / 1e9:.0f} GB",
-                   clue="" if fits else "The fastest of all takes more memory than there is: leave "
-                                        "out what doesn't fit before you compare times.")
-
-
-def _time(share: float) -> Callable[[Case, Outcome], Verdict]:
+def _time(share: float) -> Judge:
     def judge(case: Case, outcome: Outcome) -> Verdict:
-        found, question = _found(case, outcome), case.facts["question"]
-        if isinstance(found, Verdict):
-            return found
+        (question,), chosen = case.args, outcome.values[0][0]
         fit = {of: t for of, (t, n) in all_of(question).items() if n <= question[-1]}
-        best = min(fit, key=lambda of: fit[of])
-        good = found[0] <= share * fit[best]
-        missed = [name for name, mine, its in zip(NAMES, outcome.values[0][0], best, strict=True)
-                  if mine != its]
-        return Verdict(good, f"{found[0]:.3f} s", f"≤ {share * fit[best]:.3f} s", clue="" if good
-                       else f"A better one differs in {', '.join(missed)}: does your search try "
+        best, mine = min(fit, key=lambda of: fit[of]), fit[tuple(chosen)]
+        missed = [name for name, a, b in zip(NAMES, chosen, best, strict=True) if a != b]
+        return Verdict(mine <= share * fit[best], f"{mine:.3f} s",
+                       f"≤ {share * fit[best]:.3f} s", shows=chosen,
+                       clue=f"A better one differs in {', '.join(missed)}: does your search try "
                             f"other values there?")
 
     return judge
 
 
 def _calls(case: Case, outcome: Outcome) -> Verdict:
-    calls, every = outcome.values[0][1], len(all_of(case.facts["question"]))
-    good = calls <= every // 2
-    return Verdict(good, f"{calls} predictions", f"≤ {every // 2}", clue="" if good else
-                   "Ask only for what can be right: what pp, dp and tp multiply to, what divides "
-                   "the batch; and once you know that a smaller micro-batch doesn't fit, a larger "
-                   "one won't.")
+    calls, allowed = outcome.values[0][1], len(all_of(case.args[0])) // 2
+    return Verdict(calls <= allowed, f"{calls} predictions", f"≤ {allowed}")
 
 
 def _build(seed: int) -> list[Check]:
     def case(layers: int, hidden: int, heads: int, servers: int, batch: int, gigabytes: float
              ) -> Case:
-        question = (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9)
         return Case(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:g} GB",
-                    [question], comm=False, library=True, harness=run_choice, facts={
-                        "question": question})
+                    [(layers, hidden, heads, servers, 8, batch, gigabytes * 1e9)], comm=False,
+                    library=True, harness=run_choice)
 
     small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24), case(24, 2048, 16, 1, 16, 40),
              case(24, 2048, 16, 1, 48, 24), case(6, 4096, 32, 1, 8, 40),
              case(8, 1024, 1, 1, 1, 40)]  # a batch of 1, one head: what is left but a pipeline?
     tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2),
              case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
+    best = _time(1.001)
     return [
         Check("fits", 2, "4 models on 8, 16 and 32 devices", [*small, *tight], _fits,
               "predict gives None for what can't be laid out (with dp = 1, say, there is no other "
               "stage than 0): test for None before you unpack it, and try every stage."),
         Check("good", 2, "within a fifth of the best", [*small, *tight], _time(1.2),
               provided=_fits),
-        Check("best", 3, "the best there is", [*small, *tight], _time(1.001), provided=_fits),
-        Check("few predictions", 1, "half of all layouts", tight, _calls, provided=_time(1.001)),
+        Check("best", 3, "the best there is", [*small, *tight], best, provided=_fits),
+        Check("few predictions", 1, "half of all layouts", tight, _calls,
+              "Ask only for what can be right: what pp, dp and tp multiply to, what divides the "
+              "batch; and once you know that a smaller micro-batch doesn't fit, a larger one "
+              "won't.", best),
     ]
 
 
-EXERCISE = Exercise("choose-layout", "Choose a layout", "14", 2, "choose_layout", _build)
+EXERCISE = Exercise("choose-layout", "Choose a layout", "choose_layout", _build)

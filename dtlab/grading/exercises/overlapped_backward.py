@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle, islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dtlab import cost
 from dtlab.comm import Comm
-from dtlab.grading.case import Case, Outcome, describe_case
+from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._data_parallel import F64, judge_values, random_tensors, summed
+from dtlab.grading.standard import normals, real, values
 
 ALPHA, BETA = 1e-5, 1e-8
+LAYER_S = 1e-4  # of a layer's backward, times its factor
 
 
 class Layer:
@@ -35,70 +38,60 @@ class Layer:
             self.grad = self._gradient.clone()
 
 
-def run_layers(backward: Callable[..., Any], comm: Comm, gradients: list[Tensor], seconds: float
-               ) -> list[Any]:
+def run_layers(backward: Callable[..., Any], comm: Comm, gradients: list[Tensor],
+               seconds: list[float]) -> list[Any]:
     """In the sandbox: the layers' gradients after the learner's function has run."""
     done: list[int] = []
-    layers = [Layer(comm, g, seconds, i, done) for i, g in enumerate(gradients, -len(gradients))]
+    layers = [Layer(comm, g, s, i, done) for i, (g, s) in enumerate(
+        zip(gradients, seconds, strict=True), -len(gradients))]
     backward(comm, layers)
     return [layer.grad for layer in layers]
 
 
-_HOW = ("From the last layer to the first: `layer.backward()`, then `comm.begin(all_reduce, "
-        "layer.grad, \"avg\")`. `begin` takes the function and its arguments, but not comm, and "
-        "calls it itself. Wait for all that began at the end.")
-
-
-def _values(case: Case, outcome: Outcome) -> Verdict:
-    p, mine = case.ranks, [args[0] for args in case.args]
-    sums = summed(mine)
-    averages = [s / p for s in sums]
-    return judge_values(case, outcome.values, averages, "the average over all ranks", {
-        "The gradients are summed, but not averaged: op=\"avg\", or divide.": lambda r: sums,
-        "Each rank has its own gradients still: nothing was reduced.": lambda r: mine[r],
-        "The first layer's gradient is not reduced: it comes last, and needs an all-reduce, too.":
-            lambda r: [mine[r][0], *averages[1:]],
-        "The last layer's gradient is not reduced, which is there first.":
-            lambda r: [*averages[:-1], mine[r][-1]],
-    }, _HOW)
-
-
 def _exposed(case: Case, outcome: Outcome) -> Verdict:
+    """What is left when each reduction begins as soon as its gradient is there, one at a time."""
     gradients, seconds = case.args[0]
-    k, p, nbytes = len(gradients), case.ranks, sum(g.nbytes for g in gradients)
-    allowed = cost.exposed_s(k * seconds, nbytes, k, p, ALPHA, BETA)
-    came = outcome.elapsed_s - k * seconds
-    alone = cost.exposed_s(k * seconds, nbytes, k, p, ALPHA, BETA, overlap=False)
+    computed = reduced = 0.0
+    for gradient, layer_s in zip(reversed(gradients), reversed(seconds), strict=True):
+        computed += layer_s
+        reduced = max(reduced, computed) + cost.time_s(
+            "all_reduce", "ring", case.ranks, gradient.nbytes, ALPHA, BETA)
+    came, allowed = outcome.elapsed_s - computed, reduced - computed
     return Verdict(came <= 1.02 * allowed + 1e-9, f"{came * 1e6:.0f} µs exposed",
-                   f"≤ {allowed * 1e6:.0f} µs, what can't hide",
-                   rounds=f"{came * 1e6:.0f} / {allowed * 1e6:.0f} µs", clue=(
-        "Nothing overlaps: each reduction is waited for before the next layer's backward, or "
-        "all begin after the last. Begin it with comm.begin(all_reduce, …) as soon as its "
-        "gradient is there, and wait for all at the end." if came > 0.9 * alone else
-        "Some reductions hide, but not all that could: begin each as soon as its gradient is "
-        "there, and wait for none before all layers have computed."))
+                   f"≤ {allowed * 1e6:.0f} µs, what can't hide", shows=came)
 
 
 def _build(seed: int) -> list[Check]:
-    def case(ranks: int, layers: int, size: int, seconds: float = 1e-4, **more: Any) -> Case:
-        size += ranks * (seed % 3)
-        args = [(random_tensors([size] * layers, 100 * seed + r), seconds) for r in range(ranks)]
-        return Case(f"{describe_case(ranks, size, F64)}, {layers} layers", args, library=True,
-                    latency_s=ALPHA, bandwidth_Bps=1 / BETA, harness=run_layers, **more)
+    def case(ranks: int, sizes: list[int], factors: list[float], **more: Any) -> Case:
+        """factors: of the layers' times, from the first on, repeated."""
+        sizes = [size + ranks * (seed % 3) for size in sizes]
+        grads = [normals(100 * seed + rank, *sizes) for rank in range(ranks)]
+        mean = [torch.stack(each).mean(0) for each in zip(*grads, strict=True)]
+        seconds = [LAYER_S * factor for factor in islice(cycle(factors), len(sizes))]
+        return Case(f"{ranks} rank{'s' * (ranks > 1)}, {len(sizes)} layers",
+                    [(mine, seconds) for mine in grads], library=True, latency_s=ALPHA,
+                    bandwidth_Bps=1 / BETA, harness=run_layers,
+                    wanted=Wanted([mean] * ranks, what="the average", rtol=1e-12), **more)
 
-    plain = [case(2, 3, 8), case(4, 4, 16), case(3, 5, 9)]
-    odd = [case(1, 3, 4), case(4, 1, 8), case(5, 6, 10)]
-    hidden = [case(2, 8, 200), case(4, 6, 400), case(3, 12, 120)]  # reductions are quicker
-    queued = [case(4, 6, 4000), case(2, 5, 5000)]  # and slower than a layer's backward
+    plain = [case(2, [8] * 3, [1]), case(4, [16] * 4, [1, 2]), case(3, [9] * 5, [2, 1])]
+    odd = [case(1, [4] * 3, [1]), case(4, [8], [1]), case(5, [10] * 6, [1])]
+    hidden = [case(2, [200] * 8, [1]), case(4, [400] * 6, [1, 3]),  # reductions are quicker
+              case(3, [120, 60, 600, 120, 60, 600, 120, 900], [3, 1])]  # but for the large ones
+    queued = [case(4, [4000] * 6, [1]), case(2, [5000] * 5, [1, 3, 2])]  # and slower
+    how = ("From the last layer to the first: `layer.backward()`, then `comm.begin(all_reduce, "
+           "layer.grad, \"avg\")`. `begin` takes the function and its arguments, but not comm, and "
+           "calls it itself. Wait for all that began at the end.")
+    begin = ("Some reductions hide, but not all that could: begin each as soon as its gradient is "
+             "there, and wait for none before all layers have computed.")
     return [
-        Check("averages", 2, "2 to 4 ranks", plain, _values, _HOW),
-        Check("any number", 1, "1 rank, 1 layer, 5 ranks", odd, _values),
+        Check("averages", 2, "2 to 4 ranks", plain, values, how),
+        Check("any number", 1, "1 rank, 1 layer, 5 ranks", odd, values),
         Check("fast network", 2, "reductions shorter than a layer's backward", hidden, _exposed,
-              provided=_values),
+              begin, values),
         Check("slow network", 2, "reductions longer than a layer's backward", queued, _exposed,
-              provided=_values),
-        Check("real", 1, "3 ranks over Gloo", [case(3, 4, 50, 0.0, gloo=True)], _values),
+              begin, values),
+        real(case(3, [50] * 4, [0.0], gloo=True)),
     ]
 
 
-EXERCISE = Exercise("overlapped-backward", "Overlap", "10", 2, "overlapped_backward", _build)
+EXERCISE = Exercise("overlapped-backward", "Overlap", "overlapped_backward", _build)

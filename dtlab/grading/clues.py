@@ -1,0 +1,187 @@
+"""The likely mistake behind a wrong result, for those that can be made in any exercise: ranks that
+wait for each other, what was not waited for, nothing returned, renamed instead of copied, …"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from dtlab.grading.case import ANY, Case, CaseFailure, Outcome
+from dtlab.grading.compare import difference
+
+NOT_YOURS = ", which is the library's own: only what you write yourself earns points."
+
+
+def clue(case: Case, outcome: Outcome) -> str:
+    """The mistake that the outcome shows, if it is one of those; else ""."""
+    if outcome.failure is not None:
+        return failure_clue(outcome.failure)
+    if name := collective_in(case, outcome):
+        return f"The answer calls {name}{NOT_YOURS}"
+    return _value_clue(case, outcome)
+
+
+def collective_in(case: Case, outcome: Outcome) -> str:
+    """The collective of this package that some message is labelled with, though the case allows
+    none; "" if there is none."""
+    if case.library or outcome.failure:
+        return ""
+    calls = (re.match(r"(\w+)\(.*algorithm=", m.label) for m in outcome.trace.transfers)
+    return next((f"dtlab.collectives.{call[1]}" for call in calls if call), "")
+
+
+# ---- wrong values -------------------------------------------------------------------------------
+
+
+def _value_clue(case: Case, outcome: Outcome) -> str:
+    wanted = case.wanted
+    if wanted is None:
+        return _NOTHING if outcome.values and outcome.values[0] is None else ""
+    if wanted.returns is not None:
+        pairs = list(zip(outcome.values, wanted.returns, strict=True))
+        if all(came is None and right is not None for came, right in pairs):
+            return _NOTHING
+        if wanted.items and not all(isinstance(came, (tuple, list)) and len(came)
+                                    == len(wanted.items) for came, _ in pairs):
+            return f"Return {len(wanted.items)} things, in this order: {', '.join(wanted.items)}."
+        if all(isinstance(came, list) and len(came) == 1
+               and difference("", came[0], right, wanted.rtol) is None for came, right in pairs):
+            return "Return the value itself, not the list it was received into: inbox[0]."
+    else:
+        pairs = [(came[0], left[0]) for came, left in zip(outcome.after, wanted.leaves or [],
+                                                         strict=True)]
+    if wanted.leaves is not None:
+        right = [difference("", list(came[: len(left)]), list(left), wanted.rtol) is None
+                 for came, left in zip(outcome.after, wanted.leaves, strict=True)]
+        given = [difference("", came, args) is None
+                 for came, args in zip(outcome.after, case.args, strict=True)]
+        if not any(right) and all(given):
+            name = wanted.names[0]
+            if all(difference("", value, left[0], wanted.rtol) is None
+                   for value, left in zip(outcome.values, wanted.leaves, strict=True)):
+                return (f"The returned tensor is right, but {name} itself is unchanged: work in "
+                        f"place, on the memory of {name} ({name}[...] = …, {name}.add_(…), "
+                        f"{name}.copy_(…), or receive into it).")
+            return (f"{name} is unchanged on every rank: nothing was written into it. "
+                    f"(`{name} = …` only gives the name to another tensor.)")
+        if sum(right) == 1 < case.ranks:
+            return (f"Only rank {right.index(True)} has the right result; every rank must.")
+    if any(isinstance(wrong := came, torch.Tensor) and isinstance(right, torch.Tensor)
+           and (wrong.shape, wrong.dtype) != (right.shape, right.dtype) for came, right in pairs):
+        return "The result has the wrong shape or dtype."
+    if case.ranks > 1 and all(_scaled(*pair, 1 / case.ranks) for pair in pairs):
+        return "Everything is divided by the number of ranks once too often: is it a mean?"
+    if case.ranks > 1 and all(_scaled(*pair, case.ranks) for pair in pairs):
+        return "Everything is as many times too large as there are ranks: is it a sum?"
+    sent = outcome.trace.sent_bytes()
+    if sent < wanted.least_bytes and not any(
+            difference("", came, right, wanted.rtol) for came, right in pairs):
+        return ("The values are right, but fewer bytes were sent than it takes: they did not come "
+                "through comm, and only what does counts.")
+    return ""
+
+
+_NOTHING = "The function returns nothing: add `return`."
+OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pickled, which takes more "
+           "bytes: send the tensor itself, and receive into a tensor.")
+
+
+def _scaled(came: Any, right: Any, factor: float) -> bool:
+    """Is `came` `factor` times what is right, which is not all zero?"""
+    if right is ANY or not isinstance(came, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return False
+    return bool(came.shape == right.shape and right.count_nonzero() and torch.allclose(
+        came.to(torch.complex128), right.to(torch.complex128) * factor, rtol=0.02))
+
+
+# ---- no result ----------------------------------------------------------------------------------
+
+
+def failure_clue(failure: CaseFailure) -> str:
+    """The likely mistake behind a call that gave no result; "" if it isn't clear."""
+    if failure.kind == "deadlock":
+        return _deadlock_clue(failure)
+    if failure.kind == "pending":
+        return ("Call wait() on everything that isend, irecv, post and begin return, or cancel() "
+                f"it, before the function returns. This line began it: {failure.at}.")
+    if failure.kind in ("hung", "limit"):
+        at = f" The last line seen: {failure.at}." if failure.at else ""
+        return f"The function does not end: look for an infinite loop.{at}"
+    if failure.kind == "died":
+        return ("A rank's process ended before the function returned. Don't call exit; return, or "
+                "raise an error.")
+    return _raised_clue(failure) if failure.kind == "raised" else ""
+
+
+def _deadlock_clue(failure: CaseFailure) -> str:
+    doing = {line.split()[1] for line in failure.details.splitlines()[1:]}
+    if "split" in doing:
+        return ("Some ranks wait in comm.split, which all ranks of comm must call: those that "
+                "shall be in no group give the colour None.")
+    if doing == {"send"}:
+        return ("Every rank waits for another. A send may block until its receiver is there, so a "
+                "cycle in which all ranks send first never ends: use comm.sendrecv, or "
+                "comm.exchange.")
+    if doing == {"recv"}:
+        return ("Every rank waits to receive, and none has sent yet: receiving first in a cycle "
+                "never ends. Send and receive at once: comm.sendrecv, or comm.exchange.")
+    if "returned" in doing:
+        return ("Some ranks have returned, while others still wait for them: is every send met by "
+                "a receive on the other rank, and the other way round? The table says who waits.")
+    return ("The ranks wait for each other: does the rank that you send to receive from you next, "
+            "and the one that you receive from send to you? The table says who waits for whom.")
+
+
+def _raised_clue(failure: CaseFailure) -> str:
+    error, message = failure.error, failure.message
+    if error == "NotYourOwn":
+        return f"{message[:1].upper()}{message[1:]}{NOT_YOURS}"
+    if error == "NotImplementedError":
+        return "Not written yet: replace `raise NotImplementedError` by your answer."
+    if error == "NameError":
+        return (f"{message.capitalize()}: define what the function needs in the solution cell "
+                "itself, or import it there.")
+    if error == "MemoryError":
+        return "The function asks for more memory than there is."
+    if error == "ShapeMismatch":
+        return _OBJECT if "an object" in message else _SIZES
+    if message.startswith("split is not for sending"):
+        return f"S{message[1:]}."
+    return next((hint for pattern, hint in _RAISED if re.search(pattern, message)), "")
+
+
+_NO_LEADER = ("comm.split returns None to a rank whose colour is None: only the ranks of that group "
+              "may use its communicator (`if group is not None: …`).")
+_OBJECT = (
+    "One end sends a tensor and the other receives an object, or the other way round. A tensor is "
+    "received into a tensor of its shape and dtype, such as torch.empty_like(x), an object into a "
+    "list.")
+_SIZES = (
+    "What one rank sends differs in size from what the other receives into. Do both ends mean the "
+    "same part of the vector, and cut it in the same places? Its parts differ in size when p does "
+    "not divide n.")
+_RAISED = [  # part of an error's message → hint
+    (r"'tuple' object does not support item assignment",
+     "x.tensor_split gives a tuple: its tensors can be changed, the tuple can't, and "
+     "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "
+     "`comm.accumulate_(chunks[b], inbox)`: both change x in place."),
+    (r"tuple index out of range",
+     "There are fewer pieces than the index asks for. x.tensor_split(k) makes k pieces of any x, "
+     "0 to k − 1; x.split(m) makes pieces of m elements, x.chunk(k) may make fewer than k; and an "
+     "index that goes round needs % k."),
+    (r"can't (send to|receive from) rank -?\d",
+     "There is no such rank: ranks are 0 to p − 1. In a circle, (rank + 1) % p and (rank - 1) % p "
+     "go round; in a tree or a hypercube, leave out what does not exist."),
+    (r"so receive into another tensor$",
+     "A tensor is received into while it is being sent. Receive into another one; or, if you pass "
+     "on what comes, send in each step what came in the step before."),
+    (r"process group",
+     "torch.distributed isn't the communicator here. Everything goes through `comm`: comm.send, "
+     "comm.recv, comm.sendrecv."),
+    (r"'NoneType' object has no attribute|takes a communicator, not None", _NO_LEADER),
+    (r"has no root",
+     "In a communicator that comm.split returns, ranks are numbered anew, from 0: the first rank "
+     "of every group is 0 there, and so is the root."),
+]

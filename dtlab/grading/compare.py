@@ -1,0 +1,150 @@
+"""Is what came what was wanted? And have two answers left the same behind?"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dtlab.grading.case import ANY
+from dtlab.grading.frames import Opaque
+
+Difference = tuple[str, str]  # what came, what was wanted
+
+
+def difference(name: str, came: Any, wanted: Any, rtol: float = 0.0) -> Difference | None:
+    """The first place in which `came` is not `wanted`, in words; None if there is none. Lists and
+    tuples are alike. rtol: how far floats may be off, relative to the largest of their tensor."""
+    if wanted is ANY:
+        return None
+    if isinstance(wanted, torch.Tensor):
+        return _tensor_difference(name, came, wanted, rtol)
+    if isinstance(wanted, (list, tuple)):
+        if not isinstance(came, (list, tuple)) or len(came) != len(wanted):
+            return _says(name, came), f"{len(wanted)} values"
+        pairs = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(came, wanted, strict=True))]
+    elif isinstance(wanted, dict):
+        if not isinstance(came, dict) or set(came) != set(wanted):
+            return _says(name, came), f"a dictionary of {', '.join(map(str, wanted))}"[:80]
+        pairs = [(f"{name}[{key!r}]", came[key], wanted[key]) for key in wanted]
+    elif isinstance(wanted, float) and type(came) in (int, float):
+        close = math.isclose(came, wanted, rel_tol=max(rtol, 1e-12), abs_tol=1e-12)
+        return None if close else (f"{name} = {_digits(came, wanted)}", _digits(wanted, came))
+    else:
+        same = type(came) is type(wanted) and came == wanted
+        return None if same else (_says(name, came), f"{wanted!r:.60}")
+    return next((wrong for pair in pairs if (wrong := difference(*pair, rtol))), None)
+
+
+def _tensor_difference(name: str, came: Any, wanted: torch.Tensor, rtol: float
+                       ) -> Difference | None:
+    if not isinstance(came, torch.Tensor):
+        kind = "no dense tensor" if isinstance(came, Opaque) else type(came).__name__
+        return f"{name} is {kind}", "a tensor"
+    if came.shape != wanted.shape or came.dtype != wanted.dtype:
+        return f"{name}: {_kind(came)}", _kind(wanted)
+    off = came != wanted
+    if rtol and wanted.numel():
+        most = wanted.abs().max().double()
+        off &= ~((came.double() - wanted.double()).abs() <= rtol * most.clamp(min=1e-30))
+    places = off.nonzero().tolist()
+    if not places:
+        return None
+    at = tuple(places[0])
+    place = f"{name}[{', '.join(map(str, at))}]" if at else name
+    x, y = came[at].item(), wanted[at].item()
+    return f"{place} = {_digits(x, y)}", _digits(y, x)
+
+
+def _kind(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+
+
+def _says(name: str, came: Any) -> str:
+    return f"{name} returned {came!r}"[:80] if name.startswith("rank") else f"{name} = {came!r}"[:80]
+
+
+def _digits(x: Any, other: Any) -> str:
+    """`x`, with as many digits as it takes to see that it is not `other`."""
+    texts = ((f"{x:.{n}g}", f"{other:.{n}g}") for n in (6, 9, 17))
+    return next((mine for mine, theirs in texts if mine != theirs), f"{x:g}")
+
+
+# ---- fingerprints -------------------------------------------------------------------------------
+
+
+class Fingerprint(NamedTuple):
+    """What an answer has left behind, in a few numbers: two weighted sums of all its numbers, and
+    the sum of their amounts; and a hash of all else: texts, lengths, shapes.
+
+    Equal answers have equal fingerprints, up to rounding; and others, but for chance, do not.
+    """
+
+    kind: str
+    sums: tuple[float, float]
+    amount: float
+    rtol: float  # what rounding may do to the numbers
+    sent: str = ""  # a hash of the bytes that each rank has sent
+
+    def matches(self, other: Fingerprint) -> bool:
+        """Are the two of the same result, whatever was sent for it?"""
+        room = max(self.rtol, other.rtol) * (self.amount + other.amount) + 1e-12
+        return self.kind == other.kind and all(
+            abs(a - b) <= room for a, b in zip(self.sums, other.sums, strict=True))
+
+
+_ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+_IRRATIONAL = 5**0.5 / 2, 2**0.5  # the fractional parts of their multiples are the weights
+
+
+def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
+    """Of numbers, texts, tensors, and collections of them. sent: bytes, by rank."""
+    words: list[str] = []
+    numbers: list[np.ndarray[Any, Any]] = [np.zeros(0)]
+    rtol = 1e-7
+    for leaf in _leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            words.append(f"{leaf.dtype} {tuple(leaf.shape)}")
+            numbers.append(_real(leaf))
+            rtol = max(rtol, _ROUNDING.get(leaf.dtype, 0.0))
+        elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+            words.append("number")
+            numbers.append(np.array([float(leaf)]))
+        else:
+            words.append(str(leaf))
+    values = np.concatenate(numbers)
+    odd = ~np.isfinite(values)
+    words.append(str(np.flatnonzero(odd).tolist()[:100]))
+    values[odd] = 0.0
+    places = np.arange(1, len(values) + 1)
+    first, second = (float((values * (places * number % 1)).sum()) for number in _IRRATIONAL)
+    return Fingerprint(_hash("\n".join(words)), (first, second), float(np.abs(values).sum()), rtol,
+                       _hash(str(sent)))
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
+
+
+def _real(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    flat = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    return flat.detach().to(torch.float64).reshape(-1).numpy()
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """The parts of `tree`, and a word for each collection. Lists and tuples are alike."""
+    if isinstance(tree, dict):
+        yield f"dictionary of {len(tree)}"
+        for key, value in tree.items():
+            yield str(key)
+            yield from _leaves(value)
+    elif isinstance(tree, Sequence) and not isinstance(tree, str):
+        yield f"list of {len(tree)}"
+        for value in tree:
+            yield from _leaves(value)
+    else:
+        yield tree

@@ -1,0 +1,162 @@
+"""The cases and checks that many exercises share: values, bytes, rounds, memory, real processes. An
+exercise's own are its oracle and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted, describe_case
+from dtlab.grading.compare import difference
+from dtlab.grading.exercise import Check, Judge, Verdict
+
+F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
+DTYPES = (F64, I64, torch.int32, BF16, torch.complex64)
+COLLECTIVES: dict[str, Any] = {  # of a case in which the library's collectives may be called
+    "library": True, "latency_s": 1e-6, "bandwidth_Bps": 1e9}
+FLOAT32_ONLY = ("It works for float32 only: make room with torch.empty_like(x), or "
+                "dtype=x.dtype.")
+
+Bound = Callable[[Case], float]
+
+
+def lg_ceil(p: int) -> int:
+    """⌈lg p⌉."""
+    return (p - 1).bit_length()
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, most: int = 99) -> torch.Tensor:
+    """Whole numbers from 1 to `most`, small enough to be exact in any dtype: so every order of
+    summing gives the same bits."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(1, most + 1, shape, generator=random).to(dtype)
+
+
+def normals(seed: int, *shapes: int | tuple[int, ...], dtype: torch.dtype = F64
+            ) -> list[torch.Tensor]:
+    """A tensor of each shape, normal."""
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=random, dtype=F64).to(dtype) for shape in shapes]
+
+
+# ---- values -------------------------------------------------------------------------------------
+
+
+def values(case: Case, outcome: Outcome) -> Verdict:
+    """Has every rank what the case's oracle says, come in messages?"""
+    return _values(case, outcome, None)
+
+
+def items(*names: str) -> Judge:
+    """Are these items of what every rank returns right?"""
+    return lambda case, outcome: _values(case, outcome, names)
+
+
+def _values(case: Case, outcome: Outcome, names: Sequence[str] | None) -> Verdict:
+    wanted = case.wanted
+    assert wanted is not None
+    judged = [part for rank in range(case.ranks) for part in _parts(case, outcome, rank, names)]
+    wrong = next((d for part in judged if (d := difference(*part, wanted.rtol))), None)
+    if wrong:
+        shows = [came for _, came, right in judged if right is not ANY]
+        return Verdict(False, wrong[0], f"{wrong[1]}, {wanted.what}", shows=shows)
+    sent = outcome.trace.sent_bytes()
+    if sent < wanted.least_bytes:
+        return Verdict(False, f"{sent:,} B sent in all", f"≥ {wanted.least_bytes:,} B in all",
+                       shows="too few bytes")
+    everywhere = f"{wanted.what}, on every rank" if case.ranks > 1 else wanted.what
+    return Verdict(True, everywhere, everywhere)
+
+
+def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str] | None
+           ) -> Iterator[tuple[str, Any, Any]]:
+    """(name, what came, what is right) of all that is judged of a rank. names: of the items."""
+    wanted, where = case.wanted, f"rank {rank}: " if case.ranks > 1 else ""
+    assert wanted is not None
+    came = outcome.values[rank]
+    if wanted.returns is not None and wanted.items:
+        if not isinstance(came, (tuple, list)) or len(came) != len(wanted.items):
+            came = [came] * len(wanted.items)  # none of them is right
+        for name, *pair in zip(wanted.items, came, wanted.returns[rank], strict=True):
+            if names is None or name in names:
+                yield f"{where}{name}", *pair
+    elif wanted.returns is not None:
+        yield where.removesuffix(": ") or "result", came, wanted.returns[rank]
+    if wanted.leaves is not None:
+        for name, *pair in zip(wanted.names, outcome.after[rank], wanted.leaves[rank],
+                               strict=False):
+            yield f"{where}{name}", *pair
+
+
+def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | None = None
+         ) -> Check:
+    """The same on real processes."""
+    cases = [cases] if isinstance(cases, Case) else cases
+    return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge,
+                 "It works in the simulator, but not on real processes over Gloo.",
+                 provided=provided)
+
+
+# ---- what runs cost -----------------------------------------------------------------------------
+
+
+def sent_at_most(bound: Bound, formula: str) -> Judge:
+    """Does no rank send more than `bound(case)` bytes?"""
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        sent = [outcome.trace.sent_bytes(rank) for rank in range(case.ranks)]
+        most, allowed = max(sent), int(bound(case))
+        return Verdict(most <= allowed, f"rank {sent.index(most)} sent {most:,} B",
+                       f"≤ {formula} = {allowed:,} B", f"{most:,} / {allowed:,}", shows=sent)
+
+    return judge
+
+
+def rounds_at_most(bound: Bound, formula: str) -> Judge:
+    """With one second a message, and infinite bandwidth, the virtual time counts the rounds."""
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        took, allowed = outcome.elapsed_s, int(bound(case))
+        return Verdict(took <= allowed + 1e-9, counted(took, "round"),
+                       f"≤ {formula} = {counted(allowed, 'round')}",
+                       rounds=f"{took:g} / {allowed}", shows=took)
+
+    return judge
+
+
+def held_at_most(bound: Bound, what: str = "") -> Judge:
+    """Does no rank hold more than `bound(case)` bytes beside what it was given?"""
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        most, allowed = max(outcome.peak_bytes), int(bound(case))
+        return Verdict(most <= allowed, f"{most:,} B beside x", f"≤ {allowed:,} B{what}",
+                       shows=round(most / max(allowed, 1), 1))
+
+    return judge
+
+
+# ---- broadcast, all-reduce ----------------------------------------------------------------------
+
+
+def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype = F32,
+                   seed: int = 0, said: str = "", **options: Any) -> Case:
+    """The function is given x of n elements, the root, and `more`; it leaves the root's x."""
+    args = [(numbers((n,), dtype, 1000 * seed + 10 * ranks + rank), root, *more)
+            for rank in range(ranks)]
+    nbytes = n * dtype.itemsize
+    wanted = Wanted(leaves=[(args[root][0].clone(),)] * ranks, what=f"as rank {root} has it",
+                    least_bytes=(ranks - 1) * nbytes)
+    return Case(f"{describe_case(ranks, n, dtype)}, root {root}{said}", args, wanted=wanted,
+                facts={"n": n, "nbytes": nbytes, "root": root}, **options)
+
+
+def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, **options: Any
+                 ) -> Case:
+    """The function is given x of n elements, and `more`; it leaves the sum of all ranks' x."""
+    args = [(numbers((n,), dtype, 10_000 * seed + 100 * ranks + n + 7919 * rank, most=9), *more)
+            for rank in range(ranks)]
+    total = torch.stack([x for x, *_ in args]).sum(0).to(dtype)  # exact in every dtype
+    item = dtype.itemsize
+    wanted = Wanted(leaves=[(total,)] * ranks, what="the sum",
+                    least_bytes=2 * (ranks - 1) * n * item)  # p − 1 to be added up, p − 1 sums
+    return Case(describe_case(ranks, n, dtype), args, wanted=wanted,
+                facts={"n": n, "item": item}, **options)

@@ -1,0 +1,131 @@
+"""Judges answers that are the course's own, its solutions and mistakes, in the simulator of this
+process: no sandbox, and a tenth of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dtlab import topology
+from dtlab.comm import Comm
+from dtlab.errors import Deadlock, DtlabError, UnwaitedWork, waiting_table
+from dtlab.grading.case import Case, CaseFailure, Outcome
+from dtlab.grading.check import seal
+from dtlab.grading.compare import Fingerprint
+from dtlab.grading.exercise import Check, Exercise, find_exercise
+from dtlab.grading.frames import decode, encode
+from dtlab.grading.judge import Trials, prepare_to_fork, prints_of, report_of, try_all
+from dtlab.grading.learner_errors import describe_error
+from dtlab.grading.mistakes import Mistake, Traces, answer_of, mistakes_in
+from dtlab.grading.rank_server import RankServer, preload_for
+from dtlab.grading.report import Report
+from dtlab.grading.sandbox import Sandbox, new_outcome
+from dtlab.processes import run
+from dtlab.simulator import simulate
+
+LIMIT_S = 600.0
+
+
+def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: RankServer
+                ) -> Trials:
+    """Where memory is measured, or processes are real, each rank has a process of `server`."""
+    sandbox = Sandbox(seal(function, getattr(function, "__name__", "answer")), server)
+
+    def run_case(case: Case) -> Outcome:
+        return sandbox.run_case(case) if case.meter or case.gloo else run_here(function, case)
+
+    try:
+        return try_all(checks, run_case)
+    finally:
+        sandbox.close()
+
+
+def run_here(function: Callable[..., Any], case: Case) -> Outcome:
+    """Call the function on every rank of `case`, all in this process."""
+    outcome = new_outcome(case)
+    network = case.cluster or topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
+
+    def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
+        given = calls[comm.rank]
+        kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
+        inputs = (comm, *given) if case.comm else given
+        value = case.harness(function, *inputs) if case.harness else function(*inputs)
+        return _as_sent(value), _as_sent(kept)
+
+    try:
+        result = simulate(rank_main, case.args, network=network, echo=False)
+    except DtlabError as error:
+        outcome.failure = _failure(error)
+    else:
+        outcome.values = [value for value, _ in result.values]
+        outcome.after = [after for _, after in result.values]
+        outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
+    return outcome
+
+
+def _as_sent(value: Any) -> Any:
+    """As a rank's process would report it."""
+    blobs: list[bytes] = []
+    return decode(encode(value, blobs), blobs)
+
+
+def _failure(error: DtlabError) -> CaseFailure:
+    if isinstance(error, Deadlock):
+        headline = str(error).split("\n")[0].removeprefix("deadlock: ")
+        return CaseFailure("deadlock", error="Deadlock", message=headline,
+                           details=waiting_table(error.waiting))
+    rank, cause = getattr(error, "rank", -1), error.__cause__ or error
+    if isinstance(error, UnwaitedWork):
+        return CaseFailure("pending", rank, message=str(cause))
+    said = describe_error(cause)
+    return CaseFailure("raised", rank, said["error"], said["message"], said["at"],
+                       said["traceback"])
+
+
+# ---- all mistakes of an exercise ----------------------------------------------------------------
+
+
+class Judged(NamedTuple):
+    """The reports on the solution and on each mistake, and what the mistakes leave behind."""
+
+    solution: Report
+    mistakes: list[Report]
+    traces: list[Traces]
+
+
+def judge_mistakes(exercise_id: str, folder: Path, seed: int = 0) -> Judged:
+    """In a process of its own, judge the exercise's solution and all its mistakes, each by what all
+    of them leave behind."""
+    told: Judged = run(_judge_mistakes, exercise_id, folder, seed, ranks=1, timeout=LIMIT_S,
+                       trace=False, echo=False).values[0]
+    return told
+
+
+def traces_of(exercise: Exercise, seed: int, folder: Path, server: RankServer) -> list[Traces]:
+    """What the exercise's mistakes, if they are in `folder`, leave behind with this seed."""
+    checks = exercise.build(seed)
+    return [_traces(checks, try_trusted(checks, answer_of(mistake, exercise, folder), server),
+                    mistake.hint) for mistake in mistakes_in(exercise, folder)]
+
+
+def _judge_mistakes(_comm: Any, exercise_id: str, folder: Path, seed: int) -> Judged:
+    prepare_to_fork()
+    exercise = find_exercise(exercise_id)
+    checks = exercise.build(seed)
+    with RankServer("none", preload_for(exercise.chapter)) as server:
+        tried = [try_trusted(checks, answer_of(mistake, exercise, folder), server)
+                 for mistake in [Mistake({}, "the solution"), *mistakes_in(exercise, folder)]]
+    traces = [_traces(checks, trials, mistake.hint)
+              for trials, mistake in zip(tried[1:], mistakes_in(exercise, folder), strict=True)]
+    reports = [report_of(exercise, checks, trials, lambda: traces) for trials in tried]
+    return Judged(reports[0], reports[1:], traces)
+
+
+def _traces(checks: Sequence[Check], trials: Trials, hint: str) -> Traces:
+    prints: dict[str, list[Fingerprint | None]] = {}
+    for check in checks:
+        found = prints_of(trials.get(check.name, []))
+        prints[check.name] = [found.get(number) for number in range(len(check.cases))]
+    return Traces(hint, prints)

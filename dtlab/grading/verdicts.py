@@ -1,0 +1,57 @@
+"""What a check's judge says of an outcome; also of one without a result, or of any nonsense."""
+
+from __future__ import annotations
+
+import re
+
+from dtlab.grading.case import Case, CaseFailure, Outcome
+from dtlab.grading.clues import collective_in
+from dtlab.grading.exercise import Judge, Verdict
+
+_KINDS = {
+    "deadlock": "deadlock",
+    "hung": "still running",
+    "pending": "not waited for",
+    "died": "process died",
+    "limit": "never stopped",
+    "skipped": "not tried",
+}
+
+
+def verdict_of(judge: Judge, case: Case, outcome: Outcome) -> Verdict:
+    """What `judge` says; a case without a result fails whatever is judged."""
+    if outcome.failure is not None:
+        return _of_failure(case, outcome.failure)
+    if name := collective_in(case, outcome):
+        return Verdict(False, f"the answer calls {name}", "messages of your own", shows=name)
+    try:
+        verdict = judge(case, outcome)
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError):
+        # What returned may be anything, also what no judge expects.
+        came = f"returned {outcome.values!r:.100}"
+        return Verdict(False, came, "what the task asks for", shows=came)
+    return verdict if verdict.shows is not None else verdict._replace(
+        shows=_without_numbers(verdict.came))
+
+
+def _of_failure(case: Case, failure: CaseFailure) -> Verdict:
+    where = f" on rank {failure.rank}" if failure.rank >= 0 and case.ranks > 1 else ""
+    if failure.kind == "raised":
+        message = failure.message.removeprefix(f"rank {failure.rank}: ")
+        came = f"{failure.error}{where}: {message}".rstrip(": ")
+    else:
+        came = f"{_KINDS[failure.kind]}{where}: {failure.message}"
+    at = f" ({failure.at})" if failure.at else ""
+    doing = [line.split()[:2] for line in failure.details.splitlines()[1:]
+             ] if failure.kind == "deadlock" else []
+    return Verdict(False, _clip(came + at), "a result", shows=(
+        failure.kind, failure.error, _without_numbers(failure.message), doing))
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
+
+
+def _clip(text: str, limit: int = 220) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

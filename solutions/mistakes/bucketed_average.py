@@ -1,0 +1,32 @@
+from dtlab.grading.mistakes import Mistake
+
+REDUCE = 'all_reduce(comm, vector, "avg", algorithm="ring")'
+FULL, LAST = "sum(map(len, bucket)) >= least", " or number == 0"
+HOLDS = "A bucket is closed once it holds at least `least` elements, and not before."
+
+MISTAKES = [
+    Mistake({'"avg", ': ""}, "The gradients are summed, but not averaged: divide by the number of "
+            "ranks, or op=\"avg\"."),
+    Mistake({"g.copy_(piece)": "g.copy_(piece / comm.size)"}, "The average is divided by the number "
+            "of ranks once more: op=\"avg\" does it by itself."),
+    Mistake({LAST: ""}, "The last bucket is lost: what is left when the loop ends, though not full, "
+            "must be reduced, too."),
+    Mistake({"g.copy_(piece)": "g = piece"}, "Nothing has changed in `grads`: copy the averages "
+            "back out of the bucket, in place (`g.copy_(piece)`; `g = piece` only renames)."),
+    Mistake({"zip(bucket, vector.split([len(g) for g in bucket])": "zip(bucket[::-1], "
+             "vector.split([len(g) for g in bucket[::-1]])"}, "The parts go back in another order "
+            "than the one in which they were joined."),
+    Mistake({"torch.cat(bucket)": "torch.cat(bucket).float().to(grad.dtype)"}, "The averages are "
+            "rounded to float32 on the way: keep the dtype of the gradients."),
+    Mistake({"reversed(list(enumerate(grads)))": "[(len(grads) - 1 - i, g) for i, g in "
+             "enumerate(grads)]"}, "The buckets begin with the first gradient. Backward computes "
+            "the last layer's first: go through `grads` from its end."),
+    Mistake({FULL: "True"}, "Each gradient travels alone: join them (torch.cat) until a bucket "
+            "holds `least` elements."),
+    Mistake({FULL: "False"}, "Everything travels at once: close a bucket as soon as it holds "
+            "`least` elements."),
+    Mistake({FULL: "sum(map(len, bucket)) > least"}, "A bucket that holds just `least` elements is "
+            "full: " + HOLDS[0].lower() + HOLDS[1:]),
+    Mistake({FULL + LAST: "number == 0 or sum(map(len, bucket)) + len(grads[number - 1]) > least"},
+            "A bucket is closed before it overflows, so it may hold too little. " + HOLDS),
+]

@@ -1,0 +1,26 @@
+from dtlab.grading.mistakes import Mistake
+
+MISTAKES = [
+    Mistake({"            kept[add[1]] = add\n": ""}, "Messages on their way to the dead node are "
+            "lost, and no node sends them again: each node keeps what it has passed on until the "
+            "tail's acknowledgement comes back; when the chain changes, it notes the new one, and "
+            "sends all of that to its new successor."),
+    Mistake({"        return answer if before is None else": "        return answer if True else"},
+            "A node may forget an add once the tail has it: let the tail's acknowledgement travel "
+            "back up the chain, node by node."),
+    Mistake({"    if number not in had:\n        had.add(number)\n        node": "    if True:\n"
+             "        node"}, "An add was carried out twice. The same message may come again, from "
+            "the client or from the node before: remember the numbers of adds that you have carried "
+            "out, and pass these on without adding."),
+    Mistake({"    return pass_on(message)": "        return pass_on(message)\n    return []",
+             '[*answer, (before, ("ack", add[1]))]': '[(before, ("ack", add[1])), *answer]'},
+            "The client waits for an answer that never comes. The tail answers every add, also one "
+            "that it has had already: the first answer may have been lost with the node that sent "
+            "it."),
+    Mistake({"return [(after, add)]": "return [(after, add)] if before is not None else "
+             "[(after, add), (\"client\", (\"done\", add[1]))]"}, "A read doesn't see an add that "
+            "was acknowledged before the read was sent: the tail, which answers reads, must be the "
+            "last to have an add, and the one that acknowledges it."),
+    Mistake({'answer = [("client", ("done", add[1]))]': "answer = []"},
+            "The client waits for an answer that never comes: the tail answers every add."),
+]

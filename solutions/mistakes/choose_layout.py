@@ -1,0 +1,27 @@
+from dtlab.grading.mistakes import Mistake
+
+RECOMPUTE = '("none", "selective", "full"):'
+STAGES = "(0,) if dp == 1 else (1,) if pp > 1 else (1, 2, 3)"
+
+MISTAKES = [
+    Mistake({"found and found[1] <= memory_bytes": "found"},
+            "The fastest of all takes more memory than there is: leave out what doesn't fit before "
+            "you compare times."),
+    Mistake({RECOMPUTE: '("none", "full"):'}, "Not all kinds of recomputation are tried: \"selective\" "
+            "lies between \"none\" and \"full\"."),
+    Mistake({STAGES: "(0,)"},
+            "The search stays at stage 0 of ZeRO: with several data-parallel ranks, stage 1 sends "
+            "as much and takes less memory, 2 and 3 still less."),
+    Mistake({"range(1, devices // pp + 1)": "range(1, 2)"}, "tp stays 1: try what divides the "
+            "devices and the heads."),
+    Mistake({"range(1, devices + 1)": "range(1, 2)"}, "pp stays 1: try pipelines, too."),
+    Mistake({"range(1, batch // dp + 1)": "range(1, 2)"}, "Micro-batches of one sample only: "
+            "larger ones are faster, where they fit."),
+    Mistake({"if pp * tp * dp != devices or pp > layers or heads % tp:": "if False:",
+             STAGES: "(0, 1, 2, 3)", "                            break\n                    else:\n"
+             "                        break  # a larger micro-batch won't fit either\n": ""},
+            "Ask only for what can be right: what pp, dp and tp multiply to, what divides the "
+            "batch; and once you know that a smaller micro-batch doesn't fit, a larger one won't."),
+    Mistake({"return best": "return tuple(best.values())"}, "Return a dictionary with pp, dp, tp, "
+            "micro_batch, stage, recompute."),
+]

@@ -1,0 +1,31 @@
+from dtlab.grading.mistakes import Mistake
+
+BLAKE = 'int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")'
+NAMES = 'spot(f"{server}/{v}"), server) for server in servers'
+ELSEWHERE = ("Python's hash() of a text differs from process to process (or your hash draws random "
+             "numbers): workers would ask the wrong servers. Take hashlib: "
+             "int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), \"big\").")
+
+MISTAKES = [
+    Mistake({BLAKE: "hash(name)"}, ELSEWHERE),
+    Mistake({"range(150)": "range(1)"}, "Each server has one point on the ring, so shares are a "
+            "matter of luck: put it there many times (a hundred virtual nodes, say), each time "
+            "under another name: f\"{server}/{v}\"."),
+    Mistake({"        at = bisect.bisect(ring, (spot(key),))": "        at = spot(key)"},
+            "The key's hash is taken modulo the number of points, which changes with every server: "
+            "a key belongs to the first point at or after its own hash (bisect)."),
+    Mistake({NAMES: 'spot(f"{place}/{v}"), server) for place, server in enumerate(servers)'},
+            "A server's points depend on its place in the list: when one comes or dies, those of "
+            "others move. Hash the servers' names."),
+    Mistake({"            if server not in mine:\n                mine.append(server)":
+             "            mine.append(server)"}, "Two copies on one server die together. The next "
+            "point on the ring may be the same server's: go on until you find another one."),
+    Mistake({"len(mine) < min(copies, len(servers))": "len(mine) < 1"},
+            "Each key is on `copies` servers; on all, if there are fewer. Here it is on one."),
+    Mistake({"ring[at % len(ring)]": "ring[at]"}, "Behind the last point the ring begins anew: take "
+            "the index modulo the number of points."),
+    Mistake({"return placed": "return {key: mine[0] for key, mine in placed.items()}"},
+            "Each key has a *list* of servers, also if it is only one."),
+    Mistake({"at += 1": "at += 7919"}, "The copies of a key are the next different servers round "
+            "the ring. Then, when the first dies, the next one is first, and has the copy."),
+]

@@ -1,0 +1,46 @@
+from dtlab.grading.mistakes import Mistake
+
+ENTER, SCALE, NAMED = "copy_to(comm, x * norm)", "copy_to(comm, scale)", '{"norm", "scale"}'
+BIAS = "It is added after the sum, to what is the same on all ranks"
+PARTS = "up and down are cut: each rank has the whole gradient of its own part."
+
+MISTAKES = [
+    Mistake({"h @ down.T)\n    return x + y + bias": "h @ down.T + bias)\n    return x + y"},
+            "The bias is added on every rank before the sum, so it counts t times: leave it where "
+            "it was, after."),
+    Mistake({NAMED: '{"norm"}'}, "One is missing: which other tensor is the same on all ranks, and "
+            "meets columns that differ?"),
+    Mistake({NAMED: '{"scale"}'}, "One is missing: what lies before the region gets its gradient "
+            "from all ranks' columns."),
+    *(Mistake({NAMED: names}, PARTS) for names in (
+        '{"norm", "scale", "up"}', '{"norm", "scale", "down"}', '{"norm", "scale", "up", "down"}',
+        '{"up", "down"}', '{"norm", "up"}')),
+    *(Mistake({NAMED: names}, f"{BIAS}: the gradient of bias is right.") for names in (
+        '{"norm", "bias"}', '{"norm", "scale", "bias"}', '{"scale", "bias"}', '{"bias"}')),
+    Mistake({", " + NAMED: ', "norm, scale"'},
+            "Name them one by one, in a set of texts: {\"up\", \"bias\"}."),
+    Mistake({", " + NAMED: ""},
+            "Return y and a set of names: the gradients that the layer above gets wrong."),
+    Mistake({ENTER: "x * copy_to(comm, norm)"},
+            "The gradient of x is wrong, which the layers before this one would go on with: what "
+            "enters the region through copy_to must be h, not `norm`."),
+    Mistake({ENTER: "copy_to(comm, x) * copy_to(comm, norm)", "return x": "return 0 * x + x"},
+            "More is reduced than must be: x and norm each enter through copy_to, where one copy "
+            "of h, after the norm, will do."),
+    Mistake({ENTER: "x * norm", SCALE: "scale"}, "The gradient of `norm` is wrong, which lies "
+            "before the region, and that of `scale`: what is the same on all ranks must enter the "
+            "region through copy_to."),
+    Mistake({ENTER: "x * norm"}, "The gradient of `norm` is wrong, which lies before the region: "
+            "does h enter the region through copy_to?"),
+    Mistake({SCALE: "scale"}, "The gradient of `scale` is wrong: all ranks hold it, and each "
+            "multiplies its own columns by it, so each has a part of its gradient."),
+    Mistake({"+ bias": "+ copy_to(comm, bias)"}, f"The gradient of `bias` is wrong. {BIAS}: no "
+            "copy_to there."),
+    Mistake({ENTER: "copy_to(comm, copy_to(comm, x * norm))"}, "h enters the region twice, so its "
+            "gradient is reduced twice: one copy_to is enough."),
+    Mistake({"@ down.T": "@ copy_to(comm, down).T"}, "The gradient of `down` is reduced over the "
+            "ranks, but down is cut: each rank has a part of its own, and the whole gradient of "
+            "it."),
+    Mistake({"@ up.T": "@ copy_to(comm, up).T"}, "The gradient of `up` is reduced over the ranks, "
+            "but up is cut: each rank has a part of its own, and the whole gradient of it."),
+]

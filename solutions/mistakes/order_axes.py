@@ -1,0 +1,22 @@
+from dtlab.grading.mistakes import Mistake
+
+RESULT = "list(min(permutations(sizes), key=seconds))"
+FIT = ("The axis that sends the most is last, but that isn't all: do its groups fit into a server? "
+       "Count for each order the rings that cross a card.")
+
+MISTAKES = [
+    Mistake({RESULT: "list(max(permutations(sizes), key=seconds))"},
+            "That is the slowest order, as if the first axis varied fastest: the last "
+            "one does, so its ranks are neighbours, and the one that sends most gains most there."),
+    Mistake({RESULT: "sorted(sizes, key=lambda name: sent[name])"}, FIT),
+    Mistake({RESULT: "sorted(sizes)"}, "The order is the same whatever is sent and whatever the "
+            "servers hold: compare the times of all orders."),
+    Mistake({RESULT: "sorted(sizes, reverse=True)"}, "The order is the same whatever is sent and "
+            "whatever the servers hold: compare the times of all orders."),
+    Mistake({"2 * (size - 1) / size * sent[name]": "sent[name]"}, "A ring sends 2(k−1)/k of its "
+            "vector, so an axis of two ranks sends half of what a large one does for as many "
+            "bytes."),
+    Mistake({"max(leaving.values(), default=0) / card_Bps": "(max(leaving.values(), default=0) > 0)"
+             " / card_Bps"}, "All GPUs of a server share one card: if several rings leave it, each "
+            "has a part of it only."),
+]

@@ -1,0 +1,26 @@
+from dtlab.grading.mistakes import Mistake
+
+BEGIN = 'begun.append(comm.begin(all_reduce, layer.grad, "avg", algorithm="ring"))'
+WAIT = "    for reduction in begun:\n        reduction.wait()\n"
+NOTHING = ("Nothing overlaps: each reduction is waited for before the next layer's backward, or all "
+           "begin after the last. Begin it with comm.begin(all_reduce, …) as soon as its gradient "
+           "is there, and wait for all at the end.")
+TAKES = ("`begin` takes the function and its arguments, but not comm, and calls it itself: "
+         "comm.begin(all_reduce, layer.grad, \"avg\").")
+
+MISTAKES = [
+    Mistake({'"avg", ': ""}, "The gradients are summed, but not averaged: op=\"avg\", or divide."),
+    Mistake({BEGIN: "pass"}, "Each rank has its own gradients still: nothing was reduced."),
+    Mistake({BEGIN: BEGIN + " if layer is not layers[0] else None"}, "The first layer's gradient is "
+            "not reduced: it comes last, and needs an all-reduce, too."),
+    Mistake({BEGIN: BEGIN + " if layer is not layers[-1] else None"},
+            "The last layer's gradient is not reduced, which is there first."),
+    Mistake({BEGIN: 'begun.append(comm.begin(all_reduce(comm, layer.grad, "avg")))'}, TAKES),
+    Mistake({BEGIN: 'begun.append(comm.begin(all_reduce, comm, layer.grad, "avg"))'}, TAKES),
+    Mistake({"reversed(layers)": "layers"}, "Backward goes from the last layer to the first."),
+    Mistake({BEGIN: BEGIN + "\n        begun.pop().wait()"}, NOTHING),
+    Mistake({BEGIN: BEGIN + "\n        [reduction.wait() for reduction in begun[-2:-1]]",
+             WAIT: "    begun[-1].wait()\n"}, "Some reductions hide, but each is waited for after "
+            "the next layer's backward: where it takes longer, computing stops. Wait for none "
+            "before all layers have computed."),
+]

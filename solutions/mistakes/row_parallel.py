@@ -1,0 +1,25 @@
+from dtlab.grading.mistakes import Mistake
+
+Y = "all_reduce(comm, x @ weight.T) + bias"
+RETURN = "dy @ weight, dy.T @ x, dy.sum(0)"
+MANY = "dy is the same on all ranks, and whole: don't reduce it, or what comes of it."
+
+MISTAKES = [
+    Mistake({Y: "all_reduce(comm, x @ weight.T + bias)"},
+            "The bias is added on every rank before the sum, so it counts t times: add it after."),
+    Mistake({Y: "x @ weight.T + bias"},
+            "y is a part of the sum: nothing was reduced over the ranks."),
+    Mistake({Y: 'all_reduce(comm, x @ weight.T, "avg") + bias'},
+            "The parts were averaged: they are to be added up."),
+    Mistake({Y: "all_reduce(comm, x @ weight.T)"}, "The bias is missing."),
+    Mistake({RETURN: "dy @ weight, dy.T @ x, all_reduce(comm, dy.sum(0))"}, MANY),
+    Mistake({"    return": "    dy = all_reduce(comm, dy.clone())\n    return"}, MANY),
+    Mistake({RETURN: "*(all_reduce(comm, g) for g in (dy @ weight, dy.T @ x, dy.sum(0)))"}, MANY),
+    Mistake({RETURN: '*(all_reduce(comm, g, "avg") for g in (dy @ weight, dy.T @ x, dy.sum(0)))'},
+            "The gradients are averaged over the ranks: each rank keeps its own."),
+    Mistake({"dy.sum(0)": "dy.mean(0)"},
+            "The gradient of the bias is the sum of dy's rows, not their mean."),
+    Mistake({Y: "sum(all_gather(comm, x @ weight.T)) + bias",
+             "    y =": "    from dtlab.collectives import all_gather\n    y ="},
+            "More moves than one all-reduce of y: don't gather the parts of y."),
+]

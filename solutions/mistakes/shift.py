@@ -1,0 +1,46 @@
+from dtlab.grading.mistakes import Mistake
+
+MOVE, INTO = "comm.sendrecv(x, right, arrived, left)", "arrived = torch.empty_like(x)"
+
+MISTAKES = [
+    Mistake({"return arrived": "return x.clone()"},
+            "Each rank returned its own x: return the tensor that you received into."),
+    Mistake({MOVE: "comm.sendrecv(x, left, arrived, right)"},
+            "It went round the wrong way: send to rank + 1, receive from rank − 1."),
+    Mistake({MOVE: """if comm.rank == 0:
+        comm.send(x, right)
+        comm.recv(arrived, left)
+    else:
+        comm.recv(arrived, left)
+        comm.send(arrived, right)"""}, "Each rank sends its own x to its right, not what it has "
+            "received, and returns what comes from its left."),
+    Mistake({INTO: "arrived = torch.full_like(x, 7)", MOVE: "works = comm.isend(x, right), "
+             "comm.irecv(arrived, left)\n    early = arrived.clone()\n    "
+             "[work.wait() for work in works]", "return arrived": "return early"}, "This is no "
+            "rank's x. What you receive into is whole once `wait` has returned: read it then."),
+    Mistake({INTO: "arrived = torch.zeros_like(x)", MOVE: "works = comm.isend(x, right), "
+             "comm.irecv(arrived, left)\n    early = arrived.clone()\n    "
+             "[work.wait() for work in works]", "return arrived": "return early"}, "This is no "
+            "rank's x. What you receive into is whole once `wait` has returned: read it then."),
+    Mistake({"return arrived": "return x.copy_(arrived)"}, "x belongs to the caller: receive into a "
+            "new tensor, torch.empty_like(x), and leave x as it is."),
+    Mistake({"return x.clone()": "return x"}, "It is right, but x itself: return a new tensor, "
+            "x.clone() if there is one rank."),
+    Mistake({"    if comm.size == 1:\n        return x.clone()\n": ""}, "A rank can't send to "
+            "itself: one rank alone gets its own x back, as a new tensor."),
+    Mistake({INTO: "arrived = torch.empty(len(x))"}, "x may be of any shape and dtype: receive into "
+            "torch.empty_like(x)."),
+    Mistake({MOVE: "others = [torch.empty_like(x) for _ in range(comm.size)]\n    works = [work for "
+             "r in range(comm.size) if r != comm.rank for work in (comm.isend(x, r), "
+             "comm.irecv(others[r], r))]\n    [work.wait() for work in works]\n    "
+             "arrived = others[left]"}, "Each rank sends its x to all others, one message after "
+            "the other: only the right neighbour needs it."),
+    Mistake({MOVE: """if comm.rank % 2 == 0:
+        comm.send(x, right)
+        comm.recv(arrived, left)
+    else:
+        comm.recv(arrived, left)
+        comm.send(x, right)"""}, "Even ranks send first, then odd ones: two messages or more, one "
+            "after the other. Ports are full duplex: all ranks can send and receive at once, with "
+            "comm.sendrecv, or by posting both before waiting for either."),
+]

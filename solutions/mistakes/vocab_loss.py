@@ -1,0 +1,42 @@
+from dtlab.grading.mistakes import Mistake
+
+TOP = 'logits - all_reduce(comm, logits.amax(1), "max")[:, None]'
+LOSS = "(total.log() - target).mean()"
+
+MISTAKES = [
+    Mistake({LOSS: LOSS + " / comm.size"},
+            "The loss is divided by the number of ranks: it is the mean over rows only."),
+    Mistake({LOSS: "all_reduce(comm, (total.log() - target).mean())"},
+            "The loss is added up over the ranks: all have the same one."),
+    Mistake({LOSS: "(total.log() - target).sum()"}, "This is the sum over the rows: take the mean."),
+    Mistake({LOSS: "(total.log() - target)"},
+            "This is a loss for each row. The loss is the mean of them."),
+    Mistake({"all_reduce(comm, torch.stack([z.exp().sum(1), own]))":
+             "z.exp().sum(1), all_reduce(comm, own)"},
+            "Each rank sees its own columns only: the sum of the exponentials is over all."),
+    Mistake({TOP: "logits - logits.amax(1)[:, None]"},
+            "Each rank takes off the largest of its own logits: it must be the largest on all "
+            "ranks."),
+    Mistake({"own[mine] = z[at]": "own[mine] = logits[at]"},
+            "The largest logit is taken off in the exponentials, but not from the target's logit."),
+    Mistake({"total, target = all_reduce(comm, torch.stack([z.exp().sum(1), own]))":
+             "total, target = all_reduce(comm, z.exp().sum(1)), own"},
+            "Only the rank that has the target's column knows its logit: the others add 0, in an "
+            "all-reduce."),
+    Mistake({"targets - first": "targets"},
+            "The targets are numbers of columns among all ranks': here it is column "
+            "targets − first, if this rank has it."),
+    Mistake({TOP: "logits"}, "The exponentials overflow, or vanish: subtract the largest logit of "
+            "the row first, the largest on all ranks."),
+    Mistake({"gradient / rows": "gradient"},
+            "The gradient is that of the sum: divide by the number of rows."),
+    Mistake({"    gradient[at] -= 1\n": ""},
+            "The target is missing: its column's gradient is softmax − 1, if this rank has it."),
+    Mistake({"z.exp() / total[:, None]": "z.softmax(1)"},
+            "The softmax is over this rank's own columns: divide by the sum of the exponentials "
+            "over all ranks."),
+    Mistake({"    gradient = z.exp()":
+             "    [all_reduce(comm, z[:, :1] + 0) for _ in range(width)]\n    gradient = z.exp()"},
+            "Too much moves: no rank needs others' logits. Reduce the largest logit, the sum of "
+            "the exponentials and the target's logit."),
+]

@@ -1,0 +1,45 @@
+from dtlab.grading.mistakes import Mistake
+
+MEAN, KEEP = 'reduce_scatter(comm, rows(grad), op="avg")', 'state.setdefault("v", torch.zeros_like(mean))'
+SHARD, BACK = "rows(weights)[comm.rank] - lr * v", "weights.copy_(all_gather(comm, shard)"
+REDUCE = "    from dtlab.collectives import all_reduce\n    mean ="
+ALL_REDUCED = 'rows(all_reduce(comm, grad, "avg"))[comm.rank].clone()'
+
+MISTAKES = [
+    Mistake({"weights.copy_": "weights = weights.clone().copy_"}, "The weights are as they were: "
+            "write the new ones into `weights` itself (weights.copy_(…)), not into a copy."),
+    Mistake({MEAN: 'reduce_scatter(comm, rows(grad.float()), op="avg").to(grad.dtype)'},
+            "Nearly: something is rounded to float32 on the way. Make room with torch.empty_like, "
+            "or dtype=weights.dtype."),
+    Mistake({', op="avg"': ""}, "The gradients are summed, but not averaged: divide by the number "
+            "of ranks, or op=\"avg\"."),
+    Mistake({MEAN: MEAN + " / comm.size"},
+            "The gradients are divided by the number of ranks twice."),
+    Mistake({"all_gather(comm, shard).flatten()": "torch.stack([shard if r == comm.rank else row "
+             "for r, row in enumerate(rows(weights))]).flatten()"},
+            "Each rank has its own new shard only: the others never got it. All-gather the shards."),
+    Mistake({KEEP: "torch.zeros_like(mean)"}, "The momentum begins at zero in every step: keep it "
+            "in `state`, and keep the new one (`v = mu * v + mean` makes another tensor); nothing "
+            "else lasts from step to step."),
+    Mistake({"v.mul_(mu).add_(mean)": "v.mul_(mu).add_(mean, alpha=1 - mu)"},
+            "v = mu · v_before + mean: the mean isn't multiplied by 1 − mu here."),
+    Mistake({SHARD: "rows(weights)[comm.rank] + lr * v"}, "That goes uphill: weights − lr · v."),
+    Mistake({SHARD: "rows(weights)[comm.rank] - v"}, "The learning rate is missing: "
+            "weights − lr · v."),
+    Mistake({MEAN: "rows(grad)[comm.rank].clone()"}, "Each rank steps with a shard of its own "
+            "gradient: reduce-scatter the gradients first."),
+    Mistake({"    mean =": "    whole = len(weights) // comm.size * comm.size\n    weights, grad = "
+             "weights[:whole], grad[:whole]\n    mean ="}, "The last n mod N elements never "
+            "change: pad the vector with zeros to a multiple of N."),
+    Mistake({"    mean =": REDUCE, MEAN: 'all_reduce(comm, grad, "avg")', SHARD: "weights - lr * v",
+             BACK + ".flatten()[: len(weights)])": "weights.copy_(shard)"},
+            "Every rank keeps the momentum of all weights: nothing is sharded. Keep that of this "
+            "rank's N-th only."),
+    Mistake({MEAN: MEAN + "\n    whole = torch.zeros(comm.size, len(mean), dtype=mean.dtype)",
+             "torch.zeros_like(mean)": "whole[comm.rank]"},
+            "A view keeps the whole vector alive: `state` holds a shard, and with it all of the "
+            "vector that it was cut from. .clone() it."),
+    Mistake({"    mean =": REDUCE, MEAN: ALL_REDUCED},
+            "A reduce-scatter of the gradients is enough: an all-reduce sends the sums of all "
+            "shards to every rank."),
+]
