@@ -16,7 +16,7 @@ from dtlab.grading.report import whole
 CHAPTERS = {
     "00": ("hello-ranks", "fix-deadlock"),
     "01": ("unequal-shards", "efficiency"),
-    "02": ("order-axes", "place-job"),
+    "02": ("finish-times", "place-job"),
     "03": ("fit-alpha-beta", "shift"),
     "04": ("binomial-broadcast", "pipelined-chain", "best-segments", "bruck-all-to-all"),
     "05": ("ring-all-reduce", "halving-doubling"),

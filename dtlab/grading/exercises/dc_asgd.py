@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.standard import F64, values
 from dtlab.models import MLP, digits
 
-F64 = torch.float64
 WORKERS, GRADIENTS, LR, LAM = 8, 160, 0.24, 32.0  # of the training under delay
 Answer = Callable[..., Any]  # (request, worker, w, g, backups, lr, lam)
 Script = Sequence[tuple[str, int, torch.Tensor | None]]  # request, worker, gradient
@@ -29,56 +29,8 @@ def right(request: str, worker: int, w: torch.Tensor, g: torch.Tensor | None,
     return w
 
 
-def _mistake(term: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *, whose: Any = None,
-             pulls: str = "every", pushes: bool = False) -> Answer:
-    """DC-ASGD with another `term(g, difference)`, backup, or time of making one."""
-    def answer(request: str, worker: int, w: torch.Tensor, g: torch.Tensor | None,
-               backups: dict[Any, torch.Tensor], lr: float, lam: float) -> torch.Tensor:
-        key = worker if whose is None else whose
-        if request == "pull":
-            if pulls == "every" or key not in backups:
-                backups[key] = w if pulls == "alias" else w.clone()
-        else:
-            assert g is not None
-            w -= lr * (g + lam * term(g, w - backups[key]))
-            if pushes:
-                backups[key] = w.clone()
-        return w
-
-    return answer
-
-
-def _compensate(g: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
-    return g * g * difference
-
-
-OTHERS: dict[str, Answer] = {
-    "The sign is wrong: the gradient is corrected towards where the weights are now, w − w_bak, "
-    "not back to where they were.": _mistake(lambda g, d: -g * g * d),
-    "g ⊙ g ⊙ (w − w_bak) is element by element: g * g * (w - backup). Yours sums over all elements "
-    "(an outer product, or a dot product).": _mistake(lambda g, d: g * (g * d).sum()),
-    "g is squared as a whole: yours multiplies by the number g·g. Element by element: g * g.":
-        _mistake(lambda g, d: (g * g).sum() * d),
-    "g is there only once: the correction is g ⊙ g ⊙ (w − w_bak).": _mistake(lambda g, d: g * d),
-    "That is plain SGD: w − w_bak is zero, or is missing. A backup has to be a copy, w.clone(), "
-    "for `backups[worker] = w` is the same tensor and moves with w; and it is made anew at a pull, "
-    "not at a push.": _mistake(lambda g, d: 0 * g),
-    "λ is divided by √(mean of g²): that is the adaptive variant; the exercise uses λ as it "
-    "is.": _mistake(lambda g, d: g * g * d / (0.05 * g * g + 1e-7).sqrt()),
-    "One backup for all workers: each worker's pull overwrites the others'. Keep one for each: "
-    "backups[worker].": _mistake(_compensate, whose="all"),
-    "The backup is made anew at a push. It is what the worker pulled, and stays until its next "
-    "pull.": _mistake(_compensate, pushes=True),
-    "The backup is made once and never again. Make it anew at each pull of that worker.":
-        _mistake(_compensate, pulls="first"),
-}
-
-
-# ---- scripts of pulls and pushes ---------------------------------------------------------------
-
-
 def replay(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: float
-         ) -> list[tuple[Any, torch.Tensor | None]]:
+           ) -> list[tuple[Any, torch.Tensor | None]]:
     """In the sandbox: for each request, the weights that the worker was given, or that the push
     left; and the gradient afterwards."""
     backups: dict[Any, torch.Tensor] = {}
@@ -87,24 +39,9 @@ def replay(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: fl
         mine = None if g is None else g.clone()
         given = function(request, worker, w, mine, backups, lr, lam)
         left = given if request == "pull" else w
-        # Weights change later: here they are copied. What else was returned is only named.
-        seen.append((left.clone() if isinstance(left, torch.Tensor) else type(left).__name__, mine))
+        # Weights change later: here they are copied.
+        seen.append((left.clone() if isinstance(left, torch.Tensor) else left, mine))
     return seen
-
-
-def _weights(seen: Sequence[tuple[Any, torch.Tensor | None]], script: Script
-             ) -> list[torch.Tensor | str]:
-    """Of what `replay` saw: the weights; or a sentence where the function did what it must not."""
-    found: list[torch.Tensor | str] = []
-    for (weights, mine), (_, _, g) in zip(seen, script, strict=True):
-        if not isinstance(weights, torch.Tensor):
-            found.append(f"A pull must return the weights, not {weights}.")
-        elif g is not None and not (isinstance(mine, torch.Tensor) and torch.equal(mine, g)):
-            found.append("The gradient g was changed: it belongs to the worker. Compute with "
-                         "copies.")
-        else:
-            found.append(weights)
-    return found
 
 
 def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr: float = 0.1,
@@ -115,54 +52,10 @@ def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr
                None if r[0] == "p" else torch.randn(*shape, generator=random, dtype=F64))
               for r in requests.split()]
     w = torch.randn(*shape, generator=random, dtype=F64)
+    wanted = Wanted([replay(right, w.clone(), script, lr, lam)], rtol=1e-12,
+                    what="w − lr·[g + λ·g⊙g⊙(w − w_bak)]; g as it was")
     return Case(f"{name}: {requests}", [(w, script, lr, lam)], comm=False, harness=replay,
-                facts={"w": w.clone(), "script": script, "lr": lr, "lam": lam})
-
-
-def _replayed(case: Case, function: Answer) -> list[torch.Tensor | str]:
-    facts = case.facts
-    seen = replay(function, facts["w"].clone(), facts["script"], facts["lr"], facts["lam"])
-    return _weights(seen, facts["script"])
-
-
-def _values(case: Case, outcome: Outcome) -> Verdict:
-    wanted, found = _replayed(case, right), _weights(outcome.values[0], case.facts["script"])
-    told = "w − lr·[g + λ·g⊙g⊙(w − w_bak)], to 1e-12"
-    for number, (came, should) in enumerate(zip(found, wanted, strict=True)):
-        if not _close(came, should):
-            request, worker, _ = case.facts["script"][number]
-            which = f"request {number + 1}, a {request} of worker {worker}"
-            if isinstance(came, str):
-                return Verdict(False, which, told, clue=came)
-            return Verdict(False, f"{which}: {_difference(came, should)}", told,
-                           clue=_clue(case, found))
-    return Verdict(True, "equal to 1e-12", told)
-
-
-def _close(one: torch.Tensor | str, other: torch.Tensor | str) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return False
-    return one.shape == other.shape and torch.allclose(one.to(F64), other, rtol=1e-12, atol=1e-12)
-
-
-def _difference(came: torch.Tensor, should: torch.Tensor | str) -> str:
-    if isinstance(should, str) or came.shape != should.shape:
-        return f"shape {tuple(came.shape)}"
-    return f"off by {(came - should).abs().max():.1e}"
-
-
-def _clue(case: Case, found: list[torch.Tensor | str]) -> str:
-    """Which mistake makes just these weights?"""
-    if all(_close(x, case.facts["w"]) for x in found):
-        return "w never changes: a push changes w in place, with w -= … or w.sub_(…)."
-    for hint, mistaken in OTHERS.items():
-        try:
-            came = _replayed(case, mistaken)
-        except KeyError:
-            continue
-        if all(map(_close, found, came)):
-            return hint
-    return "The update is w ← w − lr·[g + λ·g⊙g⊙(w − w_bak)], w_bak what that worker pulled last."
+                wanted=wanted)
 
 
 # ---- training under delay ----------------------------------------------------------------------
@@ -199,11 +92,9 @@ def loss_of(weights: Sequence[torch.Tensor], seed: int) -> float:
 
 def _loss(case: Case, outcome: Outcome) -> Verdict:
     """As low as the reference's, which plain SGD is far from."""
-    seed = case.facts["seed"]
+    (seed,) = case.args[0]
     reached, least = loss_of(outcome.values[0], seed), loss_of(train(right, seed), seed)
-    came, wanted = f"loss {reached:.4g}", f"≤ {least * 1.01:.3f}"
-    clue = "Training with your update ends at a higher loss than DC-ASGD does."
-    return Verdict(reached <= least * 1.01, came, wanted, clue=clue)
+    return Verdict(reached <= least * 1.01, f"loss {reached:.4g}", f"≤ {least * 1.01:.3f}")
 
 
 def _build(seed: int) -> list[Check]:
@@ -216,16 +107,16 @@ def _build(seed: int) -> list[Check]:
            _case("three workers", "p0 g0 p1 g0 p2 g1 g0 g2 g1", seed, (7,))]
     again = [_case("pulls again", "p0 g0 g0 p0 g0 g0", seed),
              _case("others pull", "p0 p3 g0 p3 g3 g0 p0 g3 g0", seed)]
-    loss = [Case(f"digits, {WORKERS} workers in turn", [(seed,)], comm=False, harness=train,
-                 facts={"seed": seed})]
+    loss = [Case(f"digits, {WORKERS} workers in turn", [(seed,)], comm=False, harness=train)]
+    update = "The update is w ← w − lr·[g + λ·g⊙g⊙(w − w_bak)], w_bak what that worker pulled last."
     return [
-        Check("equation", 3, "unseen tensors, float64", delayed, _values, "A pull keeps a copy in "
+        Check("equation", 3, "unseen tensors, float64", delayed, values, update),
+        Check("own backup", 2, "2 and 3 workers", own, values, "A pull keeps a copy in "
               "backups[worker]; a push reads it, and leaves it there: more pushes may follow."),
-        Check("own backup", 2, "2 and 3 workers", own, _values),
-        Check("a pull makes it anew", 1, "pulls between pushes", again, _values),
+        Check("a pull makes it anew", 1, "pulls between pushes", again, values, update),
         Check("loss under delay", 2, f"digits, {WORKERS} workers in turn, {GRADIENTS} gradients",
-              loss, _loss),
+              loss, _loss, "Training with your update ends at a higher loss than DC-ASGD does."),
     ]
 
 
-EXERCISE = Exercise("dc-asgd", "DC-ASGD", "08", 2, "dc_asgd", _build)
+EXERCISE = Exercise("dc-asgd", "DC-ASGD", "dc_asgd", _build)

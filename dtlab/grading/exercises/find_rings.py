@@ -18,12 +18,9 @@ from dtlab.topology.servers import V100_LINKS
 
 Links = dict[tuple[int, int], int]
 Pair = tuple[int, int]
-NONE_CLUE = ("These links hold no two rings without a common wire, so the answer is None. Return "
-             "it once every possibility has been tried.")
 
 
-def _case(name: str, ranks: int, links: Links, seed: int, *, hint: str = "",
-          solvable: bool = True) -> Case:
+def _case(name: str, ranks: int, links: Links, seed: int, *, solvable: bool = True) -> Case:
     """The same mesh, its ranks named anew and its links in another order."""
     shuffled = random.Random(f"{seed} {name}")
     names = list(range(ranks))
@@ -32,7 +29,7 @@ def _case(name: str, ranks: int, links: Links, seed: int, *, hint: str = "",
              for (a, b), wires in links.items()]
     shuffled.shuffle(items)
     wires = dict(items)
-    return Case(f"{name}, {ranks} ranks", [(ranks, wires)], comm=False, hint=hint,
+    return Case(f"{name}, {ranks} ranks", [(ranks, wires)], comm=False,
                 facts={"ranks": ranks, "links": dict(wires), "solvable": solvable})
 
 
@@ -86,46 +83,26 @@ def _edges(ring: list[int]) -> Iterator[Pair]:
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
-    value = outcome.values[0]
+    value, ranks, links = outcome.values[0], case.facts["ranks"], case.facts["links"]
     if not case.facts["solvable"]:
-        return Verdict(value is None, f"returned {value!r:.80}", "None", clue=NONE_CLUE)
-    wrong = _mistake(case, value)
+        return Verdict(value is None, f"returned {value!r:.80}", "None", shows="rings")
     wanted = "two rings over all ranks, no wire twice"
-    if not wrong:
-        return Verdict(True, "two rings", wanted)
-    came, _, clue = wrong.partition("|")
-    return Verdict(False, came[:160], wanted, clue=clue)
-
-
-def _mistake(case: Case, value: object) -> str:
-    """What is wrong with the answer, and after a | the hint; "" if nothing is."""
-    ranks, links = case.facts["ranks"], case.facts["links"]
-    if value is None:
-        return ("returned None, but there are two rings|There are two here, but most first rings "
-                "cut off the second: when there is no second ring, take the first one back and go "
-                "on searching (backtracking).")
-    if not _is_two_lists(value):
-        return f"returned {value!r:.80}|Return two lists of ranks: return [first, second]."
+    if value is None or not _is_two_lists(value):
+        return Verdict(False, f"returned {value!r:.80}", wanted, shows=type(value).__name__)
     used: Counter[Pair] = Counter()
-    for number, ring in enumerate(value, 1):  # type: ignore[arg-type, var-annotated]
+    for number, ring in enumerate(value, 1):
         if sorted(ring) != list(range(ranks)):
             again = len(ring) == ranks + 1 and ring[0] == ring[-1]
-            return (f"ring {number} is {list(ring)}|" + (
-                "Name the first rank once: a ring closes by itself." if again else
-                f"A ring visits each of the ranks 0 to {ranks - 1} exactly once."))
+            return Verdict(False, f"ring {number} is {list(ring)}"[:160], wanted,
+                           shows="closed" if again else "not all ranks")
         for a, b in pairwise([*ring, ring[0]]):
             if (min(a, b), max(a, b)) not in links:
-                closing = (a, b) == (ring[-1], ring[0])
-                return (f"ring {number} goes from {a} to {b}, between which there is no link|" + (
-                    "The last rank must have a link to the first one, too: a path is no ring yet."
-                    if closing else "Go on only along `links`; they lead both ways."))
+                return Verdict(False, f"ring {number} goes from {a} to {b}, between which there is "
+                               "no link", wanted, shows=(a, b) == (ring[-1], ring[0]))
         used.update(_edges(list(ring)))
     over = next((pair for pair, times in used.items() if times > links[pair]), None)
-    if over is None:
-        return ""
-    return (f"both rings use the link {over}, which has one wire|Take the first ring's wires away "
-            "before you look for the second. (Backwards round the same ring is over the same "
-            "wires: only a link of two wires serves both.)")
+    return Verdict(over is None, "two rings" if over is None else
+                   f"both rings use the link {over}, which has one wire", wanted, shows="one wire")
 
 
 def _is_two_lists(value: object) -> bool:
@@ -195,13 +172,19 @@ def _build(seed: int) -> list[Check]:
     large = [_case("torus 5 × 5", 25, _grid(5, 5), seed),
              _case("mesh", 13, _two_rings(13, 6, seed), seed)]
     return [
-        Check("easy meshes", 1, "every rank joined to every other", easy, _judge),
+        Check("easy meshes", 1, "every rank joined to every other", easy, _judge,
+              "Go on only along `links`; they lead both ways. A ring visits each rank exactly once, "
+              "and its last rank has a link to the first."),
         Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge,
               "A link of two wires may be used twice: count wires, don't only mark links as used."),
-        Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge),
-        Check("no rings", 1, "meshes without two rings", none, _judge),
+        Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge,
+              "Most first rings cut off the second: when there is no second ring, take the first "
+              "one back and go on searching (backtracking)."),
+        Check("no rings", 1, "meshes without two rings", none, _judge,
+              "These links hold no two rings without a common wire, so the answer is None. Return "
+              "it once every possibility has been tried."),
         Check("larger meshes", 1, "13 and 25 ranks", large, _judge),
     ]
 
 
-EXERCISE = Exercise("find-rings", "Find the rings", "06", 2, "find_rings", _build)
+EXERCISE = Exercise("find-rings", "Find the rings", "find_rings", _build)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 
 STEPS = 6
 SAME_S = 1e-3  # of virtual time: messages take far less
@@ -19,31 +19,6 @@ Rule = Callable[[str, int, list[int], float], Any]  # request, clock, clocks, st
 Query = tuple[str, int, list[int], float]
 NO, YES = "stuck", "go on"
 _ALL_WAIT = "All workers wait: even the slowest may not read. It is 0 clocks ahead, and 0 ≤ s."
-
-OTHERS: dict[str, Rule] = {  # what likely mistakes answer
-    "Off by one, too strict: a worker that is s clocks ahead may still read.":
-        lambda request, clock, clocks, s: request == "push" or clock - min(clocks) < s,
-    "Off by one, too lax: a worker that is s + 1 clocks ahead may not read.":
-        lambda request, clock, clocks, s: request == "push" or clock - min(clocks) <= s + 1,
-    "Every pull is answered: that is ASP. Do you compare with the fastest worker? It is the "
-    "slowest that holds the others back: min(clocks).":
-        lambda request, clock, clocks, s: True,
-    "You bound how far a worker is behind the fastest; SSP bounds how far it is ahead of the "
-    "slowest, and never stops the slow one.":
-        lambda request, clock, clocks, s: request == "push" or max(clocks) - clock <= s,
-    "You look at the distance of the slowest from the fastest. What counts is how far the one who "
-    "asks is ahead.":
-        lambda request, clock, clocks, s: request == "push" or max(clocks) - min(clocks) <= s,
-    "You hold back pushes and let pulls through. A push is finished work and always welcome; "
-    "it is readers who may have to wait.":
-        lambda request, clock, clocks, s: request == "pull" or clock - min(clocks) <= s,
-    "You compare with the average worker. It is the slowest that counts: min(clocks).":
-        lambda request, clock, clocks, s: request == "push" or clock - np.mean(clocks) <= s,
-    "You hold back pushes as well as pulls. A push is finished work: it is always accepted.":
-        lambda request, clock, clocks, s: clock - min(clocks) <= s,
-    "Nothing is ever allowed.": lambda request, clock, clocks, s: False,
-}
-
 
 def _right(request: str, clock: int, clocks: list[int], staleness: float) -> bool:
     return request == "push" or clock - min(clocks) <= staleness
@@ -67,33 +42,25 @@ def _queries(staleness: float, seed: int) -> Case:
         queries += [(request, clock, clocks, staleness)
                     for clock in sorted(set(clocks)) for request in ("pull", "push")]
     return Case(f"{len(queries)} requests, s = {_shown(staleness)}", [(queries,)], comm=False,
-                harness=ask, facts={"queries": queries})
+                harness=ask)
 
 
-def _answers(case: Case, outcome: Outcome, what: str) -> Verdict:
-    queries: list[Query] = case.facts["queries"]
-    answers = outcome.values[0]
-    for query, answer in zip(queries, answers, strict=True):
-        request, clock, clocks, s = query
-        wanted = _right(*query)
-        asked = f"{request!r}, clock {clock}, clocks {clocks}, s = {_shown(s)}"
-        if not isinstance(answer, bool) and not (isinstance(answer, int) and answer in (0, 1)):
-            return Verdict(False, f"{asked}: {answer!r}"[:200], f"{wanted}",
-                           clue="Return True or False.")
-        if request == what and bool(answer) != wanted:
-            return Verdict(False, f"{asked}: {bool(answer)}"[:200], f"{wanted}",
-                           clue=_clue(queries, answers))
-    return Verdict(True, "all as SSP has it", "True or False, as SSP has it")
+def _answers(what: str) -> Judge:
+    """Are all answers to requests of this kind those of SSP?"""
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        queries, answers = case.args[0][0], outcome.values[0]
+        for query, answer in zip(queries, answers, strict=True):
+            request, clock, clocks, s = query
+            asked = f"{request!r}, clock {clock}, clocks {clocks}, s = {_shown(s)}"
+            if type(answer) not in (bool, int) or answer not in (0, 1):
+                return Verdict(False, f"{asked}: {answer!r}"[:200], str(_right(*query)),
+                               clue="Return True or False.")
+            if request == what and bool(answer) != _right(*query):
+                return Verdict(False, f"{asked}: {bool(answer)}"[:200], str(_right(*query)),
+                               shows=[bool(each) for each in answers])
+        return Verdict(True, "all as SSP has it", "True or False, as SSP has it")
 
-
-def _clue(queries: Sequence[Query], answers: Sequence[Any]) -> str:
-    """Which mistake gives just these answers?"""
-    for hint, rule in OTHERS.items():
-        if all(bool(rule(*query)) == bool(answer)
-               for query, answer in zip(queries, answers, strict=True)):
-            return hint
-    return ("A pull may be answered if its worker is at most s clocks ahead of the slowest worker; "
-            "a push always.")
+    return judge
 
 
 # ---- in a server -------------------------------------------------------------------------------
@@ -229,9 +196,9 @@ def _build(seed: int) -> list[Check]:
     asked = [_queries(s, seed) for s in (0, 1, 2, 5, math.inf)]
     return [
         Check("the rule", 2, "pulls, 1 to 13 workers, s = 0, 1, 2, 5, ∞", asked,
-              lambda case, outcome: _answers(case, outcome, "pull")),
-        Check("pushes", 1, "pushes, 1 to 13 workers", asked,
-              lambda case, outcome: _answers(case, outcome, "push"),
+              _answers("pull"), "A pull may be answered if its worker is at most s clocks ahead of "
+              "the slowest worker; a push always."),
+        Check("pushes", 1, "pushes, 1 to 13 workers", asked, _answers("push"),
               "A push is finished work: it is always accepted."),
         Check("never more than s ahead", 2, "2 to 4 workers, s = 1 to 3, simulated", runs,
               _not_too_early),
@@ -241,4 +208,4 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("ssp-rule", "The rule of SSP", "08", 1, "may_answer", _build)
+EXERCISE = Exercise("ssp-rule", "The rule of SSP", "may_answer", _build)

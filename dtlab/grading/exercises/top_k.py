@@ -1,0 +1,79 @@
+"""Chapter 08b: top-k with error feedback: the mean of what was sent, and what stays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtlab.comm import Comm
+from dtlab.grading.case import Case, Wanted
+from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.standard import F64, sent_at_most, values
+
+ENTRY = 16  # bytes: a float64 and an int64
+
+
+def follow(gs: list[torch.Tensor], k: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """gs[rank]: (steps, n). The mean of each step, and each rank's memory in the end."""
+    memories, means = [torch.zeros_like(g[0]) for g in gs], []
+    for step in range(len(gs[0])):
+        total = torch.zeros_like(memories[0])
+        for g, memory in zip(gs, memories, strict=True):
+            memory += g[step]
+            places = memory.abs().topk(min(k, len(memory))).indices
+            total[places] += memory[places]
+            memory[places] = 0
+        means.append(total / len(gs))
+    return means, memories
+
+
+def call(function: Callable[..., Any], comm: Comm, gs: torch.Tensor, k: int
+         ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """In the sandbox: what each step returned; the memory in the end; and all gradients then."""
+    memory = torch.zeros_like(gs[0])
+    means = [function(comm, g, memory, k) for g in gs]
+    return [m.clone() if isinstance(m, torch.Tensor) else m for m in means], memory, gs
+
+
+def _case(ranks: int, n: int, k: int, steps: int, seed: int) -> Case:
+    """Whole numbers, no two of equal size among those that a rank chooses from."""
+    random = torch.Generator().manual_seed(1000 * seed + 10 * ranks + n + steps)
+    gs = []
+    for _ in range(ranks):
+        rows: list[torch.Tensor] = []
+        for _ in range(steps):
+            waiting = follow([torch.stack(rows)], k)[1][0] if rows else torch.zeros(n, dtype=F64)
+            signs = torch.randint(0, 2, (n,), generator=random) * 2 - 1
+            rows.append((torch.randperm(n, generator=random) + 1) * signs - waiting)
+        gs.append(torch.stack(rows))
+    text = f"{ranks} rank{'s' * (ranks > 1)}, n = {n}, k = {k}, {steps} step{'s' * (steps > 1)}"
+    means, memories = follow(gs, k)
+    wanted = Wanted([(means, memory, g.clone()) for memory, g in zip(memories, gs, strict=True)],
+                    items=("mean of step", "memory", "g"), rtol=1e-12,
+                    what="by what all ranks sent")
+    return Case(text, [(g, k) for g in gs], harness=call, library=True, wanted=wanted,
+                facts={"entries": min(k, n) * steps})
+
+
+def _build(seed: int) -> list[Check]:
+    more = seed % 3
+    once = [_case(p, 20 + more, 4, 1, seed) for p in (1, 2, 3, 4, 8, 9, 13)]
+    again = [_case(p, 16 + more, 3, 5, seed) for p in (1, 2, 3, 5, 8)]
+    edges = [_case(3, 7, 7, 2, seed), _case(2, 5, 9, 2, seed), _case(4, 12 + more, 1, 3, seed)]
+    how = ("memory += g; send its k largest entries (by absolute value, with their signs) and their "
+           "places; set these to 0 in the memory. g belongs to the caller.")
+    return [
+        Check("mean", 2, "1 to 13 ranks, one step", once, values, how),
+        Check("memory", 3, "1 to 8 ranks, 5 steps", again, values, how),
+        Check("edges", 1, "k = n, k > n, k = 1", edges, values,
+              "If k is larger than the vector, send all of it: k = min(k, len(g))."),
+        Check("bytes", 2, "2 to 13 ranks", [*once[1:], *again[1:]], sent_at_most(
+            lambda case: (case.ranks - 1) * case.facts["entries"] * ENTRY,
+            "(p−1)·k values and places"),
+            "Send only k values and their k places (all_gather), not a whole vector.", values),
+    ]
+
+
+EXERCISE = Exercise("top-k", "Top-k with error feedback", "top_k_mean", _build)

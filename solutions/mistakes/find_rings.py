@@ -1,0 +1,24 @@
+from dtlab.grading.mistakes import Mistake
+
+TAKE_BACK = "        take(first, -1)  # put them back\n    return None"
+BACKTRACK = ("There are two here, but most first rings cut off the second: when there is no second "
+             "ring, take the first one back and go on searching (backtracking).")
+WIRES = ("Take the first ring's wires away before you look for the second. (Backwards round the same "
+         "ring is over the same wires: only a link of two wires serves both.)")
+
+MISTAKES = [
+    Mistake({TAKE_BACK: "        return None\n    return None"}, BACKTRACK),
+    Mistake({TAKE_BACK: "    return [list(range(ranks)), list(range(ranks))]"}, "These links hold "
+            "no two rings without a common wire, so the answer is None. Return it once every "
+            "possibility has been tried."),
+    Mistake({"        take(first, 1)\n": "", "        take(first, -1)  # put them back\n": ""}, WIRES),
+    Mistake({"return [first, second]": "return [first, first[::-1]]"}, WIRES),
+    Mistake({"free[b][a] = wires": "free[b][a] = 1"}, "A link of two wires may be used twice: count "
+            "wires, don't only mark links as used."),
+    Mistake({"return [first, second]": "return [first + first[:1], second + second[:1]]"},
+            "Name the first rank once: a ring closes by itself."),
+    Mistake({"return [first, second]": "return first"},
+            "Return two lists of ranks: return [first, second]."),
+    Mistake({"if free[here][path[0]]:": "if True:"}, "The last rank must have a link to the first "
+            "one, too: a path is no ring yet."),
+]

@@ -1,0 +1,27 @@
+from dtlab.grading.mistakes import Mistake
+
+RULE = 'request == "push" or clock - min(clocks) <= staleness'
+
+MISTAKES = [
+    Mistake({RULE: 'request == "push" or clock - min(clocks) < staleness'},
+            "Off by one, too strict: a worker that is s clocks ahead may still read."),
+    Mistake({RULE: 'request == "push" or clock - min(clocks) <= staleness + 1'},
+            "Off by one, too lax: a worker that is s + 1 clocks ahead may not read."),
+    Mistake({RULE: "True"}, "Every pull is answered: that is ASP. Do you compare with the fastest "
+            "worker? It is the slowest that holds the others back: min(clocks)."),
+    Mistake({RULE: 'request == "push" or max(clocks) - clock <= staleness'}, "You bound how far a "
+            "worker is behind the fastest; SSP bounds how far it is ahead of the slowest, and never "
+            "stops the slow one."),
+    Mistake({RULE: 'request == "push" or max(clocks) - min(clocks) <= staleness'}, "You look at the "
+            "distance of the slowest from the fastest. What counts is how far the one who asks is "
+            "ahead."),
+    Mistake({RULE: 'request == "pull" or clock - min(clocks) <= staleness'}, "You hold back pushes "
+            "and let pulls through. A push is finished work and always welcome; it is readers who "
+            "may have to wait."),
+    Mistake({RULE: 'bool(request == "push" or clock - sum(clocks) / len(clocks) <= staleness)'},
+            "You compare with the average worker. It is the slowest that counts: min(clocks)."),
+    Mistake({RULE: "clock - min(clocks) <= staleness"}, "You hold back pushes as well as pulls. A "
+            "push is finished work: it is always accepted."),
+    Mistake({RULE: "False"}, "Nothing is ever allowed."),
+    Mistake({"return request": "request"}, "Return True or False."),
+]
