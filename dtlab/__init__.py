@@ -83,8 +83,8 @@ _LATER = {
     "check": "dtlab.grading",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_ROOMS = ("calibration", "grading", "models", "parallel", "plots", "processes", "simulator",
-          "topology", "widgets")
+_ROOMS = ("calibration", "grading", "models", "parallel", "plots", "processes", "recording",
+          "simulator", "topology", "widgets")
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,7 @@ LEVELS = (
     "processes",
     "bench calibration published wires",
     "grading",
+    "recording",
     "plots",
     "widgets",
     "cli",
@@ -166,6 +167,20 @@ def test_algorithms_know_nothing_of_how_they_are_run() -> None:
     for path in (PACKAGE / "collectives").glob("*.py"):
         layers = {layer_of(module) for _, module in imported(path.read_text(), name_of(path))}
         assert layers <= {"collectives", "comm", "cost", "errors", "machine", "reduction"}, path
+
+
+def test_plots_only_draw() -> None:
+    """What they draw was recorded or measured before: of `dtlab.recording` they take data types."""
+    for path in (PACKAGE / "plots").glob("*.py"):
+        tree, name = ast.parse(path.read_text()), name_of(path)
+        layers = {layer_of(module) for _, module in imported(path.read_text(), name)}
+        assert not layers & {"", "simulator", "processes"}, path
+        called = {ast.unparse(node.func).split(".")[-1] for node in ast.walk(tree)
+                  if isinstance(node, ast.Call)}
+        assert not called & {"simulate", "run"}, path
+        recorded = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                    and layer_of(node.module or "") == "recording" for alias in node.names]
+        assert all(name[0].isupper() for name in recorded), path
 
 
 def test_ranks_start_without_what_only_simulations_need() -> None:

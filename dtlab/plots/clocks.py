@@ -10,11 +10,11 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
 from dtlab.errors import ConfigError
-from dtlab.plots.clock_run import ClockRun, Iteration
 from dtlab.plots.palette import ALARM, INK, PAPER, QUIET, mix, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import Picture, page
 from dtlab.plots.texts import write_many
-from dtlab.plots.units import count_text
+from dtlab.recording.clock_run import ClockRun, Iteration
+from dtlab.units import count_text
 
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN, _LANE_IN = 1.25, 3.15, 1.25, 1.0, 0.62
 _SHORT = 0.015  # of the run: shorter waits have no arrow
@@ -22,7 +22,7 @@ _HIGH = 0.3  # half of a bar, in lanes
 _Box = tuple[float, float, float]  # from, to (seconds), lane
 
 
-def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Picture:
+def clocks(run: ClockRun, at_s: float | None = None) -> Picture:
     """A lane a worker: its gradients (numbered by clock), and hatched where it waits.
 
     An arrow leads from a wait to the worker whose gradient ended it; at the time `at_s`, from those
@@ -32,11 +32,9 @@ def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Pic
     whole, now = at_s is None, run.end_s if at_s is None else at_s
     if not 0 <= now <= run.end_s:
         raise ConfigError(f"at_s must be within the run, 0 to {run.end_s:g} s, not {at_s!r}")
-    title = f"Who waits for whom: {run.name} (simulated)"
-    with styled():
-        picture = new_picture(11, _TOP_IN + _BOTTOM_IN + _LANE_IN * run.workers, dpi)
-        write_title(picture, title, _summary(run, now))
-        axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
+    title, summary = f"Who waits for whom: {run.name} (simulated)", _summary(run, now)
+    with page(11, _TOP_IN + _BOTTOM_IN + _LANE_IN * run.workers, title, summary) as picture:
+        axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         axes.set_xlim(0, run.end_s)
         axes.set_ylim(run.workers + 0.5, 0.5)
         axes.set_yticks(run.ranks, [f"worker {w}" for w in run.ranks])
@@ -52,7 +50,7 @@ def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Pic
                       size=12, color=color)
         _legend(picture, run)
     told = "; ".join(f"worker {w}: {_status(run, w, now, whole)[0]}" for w in run.ranks)
-    picture.alt = f"{title}. {_summary(run, now)}. {told}."
+    picture.alt = f"{title}. {summary}. {told}."
     return picture
 
 
@@ -98,7 +96,7 @@ def _draw_iterations(axes: Axes, run: ClockRun, now: float) -> None:
         _boxes(axes, late, mix(style.color, PAPER, 0.8), ALARM)
         for i in begun:
             seen = (min(i.done_s, now) - i.read_s) / run.end_s * width_px
-            if seen > 22 / 100 * axes.figure.dpi:
+            if seen > 22:
                 gone = _is_late(i, now)
                 text = f"✗{i.clock}" if gone and seen > 34 else str(i.clock)
                 texts.setdefault(ALARM if gone else style.ink, []).append(
@@ -157,11 +155,9 @@ def _draw_arrows(axes: Axes, run: ClockRun, now: float, whole: bool) -> None:
 
 
 def _legend(picture: Picture, run: ClockRun) -> None:
-    width, height = picture.get_size_inches()
     shown = [Patch(facecolor=mix(QUIET, PAPER, 0.55), edgecolor=INK, label="a gradient, its clock"),
              Patch(facecolor=PAPER, edgecolor=QUIET, hatch="////", label="waits")]
     if any(i.staleness is None for i in run.iterations):
         shown.append(Patch(facecolor=mix(QUIET, PAPER, 0.8), edgecolor=ALARM,
                            label="✗ too late: not used"))
-    picture.legend(handles=shown, loc="lower left", ncols=3, borderaxespad=0,
-                   bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), handleheight=1.1)
+    picture.explain(shown, 3, handleheight=1.1)

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from dtlab.errors import ConfigError
 from dtlab.parallel.mesh import check_axes, groups
 from dtlab.plots.palette import FAINT, INK, QUIET, ink_on, rank_color
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import Picture, page
 from dtlab.topology import Topology
 
 WIDTH_IN = 11.0
@@ -26,8 +26,8 @@ def crossings(axes: Mapping[str, int], machines: list[list[int]]) -> dict[str, t
     return found
 
 
-def mesh(axes: Mapping[str, int], cluster: Topology, axis: str | None = None, *, title: str = "",
-         dpi: float = 100) -> Picture:
+def mesh(axes: Mapping[str, int], cluster: Topology, axis: str | None = None, *,
+         title: str = "") -> Picture:
     """The devices of `cluster` in their machines, each with its coordinates along `axes`, the last
     of which varies fastest; devices of one group of `axis` (None: of the last) have one colour.
 
@@ -50,10 +50,8 @@ def mesh(axes: Mapping[str, int], cluster: Topology, axis: str | None = None, *,
     heading = f"{title or f'Mesh {order}'}, coloured by {shown} (predicted)"
     most, columns = max(map(len, machines)), min(len(machines), 4)
     rows = -(-len(machines) // columns)
-    with styled():
-        picture = new_picture(WIDTH_IN, 1.4 + 1.15 * rows, dpi)
-        write_title(picture, heading, note)
-        axes_ = place_axes(picture, left=0.3, right=0.3, bottom=0.15, top=1.1)
+    with page(WIDTH_IN, 1.4 + 1.15 * rows, heading, note) as picture:
+        axes_ = picture.place(left=0.3, right=0.3, bottom=0.15, top=1.1)
         axes_.axis("off")
         sizes = list(axes.values())
         for number, machine in enumerate(machines):

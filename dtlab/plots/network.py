@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text, count_text, seconds_text
+from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.topology import Topology
+from dtlab.units import bytes_text, count_text, seconds_text
 
 _DASHES = ("-", (0, (2.5, 1.2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
-def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture:
+def topology(cluster: Topology, *, title: str = "") -> Picture:
     """Ranks (numbered, in their colours) and switches (dark), joined by links.
 
     The faster the link, the thicker the line; the legend gives bandwidth and latency, one
@@ -34,12 +34,11 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     if others := len(graph) - cluster.ranks:  # switches, CPUs, network cards
         note += f" · {count_text(others, 'other node')}"
     speeds = " · links: " + "; ".join(map(_speed, kinds)) if kinds else ""
-    with styled():
-        picture = new_picture(11, 5.2, dpi)
-        write_title(picture, heading, note if len(kinds) > 1 else note + speeds)  # or a legend
+    subtitle = note if len(kinds) > 1 else note + speeds  # or a legend
+    with page(11, 5.2, heading, subtitle) as picture:
         rows = -(-len(kinds) // 3) if len(kinds) > 1 else 0  # of the legend
         foot = 0.15 + 0.45 * (rows > 0) + 0.3 * max(0, rows - 1)
-        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
+        axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
         axes.set_axis_off()
         axes.set_xlim(-0.06, 1.06)
         margin = 0.19 if placed else 0.13

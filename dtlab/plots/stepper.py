@@ -10,11 +10,11 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
-from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.plots.texts import write_many
-from dtlab.plots.units import bytes_text, count_text
+from dtlab.recording.frames import Arrow, Frame
+from dtlab.units import bytes_text, count_text
 
 WIDTH_IN, HEIGHT_IN = 11.0, 6.6
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.3, 0.3, 0.8, 1.35
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
         return piece * self.column, rank * self.row + (self.row - self.box_h) / 2
 
 
-def stepper(frame: Frame, *, height_in: float | None = None, dpi: float = 100) -> Picture:
+def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
     """Ranks × pieces. In each box, a bar with one segment a contributor, and their number.
 
     Yellow: changed in this step. Heavy border and ✓: complete. ✗: holds what it never may.
@@ -57,10 +57,8 @@ def stepper(frame: Frame, *, height_in: float | None = None, dpi: float = 100) -
     None: as the number of ranks needs.
     """
     layout = Layout.of(frame, height_in)
-    with styled():
-        picture = new_picture(WIDTH_IN, layout.height, dpi)
-        write_title(picture, _heading(frame), _progress(frame))
-        axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
+    with page(WIDTH_IN, layout.height, _heading(frame), _progress(frame)) as picture:
+        axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         _draw_labels(axes, frame, layout)
         _draw_boxes(axes, frame, layout)
         _draw_counts(axes, frame, layout)
@@ -280,7 +278,7 @@ def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
 
 def _draw_foot(picture: Picture, frame: Frame) -> None:
     """Which step this is, as a bar with one field a step; and what the signs mean."""
-    axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
+    axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
                       top=picture.get_figheight() - 0.62)
     width = WIDTH_IN - 2 * MARGIN_IN
     axes.set_xlim(0, width)

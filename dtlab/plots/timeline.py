@@ -14,18 +14,10 @@ from matplotlib.path import Path
 from dtlab.errors import ConfigError
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers
 from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, ink_on, mix, rank_style
-from dtlab.plots.picture import (
-    MARGIN_IN,
-    Picture,
-    clock_name,
-    new_picture,
-    place_axes,
-    styled,
-    write_title,
-)
+from dtlab.plots.picture import DPI, Picture, clock_name, page
 from dtlab.plots.texts import write_many
-from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
 from dtlab.trace import Message, Trace
+from dtlab.units import bytes_text, count_text, seconds_text, time_unit
 
 MOST_ARROWS = 300  # more would hide what they show
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.6, 0.35, 1.4, 1.0
@@ -39,9 +31,7 @@ def timeline(
     window: tuple[float, float] | None = None,
     ranks: Sequence[int] | None = None,
     arrows: bool = True,
-    width_in: float = 11.0,
-    dpi: float = 100,
-) -> Picture:
+    width_in: float = 11.0) -> Picture:
     """Ranks × time: work, waits and messages from both ends (hatched), arrows between ranks.
 
     A rank has a lane, and one more for each of its streams. In each lane, from the top: what it
@@ -56,19 +46,17 @@ def timeline(
     lanes = _lanes(wanted, bars)
     lanes_in = max(1.1, min(0.62 * len(lanes), 8.5))
     height_in = lanes_in + _TOP_IN + _BOTTOM_IN
-    pixel_s = (end - begin) / ((width_in - _LEFT_IN - _RIGHT_IN) * dpi)
+    pixel_s = (end - begin) / ((width_in - _LEFT_IN - _RIGHT_IN) * DPI)
     seen = [bar for bar in bars if bar.end_s >= begin and bar.start_s <= end]
     bars, tracks = merge_slivers(seen, pixel_s), _tracks(seen)
     shown, moved = _arrows_shown(trace, wanted, begin, end) if arrows else ([], 0)
     thinned = f" · arrows: {len(shown):,} of {moved:,} messages" if len(shown) < moved else ""
-    with styled():
-        picture = new_picture(width_in, height_in, dpi)
-        heading = f"{title} ({clock_name(trace.virtual)})"
-        summary = _summary(trace, len(lanes) - len(wanted))
-        if len(wanted) < trace.ranks:
-            summary += f" · shown: {count_text(len(wanted), 'rank')}"
-        write_title(picture, heading, summary + thinned)
-        axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
+    heading = f"{title} ({clock_name(trace.virtual)})"
+    summary = _summary(trace, len(lanes) - len(wanted))
+    if len(wanted) < trace.ranks:
+        summary += f" · shown: {count_text(len(wanted), 'rank')}"
+    with page(width_in, height_in, heading, summary + thinned) as picture:
+        axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         scale = _frame(axes, lanes, begin, end, lanes_in)
         _draw_bars(axes, bars, lanes, tracks, scale, pixel_s)
         _draw_arrows(axes, shown, lanes, tracks, scale)
@@ -211,7 +199,7 @@ def _draw_texts(
     """What a bar is, inside it, where there is room. Peers are named everywhere or nowhere."""
     picture = axes.get_figure()
     assert isinstance(picture, Picture)
-    dpi, top_in = picture.get_dpi(), picture.get_figheight() - _TOP_IN
+    top_in = picture.get_figheight() - _TOP_IN
     if lane_in * 0.84 * 72 < 9:
         return  # not even a whole lane is high enough for letters
     longest = {kind: max((len(b.text) for b in bars if b.kind == kind), default=0)
@@ -225,9 +213,9 @@ def _draw_texts(
         letters = longest.get(bar.kind, len(bar.text))
         start_s, end_s = max(bar.start_s, window[0]), min(bar.end_s, window[1])
         room_px = (end_s - start_s) / pixel_s - 6
-        if size < 7 or letters * size * 0.64 * dpi / 72 > room_px:
+        if size < 7 or letters * size * 0.64 * DPI / 72 > room_px:
             continue
-        x = _LEFT_IN + ((start_s + end_s) / 2 - window[0]) / pixel_s / dpi
+        x = _LEFT_IN + ((start_s + end_s) / 2 - window[0]) / pixel_s / DPI
         y = top_in - ((top + bottom) / 2 + 0.5) * lane_in
         styles.setdefault((_fill(bar), size), []).append((bar.text, x, y))
     for (fill, size), texts in styles.items():
@@ -271,7 +259,6 @@ def _draw_arrows(
 
 
 def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
-    width, height = picture.get_size_inches()
     handles = [
         Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
               edgecolor=INK, label=name)
@@ -279,9 +266,8 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
     ]
     if handles:
         columns = len(handles) if len(handles) <= 4 else 3
-        picture.legend(handles=handles, loc="lower left", ncols=columns, borderaxespad=0,
-                       bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), handleheight=1.1,
-                       handlelength=1.8, columnspacing=1.4, handletextpad=0.5)
+        picture.explain(handles, columns, handleheight=1.1, handlelength=1.8, columnspacing=1.4,
+                        handletextpad=0.5)
 
 
 def _summary(trace: Trace, streams: int) -> str:

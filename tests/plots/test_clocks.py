@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from dtlab import plots, ps
-from dtlab.plots import ClockRun
+from dtlab import plots, ps, recording
+from dtlab.recording import ClockRun
 
 SPEEDS = {1: 0.1, 2: 0.7, 3: 0.15}
 
 
 def run_of(rule: ps.Consistency, workers: int = 3, end_s: float = 1.2) -> ClockRun:
-    return plots.watch_clocks(rule, lambda worker, _: SPEEDS[worker], workers, end_s)
+    return recording.watch_clocks(rule, lambda worker, _: SPEEDS[worker], workers, end_s)
 
 
 def test_under_bsp_all_wait_for_the_slowest_at_each_clock() -> None:
@@ -66,7 +66,7 @@ def test_the_words_say_who_waits_for_whom_at_a_moment() -> None:
 
 
 def test_the_waits_of_the_lanes_make_up_the_share_that_waited() -> None:
-    alt = plots.clocks(plots.watch_clocks(ps.SSP(3), plots.PACES["one slow worker"])).alt
+    alt = plots.clocks(recording.watch_clocks(ps.SSP(3), recording.PACES["one slow worker"])).alt
     lanes_s = sum(map(float, re.findall(r"waited ([\d.]+) s", alt)))
     share, end_s = (float(re.search(mark, alt)[1]) for mark in (r"(\d+)% of", r"after ([\d.]+) s"))
     assert lanes_s / (5 * end_s) == pytest.approx(share / 100, abs=0.025)

@@ -7,10 +7,11 @@ import torch
 from matplotlib.collections import PathCollection
 
 from dtlab import ConfigError, ps
-from dtlab.plots import hash_ring, replica_run, replicas, server_load
-from dtlab.plots.replica_run import FAR, MASTER, NEAR
+from dtlab.plots import hash_ring, replicas, server_load
 from dtlab.plots.ring import arc_shares
 from dtlab.ps.partition import Spec
+from dtlab.recording import replica_run
+from dtlab.recording.replica_run import FAR, MASTER, NEAR
 
 STRONG = [ps.Chain(), ps.Leader(sync=True)]
 WEAK = ps.Leader(sync=False)

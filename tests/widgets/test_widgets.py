@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from dtlab import Comm, ConfigError, Deadlock, Result, Trace, plots, ps, simulate
+from dtlab import Comm, ConfigError, Deadlock, Result, Trace, ps, recording, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
 from dtlab.plots import Picture
-from dtlab.plots.units import seconds_text
 from dtlab.topology import nvswitch, racks, send_together, torus, uniform
+from dtlab.units import seconds_text
 from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
@@ -371,7 +371,7 @@ def test_clocks_step_and_stop_at_both_ends() -> None:
     assert "after 2.00 s" in widget.words.value
 
 
-@pytest.mark.parametrize("pace", plots.PACES)
+@pytest.mark.parametrize("pace", recording.PACES)
 def test_clocks_offer_every_rule_at_every_pace(pace: str) -> None:
     widget = ClockExplorer(pace=pace, workers=3, end_s=1.0)
     for rule in widget.rules:
