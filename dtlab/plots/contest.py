@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from dtlab.errors import ConfigError
 from dtlab.plots.lines import TIME, style_of
-from dtlab.plots.network import draw_nodes, layout_of, line_between
+from dtlab.plots.network import draw_nodes, frame_nodes, layout_of, line_of
 from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix
 from dtlab.plots.picture import Picture, fit_text, page
 from dtlab.topology import Topology
@@ -122,22 +122,18 @@ def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
     """Each link as wide as it is busy, in its busier direction."""
     graph, most_s = cluster.graph(), max(shown.needed_s.values()) or 1.0
     places = layout_of(graph)
-    placed = all("pos" in data for _, data in graph.nodes(data=True))
     busy: dict[frozenset[Any], float] = {}
     for pair, seconds in shown.needed_s.items():
         busy[frozenset(pair)] = max(busy.get(frozenset(pair), 0.0), seconds / most_s)
     lines, widths, colors = [], [], []
     for joined, share in sorted(busy.items(), key=lambda item: item[1]):
         a, b = sorted(joined, key=str)
-        lines.append(line_between(a, b, places if placed else {n: places[n] for n in (a, b)}))
+        lines.append(line_of(graph, a, b, places))
         widths.append(0.8 + 5.2 * share + 1.2 * (share >= FULL))
         colors.append(ALARM if share >= FULL else mix(FAINT, INK, 0.15 + 0.7 * share))
     axes.add_collection(LineCollection(lines, colors=colors, linewidths=widths, zorder=1))
     draw_nodes(axes, graph, places)
-    axes.set_axis_off()
-    axes.set_xlim(-0.06, 1.06)
-    margin = 0.19 if placed else 0.13
-    axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
+    frame_nodes(axes, graph, places)
 
 
 def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) -> None:

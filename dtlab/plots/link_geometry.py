@@ -8,7 +8,7 @@ from functools import lru_cache
 import networkx as nx
 import numpy as np
 
-from dtlab.plots.network import layout_of, line_between
+from dtlab.plots.network import has_places, layout_of, line_of
 from dtlab.recording.link_history import Link, LinkHistory
 from dtlab.topology import Node
 
@@ -28,7 +28,7 @@ class Geometry:
 
     def __init__(self, graph: nx.DiGraph, links: Sequence[Link]):
         unit = layout_of(graph)
-        placed = all("pos" in data for _, data in graph.nodes(data=True))
+        placed = has_places(graph)
         aside, above = (0.06, 0.19) if placed else (0.0, 0.13)  # room for bows round the others
         low, high = min(y for _, y in unit.values()) - above, 1 + above
         corner = np.array([-aside, low])
@@ -39,7 +39,7 @@ class Geometry:
         self.lanes = {}
         for number, (a, b) in enumerate(links):
             if graph.has_edge(a, b):  # else it has failed from the start
-                line = line_between(a, b, unit if placed else {a: unit[a], b: unit[b]})
+                line = line_of(graph, a, b, unit)
                 self.lanes[number] = _aside((line - corner) * scale, 0.055 * self.thin)
 
 

@@ -12,7 +12,7 @@ from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, page
-from dtlab.plots.texts import write_many
+from dtlab.plots.shapes import corners, write_many
 from dtlab.recording.specification import Spec
 from dtlab.units import count_text
 
@@ -72,11 +72,11 @@ def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: fl
     for rank, piece in np.argwhere(shown):
         left, top, wide = x + piece * step, y + rank * step, step - gap
         givers = np.flatnonzero(holds[rank, piece])
-        frames.append(_box(left, top, wide, wide))
+        frames.append(corners(left, top, wide, wide))
         for place, giver in enumerate(givers):
             part = wide / len(givers)
-            boxes.append(_box(left, top + place * part, wide, part) if parts else
-                         _box(left + place * part, top, part, wide))
+            boxes.append(corners(left, top + place * part, wide, part) if parts else
+                         corners(left + place * part, top, part, wide))
             faces.append(rank_style(int(giver)).color)
         if len(givers) == 1:
             numbers.setdefault(rank_style(int(givers[0])).ink, []).append(
@@ -88,8 +88,4 @@ def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: fl
     axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=_EDGE,
                                        linewidths=1.0), autolim=False)
     for ink, texts in numbers.items():
-        write_many(axes, texts, size=min(12.0, step * 36), color=ink, downwards=True)
-
-
-def _box(x: float, y: float, w: float, h: float) -> list[tuple[float, float]]:
-    return [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
+        write_many(axes, texts, size=min(12.0, step * 36), color=ink)
