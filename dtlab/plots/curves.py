@@ -34,16 +34,10 @@ class Crossover(NamedTuple):
 
 
 def cost_curves(
-    collective: str,
-    algorithms: Sequence[str] | None = None,
-    ranks: int = 8,
-    alpha: float = 5e-6,
-    beta: float = 1e-10,
-    gamma: float = 0.0,
-    measured: Measured | None = None,
-    *,
-    sizes: tuple[int, int] = (64, 1 << 30),
-    times: tuple[float, float] | None = None) -> Picture:
+    collective: str, algorithms: Sequence[str] | None = None, ranks: int = 8, alpha: float = 5e-6,
+    beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None, *,
+    sizes: tuple[int, int] = (64, 1 << 30), times: tuple[float, float] | None = None,
+) -> Picture:
     """Predicted time of each algorithm against the vector's size, both axes logarithmic.
 
     algorithms: names from the registry (None: all that have a closed form). alpha, beta, gamma:

@@ -13,6 +13,7 @@ from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.plots.palette import ALARM, HUES, INK, PAPER, QUIET
 from dtlab.plots.picture import MARGIN_IN, Picture, fit_text, page
+from dtlab.plots.shapes import draw_stack
 from dtlab.units import bytes_text, count_text
 
 # Optimizers: bytes of a parameter's state, float32 copy of the parameter included.
@@ -86,13 +87,10 @@ def model_memory(
 
 
 def _draw_stages(axes: Axes, bars: Mapping[int, Mapping[str, float]], chosen: int) -> None:
-    for kind in KINDS[:4]:
-        if not any(bar[kind] for bar in bars.values()):
-            continue
-        color, hatch = _LOOKS[kind]
-        left = [sum(bar[k] for k in KINDS[: KINDS.index(kind)]) / 1e9 for bar in bars.values()]
-        axes.barh([*bars], [bar[kind] / 1e9 for bar in bars.values()], left=left, height=0.56,
-                  color=color, hatch=hatch, edgecolor=PAPER, linewidth=0.6, label=kind)
+    shown = [kind for kind in KINDS[:4] if any(bar[kind] for bar in bars.values())]
+    for row, bar in bars.items():
+        draw_stack(axes, row, [(kind, bar[kind] / 1e9, *_LOOKS[kind]) for kind in shown],
+                   height=0.56, named=not row)
     axes.barh(chosen, sum(bars[chosen].values()) / 1e9, height=0.56, fill=False, edgecolor=INK,
               linewidth=2.5)
     axes.set_ylim(3.6, -0.6)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from dtlab.errors import ConfigError
 from dtlab.parallel.planner import Plan
-from dtlab.plots.palette import HUES, INK, PAPER, QUIET
+from dtlab.plots.palette import HUES, INK, QUIET
 from dtlab.plots.picture import Picture, page
+from dtlab.plots.shapes import draw_stack
 from dtlab.units import bytes_text
 
 # What is drawn as one: name, the planner's terms, look.
@@ -40,12 +41,9 @@ def plans(shown: Sequence[Plan], title: str = "Layouts", note: str = "",
     with page(11.0, 2.2 + 0.72 * rows, heading, note) as picture:
         axes = picture.place(left=0.3, right=2.6, bottom=1.25, top=1.05)
         for row, plan in enumerate(shown):
-            left = 0.0
-            for name, terms, color, hatch in _GROUPS:
-                seconds = sum(plan.terms[term] for term in terms) * scale
-                axes.barh(row, seconds, left=left, height=0.42, color=color, hatch=hatch,
-                          edgecolor=PAPER, linewidth=0.6, label=name if row == 0 else None)
-                left += seconds
+            draw_stack(axes, row, [
+                (name, sum(plan.terms[term] for term in terms) * scale, color, hatch)
+                for name, terms, color, hatch in _GROUPS], height=0.42, named=not row)
             axes.annotate(str(plan.layout), (0, row - 0.27), (1, 2), size=11.5, color=INK,
                           textcoords="offset points", va="bottom")
             text = (f"{plan.step_s * scale:.3g} {unit} · {bytes_text(plan.memory_bytes)} · "

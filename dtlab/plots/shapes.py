@@ -31,6 +31,17 @@ def draw_boxes(axes: Axes, boxes: Sequence[Corners], hatch: str = "", **look: An
         axes.add_artist(PathPatch(Path(outlines, codes), hatch=hatch, **look))
 
 
+def draw_stack(axes: Axes, row: float, parts: Sequence[tuple[str, float, str, str]], *,
+               height: float, named: bool) -> None:
+    """A bar to the right for each (name, length, colour, hatch), one after the other; with their
+    names in the legend if this row is `named`."""
+    left = 0.0
+    for name, length, color, hatch in parts:
+        axes.barh(row, length, left=left, height=height, color=color, hatch=hatch, linewidth=0.6,
+                  edgecolor=PAPER, label=name if named else None)
+        left += length
+
+
 def draw_arrows(axes: Axes, tails: Any, heads: Any, **look: Any) -> None:
     """An arrow from each of `tails` to its head, (x, y) each."""
     if len(tails):

@@ -22,14 +22,9 @@ _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.6, 0.35, 1.4, 1.0
 Lanes = dict[tuple[int, int], int]  # (rank, stream): its place, counted from the top
 
 
-def timeline(
-    trace: Trace,
-    title: str = "Timeline",
-    *,
-    window: tuple[float, float] | None = None,
-    ranks: Sequence[int] | None = None,
-    arrows: bool = True,
-    width_in: float = 11.0) -> Picture:
+def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, float] | None = None,
+             ranks: Sequence[int] | None = None, arrows: bool = True, width_in: float = 11.0
+             ) -> Picture:
     """Ranks × time: work, waits and messages from both ends (hatched), arrows between ranks.
 
     A rank has a lane, and one more for each of its streams. In each lane, from the top: what it
@@ -50,9 +45,7 @@ def timeline(
     shown, moved = _arrows_shown(trace, wanted, begin, end) if arrows else ([], 0)
     thinned = f" · arrows: {len(shown):,} of {moved:,} messages" if len(shown) < moved else ""
     heading = f"{title} ({clock_name(trace.virtual)})"
-    summary = _summary(trace, len(lanes) - len(wanted))
-    if len(wanted) < trace.ranks:
-        summary += f" · shown: {count_text(len(wanted), 'rank')}"
+    summary = _summary(trace, len(lanes), len(wanted))
     with page(width_in, height_in, heading, summary + thinned) as picture:
         axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         scale = _frame(axes, lanes, begin, end, lanes_in)
@@ -254,14 +247,16 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
                         handletextpad=0.5)
 
 
-def _summary(trace: Trace, streams: int) -> str:
+def _summary(trace: Trace, lanes: int, shown: int) -> str:
     parts = [count_text(trace.ranks, "rank")]
-    if streams:
-        parts.append(count_text(streams, "stream"))
+    if lanes > shown:
+        parts.append(count_text(lanes - shown, "stream"))
     if trace.transfers:
         parts += [count_text(len(trace.transfers), "message"),
                   f"{bytes_text(trace.sent_bytes())} sent"]
     parts.append(seconds_text(end_of(trace)))
+    if shown < trace.ranks:
+        parts.append(f"shown: {count_text(shown, 'rank')}")
     return " · ".join(parts)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from matplotlib.axes import Axes
 
 from dtlab import cost
 from dtlab.models import SHAPES
@@ -62,19 +65,26 @@ def training_time(model: str | float, tokens: float, device: str, devices: int,
         Scale("devices", "{:,.0f}".format, 2, counts[::3]).apply(axes.xaxis)
         Scale("time (days)", "{:,.6g}".format).apply(axes.yaxis)
         axes.grid(True, which="major")
-        bars = picture.place(left=7.9, right=0.5, bottom=0.8, top=1.15)
-        bars.bar(list(state), [n / 1e9 for n in state.values()], width=0.6,
-                 color=[ALARM if n > memory else HUES[2] for n in state.values()])
-        top = 1.25 * max(memory, *state.values()) / 1e9
-        for place, n in enumerate(state.values()):
-            fits = "fits" if n <= memory else "too large"
-            bars.text(place, n / 1e9 + 0.02 * top, f"{bytes_text(n)}\n{fits}", ha="center",
-                      va="bottom", size=11, color=INK)
-        bars.axhline(memory / 1e9, color=INK, linestyle=(0, (5, 2)), linewidth=1.5)
-        bars.set_ylim(0, 1.12 * top)
-        bars.set_ylabel("state (GB a device)")
-        bars.grid(axis="y", color=FAINT)
-    words = "; ".join(f"{kind}: {bytes_text(n)}, {'fits' if n <= memory else 'too large'}"
+        _draw_state(picture.place(left=7.9, right=0.5, bottom=0.8, top=1.15), state, memory)
+    words = "; ".join(f"{kind}: {bytes_text(n)}, {_fits(n, memory)}"
                       for kind, n in state.items())
     picture.alt = f"{heading}: {note}. {words}, of {bytes_text(memory)} on a device."
     return picture
+
+
+def _fits(nbytes: float, memory: float) -> str:
+    return "fits" if nbytes <= memory else "too large"
+
+
+def _draw_state(axes: Axes, state: Mapping[str, float], memory: float) -> None:
+    """A bar for each way to keep the state, up to what a device has."""
+    axes.bar(list(state), [n / 1e9 for n in state.values()], width=0.6,
+             color=[ALARM if n > memory else HUES[2] for n in state.values()])
+    top = 1.25 * max(memory, *state.values()) / 1e9
+    for place, n in enumerate(state.values()):
+        axes.text(place, n / 1e9 + 0.02 * top, f"{bytes_text(n)}\n{_fits(n, memory)}",
+                  ha="center", va="bottom", size=11, color=INK)
+    axes.axhline(memory / 1e9, color=INK, linestyle=(0, (5, 2)), linewidth=1.5)
+    axes.set_ylim(0, 1.12 * top)
+    axes.set_ylabel("state (GB a device)")
+    axes.grid(axis="y", color=FAINT)
