@@ -60,11 +60,9 @@ def _summary(run: ClockRun, now: float) -> str:
 def _status(run: ClockRun, worker: int, now: float, whole: bool) -> tuple[str, str]:
     """What stands beside a lane, and its colour."""
     if whole:
-        used = sum(i.staleness is not None and i.done_s <= now for i in run.of[worker])
-        waited = sum(max(0.0, min(i.read_s, now) - i.asked_s) for i in run.of[worker] if i.waited)
-        late = sum(i.staleness is None and i.done_s <= now for i in run.of[worker])
+        used, late = run.gradients(now, worker), run.late(now, worker)
         told = f"{used} used, {late} late" if late else count_text(used, "gradient")
-        return f"{told}, waited {waited:.1f} s", INK
+        return f"{told}, waited {run.waited_s(now, worker):.1f} s", INK
     said = f"clock {run.clock(worker, now)}"
     current = run.current(worker, now)
     if current is None:

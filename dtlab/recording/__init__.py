@@ -8,18 +8,7 @@ from dtlab.recording.recorder import frames_of, stepper_frames
 from dtlab.recording.replica_run import ReplicaRun, count_pushes, islands, replica_run
 
 __all__ = [
-    "PACES",
-    "Arrow",
-    "ClockRun",
-    "Frame",
-    "LinkHistory",
-    "Placements",
-    "ReplicaRun",
-    "count_pushes",
-    "frames_of",
-    "islands",
-    "placements",
-    "replica_run",
-    "stepper_frames",
+    "PACES", "Arrow", "ClockRun", "Frame", "LinkHistory", "Placements", "ReplicaRun",
+    "count_pushes", "frames_of", "islands", "placements", "replica_run", "stepper_frames",
     "watch_clocks",
 ]

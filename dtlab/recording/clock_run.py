@@ -91,18 +91,24 @@ class ClockRun:
         """The most clocks by which a worker that read until then was ahead of the slowest."""
         return max((lead for read_s, lead in self.leads if read_s <= at_s), default=0)
 
-    def gradients(self, at_s: float) -> int:
-        """Gradients that had come in by then and counted."""
-        return sum(i.done_s <= at_s and i.staleness is not None for i in self.iterations)
+    def gradients(self, at_s: float, worker: int | None = None) -> int:
+        """Gradients of a worker (None: of all) that had come in by then and counted."""
+        return sum(i.done_s <= at_s and i.staleness is not None for i in self._by(worker))
 
-    def late(self, at_s: float) -> int:
+    def late(self, at_s: float, worker: int | None = None) -> int:
         """Gradients that had come in by then, too late to count."""
-        return sum(i.done_s <= at_s and i.staleness is None for i in self.iterations)
+        return sum(i.done_s <= at_s and i.staleness is None for i in self._by(worker))
+
+    def waited_s(self, at_s: float, worker: int | None = None) -> float:
+        """Seconds for which a worker, or all together, had waited by then."""
+        return sum(max(0.0, min(i.read_s, at_s) - i.asked_s) for i in self._by(worker) if i.waited)
 
     def waiting_share(self, at_s: float) -> float:
         """The share of the workers' time, until then, in which they waited."""
-        waited = sum(max(0.0, min(i.read_s, at_s) - i.asked_s) for i in self.iterations if i.waited)
-        return waited / (self.workers * at_s) if at_s > 0 else 0.0
+        return self.waited_s(at_s) / (self.workers * at_s) if at_s > 0 else 0.0
+
+    def _by(self, worker: int | None) -> list[Iteration]:
+        return self.iterations if worker is None else self.of[worker]
 
 
 @dataclass(frozen=True)

@@ -222,15 +222,16 @@ def test_memory_that_nobody_wrote_counts_as_empty() -> None:
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
 def test_the_first_frame_is_what_the_ranks_begin_with(collective: str, algorithm: str) -> None:
     p, root = 6, 2
-    start = Spec.of(collective, p, root).start
     first = stepper_frames(collective, algorithm, p, root)[0]
     k = first.pieces
+    spec = Spec.of(collective, p, root, k)
     own = np.broadcast_to(np.eye(p)[:, None, :], (p, k, p)).copy()  # own[r, j]: only r, in all j
-    if start == "root":
+    if spec.start == "root":
         own[[r for r in range(p) if r != root]] = 0
-    if start == "piece":
+    if spec.start == "piece":
         own *= np.eye(p)[:, :, None]
     assert np.array_equal(first.holds, own)
+    assert np.array_equal(spec.given, own)
 
 
 def test_a_scattered_piece_is_there_once_it_has_come() -> None:

@@ -15,7 +15,6 @@ from PIL import Image
 
 from dtlab import Comm, ConfigError, Deadlock, Result, Trace, ps, recording, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
-from dtlab.plots import Picture
 from dtlab.topology import nvswitch, racks, send_together, torus, uniform
 from dtlab.units import seconds_text
 from dtlab.widgets import (
@@ -112,13 +111,6 @@ def test_there_is_a_text_alternative_from_the_first_moment(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_static_picture_stands_beside_it(name: str) -> None:
-    picture = MAKE[name]().static()
-    assert isinstance(picture, Picture)
-    assert picture.alt
-
-
-@pytest.mark.parametrize("name", MAKE)
 def test_every_control_can_be_reached_by_keyboard(name: str) -> None:
     widget = MAKE[name]()
     assert widget.controls
@@ -135,7 +127,7 @@ def test_a_page_without_its_kernel_has_a_still_picture(name: str) -> None:
     view = data["application/vnd.jupyter.widget-view+json"]
     assert view["model_id"] == widget.box.model_id
     assert b64decode(data["image/png"]).startswith(b"\x89PNG")
-    assert about["image/png"]["alt"] == widget.static().alt
+    assert about["image/png"]["alt"] == widget.static().alt != ""
     assert data["text/plain"] == f"{name}: run this cell to use its controls"
 
 
