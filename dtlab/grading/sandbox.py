@@ -32,7 +32,7 @@ from dtlab.grading.request_handler import (
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.run import merge
-from dtlab.simulator.simulate import simulate_shared
+from dtlab.simulator import simulate_shared
 from dtlab.simulator.works import MessageWork
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
