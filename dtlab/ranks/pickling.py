@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import io
 import pickle
-from types import CellType, FunctionType
+from importlib import import_module
+from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -73,6 +74,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return CellType, (), _contents(x), None, None, _fill
         if isinstance(x, _CACHED) and self._goes_by_value(x.__wrapped__):
             return _rebuild_cached, (x.__wrapped__, x.cache_parameters())
+        if isinstance(x, ModuleType) and type(x) is not ModuleType:  # such as torch.classes
+            return import_module, (x.__name__,)
         reduced = super().reducer_override(x)
         if isinstance(x, type) and isinstance(reduced, tuple) and reduced[-1] is _class_setstate:
             return self._reduced_class(x, reduced)

@@ -495,6 +495,13 @@ def test_large_arguments_are_the_ranks_own() -> None:
     assert big.sum() == 0.0
 
 
+def test_a_function_may_name_a_module_that_is_no_ordinary_one() -> None:
+    def fn(comm: Comm) -> bool:
+        return torch.classes is importlib.import_module("torch.classes")
+
+    assert values(fn) == [True] * 3
+
+
 def test_lists_nested_too_deeply_are_refused() -> None:
     deep: list[Any] = []
     for _ in range(5000):
