@@ -17,15 +17,16 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 # From the ground up. Rooms on one line stand side by side and don't import each other.
 LEVELS = (
     "errors",
-    "calls tracebacks",
+    "checks tracebacks",
     "machine reduction units",
-    "comm trace output",
-    "result matching",
+    "comm trace",
+    "result",
     "topology",
     "cost",
     "collectives",
     "models",
     "ps parallel",
+    "ranks",
     "simulator",
     "processes",
     "bench calibration published wires",
@@ -100,7 +101,7 @@ def test_a_layer_imports_only_layers_below_it(path: Path) -> None:
         ("dtlab.comm", "from dtlab import topology"),
         ("dtlab.simulator.engine", "def f():\n    from dtlab import run"),
         ("dtlab.plots.timeline", "from dtlab.widgets import player"),
-        ("dtlab.trace", "from dtlab.output import RankOutput"),
+        ("dtlab.trace", "from dtlab.ranks.output import RankOutput"),
         ("dtlab.collectives.ring", "from ..processes import run"),
     ],
 )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -143,13 +143,13 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
     if workers < 1 or not 0 < end_s < math.inf:
         raise ConfigError(f"watch_clocks needs a worker and some time, not workers={workers}, "
                           f"end_s={end_s}")
-    watch = _Watch()
-
-    def body(comm: Comm) -> list[tuple[float, float, float]]:
+    def body(comm: Comm) -> Any:
+        """Of the server: what it has watched. Of a worker: its times."""
+        watch = _Watch()
         node = ps.join(comm, consistency=consistency, update=watch)
         if node.is_server:
             node.serve()
-            return []
+            return watch
         node.init({"w": torch.zeros(())})
         times: list[tuple[float, float, float]] = []
         while (asked_s := comm.now()) < end_s:
@@ -164,7 +164,7 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
         return times
 
     network = uniform(workers + 1, 1e-6, math.inf)
-    times_by_worker = simulate(body, network=network, trace=False).values[1:]
+    watch, *times_by_worker = simulate(body, network=network, trace=False).values
     by_clock = not consistency.group(workers)  # then as many updates as clocks are behind
     found = [Iteration(w, watch.clocks[w][k] if by_clock else k, asked_s, read_s, done_s,
                        watch.missed.get((w, k)))
