@@ -29,6 +29,7 @@ from dtlab.errors import (
 )
 from dtlab.result import Result
 from dtlab.trace import Event, Message, Span, Trace
+from dtlab.tracebacks import end_tracebacks_at_caller
 
 if TYPE_CHECKING:
     from dtlab import models, parallel, topology
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from dtlab.processes.run import run
     from dtlab.processes.session import Session
     from dtlab.simulator import simulate
+
+end_tracebacks_at_caller()
 
 __version__ = "0.1.0"
 
@@ -83,8 +86,8 @@ _LATER = {
     "check": "dtlab.grading",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_ROOMS = ("calibration", "grading", "models", "parallel", "plots", "processes", "simulator",
-          "topology", "widgets")
+_ROOMS = ("calibration", "grading", "models", "parallel", "plots", "processes", "recording",
+          "simulator", "topology", "widgets")
 
 
 def __getattr__(name: str) -> Any:

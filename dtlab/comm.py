@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from dtlab.calls import check_members, check_split
+from dtlab.checks import check_members, check_split
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, load
 from dtlab.reduction import combine_

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import platformdirs
 
-from dtlab.calls import check_amount, check_number
+from dtlab.checks import check_amount, check_number
 from dtlab.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from dtlab.calls import short
+from dtlab.checks import short
 from dtlab.errors import ConfigError, ShapeMismatch
 
 Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

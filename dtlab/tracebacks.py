@@ -165,7 +165,16 @@ def _in_ipython(error: BaseException) -> list[str]:
     return lines
 
 
-_python_shows = sys.excepthook
+def end_tracebacks_at_caller() -> None:
+    """From now on, what Python and IPython show of dtlab's errors ends at the line that called it.
+    """
+    DtlabError._render_traceback_ = _in_ipython  # type: ignore[attr-defined]
+    if sys.excepthook is not _in_python:
+        global _python_shows
+        _python_shows, sys.excepthook = sys.excepthook, _in_python
+
+
+_python_shows = sys.__excepthook__
 
 
 def _in_python(kind: type[BaseException], error: BaseException,
@@ -174,7 +183,3 @@ def _in_python(kind: type[BaseException], error: BaseException,
     if ends_at_caller(error) and os.environ.get("DTLAB_DEBUG") != "1":
         error.__traceback__ = trace = _until_caller(trace)
     _python_shows(kind, error, trace)
-
-
-sys.excepthook = _in_python
-DtlabError._render_traceback_ = _in_ipython  # type: ignore[attr-defined]

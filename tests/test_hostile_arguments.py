@@ -23,8 +23,8 @@ from dtlab import Comm, Send, collectives, cost, models, parallel, ps, simulate,
 from dtlab.cli import app
 from dtlab.machine import Machine
 from dtlab.parallel import pipeline
-from dtlab.plots import frames_of, stepper_frames
 from dtlab.processes.magic import RanksMagic
+from dtlab.recording import frames_of, stepper_frames
 from dtlab.widgets import Stepper
 
 HOSTILE: list[Any] = [

@@ -17,19 +17,21 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 # From the ground up. Rooms on one line stand side by side and don't import each other.
 LEVELS = (
     "errors",
-    "calls tracebacks",
+    "checks tracebacks",
     "machine reduction units",
-    "comm trace output",
-    "result matching",
+    "comm trace",
+    "result",
     "topology",
     "cost",
     "collectives",
     "models",
     "ps parallel",
+    "ranks",
     "simulator",
     "processes",
     "bench calibration published wires",
     "grading",
+    "recording",
     "plots",
     "widgets",
     "cli",
@@ -99,7 +101,7 @@ def test_a_layer_imports_only_layers_below_it(path: Path) -> None:
         ("dtlab.comm", "from dtlab import topology"),
         ("dtlab.simulator.engine", "def f():\n    from dtlab import run"),
         ("dtlab.plots.timeline", "from dtlab.widgets import player"),
-        ("dtlab.trace", "from dtlab.output import RankOutput"),
+        ("dtlab.trace", "from dtlab.ranks.output import RankOutput"),
         ("dtlab.collectives.ring", "from ..processes import run"),
     ],
 )
@@ -166,6 +168,20 @@ def test_algorithms_know_nothing_of_how_they_are_run() -> None:
     for path in (PACKAGE / "collectives").glob("*.py"):
         layers = {layer_of(module) for _, module in imported(path.read_text(), name_of(path))}
         assert layers <= {"collectives", "comm", "cost", "errors", "machine", "reduction"}, path
+
+
+def test_plots_only_draw() -> None:
+    """What they draw was recorded or measured before: of `dtlab.recording` they take data types."""
+    for path in (PACKAGE / "plots").glob("*.py"):
+        tree, name = ast.parse(path.read_text()), name_of(path)
+        layers = {layer_of(module) for _, module in imported(path.read_text(), name)}
+        assert not layers & {"", "simulator", "processes"}, path
+        called = {ast.unparse(node.func).split(".")[-1] for node in ast.walk(tree)
+                  if isinstance(node, ast.Call)}
+        assert not called & {"simulate", "run"}, path
+        recorded = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                    and layer_of(node.module or "") == "recording" for alias in node.names]
+        assert all(name[0].isupper() for name in recorded), path
 
 
 def test_ranks_start_without_what_only_simulations_need() -> None:

@@ -1,4 +1,4 @@
-"""Sizes, times and bandwidths, as typed."""
+"""Sizes, times and bandwidths, as typed and as read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dtlab import units
 from dtlab.errors import ConfigError
-from dtlab.units import bandwidth_of, bytes_of, seconds_of
+from dtlab.units import bandwidth_of, bytes_of, bytes_text, seconds_of, seconds_text, time_unit
 
 
 def test_the_examples_in_the_docstrings() -> None:
@@ -59,3 +59,18 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 def test_what_is_no_bandwidth_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="bandwidth"):
         bandwidth_of(text)
+
+
+@pytest.mark.parametrize(("bytes_", "text"), [(0, "0 B"), (1, "1 B"), (999, "999 B"),
+                                              (1000, "1 kB"), (94208, "94.2 kB"), (5e9, "5 GB"),
+                                              (999_999, "1 MB"), (3e15, "3,000 TB")])
+def test_sizes_read_well(bytes_: float, text: str) -> None:
+    assert bytes_text(bytes_) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 s"), (1e-9, "1 ns"), (12.5e-6, "12.5 µs"),
+                                               (0.9999e-3, "1 ms"), (90.0, "90 s"),
+                                               (5000.0, "5,000 s"), (float("inf"), "∞ s")])
+def test_times_read_well(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+    assert time_unit(2e-6) == (1e-6, "µs")

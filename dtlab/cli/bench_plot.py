@@ -9,8 +9,8 @@ from matplotlib.ticker import LogLocator
 
 from dtlab.bench import Row, Start, Step
 from dtlab.plots.palette import line_style
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text, seconds_text
+from dtlab.plots.picture import Picture, page
+from dtlab.units import bytes_text, seconds_text
 
 
 def bandwidths(rows: Sequence[Row]) -> Picture:
@@ -19,11 +19,10 @@ def bandwidths(rows: Sequence[Row]) -> Picture:
     for row in rows:
         if row.bus_Bps:
             lines[f"{row.collective}, {row.algorithm}"].append(row)
-    with styled():
-        picture = new_picture(11, 6.5)
-        write_title(picture, f"Collectives on {rows[0].ranks} processes (measured)",
-                    f"median of {rows[0].repeats} repetitions; bars: fastest to slowest")
-        axes = place_axes(picture, left=1.2, right=3.6, bottom=1.0, top=1.0)
+    title = f"Collectives on {rows[0].ranks} processes (measured)"
+    note = f"median of {rows[0].repeats} repetitions; bars: fastest to slowest"
+    with page(11, 6.5, title, note) as picture:
+        axes = picture.place(left=1.2, right=3.6, bottom=1.0, top=1.0)
         for number, (name, line) in enumerate(lines.items()):
             style = line_style(number)
             bus = [row.bus_Bps / 1e9 for row in line if row.bus_Bps]
@@ -47,11 +46,10 @@ def bandwidths(rows: Sequence[Row]) -> Picture:
 
 def starts(rows: Sequence[Start]) -> Picture:
     """How long each launcher takes, on a logarithmic axis: dots, as bars would need a zero."""
-    with styled():
-        picture = new_picture(11, 1.9 + 0.6 * len(rows))
-        write_title(picture, f"Starting {rows[0].ranks} processes (measured)",
-                    f"median of up to {rows[0].repeats} repetitions; bars: fastest to slowest")
-        axes = place_axes(picture, left=3.2, right=1.2, bottom=0.8, top=1.0)
+    title = f"Starting {rows[0].ranks} processes (measured)"
+    note = f"median of up to {rows[0].repeats} repetitions; bars: fastest to slowest"
+    with page(11, 1.9 + 0.6 * len(rows), title, note) as picture:
+        axes = picture.place(left=3.2, right=1.2, bottom=0.8, top=1.0)
         for number, row in enumerate(rows):
             spread = [[row.time_s - row.fastest_s], [row.slowest_s - row.time_s]]
             axes.errorbar([row.time_s], [number], xerr=spread, color=line_style(number).color,
@@ -70,13 +68,12 @@ def starts(rows: Sequence[Start]) -> Picture:
 def steps(rows: Sequence[Step]) -> Picture:
     """Time and peak memory of each contestant: a dot a number of ranks."""
     names = list(dict.fromkeys(row.contestant for row in rows))
-    with styled():
-        picture = new_picture(13, 1.9 + 0.45 * len(names))
-        write_title(picture, f"A training step of {rows[0].parameters:,} parameters (measured)",
-                    f"median of {rows[0].repeats} repetitions")
+    title = f"A training step of {rows[0].parameters:,} parameters (measured)"
+    note = f"median of {rows[0].repeats} repetitions"
+    with page(13, 1.9 + 0.45 * len(names), title, note) as picture:
         for number, (left, right, label) in enumerate(
                 [(3.4, 5.0, "time (ms)"), (8.6, 0.6, "peak memory (MB)")]):
-            axes = place_axes(picture, left=left, right=right, bottom=0.9, top=1.0)
+            axes = picture.place(left=left, right=right, bottom=0.9, top=1.0)
             for style, ranks in enumerate(dict.fromkeys(row.ranks for row in rows)):
                 points = [(row.peak_bytes / 1e6 if number else row.time_s * 1e3,
                            names.index(row.contestant)) for row in rows if row.ranks == ranks]

@@ -46,7 +46,7 @@ def headline(number: int, text: str) -> None:
 
 
 def print_trace(result: dtlab.Result) -> None:
-    from dtlab.plots.units import bytes_text
+    from dtlab.units import bytes_text
 
     trace = result.trace
     show.table("", ("rank", "value", "messages sent", "bytes sent", "bytes received"), [
@@ -61,7 +61,7 @@ def demo(
     ranks: Annotated[int, typer.Option("--ranks", "-p", help="How many processes.")] = 4,
 ) -> None:
     """A tour of ten seconds: one function on processes, the same one simulated, a deadlock."""
-    from dtlab.plots.units import seconds_text
+    from dtlab.units import seconds_text
 
     if ranks < 2:
         raise ConfigError(f"the tour needs 2 ranks or more, which send to each other; not {ranks}")

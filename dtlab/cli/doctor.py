@@ -20,7 +20,7 @@ from dtlab.cli import show
 from dtlab.cli.errors import FAILED, with_exit_codes
 from dtlab.errors import DtlabError
 from dtlab.machine import load
-from dtlab.plots.units import bytes_text, seconds_text
+from dtlab.units import bytes_text, seconds_text
 
 SIGNS = {"ok": "✓", "note": "–", "fault": "✗"}
 

@@ -14,9 +14,8 @@ from dtlab.bench.calls import check_known, elements, prepared
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
 from dtlab.errors import ConfigError
-from dtlab.plots.units import bytes_text, seconds_text
 from dtlab.topology.names import BUILDERS
-from dtlab.units import bandwidth_of, bytes_of, seconds_of
+from dtlab.units import bandwidth_of, bytes_of, bytes_text, seconds_of, seconds_text
 from dtlab.wires import options_for
 
 AlphaBeta = tuple[float, float]  # α in seconds, β in seconds per byte

@@ -36,8 +36,8 @@ from dtlab.errors import ConfigError
 from dtlab.models import GPTConfig
 from dtlab.parallel.checkpoint import INDEX
 from dtlab.plots.palette import line_style
-from dtlab.plots.picture import new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text, seconds_text
+from dtlab.plots.picture import page
+from dtlab.units import bytes_text, seconds_text
 
 
 def check_paths(plot: Path | None, trace: Path | None, folder: Path | None) -> None:
@@ -102,12 +102,10 @@ def summary(found: dict[str, Any]) -> str:
 def draw(job: Job, losses: list[float | None], path: Path) -> None:
     """The loss curve."""
     values = [math.nan if loss is None else loss for loss in losses]
-    with styled():
-        picture = new_picture(11, 5.8)
-        write_title(picture, f"Training a GPT on {mesh_text(job.axes)} (measured)",
+    with page(11, 5.8, f"Training a GPT on {mesh_text(job.axes)} (measured)",
                     f"{job.batch} samples of {job.config.context} tokens a step; ZeRO {job.zero}; "
-                    f"{job.dtype}")
-        axes = place_axes(picture, left=1.15, right=0.4, bottom=0.9, top=1.0)
+                    f"{job.dtype}") as picture:
+        axes = picture.place(left=1.15, right=0.4, bottom=0.9, top=1.0)
         axes.plot(range(job.first, job.first + job.steps), values, color=line_style(0).color,
                   marker="o" if job.steps == 1 else "")
         axes.set(xlabel="step", ylabel="loss (nats)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.calls import check_amount, check_whole
+from dtlab.checks import check_amount, check_whole
 from dtlab.errors import ConfigError
 
 RECOMPUTE = ("none", "selective", "full")  # which activations backward computes again

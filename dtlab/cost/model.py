@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from dtlab.calls import check_amount, check_name, check_whole
+from dtlab.checks import check_amount, check_name, check_whole
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, check_machine
 

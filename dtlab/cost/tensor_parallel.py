@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.calls import check_whole
+from dtlab.checks import check_whole
 from dtlab.errors import ConfigError
 
 

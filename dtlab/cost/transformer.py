@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.calls import check_amount, check_whole
+from dtlab.checks import check_amount, check_whole
 
 
 def matrix_product_flops(batch: int, positions: int, hidden: int, layer_parameters: float) -> float:

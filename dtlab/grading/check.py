@@ -18,7 +18,7 @@ from dtlab.grading.judge import grade_answer, prepare_to_fork
 from dtlab.grading.rank_server import RankServer, preload_for
 from dtlab.grading.report import Report
 from dtlab.processes import run
-from dtlab.processes.serialization import own_module
+from dtlab.ranks.own_code import own_module
 
 LIMIT_S = 600.0  # nothing hangs; the judge has stricter limits of its own
 

@@ -32,7 +32,7 @@ from dtlab.grading.request_handler import (
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.run import merge
-from dtlab.simulator import simulate
+from dtlab.simulator import simulate_shared
 from dtlab.simulator.works import MessageWork
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
@@ -160,8 +160,8 @@ class CaseRun:
         case, outcome = self.case, self.outcome
         network = case.cluster or topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
         try:
-            result = simulate(lambda comm: RequestHandler(comm, comm.rank, self).run(),
-                              network=network, echo=False)
+            result = simulate_shared(lambda comm: RequestHandler(comm, comm.rank, self).run(),
+                                     network)
         except DtlabError as error:
             outcome.failure = outcome.failure or self._unwaited(error) or self._failure(error)
         else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtlab.calls import check_whole, short
+from dtlab.checks import check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.models.dropout import CounterDropout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dtlab.calls import check_whole
+from dtlab.checks import check_whole
 
 
 class Shape(NamedTuple):

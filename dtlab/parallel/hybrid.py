@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtlab.calls import short
+from dtlab.checks import short
 from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError

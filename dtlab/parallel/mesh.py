@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dtlab.calls import check_whole
+from dtlab.checks import check_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 

@@ -4,14 +4,13 @@ Each function returns a `Picture`, a matplotlib figure that shows itself in a no
 says the same in words. A rank has one colour in all of them.
 """
 
-from dtlab.plots.clock_run import PACES, ClockRun, watch_clocks
 from dtlab.plots.clocks import clocks
+from dtlab.plots.comparison import predicted_vs_measured
 from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
-from dtlab.plots.evidence import fit, predicted_vs_measured
 from dtlab.plots.flows import flows, link_loads
-from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.grid import rank_grid
+from dtlab.plots.histograms import server_load, staleness_histograms
 from dtlab.plots.memory import memory_ledger, model_memory
 from dtlab.plots.mesh import mesh
 from dtlab.plots.network import topology
@@ -19,73 +18,25 @@ from dtlab.plots.overlap import overlap, step_of
 from dtlab.plots.overview import before_and_after
 from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
-from dtlab.plots.placement import placement, server_times
+from dtlab.plots.placement import placement
 from dtlab.plots.plans import plans
-from dtlab.plots.recording import frames_of, stepper_frames
-from dtlab.plots.replica_run import ReplicaRun, count_pushes, islands, replica_run
 from dtlab.plots.replicas import replicas
 from dtlab.plots.ring import hash_ring
-from dtlab.plots.scaling import times_by_ranks
 from dtlab.plots.schedule import schedule
-from dtlab.plots.server_load import server_load
 from dtlab.plots.sharded_matrix import sharded_matrix
 from dtlab.plots.stepper import stepper
-from dtlab.plots.sweep import sweep
 from dtlab.plots.timeline import timeline
-from dtlab.plots.training import loss_curves, loss_sweep, staleness_histograms
+from dtlab.plots.times import fit, server_times, sweep, times_by_ranks
+from dtlab.plots.training import loss_curves, loss_sweep
 from dtlab.plots.training_time import training_time
 from dtlab.plots.trees import double_tree
 
 __all__ = [
-    "PACES",
-    "Arrow",
-    "ClockRun",
-    "Crossover",
-    "Frame",
-    "Picture",
-    "ReplicaRun",
-    "clocks",
-    "before_and_after",
-    "contest_on",
-    "contest_table",
-    "cost_curves",
-    "count_pushes",
-    "crossovers",
-    "double_tree",
-    "fit",
-    "flows",
-    "frames_of",
-    "hash_ring",
-    "islands",
-    "line_style",
-    "loss_curves",
-    "loss_sweep",
-    "link_loads",
-    "overlap",
-    "step_of",
-    "memory_ledger",
-    "model_memory",
-    "placement",
-    "plans",
-    "predicted_vs_measured",
-    "rank_color",
-    "rank_grid",
-    "rank_style",
-    "replica_run",
-    "replicas",
-    "schedule",
-    "training_time",
-    "mesh",
-    "sharded_matrix",
-    "server_load",
-    "staleness_histograms",
-    "server_times",
-    "stepper",
-    "stepper_frames",
-    "styled",
-    "sweep",
-    "timeline",
-    "times_by_ranks",
-    "topology",
-    "watch_clocks",
+    "Crossover", "Picture", "before_and_after", "clocks", "contest_on", "contest_table",
+    "cost_curves", "crossovers", "double_tree", "fit", "flows", "hash_ring", "line_style",
+    "link_loads", "loss_curves", "loss_sweep", "memory_ledger", "mesh", "model_memory", "overlap",
+    "placement", "plans", "predicted_vs_measured", "rank_color", "rank_grid", "rank_style",
+    "replicas", "schedule", "server_load", "server_times", "sharded_matrix",
+    "staleness_histograms", "step_of", "stepper", "styled", "sweep", "timeline", "times_by_ranks",
+    "topology", "training_time",
 ]

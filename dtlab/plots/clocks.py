@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, PathPatch
-from matplotlib.path import Path
+from matplotlib.patches import Patch
 
 from dtlab.errors import ConfigError
-from dtlab.plots.clock_run import ClockRun, Iteration
 from dtlab.plots.palette import ALARM, INK, PAPER, QUIET, mix, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.texts import write_many
-from dtlab.plots.units import count_text
+from dtlab.plots.picture import Picture, page
+from dtlab.plots.shapes import Corners, corners, draw_arrows, draw_boxes, write_many
+from dtlab.recording.clock_run import ClockRun, Iteration
+from dtlab.units import count_text
 
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN, _LANE_IN = 1.25, 3.15, 1.25, 1.0, 0.62
 _SHORT = 0.015  # of the run: shorter waits have no arrow
 _HIGH = 0.3  # half of a bar, in lanes
-_Box = tuple[float, float, float]  # from, to (seconds), lane
 
 
-def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Picture:
+def clocks(run: ClockRun, at_s: float | None = None) -> Picture:
     """A lane a worker: its gradients (numbered by clock), and hatched where it waits.
 
     An arrow leads from a wait to the worker whose gradient ended it; at the time `at_s`, from those
@@ -32,11 +27,9 @@ def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Pic
     whole, now = at_s is None, run.end_s if at_s is None else at_s
     if not 0 <= now <= run.end_s:
         raise ConfigError(f"at_s must be within the run, 0 to {run.end_s:g} s, not {at_s!r}")
-    title = f"Who waits for whom: {run.name} (simulated)"
-    with styled():
-        picture = new_picture(11, _TOP_IN + _BOTTOM_IN + _LANE_IN * run.workers, dpi)
-        write_title(picture, title, _summary(run, now))
-        axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
+    title, summary = f"Who waits for whom: {run.name} (simulated)", _summary(run, now)
+    with page(11, _TOP_IN + _BOTTOM_IN + _LANE_IN * run.workers, title, summary) as picture:
+        axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         axes.set_xlim(0, run.end_s)
         axes.set_ylim(run.workers + 0.5, 0.5)
         axes.set_yticks(run.ranks, [f"worker {w}" for w in run.ranks])
@@ -52,7 +45,7 @@ def clocks(run: ClockRun, at_s: float | None = None, *, dpi: float = 100) -> Pic
                       size=12, color=color)
         _legend(picture, run)
     told = "; ".join(f"worker {w}: {_status(run, w, now, whole)[0]}" for w in run.ranks)
-    picture.alt = f"{title}. {_summary(run, now)}. {told}."
+    picture.alt = f"{title}. {summary}. {told}."
     return picture
 
 
@@ -67,11 +60,9 @@ def _summary(run: ClockRun, now: float) -> str:
 def _status(run: ClockRun, worker: int, now: float, whole: bool) -> tuple[str, str]:
     """What stands beside a lane, and its colour."""
     if whole:
-        used = sum(i.staleness is not None and i.done_s <= now for i in run.of[worker])
-        waited = sum(max(0.0, min(i.read_s, now) - i.asked_s) for i in run.of[worker] if i.waited)
-        late = sum(i.staleness is None and i.done_s <= now for i in run.of[worker])
+        used, late = run.gradients(now, worker), run.late(now, worker)
         told = f"{used} used, {late} late" if late else count_text(used, "gradient")
-        return f"{told}, waited {waited:.1f} s", INK
+        return f"{told}, waited {run.waited_s(now, worker):.1f} s", INK
     said = f"clock {run.clock(worker, now)}"
     current = run.current(worker, now)
     if current is None:
@@ -85,54 +76,36 @@ def _status(run: ClockRun, worker: int, now: float, whole: bool) -> tuple[str, s
 
 def _draw_iterations(axes: Axes, run: ClockRun, now: float) -> None:
     texts: dict[str, list[tuple[str, float, float]]] = {}
-    waits: list[_Box] = []
+    waits: list[Corners] = []
     width_px = axes.get_window_extent().width
     for worker in run.ranks:
         style = rank_style(worker)
         begun = [i for i in run.of[worker] if i.asked_s < now]
-        waits += [(i.asked_s, min(i.read_s, now), worker) for i in begun if i.waited]
-        used = [(i.read_s, min(i.done_s, now), worker) for i in begun
+        waits += [_bar(i.asked_s, min(i.read_s, now), worker) for i in begun if i.waited]
+        used = [_bar(i.read_s, min(i.done_s, now), worker) for i in begun
                 if i.read_s < now and not _is_late(i, now)]
-        late = [(i.read_s, i.done_s, worker) for i in begun if _is_late(i, now)]
-        _boxes(axes, used, style.color, INK)
-        _boxes(axes, late, mix(style.color, PAPER, 0.8), ALARM)
+        late = [_bar(i.read_s, i.done_s, worker) for i in begun if _is_late(i, now)]
+        for boxes, color, edge in ((used, style.color, INK),
+                                   (late, mix(style.color, PAPER, 0.8), ALARM)):
+            draw_boxes(axes, boxes, facecolor=color, edgecolor=edge, linewidth=0.8, zorder=2)
         for i in begun:
             seen = (min(i.done_s, now) - i.read_s) / run.end_s * width_px
-            if seen > 22 / 100 * axes.figure.dpi:
+            if seen > 22:
                 gone = _is_late(i, now)
                 text = f"✗{i.clock}" if gone and seen > 34 else str(i.clock)
                 texts.setdefault(ALARM if gone else style.ink, []).append(
                     (text, (i.read_s + min(i.done_s, now)) / 2, worker))
-    _boxes(axes, waits, PAPER, QUIET, "////")
-    _numbers(axes, texts, run)
+    draw_boxes(axes, waits, "////", facecolor=PAPER, edgecolor=QUIET, linewidth=0.8, zorder=2)
+    for color, found in texts.items():
+        write_many(axes, found, size=12, color=color)
+
+
+def _bar(from_s: float, to_s: float, worker: int) -> Corners:
+    return corners(from_s, worker - _HIGH, to_s - from_s, 2 * _HIGH)
 
 
 def _is_late(iteration: Iteration, now: float) -> bool:
     return iteration.staleness is None and iteration.done_s <= now
-
-
-def _boxes(axes: Axes, boxes: Sequence[_Box], fill: str, edge: str, hatch: str = "") -> None:
-    """All of one look as one path, which is drawn, and hatched, many times faster."""
-    if not boxes:
-        return
-    outlines = [[(a, y - _HIGH), (b, y - _HIGH), (b, y + _HIGH), (a, y + _HIGH), (a, y - _HIGH)]
-                for a, b, y in boxes]
-    codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(boxes))
-    axes.add_artist(PathPatch(Path(np.concatenate(outlines), codes), facecolor=fill, edgecolor=edge,
-                              hatch=hatch, linewidth=0.8, zorder=2))
-
-
-def _numbers(axes: Axes, texts: dict[str, list[tuple[str, float, float]]], run: ClockRun) -> None:
-    """The clocks, in inches from the lower left of the page."""
-    picture = axes.get_figure()
-    assert isinstance(picture, Picture)
-    width_in, height_in = picture.get_size_inches()
-    per_second = (width_in - _LEFT_IN - _RIGHT_IN) / run.end_s
-    top = height_in - _TOP_IN
-    for color, found in texts.items():
-        placed = [(text, _LEFT_IN + x * per_second, top - (y - 0.5) * _LANE_IN)
-                  for text, x, y in found]
-        write_many(axes, placed, size=12, color=color, transform=picture.dpi_scale_trans)
 
 
 def _draw_arrows(axes: Axes, run: ClockRun, now: float, whole: bool) -> None:
@@ -149,19 +122,13 @@ def _draw_arrows(axes: Axes, run: ClockRun, now: float, whole: bool) -> None:
                 down = 1 if other > i.worker else -1
                 tails.append((begin, i.worker))
                 heads.append((min(i.read_s, now), other - down * _HIGH))
-    if tails:
-        tail, head = np.array(tails, float), np.array(heads, float)
-        axes.quiver(*tail.T, *(head - tail).T, angles="xy", scale_units="xy", scale=1,
-                    units="inches", width=0.02, headwidth=5, headlength=6, headaxislength=5.5,
-                    color=INK, edgecolor=PAPER, linewidth=0.5, zorder=5, minlength=0)
+    draw_arrows(axes, tails, heads, width=0.02, headwidth=5, color=INK, linewidth=0.5, zorder=5)
 
 
 def _legend(picture: Picture, run: ClockRun) -> None:
-    width, height = picture.get_size_inches()
     shown = [Patch(facecolor=mix(QUIET, PAPER, 0.55), edgecolor=INK, label="a gradient, its clock"),
              Patch(facecolor=PAPER, edgecolor=QUIET, hatch="////", label="waits")]
     if any(i.staleness is None for i in run.iterations):
         shown.append(Patch(facecolor=mix(QUIET, PAPER, 0.8), edgecolor=ALARM,
                            label="✗ too late: not used"))
-    picture.legend(handles=shown, loc="lower left", ncols=3, borderaxespad=0,
-                   bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), handleheight=1.1)
+    picture.explain(shown, 3, handleheight=1.1)

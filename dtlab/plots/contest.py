@@ -10,29 +10,23 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.markers import CARETLEFT
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dtlab.errors import ConfigError
-from dtlab.plots.curves import logarithmic, place_of
-from dtlab.plots.network import draw_nodes, layout_of, line_between
-from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, line_style, mix
-from dtlab.plots.picture import (
-    Picture,
-    fit_text,
-    new_picture,
-    place_axes,
-    styled,
-    write_title,
-)
-from dtlab.plots.units import bytes_text, count_text, seconds_text
+from dtlab.plots.lines import TIME, style_of
+from dtlab.plots.network import draw_nodes, frame_nodes, layout_of, line_of
+from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix
+from dtlab.plots.picture import Picture, fit_text, page
 from dtlab.topology import Topology
+from dtlab.units import bytes_text, count_text, seconds_text
 from dtlab.wires import Entry, winners
 
 STAR = "★"
+_LABEL = ("time, simulated (upright line: what the busiest link needs, at least; "
+          "◂: less than is shown)")
 FULL = 0.999  # as busy as the busiest link, but for rounding
 
 
-def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100) -> Picture:
+def contest_table(entries: Sequence[Entry], title: str = "") -> Picture:
     """Rows: clusters, columns: algorithms; in each cell the simulated time. The fastest of a row
     (all within 1 %) has a star and a frame; the more times slower than it, the darker a cell.
 
@@ -46,12 +40,10 @@ def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100
     rows, columns = (list(dict.fromkeys(names)) for names in zip(
         *((e.cluster, e.algorithm) for e in entries), strict=True))
     best = winners(entries)
-    with styled():
-        picture = new_picture(11, 1.75 + 0.5 * len(rows), dpi)
-        heading = title or f"All-reduce of {bytes_text(nbytes)}: simulated time"
-        write_title(picture, heading, f"{STAR} fastest on that cluster, and all within 1 % of it; "
-                                      f"the darker, the more times slower")
-        axes = place_axes(picture, left=3.1, right=0.3, bottom=0.15, top=1.45)
+    heading = title or f"All-reduce of {bytes_text(nbytes)}: simulated time"
+    note = f"{STAR} fastest on that cluster, and all within 1 % of it; the darker, the slower"
+    with page(11, 1.75 + 0.5 * len(rows), heading, note) as picture:
+        axes = picture.place(left=3.1, right=0.3, bottom=0.15, top=1.45)
         for entry in entries:
             fastest_s = min(e.elapsed_s for e in entries if e.cluster == entry.cluster)
             won = (entry.cluster, nbytes, entry.algorithm) in best
@@ -69,11 +61,11 @@ def contest_table(entries: Sequence[Entry], title: str = "", *, dpi: float = 100
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(False)
-    note = "; ".join(f"{name}: " + " = ".join(e.algorithm for e in entries if e.cluster == name and
+    found = "; ".join(f"{name}: " + " = ".join(e.algorithm for e in entries if e.cluster == name and
                                               (name, nbytes, e.algorithm) in best)
                      + f" {seconds_text(min(e.elapsed_s for e in entries if e.cluster == name))}"
                      for name in rows)
-    picture.alt = f"{heading}. Fastest on {note}."
+    picture.alt = f"{heading}. Fastest on {found}."
     return picture
 
 
@@ -87,8 +79,7 @@ def _draw_cell(axes: Axes, x: int, y: int, entry: Entry, times_slower: float, wo
               va="center_baseline", size=12, color=INK, weight="bold" if won else "normal")
 
 
-def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
-               *, dpi: float = 100) -> Picture:
+def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str) -> Picture:
     """What each algorithm takes on `cluster`, and which links `algorithm` keeps busy.
 
     entries: of this cluster and one size. Above, the cluster: the wider a link, the longer it needs
@@ -111,12 +102,10 @@ def contest_on(cluster: Topology, entries: Sequence[Entry], algorithm: str,
     note = (f"{algorithm} takes {seconds_text(shown.elapsed_s)}; its busiest link, "
             f"{a} → {b}{others}, carries {bytes_text(shown.crossed[a, b])} and needs "
             f"{seconds_text(shown.needed_s[a, b])} for them")
-    with styled():
-        picture = new_picture(11, 7.5, dpi)
-        write_title(picture, heading, note)
-        axes = place_axes(picture, left=0.3, right=0.3, bottom=3.25, top=0.95)
+    with page(11, 7.5, heading, note) as picture:
+        axes = picture.place(left=0.3, right=0.3, bottom=3.25, top=0.95)
         _draw_loads(axes, cluster, shown)
-        axes = place_axes(picture, left=2.2, right=1.35, bottom=0.75, top=4.4)
+        axes = picture.place(left=2.2, right=1.35, bottom=0.75, top=4.4)
         _dress(axes, entries)
         best = winners(entries)
         for row, entry in enumerate(entries):
@@ -133,26 +122,22 @@ def _draw_loads(axes: Axes, cluster: Topology, shown: Entry) -> None:
     """Each link as wide as it is busy, in its busier direction."""
     graph, most_s = cluster.graph(), max(shown.needed_s.values()) or 1.0
     places = layout_of(graph)
-    placed = all("pos" in data for _, data in graph.nodes(data=True))
     busy: dict[frozenset[Any], float] = {}
     for pair, seconds in shown.needed_s.items():
         busy[frozenset(pair)] = max(busy.get(frozenset(pair), 0.0), seconds / most_s)
     lines, widths, colors = [], [], []
     for joined, share in sorted(busy.items(), key=lambda item: item[1]):
         a, b = sorted(joined, key=str)
-        lines.append(line_between(a, b, places if placed else {n: places[n] for n in (a, b)}))
+        lines.append(line_of(graph, a, b, places))
         widths.append(0.8 + 5.2 * share + 1.2 * (share >= FULL))
         colors.append(ALARM if share >= FULL else mix(FAINT, INK, 0.15 + 0.7 * share))
     axes.add_collection(LineCollection(lines, colors=colors, linewidths=widths, zorder=1))
     draw_nodes(axes, graph, places)
-    axes.set_axis_off()
-    axes.set_xlim(-0.06, 1.06)
-    margin = 0.19 if placed else 0.13
-    axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
+    frame_nodes(axes, graph, places)
 
 
 def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) -> None:
-    style = line_style(place_of("all_reduce", entry.algorithm, row))
+    style = style_of("all_reduce", entry.algorithm, row)
     need_s, (left_s, _) = max(entry.needed_s.values()), axes.get_xlim()
     axes.plot([left_s, entry.elapsed_s], [row, row], color=FAINT, linewidth=2, zorder=1)
     if need_s < left_s:
@@ -169,21 +154,15 @@ def _draw_time(axes: Axes, row: int, entry: Entry, *, won: bool, shown: bool) ->
 
 def _dress(axes: Axes, entries: Sequence[Entry]) -> None:
     """The axis shows all times, and what links need from a quarter of the least time on."""
-    logarithmic(axes, x=False, y=False)
     times = [e.elapsed_s for e in entries if e.elapsed_s > 0] or [1e-6]
     needs = [max(e.needed_s.values()) for e in entries]
     low = min([*times, *(need_s for need_s in needs if need_s > min(times) / 4)]) / 1.1
     high = max(*times, 2 * low) * 1.05
-    axes.set_xscale("log")
+    digits = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+    TIME._replace(digits=digits, label=_LABEL).apply(axes.xaxis)
     axes.set_xlim(low, high)
     axes.set_ylim(len(entries) - 0.5, -0.5)
     axes.set_yticks(range(len(entries)), [e.algorithm for e in entries])
-    digits = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
-    axes.xaxis.set_major_locator(LogLocator(10, digits, numticks=12))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda t, _: seconds_text(t)))
-    axes.minorticks_off()
-    axes.set_xlabel("time, simulated (upright line: what the busiest link needs, at least; "
-                    "◂: less than is shown)")
     axes.grid(True, axis="x")
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)

@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dtlab import cost
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
-from dtlab.plots.palette import PAPER, QUIET, ink_on, line_style
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.spread import draw_spread
-from dtlab.plots.units import bytes_text, count_text, seconds_text
+from dtlab.plots.lines import BESIDE, DOTTED, SIZE, TIME, Series, lines, style_of
+from dtlab.plots.palette import PAPER, QUIET, ink_on
+from dtlab.plots.picture import Picture
+from dtlab.units import bytes_text, count_text, seconds_text
 
 Measured = Mapping[str, Mapping[int, Sequence[float]]]  # algorithm → bytes → seconds, repeated
 POINTS = 64
@@ -35,17 +34,9 @@ class Crossover(NamedTuple):
 
 
 def cost_curves(
-    collective: str,
-    algorithms: Sequence[str] | None = None,
-    ranks: int = 8,
-    alpha: float = 5e-6,
-    beta: float = 1e-10,
-    gamma: float = 0.0,
-    measured: Measured | None = None,
-    *,
-    sizes: tuple[int, int] = (64, 1 << 30),
-    times: tuple[float, float] | None = None,
-    dpi: float = 100,
+    collective: str, algorithms: Sequence[str] | None = None, ranks: int = 8, alpha: float = 5e-6,
+    beta: float = 1e-10, gamma: float = 0.0, measured: Measured | None = None, *,
+    sizes: tuple[int, int] = (64, 1 << 30), times: tuple[float, float] | None = None,
 ) -> Picture:
     """Predicted time of each algorithm against the vector's size, both axes logarithmic.
 
@@ -67,26 +58,21 @@ def cost_curves(
     best = turns[0].before if turns else _stretches(curves)[0][1]
     kind = "predicted and measured" if measured else "predicted"
     title = f"{collective} on {count_text(ranks, 'rank')}: {kind} time"
-    with styled():
-        picture = new_picture(11, 6.2, dpi)
-        write_title(picture, title, machine_text(alpha, beta, gamma))
-        labels = {name: name + _bound_text(collective, name, ranks, grid[-1]) for name in names}
-        longest = max(11, *map(len, labels.values()))  # there may be a "lower bound"
-        axes = place_axes(picture, left=1.25, right=0.9 + 0.096 * longest, bottom=0.85, top=1.55)
-        _draw_curves(axes, collective, labels, grid, curves, measured or {})
-        _draw_bound(axes, collective, ranks, grid, alpha, beta, gamma)
+    series = [*_curves(collective, ranks, grid, curves), *_dots(collective, names, measured or {}),
+              *_bound(collective, ranks, grid, alpha, beta, gamma)]
+    longest = max(11, *(len(each.name) for each in series))
+    # Beside the axes: within them, there is no corner that no curve goes through.
+    with lines(series, title, machine_text(alpha, beta, gamma), SIZE, TIME,
+               BESIDE | {"labelspacing": 0.5, "handletextpad": 0.6, "fontsize": 12},
+               height_in=6.2, right_in=0.9 + 0.096 * longest, top_in=1.55) as (picture, axes):
         axes.set_xlim(grid[0], grid[-1])
         if not any(map(np.any, curves.values())):  # one rank: no curve has a place on log axes
             axes.text(0.5, 0.5, "nothing to do: it takes no time", transform=axes.transAxes,
                       ha="center", color=QUIET)
             times = times or (1e-6, 1e-3)
-        logarithmic(axes)
         if times:  # set_ylim(None) would freeze the limits as they are
             axes.set_ylim(times)
         _draw_turns(axes, collective, names, grid, turns, best)
-        # Beside the axes: within them, there is no corner that no curve goes through.
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), labelspacing=0.5, handlelength=3,
-                    handletextpad=0.6, fontsize=12)
     found = [f"{t.after} overtakes {t.before} at {bytes_text(t.nbytes)}" for t in turns]
     picture.alt = (f"{title}. {machine_text(alpha, beta, gamma)}. Fastest at "
                    f"{bytes_text(grid[0])}: {best}. {'; '.join(found) or 'No crossover'}.")
@@ -158,12 +144,6 @@ def _grid(smallest: int, largest: int) -> list[int]:
     return sorted({int(n) * 4 for n in np.round(points)} - {0})
 
 
-def place_of(collective: str, name: str, otherwise: int) -> int:
-    """An algorithm looks the same in every picture: its place in the registry says how."""
-    known = list(ALGORITHMS.get(collective, {}))
-    return known.index(name) if name in known else otherwise
-
-
 def machine_text(alpha: float, beta: float, gamma: float = 0.0) -> str:
     """α, β and γ in words: "α = 5 µs · β = 0.1 ns/B (10 GB/s)"."""
     speed = f"{bytes_text(1 / beta)}/s" if beta > 0 else "∞"
@@ -171,45 +151,29 @@ def machine_text(alpha: float, beta: float, gamma: float = 0.0) -> str:
     return " · ".join([*parts, f"γ = {gamma * 1e9:.3g} ns/B"] if gamma else parts)
 
 
-def logarithmic(axes: Axes, *, x: bool = True, y: bool = True) -> None:
-    """Logarithmic axes of bytes (x) and seconds (y), with units at every tick."""
-    if x:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: bytes_text(n)))
-        axes.set_xlabel("size of the vector (bytes)")
-    if y:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(10, numticks=14))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda t, _: seconds_text(t)))
-        axes.set_ylabel("time")
-    axes.grid(True, which="major")
+def _curves(collective: str, ranks: int, grid: Sequence[int], curves: Mapping[str, np.ndarray]
+            ) -> list[Series]:
+    return [Series(name + _bound_text(collective, name, ranks, grid[-1]), grid,
+                   np.where(times > 0, times, np.nan).tolist(), style_of(collective, name, index),
+                   every=(4 + 3 * index % 8, 12))
+            for index, (name, times) in enumerate(curves.items())]
 
 
-def _draw_curves(axes: Axes, collective: str, labels: Mapping[str, str], grid: Sequence[int],
-                 curves: Mapping[str, np.ndarray], measured: Measured) -> None:
-    named = False  # one entry of the legend is enough: marker and colour are the curve's
-    for index, (name, times) in enumerate(curves.items()):
-        style = line_style(place_of(collective, name, index))
-        seen = np.where(times > 0, times, np.nan)
-        axes.plot(grid, seen, color=style.color, linestyle=style.dashes, marker=style.marker,
-                  markevery=(4 + 3 * index % 8, 12), zorder=3, label=labels[name])
-        dots = measured.get(name, {})
-        draw_spread(axes, list(dots), list(dots.values()), color=style.color,
-                    marker=style.marker, fill=PAPER, label="" if named else "measured")
-        named |= bool(dots)
+def _dots(collective: str, names: Sequence[str], measured: Measured) -> list[Series]:
+    """One name in the legend is enough: marker and colour are the curve's."""
+    shown = [(index, name) for index, name in enumerate(names) if measured.get(name)]
+    return [Series("" if number else "measured", list(measured[name]),
+                   list(measured[name].values()), style_of(collective, name, index), PAPER)
+            for number, (index, name) in enumerate(shown)]
 
 
-def _draw_bound(axes: Axes, collective: str, ranks: int, grid: Sequence[int], alpha: float,
-                beta: float, gamma: float) -> None:
+def _bound(collective: str, ranks: int, grid: Sequence[int], alpha: float, beta: float,
+           gamma: float) -> list[Series]:
     try:
         bound = [cost.lower_bound_s(collective, ranks, n, alpha, beta, gamma) for n in grid]
     except ConfigError:  # none is known for this collective
-        return
-    if max(bound) > 0:
-        axes.plot(grid, bound, color=QUIET, linewidth=2, linestyle=":", label="lower bound")
+        return []
+    return [Series("lower bound", grid, bound, DOTTED)] if max(bound) > 0 else []
 
 
 def _draw_turns(
@@ -224,7 +188,7 @@ def _draw_turns(
     ends = -9.0
     for low, high, name in zip(edges, edges[1:], best, strict=False):
         leader = name.split(" = ")[0]
-        color = line_style(place_of(collective, leader, names.index(leader))).color
+        color = style_of(collective, leader, names.index(leader)).color
         left, right = (np.log(edge / grid[0]) / span for edge in (low, high))
         axes.axvspan(low, high, 1.01, 1.085, color=color, lw=0, clip_on=False)
         labels = [f"fastest: {name}", name, leader]

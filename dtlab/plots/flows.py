@@ -11,14 +11,14 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 
 from dtlab.errors import ConfigError
-from dtlab.plots.link_history import HIGH_IN, WIDE_IN, Box, Link, LinkHistory, link_name
+from dtlab.plots.link_geometry import HIGH_IN, WIDE_IN, Box, geometry_of
 from dtlab.plots.network import draw_nodes
 from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, line_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
-from dtlab.simulator import Stretch
+from dtlab.plots.picture import MARGIN_IN, Picture, page
+from dtlab.recording.link_history import Link, LinkHistory, Stretch
 from dtlab.topology import Topology
 from dtlab.trace import Trace
+from dtlab.units import bytes_text, count_text, seconds_text, time_unit
 
 FULL = 1 - 1e-6
 MOST_SHOWN = 3  # links over time, unless asked for
@@ -36,8 +36,8 @@ _STYLES = (  # up to this load: colour, name in the legend
 )
 
 
-def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *, title: str = "",
-          dpi: float = 100) -> Picture:
+def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *,
+          title: str = "") -> Picture:
     """The cluster at virtual time `at_s`, each link as thick and dark as it is loaded, and below it
     the load of the busiest links over the whole run.
 
@@ -48,20 +48,18 @@ def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *, title: 
     history = LinkHistory(cluster, trace)
     if at_s is None:
         at_s = next((s.start_s for s in history.stretches if s.moving), 0.0)
-    return draw_flows(history, at_s, title=title, dpi=dpi)
+    return draw_flows(history, at_s, title=title)
 
 
-def draw_flows(history: LinkHistory, at_s: float, *, title: str = "", dpi: float = 100) -> Picture:
+def draw_flows(history: LinkHistory, at_s: float, *, title: str = "") -> Picture:
     """As `flows`, of a history that is there already."""
     stretch = history.at(at_s)
     heading = f"{title or history.cluster.name.split('(')[0]}, " \
               f"{_clock(at_s, history.end_s)} (simulated)"
     note = _note(history, stretch)
-    with styled():
-        picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
-        write_title(picture, heading, note)
+    with page(WIDTH_IN, HEIGHT_IN, heading, note) as picture:
         _draw_cluster(picture, history, stretch)
-        strip = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.66,
+        strip = picture.place(left=_LEFT_IN, right=MARGIN_IN, bottom=0.66,
                            top=HEIGHT_IN - _STRIP_IN - 0.66)
         _draw_loads(strip, history, history.busiest[:_columns(history.busiest)])
         strip.axvline(at_s / time_unit(history.end_s)[0], color=INK, linewidth=2.5, zorder=5)
@@ -71,18 +69,15 @@ def draw_flows(history: LinkHistory, at_s: float, *, title: str = "", dpi: float
 
 
 def link_loads(cluster: Topology, trace: Trace, links: Sequence[Link] | None = None, *,
-               title: str = "Load of links", dpi: float = 100) -> Picture:
+               title: str = "Load of links") -> Picture:
     """The load of `links`, each as (from, to), over the time of a simulated run; None: of those
     with most to do. Raises `ConfigError` for links that aren't there."""
     history = LinkHistory(cluster, trace)
-    with styled():
-        heading = f"{title} (simulated)"
-        chosen = history.busiest[:MOST_SHOWN] if links is None else _series(history, links)
-        legend_in = 0.27 * -(-len(chosen) // _columns(chosen))
-        picture = new_picture(WIDTH_IN, 3.3 + legend_in, dpi)
-        note = f"{cluster.name} · {seconds_text(history.end_s)}"
-        write_title(picture, heading, note)
-        axes = place_axes(picture, left=_LEFT_IN, right=MARGIN_IN, bottom=0.7,
+    heading, note = f"{title} (simulated)", f"{cluster.name} · {seconds_text(history.end_s)}"
+    chosen = history.busiest[:MOST_SHOWN] if links is None else _series(history, links)
+    legend_in = 0.27 * -(-len(chosen) // _columns(chosen))
+    with page(WIDTH_IN, 3.3 + legend_in, heading, note) as picture:
+        axes = picture.place(left=_LEFT_IN, right=MARGIN_IN, bottom=0.7,
                           top=1.05 + legend_in)
         _draw_loads(axes, history, chosen)
     spans = [s.end_s - s.start_s for s in history.stretches]
@@ -97,7 +92,7 @@ def _series(history: LinkHistory, links: Sequence[Link]) -> list[tuple[str, list
         if link not in number:
             raise ConfigError(f"there is no link from {link[0]!r} to {link[1]!r} in "
                               f"{history.cluster.name}")
-    return [(link_name(link), [s.loads.get(number[link], 0.0) for s in history.stretches])
+    return [(history.name(link), [s.loads.get(number[link], 0.0) for s in history.stretches])
             for link in links]
 
 
@@ -114,14 +109,14 @@ def _note(history: LinkHistory, stretch: Stretch | None) -> str:
     """Who moves, and which links are full, in one line."""
     if stretch is None or not stretch.moving:
         return "no bytes are on the move"
-    full = [link_name(history.links[link]) for link, load in stretch.loads.items() if load > FULL]
-    down = [link_name(history.links[link]) for link in stretch.loads
-            if not stretch.capacity_Bps[link]]
+    names = {link: history.name(history.links[link]) for link in stretch.loads}
+    full = [names[link] for link, load in stretch.loads.items() if load > FULL]
+    down = [name for link, name in names.items() if not stretch.capacity_Bps[link]]
     parts = [f"{count_text(len(stretch.moving), 'message')} on the move"]
-    for word, names in (("full", full), ("failed", down)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            parts.append(f"{word}: {', '.join(names[:3])}{more}")
+    for word, links in (("full", full), ("failed", down)):
+        if links:
+            more = f" and {len(links) - 3} more" if len(links) > 3 else ""
+            parts.append(f"{word}: {', '.join(links[:3])}{more}")
     return " · ".join(parts)
 
 
@@ -151,12 +146,12 @@ def _width_pt(load: float) -> float:
 
 def _draw_cluster(picture: Picture, history: LinkHistory, stretch: Stretch | None) -> None:
     """Nodes, and a lane for each direction of each link. The axes count inches."""
-    axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=_FOOT_IN, top=_HEAD_IN)
+    axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=_FOOT_IN, top=_HEAD_IN)
     axes.set_axis_off()
     axes.set_xlim(0, WIDE_IN)
     axes.set_ylim(0, HIGH_IN)
     loads = {} if stretch is None else stretch.loads
-    shape = history.geometry
+    shape = geometry_of(history)
     order = sorted(shape.lanes, key=lambda link: loads.get(link, 0.0))  # the fullest on top
     shares = [loads.get(link, 0.0) for link in order]
     axes.add_collection(LineCollection(
@@ -238,5 +233,4 @@ def _draw_loads(axes: Axes, history: LinkHistory,
 def _draw_legend(picture: Picture) -> None:
     handles = [Line2D([], [], color=color, linewidth=_width_pt(min(limit, 1.0)), label=name)
                for limit, color, name in _STYLES]
-    picture.legend(handles=handles, loc="lower left", ncols=4, borderaxespad=0, fontsize=12,
-                   bbox_to_anchor=(MARGIN_IN / WIDTH_IN, 0.1 / HEIGHT_IN), labelcolor=QUIET)
+    picture.explain(handles, 4, fontsize=12, labelcolor=QUIET)

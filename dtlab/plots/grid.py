@@ -10,18 +10,9 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from dtlab.errors import ConfigError, RankDied, RankFailed, RunTimeout
 from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, rank_style
-from dtlab.plots.picture import (
-    MARGIN_IN,
-    Picture,
-    clock_name,
-    fit_text,
-    new_picture,
-    place_axes,
-    styled,
-    write_title,
-)
-from dtlab.plots.units import count_text, seconds_text
+from dtlab.plots.picture import MARGIN_IN, Picture, clock_name, fit_text, page
 from dtlab.result import Result
+from dtlab.units import count_text, seconds_text
 
 WIDTH_IN = 11.0
 
@@ -57,9 +48,7 @@ def rank_grid(
     statuses: Sequence[str] | None = None,
     title: str = "",
     ranks: int | None = None,
-    height_in: float | None = None,
-    dpi: float = 100,
-) -> Picture:
+    height_in: float | None = None) -> Picture:
     """A tile a rank, with its number, its colour, its state and what it returned.
 
     what: a `Result`; or one value a rank; or the number of ranks, all idle; or an error of `run`
@@ -74,10 +63,8 @@ def rank_grid(
     rows = -(-len(tiles) // columns)
     tile_w = (WIDTH_IN - 2 * MARGIN_IN) / columns
     tile_h = max(0.4, min(1.25, ((height_in or 7.65) - 1.15) / rows))
-    with styled():
-        picture = new_picture(WIDTH_IN, height_in or rows * tile_h + 1.15, dpi)
-        write_title(picture, heading, _count(tiles))
-        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.15, top=1.0)
+    with page(WIDTH_IN, height_in or rows * tile_h + 1.15, heading, _count(tiles)) as picture:
+        axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.15, top=1.0)
         axes.set_xlim(0, tile_w * columns)
         axes.set_ylim(picture.get_figheight() - 1.15, 0)
         axes.set_axis_off()

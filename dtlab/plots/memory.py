@@ -12,16 +12,9 @@ from dtlab import cost
 from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.plots.palette import ALARM, HUES, INK, PAPER, QUIET
-from dtlab.plots.picture import (
-    MARGIN_IN,
-    Picture,
-    fit_text,
-    new_picture,
-    place_axes,
-    styled,
-    write_title,
-)
-from dtlab.plots.units import bytes_text, count_text
+from dtlab.plots.picture import MARGIN_IN, Picture, fit_text, page
+from dtlab.plots.shapes import draw_stack
+from dtlab.units import bytes_text, count_text
 
 # Optimizers: bytes of a parameter's state, float32 copy of the parameter included.
 OPTIMIZERS = {"Adam, float32": 12, "Adam, 8 bit": 6, "SGD, momentum": 8, "SGD": 4}
@@ -55,8 +48,7 @@ def rank_memory(
 
 def model_memory(
     model: str = "7.5 B", ranks: int = 64, stage: int = 0, optimizer: str = "Adam, float32",
-    batch: int = 0, recompute: str = "none", device_bytes: float = 80e9, *, dpi: float = 100,
-) -> Picture:
+    batch: int = 0, recompute: str = "none", device_bytes: float = 80e9) -> Picture:
     """A bar for plain data parallelism and for each stage: what `rank_memory` says that a rank
     holds, whether a device of `device_bytes` has room for it, and what a rank sends in a step."""
     bars = {s: rank_memory(model, ranks, s, optimizer, batch, recompute) for s in STAGES}
@@ -69,10 +61,8 @@ def model_memory(
     samples = (f"{count_text(batch, 'sample')} of {shape.positions:,} positions a rank, "
                f"recomputed: {recompute}" if batch else "without activations")
     note = f"{shape.parameters / 1e9:.4g} billion parameters · {optimizer} · {samples}"
-    with styled():
-        picture = new_picture(11.0, 5.4, dpi)
-        write_title(picture, heading, note)
-        axes = place_axes(picture, left=1.85, right=3.0, bottom=1.35, top=1.15)
+    with page(11.0, 5.4, heading, note) as picture:
+        axes = picture.place(left=1.85, right=3.0, bottom=1.35, top=1.15)
         _draw_stages(axes, bars, stage)
         axes.axvline(device_bytes / 1e9, color=ALARM, linewidth=2.5, linestyle=(0, (4, 2)))
         most = max(*totals.values(), device_bytes) / 1e9
@@ -97,13 +87,10 @@ def model_memory(
 
 
 def _draw_stages(axes: Axes, bars: Mapping[int, Mapping[str, float]], chosen: int) -> None:
-    for kind in KINDS[:4]:
-        if not any(bar[kind] for bar in bars.values()):
-            continue
-        color, hatch = _LOOKS[kind]
-        left = [sum(bar[k] for k in KINDS[: KINDS.index(kind)]) / 1e9 for bar in bars.values()]
-        axes.barh([*bars], [bar[kind] / 1e9 for bar in bars.values()], left=left, height=0.56,
-                  color=color, hatch=hatch, edgecolor=PAPER, linewidth=0.6, label=kind)
+    shown = [kind for kind in KINDS[:4] if any(bar[kind] for bar in bars.values())]
+    for row, bar in bars.items():
+        draw_stack(axes, row, [(kind, bar[kind] / 1e9, *_LOOKS[kind]) for kind in shown],
+                   height=0.56, named=not row)
     axes.barh(chosen, sum(bars[chosen].values()) / 1e9, height=0.56, fill=False, edgecolor=INK,
               linewidth=2.5)
     axes.set_ylim(3.6, -0.6)
@@ -119,8 +106,7 @@ def _beside(axes: Axes, row: int, first: str, second: str, *, bold: bool) -> Non
                       textcoords="offset points", va="center", size=13, weight=weight)
 
 
-def memory_ledger(histories: Mapping[str, History], title: str = "What is alive", *,
-                  dpi: float = 100) -> Picture:
+def memory_ledger(histories: Mapping[str, History], title: str = "What is alive") -> Picture:
     """A panel for each `MemoryMeter.history`: bytes by kind, one on the other, from operation to
     operation of a rank, all to one scale. Raises `ConfigError` without a history."""
     if not histories or not all(histories.values()):
@@ -131,9 +117,7 @@ def memory_ledger(histories: Mapping[str, History], title: str = "What is alive"
     note = " · ".join(f"{name}: peak {bytes_text(peak)}" for name, peak in peaks.items())
     scale, unit = next((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
                        if max(peaks.values()) >= s or s == 1.0)
-    with styled():
-        picture = new_picture(11.0, 5.0, dpi)
-        write_title(picture, heading, note)
+    with page(11.0, 5.0, heading, note) as picture:
         panels = picture.subplots(1, len(histories), sharey=True, squeeze=False)[0]
         picture.subplots_adjust(left=0.085, right=1 - MARGIN_IN / 11, bottom=0.25, top=0.76,
                                 wspace=0.06)

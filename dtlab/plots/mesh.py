@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from dtlab.errors import ConfigError
 from dtlab.parallel.mesh import check_axes, groups
-from dtlab.plots.palette import FAINT, INK, QUIET, ink_on, rank_color
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.palette import FAINT, QUIET, ink_on, rank_color
+from dtlab.plots.picture import Picture, page
 from dtlab.topology import Topology
 
 WIDTH_IN = 11.0
@@ -26,8 +27,8 @@ def crossings(axes: Mapping[str, int], machines: list[list[int]]) -> dict[str, t
     return found
 
 
-def mesh(axes: Mapping[str, int], cluster: Topology, axis: str | None = None, *, title: str = "",
-         dpi: float = 100) -> Picture:
+def mesh(axes: Mapping[str, int], cluster: Topology, axis: str | None = None, *,
+         title: str = "") -> Picture:
     """The devices of `cluster` in their machines, each with its coordinates along `axes`, the last
     of which varies fastest; devices of one group of `axis` (None: of the last) have one colour.
 
@@ -50,30 +51,27 @@ def mesh(axes: Mapping[str, int], cluster: Topology, axis: str | None = None, *,
     heading = f"{title or f'Mesh {order}'}, coloured by {shown} (predicted)"
     most, columns = max(map(len, machines)), min(len(machines), 4)
     rows = -(-len(machines) // columns)
-    with styled():
-        picture = new_picture(WIDTH_IN, 1.4 + 1.15 * rows, dpi)
-        write_title(picture, heading, note)
-        axes_ = place_axes(picture, left=0.3, right=0.3, bottom=0.15, top=1.1)
+    with page(WIDTH_IN, 1.4 + 1.15 * rows, heading, note) as picture:
+        axes_ = picture.place(left=0.3, right=0.3, bottom=0.15, top=1.1)
         axes_.axis("off")
-        sizes = list(axes.values())
         for number, machine in enumerate(machines):
-            left, top = (number % columns) * (most + 0.6), (number // columns) * 1.7
-            axes_.add_patch(Rectangle((left - 0.1, top - 0.1), most + 0.2, 1.3, facecolor="none",
-                                      edgecolor=QUIET, linewidth=1.2))
+            corner = (number % columns) * (most + 0.6), (number // columns) * 1.7
+            axes_.add_patch(Rectangle((corner[0] - 0.1, corner[1] - 0.1), most + 0.2, 1.3,
+                                      facecolor="none", edgecolor=QUIET, linewidth=1.2))
             for place, rank in enumerate(machine):
-                axes_.add_patch(Rectangle((left + place + 0.05, top), 0.9, 1.1,
-                                          facecolor=color[rank], edgecolor=FAINT))
-                at = ",".join(map(str, np.unravel_index(rank, sizes)))
-                ink = ink_on(color[rank])
-                axes_.text(left + place + 0.5, top + 0.32, str(rank), ha="center", va="center",
-                           size=12, color=ink)
-                axes_.text(left + place + 0.5, top + 0.8, at, ha="center", va="center",
-                           size=8.5, color=ink)
+                at = ",".join(map(str, np.unravel_index(rank, list(axes.values()))))
+                _draw_device(axes_, corner[0] + place, corner[1], rank, at, color[rank])
         axes_.set_xlim(-0.3, columns * (most + 0.6) - 0.2)
         axes_.set_ylim(rows * 1.7 - 0.2, -0.3)
-        axes_.title.set_color(INK)
     picture.alt = f"{heading}: {note}. Machines: {'; '.join(map(str, machines))}."
     return picture
+
+
+def _draw_device(axes: Axes, x: float, y: float, rank: int, at: str, color: str) -> None:
+    axes.add_patch(Rectangle((x + 0.05, y), 0.9, 1.1, facecolor=color, edgecolor=FAINT))
+    for text, down, size in ((str(rank), 0.32, 12.0), (at, 0.8, 8.5)):
+        axes.text(x + 0.5, y + down, text, ha="center", va="center", size=size,
+                  color=ink_on(color))
 
 
 def machines_of(cluster: Topology) -> list[list[int]]:

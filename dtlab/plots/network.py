@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text, count_text, seconds_text
+from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.topology import Topology
+from dtlab.units import bytes_text, count_text, seconds_text
 
 _DASHES = ("-", (0, (2.5, 1.2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
-def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture:
+def topology(cluster: Topology, *, title: str = "") -> Picture:
     """Ranks (numbered, in their colours) and switches (dark), joined by links.
 
     The faster the link, the thicker the line; the legend gives bandwidth and latency, one
@@ -26,32 +26,26 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
     in any unit. A link that would run over another node goes round it.
     """
     graph = cluster.graph()
-    places, placed = layout_of(graph), _has_places(graph)
-    links, thin = _links(graph), min(1.0, 16 / cluster.ranks)
+    places, links, thin = layout_of(graph), _links(graph), min(1.0, 16 / cluster.ranks)
     kinds = sorted({kind for _, _, kind in links}, reverse=True)
     heading = title or f"{cluster.name.split('(')[0].strip().capitalize()} cluster"
     note = count_text(cluster.ranks, "rank")
     if others := len(graph) - cluster.ranks:  # switches, CPUs, network cards
         note += f" · {count_text(others, 'other node')}"
     speeds = " · links: " + "; ".join(map(_speed, kinds)) if kinds else ""
-    with styled():
-        picture = new_picture(11, 5.2, dpi)
-        write_title(picture, heading, note if len(kinds) > 1 else note + speeds)  # or a legend
+    subtitle = note if len(kinds) > 1 else note + speeds  # or a legend
+    with page(11, 5.2, heading, subtitle) as picture:
         rows = -(-len(kinds) // 3) if len(kinds) > 1 else 0  # of the legend
         foot = 0.15 + 0.45 * (rows > 0) + 0.3 * max(0, rows - 1)
-        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
-        axes.set_axis_off()
-        axes.set_xlim(-0.06, 1.06)
-        margin = 0.19 if placed else 0.13
-        axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
+        axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=foot, top=1.0)
         for number, kind in enumerate(kinds):
-            lines = [line_between(a, b, places if placed else {a: places[a], b: places[b]})
-                     for a, b, k in links if k == kind]
+            lines = [line_of(graph, a, b, places) for a, b, k in links if k == kind]
             axes.add_collection(LineCollection(
                 lines, colors=QUIET, linewidths=max(1.5, 5.0 - 1.5 * number) * thin,
                 linestyles=[_DASHES[number % 4]], zorder=1, label=_speed(kind),
             ), autolim=False)
         draw_nodes(axes, graph, places)
+        frame_nodes(axes, graph, places)
         if len(kinds) > 1:
             picture.legend(loc="lower left", bbox_to_anchor=(MARGIN_IN / 11, 0.02), ncols=3,
                            handlelength=3)
@@ -61,7 +55,7 @@ def topology(cluster: Topology, *, title: str = "", dpi: float = 100) -> Picture
 
 def layout_of(graph: nx.DiGraph) -> dict[Any, tuple[float, float]]:
     """Hosts in a row at the bottom (y = 0; more than 16 in columns below), switches above, to 1."""
-    if _has_places(graph):
+    if has_places(graph):
         return _scaled({node: data["pos"] for node, data in graph.nodes(data=True)})
     hosts = sorted(n for n in graph if isinstance(n, int))
     if len(hosts) == len(graph):
@@ -84,7 +78,21 @@ def layout_of(graph: nx.DiGraph) -> dict[Any, tuple[float, float]]:
     return places
 
 
-def _has_places(graph: nx.DiGraph) -> bool:
+def frame_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> None:
+    """Limits with room for nodes, and for links that go round others."""
+    margin = 0.19 if has_places(graph) else 0.13
+    axes.set_axis_off()
+    axes.set_xlim(-0.06, 1.06)
+    axes.set_ylim(min(y for _, y in places.values()) - margin, 1 + margin)
+
+
+def line_of(graph: nx.DiGraph, a: Any, b: Any, places: dict[Any, tuple[float, float]]
+            ) -> np.ndarray:
+    """The points of a link; round other nodes only where the cluster says where they stand."""
+    return line_between(a, b, places if has_places(graph) else {a: places[a], b: places[b]})
+
+
+def has_places(graph: nx.DiGraph) -> bool:
     return all("pos" in data for _, data in graph.nodes(data=True))
 
 

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import ALARM, FAINT, HUES, INK, QUIET, ink_on
-from dtlab.plots.picture import Picture, clock_name, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import seconds_text, time_unit
+from dtlab.plots.picture import Picture, clock_name, page
 from dtlab.trace import Message, Trace
+from dtlab.units import seconds_text, time_unit
 
 WIDTH_IN = 11.0
 _KINDS = {"forward": FAINT, "backward": QUIET}
@@ -65,7 +65,7 @@ def _reduction(sends: list[Message], begin: float) -> tuple[float, float, int]:
 
 
 def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travels beside it", *,
-            note: str = "", dpi: float = 100) -> Picture:
+            note: str = "") -> Picture:
     """A panel for each trace of one training step, all to one scale: above, what rank 0 computes;
     below, its all-reduces, numbered; in red what is exposed, when it only communicates.
 
@@ -83,10 +83,8 @@ def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travel
                          for name, step in steps.items())
     summary = f"{figures} · {note}" if note else figures
     height_in = 1.9 + 1.15 * len(steps)
-    with styled():
-        picture = new_picture(WIDTH_IN, height_in, dpi)
-        write_title(picture, heading, summary)
-        axes = place_axes(picture, left=2.1, right=0.4, bottom=0.7, top=1.0)
+    with page(WIDTH_IN, height_in, heading, summary) as picture:
+        axes = picture.place(left=2.1, right=0.4, bottom=0.7, top=1.0)
         for row, (name, step) in enumerate(steps.items()):
             _draw(axes, 2.4 * row, step, scale)
             axes.text(-0.012, 2.4 * row, f"{name}\ncompute", ha="right", va="center", size=12,

@@ -11,11 +11,10 @@ from matplotlib.collections import PolyCollection
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.recording import stepper_frames
-from dtlab.plots.specification import spec_of
-from dtlab.plots.texts import write_many
-from dtlab.plots.units import count_text
+from dtlab.plots.picture import MARGIN_IN, Picture, page
+from dtlab.plots.shapes import corners, write_many
+from dtlab.recording.specification import Spec
+from dtlab.units import count_text
 
 WIDTH_IN, ACROSS, MOST_RANKS = 11.0, 3, 8
 _EMPTY, _EDGE = "#eef1f4", "#9aa7b4"
@@ -23,8 +22,7 @@ DATA = tuple(name for name in ALGORITHMS if name != "barrier")  # those that mov
 
 
 def before_and_after(
-    ranks: int = 4, root: int = 0, collectives: Sequence[str] = DATA, *, dpi: float = 100
-) -> Picture:
+    ranks: int = 4, root: int = 0, collectives: Sequence[str] = DATA) -> Picture:
     """For each collective two grids, ranks × pieces: before, and after. Number and colour are the
     rank that contributed; several side by side, their sum; one below the other, the parts of
     several. Boxes that do not matter in the end are left out there.
@@ -36,12 +34,10 @@ def before_and_after(
     rows = -(-len(collectives) // ACROSS)
     side, cell_w = 1.25, (WIDTH_IN - 2 * MARGIN_IN) / ACROSS
     cell_h = side + 0.75
-    with styled():
-        picture = new_picture(WIDTH_IN, rows * cell_h + 1.15, dpi)
-        write_title(picture, f"Before and after, {count_text(ranks, 'rank')}",
+    with page(WIDTH_IN, rows * cell_h + 1.15, f"Before and after, {count_text(ranks, 'rank')}",
                     "row: rank · column: piece · colour: who gave it · side by side: a sum · "
-                    f"one below the other: parts · root: rank {root}")
-        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.1, top=1.0)
+                    f"one below the other: parts · root: rank {root}") as picture:
+        axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.1, top=1.0)
         axes.set_xlim(0, WIDTH_IN - 2 * MARGIN_IN)
         axes.set_ylim(picture.get_figheight() - 1.1, 0)
         axes.set_axis_off()
@@ -56,12 +52,11 @@ def before_and_after(
 def _draw_pair(axes: Axes, name: str, p: int, root: int, x: float, y: float, side: float) -> None:
     if name not in DATA:
         raise ConfigError(f"no data to show of {name!r}; there are: {', '.join(DATA)}")
-    spec = spec_of(name, p, root)
-    before = stepper_frames(name, next(iter(ALGORITHMS[name])), p, root)[0].holds > 0
+    spec = Spec.of(name, p, root)
     after = spec.wanted & spec.judged[..., None]
     axes.text(x, y + 0.12, name, weight="bold", size=14, va="center", color=INK)
     top, middle = y + 0.32, y + 0.32 + side / 2
-    _draw_grid(axes, before, np.ones_like(spec.judged), x, top, side, spec.moves)
+    _draw_grid(axes, spec.given, np.ones_like(spec.judged), x, top, side, spec.moves)
     axes.annotate("", (x + side + 0.62, middle), (x + side + 0.12, middle),
                   arrowprops={"arrowstyle": "-|>", "color": QUIET, "lw": 2.5})
     _draw_grid(axes, after, spec.judged, x + side + 0.74, top, side, spec.moves)
@@ -77,11 +72,11 @@ def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: fl
     for rank, piece in np.argwhere(shown):
         left, top, wide = x + piece * step, y + rank * step, step - gap
         givers = np.flatnonzero(holds[rank, piece])
-        frames.append(_box(left, top, wide, wide))
+        frames.append(corners(left, top, wide, wide))
         for place, giver in enumerate(givers):
             part = wide / len(givers)
-            boxes.append(_box(left, top + place * part, wide, part) if parts else
-                         _box(left + place * part, top, part, wide))
+            boxes.append(corners(left, top + place * part, wide, part) if parts else
+                         corners(left + place * part, top, part, wide))
             faces.append(rank_style(int(giver)).color)
         if len(givers) == 1:
             numbers.setdefault(rank_style(int(givers[0])).ink, []).append(
@@ -93,8 +88,4 @@ def _draw_grid(axes: Axes, holds: np.ndarray, shown: np.ndarray, x: float, y: fl
     axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=_EDGE,
                                        linewidths=1.0), autolim=False)
     for ink, texts in numbers.items():
-        write_many(axes, texts, size=min(12.0, step * 36), color=ink, downwards=True)
-
-
-def _box(x: float, y: float, w: float, h: float) -> list[tuple[float, float]]:
-    return [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
+        write_many(axes, texts, size=min(12.0, step * 36), color=ink)

@@ -7,7 +7,7 @@ a few milliseconds.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
@@ -26,6 +26,7 @@ _STYLE = mpl.rc_params_from_file(
     str(files("dtlab.plots") / "dtlab.mplstyle"), use_default_template=False
 )
 MARGIN_IN = 0.3  # left and right of the title
+DPI = 100  # of a picture on a page; widgets draw sharper ones
 
 
 @contextmanager
@@ -44,9 +45,22 @@ class Picture(Figure):
 
     alt: str = ""
 
-    def png(self, *, quick: bool = False) -> bytes:
+    def place(self, *, left: float, right: float, bottom: float, top: float) -> Axes:
+        """Axes with these margins, in inches: fixed, so that nothing jumps from frame to frame."""
+        width, height = self.get_size_inches()
+        size = (width - left - right) / width, (height - bottom - top) / height
+        return self.add_axes((left / width, bottom / height, *size))
+
+    def explain(self, handles: Sequence[Any], columns: int, **look: Any) -> None:
+        """What signs mean, at the lower left corner of the page."""
+        width, height = self.get_size_inches()
+        self.legend(handles=handles, ncols=columns, loc="lower left", borderaxespad=0,
+                    bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), **look)
+
+    def png(self, *, dpi: float = DPI, quick: bool = False) -> bytes:
         """The picture as PNG bytes. `quick`: larger file, sooner there (for widgets)."""
         with styled():
+            self.set_dpi(dpi)
             canvas = FigureCanvasAgg(self)
             canvas.draw()
             pixels = np.asarray(canvas.buffer_rgba())[..., :3]
@@ -62,32 +76,20 @@ class Picture(Figure):
         return self.alt or super().__repr__()
 
 
-def new_picture(width_in: float, height_in: float, dpi: float = 100) -> Picture:
-    """An empty picture of this size. Call it, and draw, inside `styled()`."""
-    figure = Picture(figsize=(width_in, height_in), dpi=dpi)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def place_axes(
-    figure: Picture, *, left: float, right: float, bottom: float, top: float
-) -> Axes:
-    """Axes with these margins, in inches: fixed, so that nothing jumps from frame to frame."""
-    width, height = figure.get_size_inches()
-    size = (width - left - right) / width, (height - bottom - top) / height
-    return figure.add_axes((left / width, bottom / height, *size))
-
-
-def write_title(figure: Picture, title: str, subtitle: str = "") -> None:
-    """The title, bold, top left; under it one quiet line. Long ones shrink to fit the width."""
-    width, height = figure.get_size_inches()
-    for text, size, weight, color, top in (
-        (title, 18, "bold", INK, 0.18),
-        (subtitle, 13, "normal", QUIET, 0.56),
-    ):
-        drawn = figure.text(MARGIN_IN / width, 1 - top / height, text, va="top", ha="left",
-                            size=size, weight=weight, color=color)
-        fit_text(drawn, width - 2 * MARGIN_IN)
+@contextmanager
+def page(width_in: float, height_in: float, title: str, subtitle: str = "") -> Iterator[Picture]:
+    """A picture of this size, to be drawn in inside. The title stands top left, bold; under it one
+    quiet line. Long ones shrink to fit the width."""
+    with styled():
+        picture = Picture(figsize=(width_in, height_in), dpi=DPI)
+        FigureCanvasAgg(picture)
+        for text, size, weight, color, top in (
+            (title, 18, "bold", INK, 0.18),
+            (subtitle, 13, "normal", QUIET, 0.56),
+        ):
+            fit_text(picture.text(MARGIN_IN / width_in, 1 - top / height_in, text, va="top",
+                                  size=size, weight=weight, color=color), width_in - 2 * MARGIN_IN)
+        yield picture
 
 
 def fit_text(text: Text, width_in: float, smallest: float = 9) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from dtlab.errors import ConfigError
 from dtlab.parallel.planner import Plan
-from dtlab.plots.palette import HUES, INK, PAPER, QUIET
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text
+from dtlab.plots.palette import HUES, INK, QUIET
+from dtlab.plots.picture import Picture, page
+from dtlab.plots.shapes import draw_stack
+from dtlab.units import bytes_text
 
 # What is drawn as one: name, the planner's terms, look.
 _GROUPS = (
@@ -24,7 +25,7 @@ _GROUPS = (
 
 
 def plans(shown: Sequence[Plan], title: str = "Layouts", note: str = "",
-          simulated: Sequence[float | None] = (), *, rows: int = 0, dpi: float = 100) -> Picture:
+          simulated: Sequence[float | None] = (), *, rows: int = 0) -> Picture:
     """A bar for each of `shown`, which all fit: the seconds of its step by term. rows: room for so
     many, at least.
 
@@ -37,17 +38,12 @@ def plans(shown: Sequence[Plan], title: str = "Layouts", note: str = "",
     scale, unit = (1.0, "s") if most >= 1 else (1e3, "ms")
     heading = f"{title}: the best takes {shown[0].step_s * scale:.3g} {unit} a step (predicted)"
     lines, rows = [], max(rows, len(shown))
-    with styled():
-        picture = new_picture(11.0, 2.2 + 0.72 * rows, dpi)
-        write_title(picture, heading, note)
-        axes = place_axes(picture, left=0.3, right=2.6, bottom=1.25, top=1.05)
+    with page(11.0, 2.2 + 0.72 * rows, heading, note) as picture:
+        axes = picture.place(left=0.3, right=2.6, bottom=1.25, top=1.05)
         for row, plan in enumerate(shown):
-            left = 0.0
-            for name, terms, color, hatch in _GROUPS:
-                seconds = sum(plan.terms[term] for term in terms) * scale
-                axes.barh(row, seconds, left=left, height=0.42, color=color, hatch=hatch,
-                          edgecolor=PAPER, linewidth=0.6, label=name if row == 0 else None)
-                left += seconds
+            draw_stack(axes, row, [
+                (name, sum(plan.terms[term] for term in terms) * scale, color, hatch)
+                for name, terms, color, hatch in _GROUPS], height=0.42, named=not row)
             axes.annotate(str(plan.layout), (0, row - 0.27), (1, 2), size=11.5, color=INK,
                           textcoords="offset points", va="bottom")
             text = (f"{plan.step_s * scale:.3g} {unit} · {bytes_text(plan.memory_bytes)} · "
@@ -70,10 +66,8 @@ def plans(shown: Sequence[Plan], title: str = "Layouts", note: str = "",
     return picture
 
 
-def no_plan(title: str, note: str, rows: int, *, dpi: float = 100) -> Picture:
+def no_plan(title: str, note: str, rows: int) -> Picture:
     """In the place of `plans` where nothing fits: a sentence."""
-    with styled():
-        picture = new_picture(11.0, 2.2 + 0.72 * rows, dpi)
-        write_title(picture, f"{title}: nothing fits", note)
-    picture.alt = f"{title}: nothing fits. {note}."
-    return picture
+    with page(11.0, 2.2 + 0.72 * rows, f"{title}: nothing fits", note) as picture:
+        picture.alt = f"{title}: nothing fits. {note}."
+        return picture

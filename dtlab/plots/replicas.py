@@ -10,10 +10,10 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 
 from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, rank_color, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.replica_run import COPIES, END_S, FAR, MASTER, NEAR, PushReply, ReplicaRun
-from dtlab.plots.units import count_text, seconds_text
+from dtlab.plots.picture import MARGIN_IN, Picture, page
+from dtlab.recording.replica_run import COPIES, END_S, FAR, MASTER, NEAR, PushReply, ReplicaRun
 from dtlab.trace import Message
+from dtlab.units import count_text, seconds_text
 
 WIDTH_IN, HEIGHT_IN = 11.0, 5.9
 _ROWS = (NEAR, 0, 1, 2, FAR, MASTER)  # from the top; the link that is cut lies below the second
@@ -23,18 +23,16 @@ _NAMES = {**{copy: f"copy {copy}" for copy in COPIES}, MASTER: "master", FAR: "w
           NEAR: "worker 5"}
 
 
-def replicas(run: ReplicaRun, *, begin_s: float = 0.0, end_s: float = END_S, title: str = "",
-             dpi: float = 100) -> Picture:
+def replicas(run: ReplicaRun, *, begin_s: float = 0.0, end_s: float = END_S,
+             title: str = "") -> Picture:
     """Time goes to the right; each rank is a line, and a message goes from its sender's to its
-    receiver's. The thick part of a copy's line: it
-    holds the lease to lead. Round marks on a worker's line: a push is acknowledged."""
+    receiver's. The thick part of a copy's line: it holds the lease to lead. Round marks on a
+    worker's line: a push is acknowledged."""
     name = title or run.name
     heading = f"{name[:1].upper()}{name[1:]}, {_event_text(run)} (simulated)"
     found = summary(run)
-    with styled():
-        picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
-        write_title(picture, heading, found)
-        axes = place_axes(picture, left=1.25, right=MARGIN_IN, bottom=1.0, top=0.98)
+    with page(WIDTH_IN, HEIGHT_IN, heading, found) as picture:
+        axes = picture.place(left=1.25, right=MARGIN_IN, bottom=1.0, top=0.98)
         _draw_lines(axes, run, end_s)
         _draw_messages(axes, run, begin_s, end_s)
         _draw_cut(axes, run, begin_s, end_s)
@@ -157,6 +155,4 @@ def _draw_legend(picture: Picture) -> None:
         Line2D([], [], color=QUIET, marker="o", linestyle="", label="acknowledged"),
         Line2D([], [], color=ALARM, marker="X", linestyle="", markersize=9, label="refused"),
     ]
-    picture.legend(handles=handles, loc="lower left", ncols=5, borderaxespad=0, fontsize=12,
-                   bbox_to_anchor=(MARGIN_IN / WIDTH_IN, 0.12 / HEIGHT_IN), labelcolor=QUIET,
-                   handlelength=1.6, columnspacing=1.4)
+    picture.explain(handles, 5, fontsize=12, labelcolor=QUIET, handlelength=1.6, columnspacing=1.4)

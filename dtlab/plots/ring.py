@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, PAPER, QUIET, ink_on, rank_color
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.ps.partition import ring_of, stable_hash
 
 WIDTH_IN, HEIGHT_IN = 11.0, 5.6
@@ -22,19 +22,17 @@ _RADIUS = 1.55
 
 
 def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[str] = (),
-              *, title: str = "Who owns which arc of the ring", dpi: float = 100) -> Picture:
+              *, title: str = "Who owns which arc of the ring") -> Picture:
     """For each of two numbers of virtual nodes the ring of `servers`, as `ps.ConsistentHash` has
     it; each arc in the colour of the server that owns it, with its share. `keys` stand where their
     hashes are. Raises `ConfigError` unless two numbers of virtual nodes are given."""
     if len(vnodes) != 2:
         raise ConfigError(f"hash_ring compares two numbers of virtual nodes, not {len(vnodes)}")
-    with styled():
-        picture = new_picture(WIDTH_IN, HEIGHT_IN, dpi)
-        shares = [arc_shares(servers, v) for v in vnodes]
-        note = " · ".join(f"{_nodes_text(v)}: largest share {max(found):.0%}, smallest "
-                          f"{min(found):.0%}" for v, found in zip(vnodes, shares, strict=True))
-        write_title(picture, title, note)
-        axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.6, top=1.0)
+    shares = [arc_shares(servers, v) for v in vnodes]
+    note = " · ".join(f"{_nodes_text(v)}: largest share {max(found):.0%}, smallest "
+                      f"{min(found):.0%}" for v, found in zip(vnodes, shares, strict=True))
+    with page(WIDTH_IN, HEIGHT_IN, title, note) as picture:
+        axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.6, top=1.0)
         axes.set_axis_off()
         axes.set_xlim(0, WIDTH_IN - 2 * MARGIN_IN)
         axes.set_ylim(-2, 2)
@@ -45,9 +43,7 @@ def hash_ring(servers: int = 4, vnodes: Sequence[int] = (1, 16), keys: Sequence[
                    for s in range(servers)]
         if keys:
             handles.append(Line2D([], [], color=INK, marker="o", linestyle="", label="a key"))
-        picture.legend(handles=handles, loc="lower left", ncols=len(handles), fontsize=12,
-                       bbox_to_anchor=(MARGIN_IN / WIDTH_IN, 0.1 / HEIGHT_IN), labelcolor=QUIET,
-                       borderaxespad=0, handlelength=1.6)
+        picture.explain(handles, len(handles), fontsize=12, labelcolor=QUIET, handlelength=1.6)
     picture.alt = f"{title}, computed: {servers} servers. {note}."
     return picture
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from dtlab.parallel.pipeline import Action, Schedule, Timing
 from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, ink_on, line_style, mix
-from dtlab.plots.picture import Picture, clock_name, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import Picture, clock_name, page
 from dtlab.trace import Trace
 
 WIDTH_IN = 11.0
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
 def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None = None,
              comm: float = 0.0, trace: Trace | None = None, title: str = "", held: bool = True,
-             room: int = 0, dpi: float = 100) -> Picture:
+             room: int = 0) -> Picture:
     """Ranks × time: a block for each action, with its micro-batch; darker in later chunks.
 
     F, B, W, comm: as in `Schedule.time`. trace: of a run of `Pipeline`, drawn on the same axis,
@@ -49,14 +49,12 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
     room = max(room, plan.ranks)
     rows_in = 0.42 * room * len(panels) + 0.35 * len(panels)
     height_in = 1.75 + rows_in + (1.5 if held else 0.0)
-    with styled():
-        picture = new_picture(WIDTH_IN, height_in, dpi)
-        write_title(picture, heading, figures)
+    with page(WIDTH_IN, height_in, heading, figures) as picture:
         bottom = 2.05 if held else 0.65
-        axes = place_axes(picture, left=1.55, right=0.3, bottom=bottom, top=1.05)
+        axes = picture.place(left=1.55, right=0.3, bottom=bottom, top=1.05)
         _draw_panels(axes, panels, plan, end, room)
         if held:
-            below = place_axes(picture, left=1.55, right=0.3, bottom=0.65,
+            below = picture.place(left=1.55, right=0.3, bottom=0.65,
                                top=height_in - 0.65 - 1.15)
             _draw_held(below, timing, plan, end)
             axes.tick_params(labelbottom=False)

@@ -10,8 +10,8 @@ from matplotlib.patches import Rectangle
 from dtlab.errors import ConfigError
 from dtlab.parallel.types import GRADIENT, WORDS
 from dtlab.plots.palette import FAINT, INK, QUIET, rank_color
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text
+from dtlab.plots.picture import Picture, page
+from dtlab.units import bytes_text
 
 WIDTH_IN = 11.0
 
@@ -57,8 +57,7 @@ LAYERS: dict[str, list[Held | Move]] = {
 
 
 def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int = 2048,
-                   hidden: int = 4096, itemsize: int = 2, room: int = 0,
-                   dpi: float = 100) -> Picture:
+                   hidden: int = 4096, itemsize: int = 2, room: int = 0) -> Picture:
     """A row for each rank, a column for each tensor of a layer of `LAYERS`: the frame is the whole
     tensor, filled is what the rank holds, hatched what is only a part of a sum. Below, the tensor's
     type (backward: its gradient's); between, what moves, in bytes that each rank sends with rings.
@@ -72,10 +71,11 @@ def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int =
     whole = tokens * hidden * itemsize * (ranks - 1) / ranks
     heading = f"{layer}, {ranks} ranks, {'backward' if backward else 'forward'} (predicted)"
     chain = LAYERS[layer]
-    moved, words = 0.0, []
-    with styled():
-        picture = new_picture(WIDTH_IN, 1.95 + 0.62 * max(ranks, room), dpi)
-        axes = place_axes(picture, left=0.75, right=0.15, bottom=0.1, top=1.0)
+    sent = [_sent(item, backward, whole) for item in chain]
+    note = f"each rank sends {bytes_text(round(sum(sent)))} for {tokens:,} tokens of {hidden:,}"
+    words = []
+    with page(WIDTH_IN, 1.95 + 0.62 * max(ranks, room), heading, note) as picture:
+        axes = picture.place(left=0.75, right=0.15, bottom=0.1, top=1.0)
         axes.axis("off")
         for place, item in enumerate(chain):
             if isinstance(item, Held):
@@ -84,19 +84,21 @@ def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int =
                 words.append(f"{'gradient of ' * backward}{item.name} {WORDS[letter]}")
                 continue
             collective = item.backward if backward else item.forward
-            nbytes = whole * (2 if collective == "all-reduce" else 1) if collective else 0.0
-            moved += nbytes
-            _draw_move(axes, place, item, collective, nbytes, ranks, backward)
+            _draw_move(axes, place, item, collective, sent[place], ranks, backward)
             words.append(f"{item.name}: {collective or 'nothing moves'}")
         for rank in range(ranks):
             axes.text(-0.62, rank, f"rank {rank}", ha="right", va="center", size=11, color=INK)
         axes.set_xlim(-0.6, len(chain) - 0.4)
         axes.set_ylim(max(ranks, room) + 0.75, -0.6)
-        note = f"each rank sends {bytes_text(round(moved))} for {tokens:,} tokens of {hidden:,}"
-        write_title(picture, heading, note)
     order = words[::-1] if backward else words
     picture.alt = f"{heading}: {note}. {'; '.join(order)}."
     return picture
+
+
+def _sent(item: Held | Move, backward: bool, whole: float) -> float:
+    """What a rank sends, if a ring of it sends `whole` bytes."""
+    collective = "" if isinstance(item, Held) else item.backward if backward else item.forward
+    return whole * {"": 0, "all-reduce": 2}.get(collective, 1)
 
 
 def _draw_tensor(axes: Axes, place: int, item: Held, letter: str, ranks: int, backward: bool

@@ -7,14 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.patches import PathPatch, Rectangle
-from matplotlib.path import Path
+from matplotlib.patches import Rectangle
 
-from dtlab.plots.frames import Arrow, Frame
 from dtlab.plots.palette import ALARM, FAINT, FRESH, INK, PAPER, QUIET, mix, rank_style
-from dtlab.plots.picture import MARGIN_IN, Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.texts import write_many
-from dtlab.plots.units import bytes_text, count_text
+from dtlab.plots.picture import MARGIN_IN, Picture, page
+from dtlab.plots.shapes import Corners, corners, draw_boxes, write_many
+from dtlab.recording.frames import Arrow, Frame
+from dtlab.units import bytes_text, count_text
 
 WIDTH_IN, HEIGHT_IN = 11.0, 6.6
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.3, 0.3, 0.8, 1.35
@@ -48,7 +47,7 @@ class Layout(NamedTuple):
         return piece * self.column, rank * self.row + (self.row - self.box_h) / 2
 
 
-def stepper(frame: Frame, *, height_in: float | None = None, dpi: float = 100) -> Picture:
+def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
     """Ranks × pieces. In each box, a bar with one segment a contributor, and their number.
 
     Yellow: changed in this step. Heavy border and ✓: complete. ✗: holds what it never may.
@@ -57,10 +56,8 @@ def stepper(frame: Frame, *, height_in: float | None = None, dpi: float = 100) -
     None: as the number of ranks needs.
     """
     layout = Layout.of(frame, height_in)
-    with styled():
-        picture = new_picture(WIDTH_IN, layout.height, dpi)
-        write_title(picture, _heading(frame), _progress(frame))
-        axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
+    with page(WIDTH_IN, layout.height, _heading(frame), _progress(frame)) as picture:
+        axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         _draw_labels(axes, frame, layout)
         _draw_boxes(axes, frame, layout)
         _draw_counts(axes, frame, layout)
@@ -146,13 +143,13 @@ def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
     w, h = layout.box_w, layout.box_h
     boxes, faces, edges, widths = [], [], [], []
     segments, colors = [], []
-    twice: list[Path] = []
+    twice: list[Corners] = []
     complete, wrong = frame.complete, frame.wrong
     heavy = 3.0 if h > 0.3 else 1.8
     thin = 0.4 if w / frame.ranks > 0.05 else 0.0
     for rank, piece in np.ndindex(frame.ranks, frame.pieces):
         x, y = layout.box(rank, piece)
-        boxes.append(_corners(x, y, w, h))
+        boxes.append(corners(x, y, w, h))
         faces.append(FRESH if frame.changed[rank, piece] and frame.step else PAPER)
         spoilt, ready = wrong[rank, piece], complete[rank, piece]
         edges.append(ALARM if spoilt else INK if ready else "#9aa7b4")
@@ -162,22 +159,16 @@ def _draw_boxes(axes: Axes, frame: Frame, layout: Layout) -> None:
         pad = min(0.07, 0.1 * w)
         part = (w - 2 * pad) / max(1, len(shown))
         for place, contributor in enumerate(shown):
-            box = _corners(x + pad + place * part, y + 0.56 * h, part, 0.36 * h)
+            box = corners(x + pad + place * part, y + 0.56 * h, part, 0.36 * h)
             segments.append(box)
             colors.append(rank_style(int(contributor)).color if held[contributor] else "#eef1f4")
             if held[contributor] > 1 or held[contributor] < 0:
-                twice.append(Path([*box, box[0]], closed=True))
+                twice.append(box)
     axes.add_collection(PolyCollection(list(np.array(boxes)), facecolors=faces, edgecolors=edges,
                                        linewidths=widths, joinstyle="miter"), autolim=False)
     axes.add_collection(PolyCollection(list(np.array(segments)), facecolors=colors,
                                        edgecolors="#9aa7b4", linewidths=thin), autolim=False)
-    if twice:
-        axes.add_artist(PathPatch(Path.make_compound_path(*twice), facecolor="none", hatch="xxx",
-                                 edgecolor=INK, linewidth=2))
-
-
-def _corners(x: float, y: float, w: float, h: float) -> list[tuple[float, float]]:
-    return [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
+    draw_boxes(axes, twice, "xxx", facecolor="none", edgecolor=INK, linewidth=2)
 
 
 def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
@@ -206,7 +197,7 @@ def _draw_counts(axes: Axes, frame: Frame, layout: Layout) -> None:
     if size < 6:  # more than 16 ranks or so: only the bars can be read
         return
     for (color, weight), texts in places.items():
-        write_many(axes, texts, size=size, color=color, weight=weight, downwards=True)
+        write_many(axes, texts, size=size, color=color, weight=weight)
 
 
 def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
@@ -280,14 +271,14 @@ def _lanes(arrows: list[Arrow]) -> tuple[list[int], int]:
 
 def _draw_foot(picture: Picture, frame: Frame) -> None:
     """Which step this is, as a bar with one field a step; and what the signs mean."""
-    axes = place_axes(picture, left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
+    axes = picture.place(left=MARGIN_IN, right=MARGIN_IN, bottom=0.18,
                       top=picture.get_figheight() - 0.62)
     width = WIDTH_IN - 2 * MARGIN_IN
     axes.set_xlim(0, width)
     axes.set_ylim(0, 0.44)
     axes.set_axis_off()
     bar, steps = 4.2, max(1, frame.steps)
-    fields = [_corners(i * bar / steps, 0.12, bar / steps * 0.94, 0.2) for i in range(steps)]
+    fields = [corners(i * bar / steps, 0.12, bar / steps * 0.94, 0.2) for i in range(steps)]
     faces = [INK if i < frame.step else FAINT for i in range(steps)]
     axes.add_collection(PolyCollection(fields, facecolors=faces, edgecolors="none"), autolim=False)
     axes.text(bar + 0.08, 0.22, f"{frame.step}/{frame.steps}", va="center", size=13)

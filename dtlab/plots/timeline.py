@@ -6,42 +6,25 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, PathPatch, Rectangle
-from matplotlib.path import Path
+from matplotlib.patches import Patch, Rectangle
 
 from dtlab.errors import ConfigError
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers
 from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, ink_on, mix, rank_style
-from dtlab.plots.picture import (
-    MARGIN_IN,
-    Picture,
-    clock_name,
-    new_picture,
-    place_axes,
-    styled,
-    write_title,
-)
-from dtlab.plots.texts import write_many
-from dtlab.plots.units import bytes_text, count_text, seconds_text, time_unit
+from dtlab.plots.picture import DPI, Picture, clock_name, page
+from dtlab.plots.shapes import corners, draw_arrows, draw_boxes, write_many
 from dtlab.trace import Message, Trace
+from dtlab.units import bytes_text, count_text, seconds_text, time_unit
 
 MOST_ARROWS = 300  # more would hide what they show
 _LEFT_IN, _RIGHT_IN, _BOTTOM_IN, _TOP_IN = 1.6, 0.35, 1.4, 1.0
 Lanes = dict[tuple[int, int], int]  # (rank, stream): its place, counted from the top
 
 
-def timeline(
-    trace: Trace,
-    title: str = "Timeline",
-    *,
-    window: tuple[float, float] | None = None,
-    ranks: Sequence[int] | None = None,
-    arrows: bool = True,
-    width_in: float = 11.0,
-    dpi: float = 100,
-) -> Picture:
+def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, float] | None = None,
+             ranks: Sequence[int] | None = None, arrows: bool = True, width_in: float = 11.0
+             ) -> Picture:
     """Ranks × time: work, waits and messages from both ends (hatched), arrows between ranks.
 
     A rank has a lane, and one more for each of its streams. In each lane, from the top: what it
@@ -56,25 +39,21 @@ def timeline(
     lanes = _lanes(wanted, bars)
     lanes_in = max(1.1, min(0.62 * len(lanes), 8.5))
     height_in = lanes_in + _TOP_IN + _BOTTOM_IN
-    pixel_s = (end - begin) / ((width_in - _LEFT_IN - _RIGHT_IN) * dpi)
+    pixel_s = (end - begin) / ((width_in - _LEFT_IN - _RIGHT_IN) * DPI)
     seen = [bar for bar in bars if bar.end_s >= begin and bar.start_s <= end]
     bars, tracks = merge_slivers(seen, pixel_s), _tracks(seen)
     shown, moved = _arrows_shown(trace, wanted, begin, end) if arrows else ([], 0)
     thinned = f" · arrows: {len(shown):,} of {moved:,} messages" if len(shown) < moved else ""
-    with styled():
-        picture = new_picture(width_in, height_in, dpi)
-        heading = f"{title} ({clock_name(trace.virtual)})"
-        summary = _summary(trace, len(lanes) - len(wanted))
-        if len(wanted) < trace.ranks:
-            summary += f" · shown: {count_text(len(wanted), 'rank')}"
-        write_title(picture, heading, summary + thinned)
-        axes = place_axes(picture, left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
+    heading = f"{title} ({clock_name(trace.virtual)})"
+    summary = _summary(trace, len(lanes), len(wanted))
+    with page(width_in, height_in, heading, summary + thinned) as picture:
+        axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         scale = _frame(axes, lanes, begin, end, lanes_in)
         _draw_bars(axes, bars, lanes, tracks, scale, pixel_s)
         _draw_arrows(axes, shown, lanes, tracks, scale)
         named = {"compute", "reduce", "send"} | (set() if len(shown) == moved > 0 else {"recv"})
-        _draw_texts(axes, [bar for bar in bars if bar.kind in named], lanes, tracks, pixel_s,
-                    lanes_in / len(lanes), (begin, end))
+        _draw_texts(axes, [bar for bar in bars if bar.kind in named], lanes, tracks, scale,
+                    pixel_s, lanes_in / len(lanes), (begin, end))
         _legend(picture, {bar.kind for bar in bars}, hatched_kinds(bars))
         if not seen:
             axes.text(0.5, 0.5, "nothing happened here: no message, no work", color=QUIET,
@@ -188,30 +167,24 @@ def _draw_bars(
     for bar in bars:
         alike.setdefault((bar.kind, _fill(bar)), []).append(bar)
     for (kind, fill), ours in alike.items():
-        top, bottom = np.array([_edges(bar, lanes, tracks) for bar in ours]).T
-        left = np.array([bar.start_s for bar in ours]) / scale
-        right = np.array([max(bar.end_s, bar.start_s + 1.5 * pixel_s) for bar in ours]) / scale
-        x, y = [left, right, right, left, left], [top, top, bottom, bottom, top]
-        outlines = np.stack([np.stack(x, 1), np.stack(y, 1)], 2).reshape(-1, 2)
-        codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(ours))
+        boxes = []
+        for bar in ours:
+            top, bottom = _edges(bar, lanes, tracks)
+            left, right = bar.start_s, max(bar.end_s, bar.start_s + 1.5 * pixel_s)
+            boxes.append(corners(left / scale, top, (right - left) / scale, bottom - top))
         edge, depth = (QUIET, 1.5) if kind in _QUIET_KINDS else (INK, 2.0)
-        # One path for all that look alike: drawn, and hatched, many times faster than one by one.
-        together = Path(outlines, codes)
-        axes.add_artist(PathPatch(together, facecolor=fill, edgecolor=edge, zorder=depth,
-                                  linewidth=0.2 if len(bars) > 2000 else 0.8))
+        draw_boxes(axes, boxes, facecolor=fill, edgecolor=edge, zorder=depth,
+                   linewidth=0.2 if len(bars) > 2000 else 0.8)
         if kind in hatched:
-            axes.add_artist(PathPatch(together, facecolor="none", edgecolor=QUIET, linewidth=0,
-                                      hatch=_STYLES[kind][1], zorder=depth + 0.1))
+            draw_boxes(axes, boxes, _STYLES[kind][1], facecolor="none", edgecolor=QUIET,
+                       linewidth=0, zorder=depth + 0.1)
 
 
 def _draw_texts(
     axes: Axes, bars: list[Bar], lanes: Lanes, tracks: dict[str, tuple[float, float]],
-    pixel_s: float, lane_in: float, window: tuple[float, float],
+    scale: float, pixel_s: float, lane_in: float, window: tuple[float, float],
 ) -> None:
     """What a bar is, inside it, where there is room. Peers are named everywhere or nowhere."""
-    picture = axes.get_figure()
-    assert isinstance(picture, Picture)
-    dpi, top_in = picture.get_dpi(), picture.get_figheight() - _TOP_IN
     if lane_in * 0.84 * 72 < 9:
         return  # not even a whole lane is high enough for letters
     longest = {kind: max((len(b.text) for b in bars if b.kind == kind), default=0)
@@ -225,14 +198,12 @@ def _draw_texts(
         letters = longest.get(bar.kind, len(bar.text))
         start_s, end_s = max(bar.start_s, window[0]), min(bar.end_s, window[1])
         room_px = (end_s - start_s) / pixel_s - 6
-        if size < 7 or letters * size * 0.64 * dpi / 72 > room_px:
+        if size < 7 or letters * size * 0.64 * DPI / 72 > room_px:
             continue
-        x = _LEFT_IN + ((start_s + end_s) / 2 - window[0]) / pixel_s / dpi
-        y = top_in - ((top + bottom) / 2 + 0.5) * lane_in
-        styles.setdefault((_fill(bar), size), []).append((bar.text, x, y))
+        styles.setdefault((_fill(bar), size), []).append(
+            (bar.text, (start_s + end_s) / 2 / scale, (top + bottom) / 2))
     for (fill, size), texts in styles.items():
-        write_many(axes, texts, size=size, color=ink_on(fill), halo=fill,
-                   transform=picture.dpi_scale_trans)
+        write_many(axes, texts, size=size, color=ink_on(fill), halo=fill)
 
 
 def _arrows_shown(
@@ -252,26 +223,19 @@ def _draw_arrows(
     scale: float,
 ) -> None:
     """One arrow a message: from when it left to when it had arrived, by the nearer edges."""
-    if not shown:
-        return
     ends = [(lanes[m.src, m.src_stream], lanes[m.dst, m.dst_stream]) for m in shown]
-    tail = np.array([[m.start_s / scale, src + tracks["send"][src < dst]]
-                     for m, (src, dst) in zip(shown, ends, strict=True)])
-    head = np.array([[m.end_s / scale, dst + tracks["recv"][src > dst]]
-                     for m, (src, dst) in zip(shown, ends, strict=True)])
+    tails = [(m.start_s / scale, src + tracks["send"][src < dst])
+             for m, (src, dst) in zip(shown, ends, strict=True)]
+    heads = [(m.end_s / scale, dst + tracks["recv"][src > dst])
+             for m, (src, dst) in zip(shown, ends, strict=True)]
     few = len(shown) <= 60
-    axes.quiver(
-        *tail.T, *(head - tail).T, angles="xy", scale_units="xy", scale=1, units="inches",
-        width=0.026 if few else 0.016 if len(shown) <= 150 else 0.012,
-        headwidth=4.5, headlength=6, headaxislength=5.5,
-        color=[mix(rank_style(m.src).color, "black", 0.25) for m in shown],
-        edgecolor=PAPER, linewidth=0.6 if few else 0, alpha=0.95 if few else 0.6, zorder=4,
-        minlength=0,
-    )
+    draw_arrows(axes, tails, heads, headwidth=4.5, zorder=4,
+                width=0.026 if few else 0.016 if len(shown) <= 150 else 0.012,
+                color=[mix(rank_style(m.src).color, "black", 0.25) for m in shown],
+                linewidth=0.6 if few else 0, alpha=0.95 if few else 0.6)
 
 
 def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
-    width, height = picture.get_size_inches()
     handles = [
         Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
               edgecolor=INK, label=name)
@@ -279,19 +243,20 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
     ]
     if handles:
         columns = len(handles) if len(handles) <= 4 else 3
-        picture.legend(handles=handles, loc="lower left", ncols=columns, borderaxespad=0,
-                       bbox_to_anchor=(MARGIN_IN / width, 0.12 / height), handleheight=1.1,
-                       handlelength=1.8, columnspacing=1.4, handletextpad=0.5)
+        picture.explain(handles, columns, handleheight=1.1, handlelength=1.8, columnspacing=1.4,
+                        handletextpad=0.5)
 
 
-def _summary(trace: Trace, streams: int) -> str:
+def _summary(trace: Trace, lanes: int, shown: int) -> str:
     parts = [count_text(trace.ranks, "rank")]
-    if streams:
-        parts.append(count_text(streams, "stream"))
+    if lanes > shown:
+        parts.append(count_text(lanes - shown, "stream"))
     if trace.transfers:
         parts += [count_text(len(trace.transfers), "message"),
                   f"{bytes_text(trace.sent_bytes())} sent"]
     parts.append(seconds_text(end_of(trace)))
+    if shown < trace.ranks:
+        parts.append(f"shown: {count_text(shown, 'rank')}")
     return " · ".join(parts)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from matplotlib.ticker import FuncFormatter
+from matplotlib.axes import Axes
 
 from dtlab import cost
 from dtlab.models import SHAPES
-from dtlab.plots.curves import logarithmic
+from dtlab.plots.lines import Scale
 from dtlab.plots.palette import ALARM, FAINT, HUES, INK
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
-from dtlab.plots.units import bytes_text
+from dtlab.plots.picture import Picture, page
+from dtlab.units import bytes_text
 
 DAY_S = 86_400
 
@@ -37,7 +38,7 @@ def days_text(seconds: float) -> str:
 
 
 def training_time(model: str | float, tokens: float, device: str, devices: int,
-                  efficiency: float = 0.4, recompute: bool = False, dpi: float = 100) -> Picture:
+                  efficiency: float = 0.4, recompute: bool = False) -> Picture:
     """Left: days of training against the number of devices, as `cost.training_time_s` says. Right:
     bytes of parameters, gradients and Adam's state a device, with copies and with ZeRO 3.
 
@@ -57,32 +58,33 @@ def training_time(model: str | float, tokens: float, device: str, devices: int,
     heading = f"{name} parameters, {tokens / 1e9:,.4g} B tokens (predicted)"
     note = (f"{devices:,} devices at {efficiency:.0%}: {days_text(took)} · "
             f"{took * devices / 3600:,.0f} device-hours")
-    with styled():
-        picture = new_picture(11, 4.6, dpi)
-        write_title(picture, heading, note)
-        axes = place_axes(picture, left=1.35, right=4.6, bottom=0.8, top=1.15)
-        logarithmic(axes, x=False)
-        axes.set_xscale("log", base=2)
+    with page(11, 4.6, heading, note) as picture:
+        axes = picture.place(left=1.35, right=4.6, bottom=0.8, top=1.15)
         axes.plot(counts, [seconds(n) / DAY_S for n in counts], color=HUES[0])
         axes.plot([devices], [took / DAY_S], "o", color=HUES[0], markersize=10)
-        axes.set_xlabel("devices")
-        axes.set_ylabel("time (days)")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda d, _: f"{d:,.6g}"))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
-        axes.set_xticks([2.0**k for k in range(0, 16, 3)])
-        bars = place_axes(picture, left=7.9, right=0.5, bottom=0.8, top=1.15)
-        bars.bar(list(state), [n / 1e9 for n in state.values()], width=0.6,
-                 color=[ALARM if n > memory else HUES[2] for n in state.values()])
-        top = 1.25 * max(memory, *state.values()) / 1e9
-        for place, n in enumerate(state.values()):
-            fits = "fits" if n <= memory else "too large"
-            bars.text(place, n / 1e9 + 0.02 * top, f"{bytes_text(n)}\n{fits}", ha="center",
-                      va="bottom", size=11, color=INK)
-        bars.axhline(memory / 1e9, color=INK, linestyle=(0, (5, 2)), linewidth=1.5)
-        bars.set_ylim(0, 1.12 * top)
-        bars.set_ylabel("state (GB a device)")
-        bars.grid(axis="y", color=FAINT)
-    words = "; ".join(f"{kind}: {bytes_text(n)}, {'fits' if n <= memory else 'too large'}"
+        Scale("devices", "{:,.0f}".format, 2, counts[::3]).apply(axes.xaxis)
+        Scale("time (days)", "{:,.6g}".format).apply(axes.yaxis)
+        axes.grid(True, which="major")
+        _draw_state(picture.place(left=7.9, right=0.5, bottom=0.8, top=1.15), state, memory)
+    words = "; ".join(f"{kind}: {bytes_text(n)}, {_fits(n, memory)}"
                       for kind, n in state.items())
     picture.alt = f"{heading}: {note}. {words}, of {bytes_text(memory)} on a device."
     return picture
+
+
+def _fits(nbytes: float, memory: float) -> str:
+    return "fits" if nbytes <= memory else "too large"
+
+
+def _draw_state(axes: Axes, state: Mapping[str, float], memory: float) -> None:
+    """A bar for each way to keep the state, up to what a device has."""
+    axes.bar(list(state), [n / 1e9 for n in state.values()], width=0.6,
+             color=[ALARM if n > memory else HUES[2] for n in state.values()])
+    top = 1.25 * max(memory, *state.values()) / 1e9
+    for place, n in enumerate(state.values()):
+        axes.text(place, n / 1e9 + 0.02 * top, f"{bytes_text(n)}\n{_fits(n, memory)}",
+                  ha="center", va="bottom", size=11, color=INK)
+    axes.axhline(memory / 1e9, color=INK, linestyle=(0, (5, 2)), linewidth=1.5)
+    axes.set_ylim(0, 1.12 * top)
+    axes.set_ylabel("state (GB a device)")
+    axes.grid(axis="y", color=FAINT)

@@ -8,14 +8,14 @@ from matplotlib.collections import LineCollection
 from dtlab.collectives.all_reduce_trees import Tree
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, QUIET, rank_style
-from dtlab.plots.picture import Picture, new_picture, place_axes, styled, write_title
+from dtlab.plots.picture import Picture, page
 from dtlab.topology import check_ranks
 
 MOST_RANKS = 32  # more can't be read in one picture
 WIDTH_IN, SIDE_IN = 11.0, 0.45
 
 
-def double_tree(ranks: int, *, dpi: float = 100) -> Picture:
+def double_tree(ranks: int) -> Picture:
     """The trees that `all_reduce` "double_tree" sums up and hands out in, one above the other.
 
     Each rank stands at the same place across in both; the root on top, a line to each child. Ranks
@@ -28,13 +28,12 @@ def double_tree(ranks: int, *, dpi: float = 100) -> Picture:
     trees = {"first half of the vector": Tree(ranks, mirrored=False),
              "second half": Tree(ranks, mirrored=True)}
     title = f"Two trees over {ranks} ranks"
-    with styled():
-        levels = 1 + max(tree.depth(rank) for tree in trees.values() for rank in range(ranks))
-        high_in = 0.42 + 0.62 * levels
-        picture = new_picture(WIDTH_IN, 1.0 + 2 * high_in, dpi)
-        write_title(picture, title, "square: has children, and adds; disc: a leaf, which doesn't")
+    note = "square: has children, and adds; disc: a leaf, which doesn't"
+    levels = 1 + max(tree.depth(rank) for tree in trees.values() for rank in range(ranks))
+    high_in = 0.42 + 0.62 * levels
+    with page(WIDTH_IN, 1.0 + 2 * high_in, title, note) as picture:
         for half, (name, tree) in enumerate(trees.items()):
-            axes = place_axes(picture, left=SIDE_IN, right=SIDE_IN, top=0.95 + half * high_in,
+            axes = picture.place(left=SIDE_IN, right=SIDE_IN, top=0.95 + half * high_in,
                               bottom=0.05 + (1 - half) * high_in)
             axes.set_xlim(-0.6, max(ranks - 0.4, 0.6))
             axes.set_ylim(levels - 0.45, -0.85)

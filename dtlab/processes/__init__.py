@@ -14,8 +14,7 @@
       recorder         takes down the trace
       streams          threads that run what `begin` begins
       endpoint         what the communicators of one rank share
-    serialization    functions, arguments and results between processes; failures: exceptions;
-                     registered: algorithms that a learner has registered
+    failures         exceptions on their way from a rank (calls and results: ranks.serialization)
     control_channel  frames between launcher and ranks; store: the ranks' addresses
     torchrun         ranks that torchrun has started
 """

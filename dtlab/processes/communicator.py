@@ -17,16 +17,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from dtlab.calls import check_amount, check_wait, no_operation
+from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied
-from dtlab.matching import describe
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.match_check import Channel, EncodedHeader, encoded
 from dtlab.processes.message import Message
 from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport, WatchedHandle
+from dtlab.ranks.matching import describe
 from dtlab.reduction import combine_
 from dtlab.tracebacks import calling_place
 

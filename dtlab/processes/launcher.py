@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from dtlab.errors import ConfigError, DtlabError
-from dtlab.output import RankOutput
-from dtlab.processes import rank_monitor, serialization
+from dtlab.processes import rank_monitor
 from dtlab.processes.control_channel import ControlChannel
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.fork_server import ask_rank, new_rank_group
@@ -25,6 +24,8 @@ from dtlab.processes.rank_monitor import RankHandle
 from dtlab.processes.shared_status import SharedStatus
 from dtlab.processes.store import StoreServer
 from dtlab.processes.watchdog import Watchdog
+from dtlab.ranks import serialization
+from dtlab.ranks.output import RankOutput
 
 _PIPE_BYTES = 1 << 20
 _HOLD_S = 0.25

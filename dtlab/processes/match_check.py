@@ -20,8 +20,8 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dtlab.matching import Header, check_match
 from dtlab.processes.shared_status import CONTEXTS, DEPTH, HEADER_BYTES, SharedStatus
+from dtlab.ranks.matching import Header, check_match
 
 _LABEL_CHARS = 80  # of a label that are written down
 _TEXT_BYTES = HEADER_BYTES - 16  # beside a header's stamp and digest

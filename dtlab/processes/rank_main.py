@@ -22,13 +22,14 @@ import numpy as np
 import torch
 
 from dtlab.errors import ConfigError
-from dtlab.processes import failures, serialization
+from dtlab.processes import failures
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 from dtlab.processes.endpoint import Endpoint, Reply
 from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
 from dtlab.processes.store import RankStore
+from dtlab.ranks import serialization
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"

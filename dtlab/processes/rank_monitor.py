@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from dtlab.errors import RankDied
-from dtlab.output import RankOutput
 from dtlab.processes import failures
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
+from dtlab.ranks.output import RankOutput
 from dtlab.tracebacks import PACKAGE, shown_name
 
 GRACE_S = 1.0  # how long the launcher waits to hear why a connection has broken

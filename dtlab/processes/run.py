@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlab.calls import check_call, check_options
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import torchrun
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.launcher import RankGroup
-from dtlab.processes.serialization import pack_call
+from dtlab.ranks.call_checks import check_call, check_options
+from dtlab.ranks.serialization import pack_call
 from dtlab.result import Result
 from dtlab.trace import Trace
 from dtlab.tracebacks import end_at_caller

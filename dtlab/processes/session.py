@@ -10,11 +10,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dtlab.calls import check_call
 from dtlab.errors import ConfigError, DtlabError, RankFailed
-from dtlab.processes import serialization
 from dtlab.processes.launcher import RankGroup
 from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
+from dtlab.ranks import serialization
+from dtlab.ranks.call_checks import check_call
 from dtlab.result import Result
 from dtlab.tracebacks import end_at_caller
 

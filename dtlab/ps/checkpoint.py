@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dtlab.calls import check_whole, short
+from dtlab.checks import check_whole, short
 from dtlab.errors import ConfigError
 
 _MAGIC = b"dtlab-ps"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dtlab.calls import check_whole, short
+from dtlab.checks import check_whole, short
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, MetaSpec, Spec, has_data
 from dtlab.ps.slices import Slices

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 
-from dtlab.calls import check_whole, short
+from dtlab.checks import check_whole, short
 from dtlab.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dtlab.calls import check_flag, short
+from dtlab.checks import check_flag, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps import checks

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dtlab.calls import check_whole
+from dtlab.checks import check_whole
 
 Key = Hashable
 Units = Any  # a range, or a sorted array of int64

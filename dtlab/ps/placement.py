@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dtlab.calls import check_whole, short
+from dtlab.checks import check_whole, short
 from dtlab.collectives.registry import check_tensor, cut, flattened, write_back
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from dtlab.calls import check_flag
+from dtlab.checks import check_flag
 from dtlab.errors import DtlabError
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dtlab.calls import check_flag, short
+from dtlab.checks import check_flag, short
 from dtlab.errors import ConfigError
 
 MOST = 1e18  # torch takes no larger factor

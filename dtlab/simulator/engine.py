@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from dtlab.errors import Deadlock, RunTimeout
-from dtlab.matching import check_match, describe
+from dtlab.ranks.matching import check_match, describe
 from dtlab.simulator.agenda import Agenda
 from dtlab.simulator.changes import Changes
 from dtlab.simulator.messages import Channels, PendingMessage, put

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import cloudpickle
 import torch
 
 from dtlab.simulator.network import Flow
+from dtlab.simulator.rank_classes import CLASSES, dumps, loads
 from dtlab.simulator.strands import Strand
 from dtlab.topology import Topology
 
@@ -58,21 +57,22 @@ class ObjectPayload:
     dtype, ndim, shape, is_meta = "object", 0, (), False
 
     def __init__(self, x: Any):
-        self.pickled: bytes = cloudpickle.dumps(x)
+        self.pickled = dumps(x)
         self.nbytes = len(self.pickled)
 
 
 class ObjectBuffer:
     """A list that takes an object out of its `ObjectPayload`: the counterpart of `Tensor.copy_`."""
 
-    __slots__ = ("objects",)
+    __slots__ = ("_classes", "objects")
     dtype, ndim, shape, nbytes = "object", 0, (), -1  # only its sender knows its size
 
     def __init__(self, objects: list[Any]):
         self.objects = objects
+        self._classes = CLASSES.get()  # its receiver's
 
     def copy_(self, payload: ObjectPayload) -> None:
-        self.objects.append(pickle.loads(payload.pickled))
+        self.objects.append(loads(payload.pickled, self._classes))
 
 
 class Queue:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from dtlab.calls import check_amount, check_number, check_whole
+from dtlab.checks import check_amount, check_number, check_whole
 from dtlab.errors import ConfigError
 
 Node = int | str  # ranks are numbered, all else has a name

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from numbers import Integral
 
-from dtlab.calls import check_amount, check_number
+from dtlab.checks import check_amount, check_number
 from dtlab.errors import ConfigError
 from dtlab.topology.base import Change, Node, Topology, check_link, check_topology
 from dtlab.topology.graphs import ShortestPaths, check_connected

@@ -10,7 +10,7 @@ import math
 
 import networkx as nx
 
-from dtlab.calls import check_number, check_whole
+from dtlab.checks import check_number, check_whole
 from dtlab.errors import ConfigError
 from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link, check_total
 from dtlab.topology.graphs import from_paths, join, pair_hash

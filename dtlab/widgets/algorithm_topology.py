@@ -8,9 +8,9 @@ from functools import partial
 
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture, contest_on
-from dtlab.plots.units import bytes_text
 from dtlab.topology import Topology
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.units import bytes_text
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 from dtlab.wires import Entry, contest, examples
 
 Choice = tuple[str, int, str]  # cluster, bytes, algorithm
@@ -47,7 +47,7 @@ class AlgorithmTopologyExplorer(Explorer):
 
     def static(self) -> Picture:
         """The picture that is shown, as a matplotlib figure."""
-        return self._draw(self._choice(), dpi=100)
+        return self._draw(self._choice())
 
     def _choice(self) -> Choice:
         return self.cluster.value, self.nbytes.value, self.algorithm.value
@@ -61,7 +61,6 @@ class AlgorithmTopologyExplorer(Explorer):
             key = now[0], near, now[2]
             self._ahead(key, partial(self._draw, key))
 
-    def _draw(self, which: Choice, dpi: float = DPI) -> Picture:
+    def _draw(self, which: Choice) -> Picture:
         cluster, nbytes, algorithm = which
-        return contest_on(self.clusters[cluster], self._entries[cluster, nbytes], algorithm,
-                          dpi=dpi)
+        return contest_on(self.clusters[cluster], self._entries[cluster, nbytes], algorithm)

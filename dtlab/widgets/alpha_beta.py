@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from dtlab.collectives import ALGORITHMS
 from dtlab.cost import form
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture, cost_curves
 from dtlab.plots.curves import Measured
-from dtlab.plots.units import bytes_text, seconds_text
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.units import bytes_text, seconds_text
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 TIMES = (1e-6, 1e2)  # of the axis: fixed, so that curves move and the axis does not
 
@@ -48,7 +49,7 @@ class AlphaBetaExplorer(Explorer):
 
     def static(self) -> Picture:
         """The curves that are shown, as a matplotlib figure."""
-        return self._draw(*self._choice(), dpi=100)
+        return self._draw(*self._choice())
 
     def _choice(self) -> tuple[str, int, float, float, float]:
         return (self.collective.value, self.ranks.value, self.alpha.value, self.beta.value,
@@ -56,14 +57,13 @@ class AlphaBetaExplorer(Explorer):
 
     def _update(self) -> None:
         now = self._choice()
-        self._show(now, lambda: self._draw(*now, dpi=DPI))
+        self._show(now, partial(self._draw, *now))
 
-    def _draw(self, collective: str, ranks: int, alpha: float, beta: float, gamma: float,
-              dpi: float) -> Picture:
+    def _draw(self, collective: str, ranks: int, alpha: float, beta: float, gamma: float
+              ) -> Picture:
         names = self._algorithms.get(collective)
         measured = self.measured if (collective, ranks) == self._measured_at else None
-        return cost_curves(collective, names, ranks, alpha, beta, gamma, measured, times=TIMES,
-                           dpi=dpi)
+        return cost_curves(collective, names, ranks, alpha, beta, gamma, measured, times=TIMES)
 
 
 def _stops(own: float, low: int, high: int, text: Callable[[float], str]

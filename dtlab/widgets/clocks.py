@@ -8,8 +8,9 @@ from typing import Any
 
 from dtlab import ps
 from dtlab.errors import ConfigError
-from dtlab.plots import PACES, ClockRun, Picture, clocks, watch_clocks
-from dtlab.widgets.explorer import DPI, Explorer, dropdown
+from dtlab.plots import Picture, clocks
+from dtlab.recording import PACES, ClockRun, watch_clocks
+from dtlab.widgets.explorer import Explorer, dropdown
 from dtlab.widgets.player import Player
 
 STOPS = 40  # of the time slider: the run is cut into this many equal parts
@@ -27,8 +28,8 @@ RULES: dict[str, ps.Consistency] = {
 class ClockExplorer(Explorer):
     """`plots.clocks` with a slider for the time: play it, step through it, scrub.
 
-    rule, pace: what is chosen at first, by the names of `rules` and `plots.PACES`. rules: what to
-    choose from, such as a `Consistency` of your own. Each choice is simulated once, in some
+    rule, pace: what is chosen at first, by the names of `rules` and `recording.PACES`. rules: what
+    to choose from, such as a `Consistency` of your own. Each choice is simulated once, in some
     hundredths of a second, and kept. Raises `ConfigError` for unknown names.
     """
 
@@ -73,4 +74,4 @@ class ClockExplorer(Explorer):
 
     @staticmethod
     def _draw(run: ClockRun, stop: int) -> Picture:
-        return clocks(run, run.end_s * stop / STOPS, dpi=DPI)
+        return clocks(run, run.end_s * stop / STOPS)

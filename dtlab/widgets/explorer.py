@@ -87,7 +87,7 @@ class Explorer(ABC):
         """PNG and words of the picture `key`, drawn if it isn't kept."""
         if key not in self._kept:
             picture = draw()
-            self._kept[key] = picture.png(quick=True), picture.alt
+            self._kept[key] = picture.png(dpi=DPI, quick=True), picture.alt
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dtlab.cost.memory import RECOMPUTE
 from dtlab.models import SHAPES
 from dtlab.plots import Picture
 from dtlab.plots.memory import OPTIMIZERS, STAGES, model_memory
-from dtlab.plots.units import bytes_text
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.units import bytes_text
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 _DEVICES = (16e9, 24e9, 32e9, 40e9, 80e9, 141e9, 192e9)
 
@@ -52,7 +54,7 @@ class MemoryExplorer(Explorer):
 
     def _update(self) -> None:
         now = self._choice()
-        self._show(now, lambda: model_memory(*now, dpi=DPI))
+        self._show(now, partial(model_memory, *now))
         for stage in STAGES:  # what may be asked for next
             near = (*now[:2], stage, *now[3:])
-            self._ahead(near, lambda near=near: model_memory(*near, dpi=DPI))  # type: ignore[misc]
+            self._ahead(near, partial(model_memory, *near))

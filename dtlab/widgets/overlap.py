@@ -14,11 +14,11 @@ from dtlab.parallel import DataParallel, charge_compute
 from dtlab.parallel.data import STRATEGIES
 from dtlab.plots import Picture
 from dtlab.plots.overlap import overlap
-from dtlab.plots.units import bytes_text, seconds_text
 from dtlab.simulator import simulate
 from dtlab.topology import uniform
 from dtlab.trace import Trace
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.units import bytes_text, seconds_text
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 LAYERS, LAYER_BYTES = 12, 1 << 20  # of the model: 12 MiB of gradients
 ALPHA = 10e-6
@@ -66,9 +66,9 @@ class OverlapExplorer(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return self._draw(100)
+        return self._draw()
 
-    def _draw(self, dpi: float) -> Picture:
+    def _draw(self) -> Picture:
         strategy, buckets = self.strategy.value, self.buckets.value
         ranks, bandwidth = self.ranks.value, self.speed.value
         trace = simulate(train_step, strategy, buckets, self.forward_s,
@@ -83,7 +83,7 @@ class OverlapExplorer(Explorer):
                 f"{'bucket' if best == 1 else 'buckets'}, "
                 f"{seconds_text(cost.exposed_s(backward_s, nbytes, best, *numbers))}")
         rows = {"measured": self.measured[strategy]} if strategy in self.measured else {}
-        return overlap({**rows, "simulated": trace}, note=note, dpi=dpi)
+        return overlap({**rows, "simulated": trace}, note=note)
 
     def _update(self) -> None:
-        self._show(tuple(control.value for control in self.controls), lambda: self._draw(DPI))
+        self._show(tuple(control.value for control in self.controls), self._draw)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from dtlab.errors import ConfigError
 from dtlab.plots import Picture
 from dtlab.plots.placement import MOST_GPUS, placement
-from dtlab.plots.units import bytes_text
 from dtlab.ps.gpu_placement import GPU_PLACEMENTS
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.recording import placements
+from dtlab.units import bytes_text
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 _SIZES = [d * 10**k for k in (6, 7, 8, 9, 10) for d in (1, 2, 5)]
 _SPEEDS = (1e9, 2e9, 4e9, 8e9, 12e9, 16e9, 25e9, 32e9, 50e9, 64e9, 100e9, 300e9)
@@ -24,7 +28,7 @@ class PlacementExplorer(Explorer):
                  bandwidth_Bps: float = 16e9, switches: int = 1):
         if nbytes < 4 or bandwidth_Bps <= 0:
             raise ConfigError("nbytes must be 4 or more, bandwidth_Bps above 0")
-        placement(where, gpus, nbytes, bandwidth_Bps, switches)  # raises for what doesn't exist
+        placement(placements(gpus, nbytes, bandwidth_Bps, switches), where)  # may raise
         counts = sorted({*range(2, MOST_GPUS + 1, 2), gpus})
         sizes = sorted({*_SIZES, 160_000_000, nbytes})
         speeds = sorted({*_SPEEDS, bandwidth_Bps})
@@ -41,7 +45,7 @@ class PlacementExplorer(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return placement(*self._choice())
+        return self._draw(*self._choice())
 
     def _choice(self) -> tuple[str, int, int, float, int]:
         gpus, switches = self.gpus.value, self.switches.value
@@ -50,7 +54,11 @@ class PlacementExplorer(Explorer):
 
     def _update(self) -> None:
         now = self._choice()
-        self._show(now, lambda: placement(*now, dpi=DPI))
+        self._show(now, partial(self._draw, *now))
         for where in GPU_PLACEMENTS:  # what may be asked for next
             near = (where, *now[1:])
-            self._ahead(near, lambda near=near: placement(*near, dpi=DPI))  # type: ignore[misc]
+            self._ahead(near, partial(self._draw, *near))
+
+    @staticmethod
+    def _draw(where: str, *machine: Any) -> Picture:
+        return placement(placements(*machine), where)

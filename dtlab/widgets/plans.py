@@ -14,13 +14,13 @@ from dtlab.parallel.planner import Layout, Plan, plan, wires
 from dtlab.parallel.planner.wires import wire_of
 from dtlab.plots import Picture
 from dtlab.plots.plans import no_plan, plans
-from dtlab.plots.units import bytes_text
 from dtlab.published import dgx_a100
 from dtlab.result import Result
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, compose, nvswitch, uniform
 from dtlab.trace import Trace
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.units import bytes_text
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 from dtlab.widgets.run_and_stop import RunAndStop
 from dtlab.widgets.timeline import TimelineExplorer
 
@@ -69,7 +69,7 @@ class PlanExplorer(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return self._picture(100)
+        return self._picture()
 
     def best(self) -> list[Plan]:
         """The plans that are shown."""
@@ -89,19 +89,19 @@ class PlanExplorer(Explorer):
     def _now(self) -> tuple[str, str, float, str]:
         return self.model.value, self.cluster.value, self.memory.value, self.order.value
 
-    def _picture(self, dpi: float) -> Picture:
+    def _picture(self) -> Picture:
         model, cluster, memory_bytes, _ = self._now()
         best, title = self.best(), f"{model} on {cluster}"
         if not best:
             nearest = min(self._plans(model, cluster), key=lambda p: p.memory_bytes)
             return no_plan(title, f"nothing fits {bytes_text(memory_bytes)}; the nearest, "
                                   f"{nearest.layout}, needs {bytes_text(nearest.memory_bytes)}",
-                           SHOWN, dpi=dpi)
+                           SHOWN)
         mesh, wire = best[0].layout.mesh, wires(self.clusters[cluster])
         speeds = ", ".join(f"{axis} {bytes_text(1 / wire_of(mesh, axis, wire).beta)}/s"
                            for axis in mesh if mesh[axis] > 1)
         return plans(best, title, f"{self.batch} samples a step · a ring of the first: {speeds}",
-                     [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN, dpi=dpi)
+                     [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN)
 
     def _begin(self) -> Callable[[], Result] | None:
         from dtlab.processes import run  # processes are launched by Run buttons only
@@ -125,7 +125,7 @@ class PlanExplorer(Explorer):
 
     def _update(self) -> None:
         seconds, *step = self._simulated.get(self._now(), (None,))
-        self._show((*self._now(), seconds), lambda: self._picture(DPI))
+        self._show((*self._now(), seconds), self._picture)
         self.box.children = (*self._parts, *(each.box for each in step))
 
 

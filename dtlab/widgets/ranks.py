@@ -62,7 +62,7 @@ class RankGrid(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return self._draw(100)
+        return self._draw()
 
     def _failed(self, error: BaseException, count: int) -> None:
         try:
@@ -74,11 +74,11 @@ class RankGrid(Explorer):
 
     def _picture(self, what: Any, statuses: list[str] | None = None) -> None:
         self._shown, self._statuses = what, statuses
-        picture = self._draw(DPI, HEIGHT_IN)
+        picture = self._draw(HEIGHT_IN)
         self._alt = picture.alt
-        self.image.value = picture.png(quick=True)
+        self.image.value = picture.png(dpi=DPI, quick=True)
         self._say(picture.alt)
 
-    def _draw(self, dpi: float, height_in: float | None = None) -> Picture:
+    def _draw(self, height_in: float | None = None) -> Picture:
         return rank_grid(self._shown, statuses=self._statuses, ranks=self.ranks.value,
-                         height_in=height_in, dpi=dpi)
+                         height_in=height_in)

@@ -8,9 +8,10 @@ from typing import Any
 
 from dtlab import ps
 from dtlab.errors import ConfigError
-from dtlab.plots import Picture, ReplicaRun, replica_run, replicas
-from dtlab.plots.replica_run import NEVER_S
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.plots import Picture, replicas
+from dtlab.recording import ReplicaRun, replica_run
+from dtlab.recording.replica_run import NEVER_S
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 RULES: dict[str, ps.Replication] = {
     "chain": ps.Chain(),
@@ -110,4 +111,4 @@ class ReplicaExplorer(Explorer):
             self._prepare(now, ahead[1:])
 
     def _draw(self, rule: str, fate: str, moment: int, heal: str) -> Picture:
-        return replicas(self._run(rule, fate, moment, heal), dpi=DPI)
+        return replicas(self._run(rule, fate, moment, heal))

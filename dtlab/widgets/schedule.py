@@ -21,7 +21,7 @@ from dtlab.parallel.pipeline import (
 )
 from dtlab.plots import Picture
 from dtlab.plots.schedule import schedule
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
     "naive": lambda p, m, v: naive(p, m),
@@ -65,7 +65,7 @@ class ScheduleExplorer(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return self._draw(100)
+        return self._draw()
 
     def _generate(self) -> None:
         text = str(SCHEDULES[self.name.value](self.ranks.value, self.micro_batches.value,
@@ -74,16 +74,16 @@ class ScheduleExplorer(Explorer):
             self._update()
         self.grid.value = text
 
-    def _draw(self, dpi: float) -> Picture:
+    def _draw(self) -> Picture:
         return schedule(Schedule.parse(self.grid.value), F=self.forward.value, B=2.0,
                         W=self.weights.value, comm=self.latency.value, title=self.name.value,
-                        room=8, dpi=dpi)
+                        room=8)
 
     def _update(self) -> None:
         key = (self.grid.value, self.name.value, self.forward.value, self.weights.value,
                self.latency.value)
         try:
-            self._show(key, lambda: self._draw(DPI))
+            self._show(key, self._draw)
         except ConfigError as error:
             reason, *grid = str(error).splitlines()
             marked = next((word for line in grid for word in line.split() if "»" in word), "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dtlab.plots import Picture
 from dtlab.plots.sharded_matrix import LAYERS, sharded_matrix
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 
 class ShardedMatrixExplorer(Explorer):
@@ -34,4 +36,4 @@ class ShardedMatrixExplorer(Explorer):
 
     def _update(self) -> None:
         now = self._choice()
-        self._show(now, lambda: sharded_matrix(*now, room=4, dpi=DPI))
+        self._show(now, partial(sharded_matrix, *now, room=4))

@@ -8,9 +8,10 @@ from typing import Any
 
 from dtlab.collectives import ALGORITHMS, default_of
 from dtlab.errors import DtlabError
-from dtlab.plots import Frame, Picture, frames_of, stepper, stepper_frames
+from dtlab.plots import Picture, stepper
 from dtlab.plots.stepper import HEIGHT_IN
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.recording import Frame, frames_of, stepper_frames
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 from dtlab.widgets.player import Player
 
 MOST_RANKS = 16
@@ -110,4 +111,4 @@ class Stepper(Explorer):
 
     @staticmethod
     def _draw(frame: Frame) -> Picture:
-        return stepper(frame, height_in=HEIGHT_IN, dpi=DPI)
+        return stepper(frame, height_in=HEIGHT_IN)

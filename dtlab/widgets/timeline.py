@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import ipywidgets
 
 from dtlab.plots import Picture, timeline
 from dtlab.plots.bars import end_of
 from dtlab.trace import Trace
-from dtlab.widgets.explorer import DPI, Explorer, button
+from dtlab.widgets.explorer import Explorer, button
 
 
 class TimelineExplorer(Explorer):
@@ -40,7 +41,7 @@ class TimelineExplorer(Explorer):
 
     def static(self) -> Picture:
         """The stretch that is shown, as a matplotlib figure."""
-        return self._draw(*self._choice(), dpi=100)
+        return self._draw(*self._choice())
 
     def _choice(self) -> tuple[int, int, bool]:
         low, high = self.window.value
@@ -60,9 +61,9 @@ class TimelineExplorer(Explorer):
 
     def _update(self) -> None:
         choice = self._choice()
-        self._show(choice, lambda: self._draw(*choice, dpi=DPI))
+        self._show(choice, partial(self._draw, *choice))
 
-    def _draw(self, low: int, high: int, arrows: bool, dpi: float) -> Picture:
+    def _draw(self, low: int, high: int, arrows: bool) -> Picture:
         end = self._end_s * 1.01
         return timeline(self.trace, self.title, window=(end * low / 100, end * high / 100),
-                        ranks=self.ranks, arrows=arrows, dpi=dpi)
+                        ranks=self.ranks, arrows=arrows)

@@ -14,11 +14,11 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.plots import Picture
 from dtlab.plots.flows import draw_flows
-from dtlab.plots.link_history import LinkHistory
-from dtlab.plots.units import seconds_text
+from dtlab.recording import LinkHistory
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
-from dtlab.widgets.explorer import DPI, Explorer, dropdown
+from dtlab.units import seconds_text
+from dtlab.widgets.explorer import Explorer, dropdown
 from dtlab.widgets.player import Player
 
 Traffic = Callable[[Comm], Any]
@@ -114,11 +114,8 @@ class TopologyExplorer(Explorer):
 
     def static(self, at_s: float | None = None) -> Picture:
         """The moment that is shown, or another virtual time, as a matplotlib figure."""
-        return self._draw(self.history, self._title(), self.at_s if at_s is None else at_s, 100)
-
-    def _title(self) -> str:
-        cluster, traffic = self._chosen
-        return f"{cluster} · {traffic}"
+        return draw_flows(self.history, self.at_s if at_s is None else at_s,
+                          title=" · ".join(self._chosen))
 
     def _load(self) -> None:
         """Simulate what the controls ask for, and show the first moment at which bytes move."""
@@ -148,11 +145,9 @@ class TopologyExplorer(Explorer):
                 self._ahead((self._chosen, near), self._drawing(near))
 
     def _drawing(self, number: int) -> Callable[[], Picture]:
-        return partial(self._draw, self.history, self._title(), self._moments[number], DPI)
+        title, at_s = " · ".join(self._chosen), self._moments[number]
+        return partial(draw_flows, self.history, at_s, title=title)  # drawn later, as it is now
 
-    @staticmethod
-    def _draw(history: LinkHistory, title: str, at_s: float, dpi: float) -> Picture:
-        return draw_flows(history, at_s, title=title, dpi=dpi)
 
 
 def _moments(history: LinkHistory) -> list[float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dtlab.models import SHAPES
 from dtlab.plots import Picture
 from dtlab.plots.training_time import DEVICES, training_time
-from dtlab.widgets.explorer import DPI, Explorer, choice, dropdown
+from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 _MODELS = {**{name: name for name in SHAPES}, "1008 B (Megatron-LM 2021)": 1008e9}
 _TOKENS = (10e9, 30e9, 100e9, 300e9, 450e9, 1e12, 3e12, 15e12)
@@ -44,4 +46,4 @@ class TrainingTimeExplorer(Explorer):
 
     def _update(self) -> None:
         now = self._choice()
-        self._show(now, lambda: training_time(*now, dpi=DPI))
+        self._show(now, partial(training_time, *now))

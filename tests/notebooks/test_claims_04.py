@@ -11,7 +11,7 @@ import nbformat
 import pytest
 import torch
 
-from dtlab import Comm, collectives, cost, plots, simulate
+from dtlab import Comm, collectives, cost, recording, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.cost.broadcast_reduce import chain_form
 from dtlab.topology import uniform
@@ -91,7 +91,7 @@ def test_every_round_doubles_those_who_know_and_no_more_can_be(prose: str, ranks
 
 def test_the_tree_of_eight(prose: str) -> None:
     assert "Rank 7 has it after round 3, from rank 6" in prose
-    animation = plots.stepper_frames("broadcast", "binomial", 8)
+    animation = recording.stepper_frames("broadcast", "binomial", 8)
     assert not animation[2].complete[7].any()
     assert [a.src for a in animation[3].arrows if a.dst == 7] == [6]
     assert "its parent is 6, 110: the lowest one-bit taken away" in prose
@@ -182,7 +182,7 @@ def test_duals_are_each_other_turned_round(prose: str, ranks: int, one: str, oth
 
 def test_the_scatter_of_eight(prose: str) -> None:
     assert "Four: rank 4 got the pieces 4 to 7 in round 1, and has handed 6 and 7 on" in prose
-    animation = plots.stepper_frames("scatter", "binomial", 8)
+    animation = recording.stepper_frames("scatter", "binomial", 8)
     assert [(a.src, a.dst, a.pieces) for a in animation[1].arrows] == [(0, 4, (4, 5, 6, 7))]
     assert (4, 6, (6, 7)) in [(a.src, a.dst, a.pieces) for a in animation[2].arrows]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, collectives, cost, plots, simulate
+from dtlab import Comm, collectives, cost, recording, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.collectives.auto import cheapest
 from dtlab.machine import Machine
@@ -35,7 +35,7 @@ def test_binomial_scatter_and_gather_and_brucks_all_gather_meet_the_bound(
 
 def test_rank_zeros_piece_for_rank_three_goes_through_rank_one(prose: str) -> None:
     assert "Rank 1 has rank 0's piece for rank 3 (blue, column 3)" in prose
-    animation = plots.stepper_frames("all_to_all", "bruck", 5)
+    animation = recording.stepper_frames("all_to_all", "bruck", 5)
     has = [[rank for rank in range(5) if frame.holds[rank, 3, 0]] for frame in animation]
     assert has[1] == [0, 1]
     assert has[2] == [0, 1, 3]
@@ -70,7 +70,7 @@ def test_the_mesh_sends_a_row_and_a_column_of_messages(prose: str, ranks: int) -
 
 def test_after_one_round_of_the_mesh_a_column_knows_what_its_row_has_to_say(prose: str) -> None:
     assert "for each rank in its own column, all that its row has to say" in prose
-    frame = plots.stepper_frames("all_to_all", "mesh", 6)[1]
+    frame = recording.stepper_frames("all_to_all", "mesh", 6)[1]
     for me, to in itertools.product(range(6), repeat=2):
         row = [rank for rank in range(6) if rank // 3 == me // 3]
         has = [source for source in range(6) if frame.holds[me, to, source]]
@@ -115,7 +115,7 @@ def test_after_two_rounds_a_scan_covers_four_ranks_that_end_with_mine(
     prose: str, ranks: int
 ) -> None:
     assert "After two rounds rank r has the sum of the four ranks that end with r" in prose
-    animation = plots.stepper_frames("scan", "recursive_doubling", ranks)
+    animation = recording.stepper_frames("scan", "recursive_doubling", ranks)
     frame = animation[min(2, len(animation) - 1)]
     for rank in range(ranks):
         covered = frame.holds[rank, 0].nonzero()[0].tolist()

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 import torch
 
-from dtlab import Comm, cost, plots, simulate
+from dtlab import Comm, cost, recording, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
 from dtlab.topology import uniform
 
@@ -119,7 +119,7 @@ def test_the_tree_of_eight(prose: str) -> None:
 
 def test_where_the_ring_stands_after_three_and_six_rounds(prose: str) -> None:
     assert "chunk 1 is complete on rank 0 after round 3. After round 6 everyone has every" in prose
-    animation = plots.stepper_frames("all_reduce", "ring", 4)
+    animation = recording.stepper_frames("all_reduce", "ring", 4)
     assert animation[3].complete.nonzero()[1].tolist() == [1, 2, 3, 0]
     assert not animation[2].complete.any()
     assert not animation[5].done

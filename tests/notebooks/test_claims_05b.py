@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dtlab
-from dtlab import Comm, cost, plots, simulate
+from dtlab import Comm, cost, plots, recording, simulate
 from dtlab.calibration import overhead_s
 from dtlab.collectives import ALGORITHMS, all_gather, all_reduce
 from dtlab.collectives.all_reduce_doubling import binary_digits
@@ -59,7 +59,7 @@ def test_recursive_doubling_needs_the_fewest_rounds_and_too_many_bytes(
     lg = ranks.bit_length() - 1
     assert rounds("recursive_doubling", ranks) == lg
     assert set(sent("recursive_doubling", ranks, 1000)) == {4000 * lg}
-    animation = plots.stepper_frames("all_reduce", "recursive_doubling", ranks)
+    animation = recording.stepper_frames("all_reduce", "recursive_doubling", ranks)
     for step, frame in enumerate(animation):  # both know the same, and twice as much as before
         assert (frame.holds.sum(axis=2) == 2**step).all()
 
@@ -71,7 +71,7 @@ def test_halving_leaves_one_complete_chunk_and_sends_the_rings_bytes(
     assert "after lg p rounds each rank holds one chunk of n/p, complete" in prose
     assert "the ring's bytes, and the bound. But in 2 lg p rounds, not 2(p−1)" in prose
     lg = ranks.bit_length() - 1
-    animation = plots.stepper_frames("all_reduce", "halving_doubling", ranks)
+    animation = recording.stepper_frames("all_reduce", "halving_doubling", ranks)
     assert animation[lg].complete.sum(axis=1).tolist() == [1] * ranks
     assert len(animation) - 1 == 2 * lg
     assert set(sent("halving_doubling", ranks, 1024)) == {2 * (ranks - 1) * 4096 // ranks}
@@ -134,7 +134,7 @@ def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
 
 def test_what_the_ranks_hold_when_the_blocks_hand_up(prose: str) -> None:
     assert "it holds a quarter of x with 4 contributions. Ranks 0 and 4 each take a half" in prose
-    animation = plots.stepper_frames("all_reduce", "binary_blocks", 12)
+    animation = recording.stepper_frames("all_reduce", "binary_blocks", 12)
     assert (animation[3].holds[8].sum(axis=1) == 4).sum() == animation[3].pieces // 4
     assert sorted(a.dst for a in animation[4].arrows if a.src == 8) == [0, 4]
     assert "the second starts an α later, so section 7 counts 9 rounds" in prose
@@ -182,7 +182,7 @@ def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) ->
     assert "so that even the single tree is ahead" in prose
     assert simulated_s("tree", 63, 100_000) < simulated_s("double_tree", 63, 100_000)
     assert "on many ranks they leave the ring behind for all but large vectors" in prose
-    animation = plots.stepper_frames("all_reduce", "double_tree", 8)
+    animation = recording.stepper_frames("all_reduce", "double_tree", 8)
     assert sorted(arrow.src for arrow in animation[1].arrows) == list(range(8)), "leaves hand up"
     for ranks in (8, 63):
         assert simulated_s("ring", ranks, N) < simulated_s("double_tree", ranks, N)

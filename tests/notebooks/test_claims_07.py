@@ -13,9 +13,9 @@ import torch
 from dtlab import Comm, Recv, Send, cost, ps, simulate
 from dtlab.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from dtlab.models import MLP, digits
-from dtlab.plots.placement import placed
 from dtlab.ps.gpu_placement import gpus_and_cpu, sum_on_gpus
 from dtlab.ps.partition import Spec
+from dtlab.recording import placements
 from dtlab.result import Result
 from dtlab.topology import compose, link_bytes, uniform
 from dtlab.trace import Trace
@@ -110,9 +110,9 @@ def test_the_same_bytes_in_a_quarter_of_the_time(prose: str) -> None:
     assert gpu_0.trace.sent_bytes() == spread.trace.sent_bytes() == 960_000_000
     assert gpu_0.elapsed_s == pytest.approx(4 * spread.elapsed_s)
     assert "(240 MB each way on the busiest link instead of 480)" in prose
-    assert placed("on GPU 0", 4, S, B).busiest == 480_000_000
-    assert placed("spread over the GPUs", 4, S, B).busiest == 240_000_000
-    assert placed("in a ring, no server", 4, S, B).busiest == 240_000_000
+    assert placements(4, S, B).runs["on GPU 0"].busiest == 480_000_000
+    assert placements(4, S, B).runs["spread over the GPUs"].busiest == 240_000_000
+    assert placements(4, S, B).runs["in a ring, no server"].busiest == 240_000_000
 
 
 def test_first_all_gradients_come_in_and_only_then_sums_go_out(prose: str) -> None:

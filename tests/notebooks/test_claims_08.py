@@ -15,7 +15,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from dtlab import Deadlock, plots, ps, simulate
+from dtlab import Deadlock, ps, recording, simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08_waiting_less.ipynb", as_version=4)
@@ -69,11 +69,11 @@ def test_no_bounded_rule_outruns_a_worker_that_is_always_slow(prose: str, pace: 
     assert "no bounded rule can outrun a worker that is always slow" in prose
     late, end_s = [], 8.0
     for rule in (ps.BSP(), ps.SSP(1), ps.SSP(3)):
-        run = plots.watch_clocks(rule, plots.PACES[pace], end_s=end_s)
+        run = recording.watch_clocks(rule, recording.PACES[pace], end_s=end_s)
         half = [sum(end_s / 2 < i.done_s <= end_s for i in run.of[w]) for w in run.ranks]
         late.append(half[0])
     assert max(late) - min(late) <= 1  # in the second half, worker 1 is no faster with any bound
-    free = plots.watch_clocks(ps.ASP(), plots.PACES[pace], end_s=end_s)
+    free = recording.watch_clocks(ps.ASP(), recording.PACES[pace], end_s=end_s)
     assert sum(i.done_s > end_s / 2 for i in free.of[1]) > 1.8 * max(late)
 
 

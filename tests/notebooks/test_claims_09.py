@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from dtlab import ps
-from dtlab.plots import replica_run
-from dtlab.plots.replica_run import LEASE_S
 from dtlab.ps.master import PATIENCE
 from dtlab.ps.partition import Spec
+from dtlab.recording import replica_run
+from dtlab.recording.replica_run import LEASE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09_server_dies.ipynb", as_version=4)

@@ -14,9 +14,9 @@ import torch
 from dtlab import Comm, cost, ps, simulate
 from dtlab.collectives import all_reduce
 from dtlab.models import MLP
-from dtlab.plots import replica_run
-from dtlab.plots.replica_run import FAR, MASTER, NEAR
 from dtlab.ps.replication import Replication
+from dtlab.recording import replica_run
+from dtlab.recording.replica_run import FAR, MASTER, NEAR
 from dtlab.topology import uniform
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -11,8 +11,9 @@ from matplotlib.colors import to_hex
 import dtlab
 from dtlab import Comm, plots, simulate
 from dtlab.plots.flows import _STYLES, _width_pt, draw_flows
-from dtlab.plots.link_history import LinkHistory
+from dtlab.plots.link_geometry import geometry_of
 from dtlab.plots.palette import luminance, rank_color
+from dtlab.recording import LinkHistory
 from dtlab.topology import (
     Topology,
     fat_tree,
@@ -37,7 +38,7 @@ def lanes(history: LinkHistory, at_s: float) -> dict[tuple[object, object], tupl
     looks = list(zip(map(to_hex, drawn.get_colors()), drawn.get_linewidths(), strict=True))
     found = {}
     for path, look in zip(drawn.get_paths(), looks, strict=True):
-        (number,) = [n for n, lane in history.geometry.lanes.items()
+        (number,) = [n for n, lane in geometry_of(history).lanes.items()
                      if np.array_equal(lane, path.vertices)]
         found[history.links[number]] = look
     return found
@@ -70,7 +71,7 @@ def test_the_two_directions_of_a_link_are_lanes_side_by_side(cluster: Topology) 
     history = LinkHistory(cluster, dtlab.Trace(cluster.ranks, virtual=True))
     number = {link: n for n, link in enumerate(history.links)}
     for (a, b), n in number.items():
-        there, back = history.geometry.lanes[n], history.geometry.lanes[number[b, a]][::-1]
+        there, back = geometry_of(history).lanes[n], geometry_of(history).lanes[number[b, a]][::-1]
         gaps = np.hypot(*(there - back).T)
         assert gaps.min() > 0.05  # inches
         along, across = there[-1] - there[0], (back - there).mean(axis=0)

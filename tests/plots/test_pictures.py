@@ -8,14 +8,13 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, simulate
+from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, recording, simulate
 from dtlab.errors import RankDied, Waiting
 from dtlab.parallel.pipeline import one_f_one_b, zb_v
 from dtlab.plots import Picture
 from dtlab.plots.memory import KINDS
-from dtlab.plots.placement import placed
-from dtlab.plots.units import bytes_text, seconds_text, time_unit
 from dtlab.ps.gpu_placement import GPU_PLACEMENTS
+from dtlab.recording import placements
 from dtlab.topology import (
     Topology,
     compose,
@@ -28,6 +27,7 @@ from dtlab.topology import (
     uniform,
     v100_nvlink,
 )
+from dtlab.units import bytes_text, seconds_text
 from dtlab.widgets import OverlapExplorer
 from dtlab.widgets.overlap import train_step
 from dtlab.wires import contest, winners
@@ -55,6 +55,11 @@ def to_half(cluster: Topology, at: float, title: str = "") -> Picture:
     return plots.flows(cluster, run.trace, at * run.elapsed_s, title=title)
 
 
+def step_of(collective: str, algorithm: str, *which: int, step: int) -> Picture:
+    """One frame of an algorithm on some ranks, with some root."""
+    return plots.stepper(recording.stepper_frames(collective, algorithm, *which)[step])
+
+
 UNEQUAL = racks(2, 4, latency_s=0)
 UNEQUAL_RUN = simulate(send_together, {(r, r + 4): 10**6 * (r + 1) for r in range(4)},
                        network=UNEQUAL).trace
@@ -75,24 +80,24 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "timeline empty": lambda: plots.timeline(Trace(4)),
     "timeline long title": lambda: plots.timeline(ring_trace(4), LONG),
     "timeline window": lambda: plots.timeline(ring_trace(8), window=(2e-5, 5e-5)),
-    **{f"ring {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "ring", p)[-1])
+    **{f"ring {p}": lambda p=p: plots.stepper(recording.stepper_frames("all_reduce", "ring", p)[-1])
        for p in (1, 2, 4, 5, 8, 13, 16, 32)},
-    **{f"tree {p}": lambda p=p: plots.stepper(plots.stepper_frames("all_reduce", "tree", p)[1])
+    **{f"tree {p}": lambda p=p: plots.stepper(recording.stepper_frames("all_reduce", "tree", p)[1])
        for p in (2, 5, 16)},
     **{f"{name} {p}, step {step}":
        lambda name=name, p=p, step=step: plots.stepper(
-           plots.stepper_frames("all_reduce", name, p)[step])
+           recording.stepper_frames("all_reduce", name, p)[step])
        for name, p, step in (("halving_doubling", 8, 1), ("halving_doubling", 6, 1),
                              ("binary_blocks", 12, 4), ("binary_blocks", 7, 3),
                              ("double_tree", 8, 1), ("double_tree", 13, 3))},
     **{f"double tree {p}": lambda p=p: plots.double_tree(p) for p in (1, 2, 8, 13, 32)},
-    "flat broadcast": lambda: plots.stepper(plots.stepper_frames("broadcast", "flat", 4, 2)[0]),
-    "barrier": lambda: plots.stepper(plots.stepper_frames("barrier", "dissemination", 8)[1]),
+    "flat broadcast": lambda: plots.stepper(recording.stepper_frames("broadcast", "flat", 4, 2)[0]),
+    "barrier": lambda: plots.stepper(recording.stepper_frames("barrier", "dissemination", 8)[1]),
     **{f"cost {p}": lambda p=p: plots.cost_curves("all_reduce", ranks=p) for p in (1, 2, 8, 1024)},
     "cost measured": lambda: plots.cost_curves(
         "all_reduce", ranks=4, gamma=1e-11, measured={"ring": {4096: [3e-5, 4e-5], 10**6: [1e-3]}}),
     **{f"sheet {p}": lambda p=p: plots.before_and_after(p, p - 1) for p in (2, 4, 8)},
-    **{f"{c} {p}": lambda c=c, p=p: plots.stepper(plots.stepper_frames(*c.split(), p, p // 2)[2])
+    **{f"{c} {p}": lambda c=c, p=p: step_of(*c.split(), p, p // 2, step=2)
        for p in (5, 9) for c in ("all_to_all bruck", "all_gather bruck", "broadcast chain",
                                  "reduce rabenseifner", "reduce_scatter recursive_halving",
                                  "scan recursive_doubling", "all_reduce double_tree")},
@@ -135,7 +140,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
         UNEQUAL, UNEQUAL_RUN, [("rack0", "spine"), (3, "rack0"), ("spine", "rack0")], title=LONG),
     "loads of many": lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, list(UNEQUAL.graph().edges)),
     "loads none": lambda: plots.link_loads(racks(2, 2), Trace(4, virtual=True)),
-    **{f"replicas {name}": lambda fates=fates: plots.replicas(plots.replica_run(**fates))
+    **{f"replicas {name}": lambda fates=fates: plots.replicas(recording.replica_run(**fates))
        for name, fates in {
            "calm": {"rule": ps.Chain()}, "killed": {"rule": ps.Leader(), "victim": 0, "event": 60},
            "cut": {"rule": ps.Chain(), "cut_s": 0.05},
@@ -157,11 +162,12 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "server load of many": lambda: plots.server_load({LONG: list(range(16))}, title=LONG),
     "topology 64": lambda: plots.topology(uniform(64, 0.0, float("inf"))),
     **{f"clocks {name}": lambda name=name, rule=rule, at=at: plots.clocks(
-        plots.watch_clocks(rule, plots.PACES[name], name=LONG[:40]), at)
+        recording.watch_clocks(rule, recording.PACES[name], name=LONG[:40]), at)
        for name, rule, at in (("uneven", ps.BSP(), None), ("one slow worker", ps.SSP(1), 1.1),
                               ("pauses", ps.BackupWorkers(1), 1.7))},
-    "clocks 1": lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 0.1, 1), 0.0),
-    "clocks 12": lambda: plots.clocks(plots.watch_clocks(ps.BSP(), plots.PACES["pauses"], 12)),
+    "clocks 1": lambda: plots.clocks(recording.watch_clocks(ps.ASP(), lambda *_: 0.1, 1), 0.0),
+    "clocks 12": lambda: plots.clocks(
+        recording.watch_clocks(ps.BSP(), recording.PACES["pauses"], 12)),
     "loss": lambda: plots.loss_curves(LOSSES, "virtual time (s)"),
     "loss, one seed": lambda: plots.loss_curves({"a": [[(0, 2.0), (9, 1.0)]]}, "(gradients)",
                                                 virtual=False),
@@ -172,7 +178,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
         {f"{n}-softsync": {n: 30, n + 1: 20, 0: 1} for n in (1, 4, 8, 16)}),
     "staleness one": lambda: plots.staleness_histograms({"ASP": {0: 1}}),
     **{f"placement {where}, {gpus} GPUs, {switches} switches":
-       lambda w=where, g=gpus, s=switches: plots.placement(w, g, switches=s)
+       lambda w=where, g=gpus, s=switches: plots.placement(placements(g, switches=s), w)
        for where in GPU_PLACEMENTS for gpus, switches in ((1, 1), (4, 1), (8, 1), (8, 2))},
     **{f"memory {model}, stage {stage}": lambda m=model, s=stage: plots.model_memory(m, 8, s)
        for stage, model in enumerate(("GPT-2 small", "7.5 B", "Llama 3 405B", "Llama 3 70B"))},
@@ -181,7 +187,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "memory ledger": lambda: plots.memory_ledger({"one": LEDGER, "two": LEDGER[:1]}),
     "memory ledger wide": lambda: plots.memory_ledger(
         {f"{LONG[:30]} {n}": LEDGER for n in range(4)}),
-    "placement wide": lambda: plots.placement(gpus=8, nbytes=123_456_788, bandwidth_Bps=1.234e9),
+    "placement wide": lambda: plots.placement(placements(8, 123_456_788, 1.234e9)),
     "servers": lambda: plots.server_times(simulated={8: {1: 0.16, 4: 0.04, 16: 0.02}}),
     "servers predicted": plots.server_times,
     "servers of one": lambda: plots.server_times([1], 4_000, 1e9),
@@ -268,21 +274,6 @@ def test_a_rank_has_its_colour_in_every_picture() -> None:
         assert (image == blue).all(axis=2).sum() > 50, name
 
 
-@pytest.mark.parametrize(("bytes_", "text"), [(0, "0 B"), (1, "1 B"), (999, "999 B"),
-                                              (1000, "1 kB"), (94208, "94.2 kB"), (5e9, "5 GB"),
-                                              (999_999, "1 MB"), (3e15, "3,000 TB")])
-def test_sizes_read_well(bytes_: float, text: str) -> None:
-    assert bytes_text(bytes_) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 s"), (1e-9, "1 ns"), (12.5e-6, "12.5 µs"),
-                                               (0.9999e-3, "1 ms"), (90.0, "90 s"),
-                                               (5000.0, "5,000 s"), (float("inf"), "∞ s")])
-def test_times_read_well(seconds: float, text: str) -> None:
-    assert seconds_text(seconds) == text
-    assert time_unit(2e-6) == (1e-6, "µs")
-
-
 def test_the_grid_tells_who_failed_and_who_waits() -> None:
     def fail(comm: object) -> None:
         raise ValueError("no luck")
@@ -331,15 +322,15 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.loss_curves({"a": [[]]}, "(s)"),
     lambda: plots.loss_sweep({"a": {}}, "x"),
     lambda: plots.staleness_histograms({"a": {}}),
-    lambda: plots.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
-    lambda: plots.clocks(plots.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
+    lambda: recording.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
+    lambda: plots.clocks(recording.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
     lambda: plots.model_memory("GPT-9"),
     lambda: plots.model_memory(optimizer="telepathy"),
     lambda: plots.memory_ledger({}),
     lambda: plots.memory_ledger({"a": []}),
-    lambda: plots.placement("on the moon"),
-    lambda: plots.placement(gpus=9),
-    lambda: plots.placement(gpus=3, switches=2),
+    lambda: plots.placement(placements(), "on the moon"),
+    lambda: plots.placement(placements(9)),
+    lambda: placements(3, switches=2),
     lambda: plots.server_times([]),
     lambda: plots.server_times([2], simulated={3: {1: 1.0}}),
     lambda: plots.contest_table([]),
@@ -361,21 +352,11 @@ def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("switches", [1, 2])
 def test_labels_of_links_side_by_side_read_as_several(switches: int) -> None:
-    labels = [box for text, box in texts_of(plots.placement(gpus=8, switches=switches))
+    labels = [box for text, box in texts_of(plots.placement(placements(8, switches=switches)))
               if text == "160 MB"]
     gaps = [right.x0 - left.x1 for left in labels for right in labels
             if right.x0 > left.x0 and abs(left.y0 - right.y0) < 5]
     assert min(gaps) > 12  # pixels
-
-
-@pytest.mark.parametrize("where", GPU_PLACEMENTS)
-@pytest.mark.parametrize(("gpus", "switches"), [(1, 1), (2, 1), (4, 2), (8, 1), (8, 4)])
-def test_a_placement_s_busiest_link_and_time_belong_together(where: str, gpus: int,
-                                                             switches: int) -> None:
-    one = placed(where, gpus, 5040_000, 1e9, switches)
-    # One server: the push fills one direction of its link, then the pull the other.
-    halves = 2 if where in ("on GPU 0", "on the CPU") else 1
-    assert one.elapsed_s == pytest.approx(halves * one.busiest / 1e9)
 
 
 def test_the_picture_of_a_double_tree_says_who_is_inside() -> None:

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from dtlab.errors import RunTimeout
-from dtlab.processes.serialization import memory_file
 from dtlab.processes.shared_status import SharedStatus
 from dtlab.processes.watchdog import Watchdog
+from dtlab.ranks.serialization import memory_file
 
 PROGRAM = """
 import json, resource, sys

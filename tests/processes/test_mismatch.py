@@ -11,11 +11,11 @@ import torch
 from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, run, simulate
 from dtlab.collectives import all_reduce, broadcast, reduce
 from dtlab.comm import Send
-from dtlab.matching import Header
 from dtlab.processes import match_check
 from dtlab.processes.match_check import NO_HEADER, Channel, ContextCheck, decoded, encoded
-from dtlab.processes.serialization import memory_file
 from dtlab.processes.shared_status import CONTEXTS, SharedStatus
+from dtlab.ranks.matching import Header
+from dtlab.ranks.serialization import memory_file
 from dtlab.topology import uniform
 
 late = 0.2  # seconds by which one side comes second

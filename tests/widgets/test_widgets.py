@@ -13,11 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dtlab import Comm, ConfigError, Deadlock, Result, Trace, plots, ps, simulate
+from dtlab import Comm, ConfigError, Deadlock, Result, Trace, ps, recording, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
-from dtlab.plots import Picture
-from dtlab.plots.units import seconds_text
 from dtlab.topology import nvswitch, racks, send_together, torus, uniform
+from dtlab.units import seconds_text
 from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
@@ -112,13 +111,6 @@ def test_there_is_a_text_alternative_from_the_first_moment(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_static_picture_stands_beside_it(name: str) -> None:
-    picture = MAKE[name]().static()
-    assert isinstance(picture, Picture)
-    assert picture.alt
-
-
-@pytest.mark.parametrize("name", MAKE)
 def test_every_control_can_be_reached_by_keyboard(name: str) -> None:
     widget = MAKE[name]()
     assert widget.controls
@@ -135,7 +127,7 @@ def test_a_page_without_its_kernel_has_a_still_picture(name: str) -> None:
     view = data["application/vnd.jupyter.widget-view+json"]
     assert view["model_id"] == widget.box.model_id
     assert b64decode(data["image/png"]).startswith(b"\x89PNG")
-    assert about["image/png"]["alt"] == widget.static().alt
+    assert about["image/png"]["alt"] == widget.static().alt != ""
     assert data["text/plain"] == f"{name}: run this cell to use its controls"
 
 
@@ -371,7 +363,7 @@ def test_clocks_step_and_stop_at_both_ends() -> None:
     assert "after 2.00 s" in widget.words.value
 
 
-@pytest.mark.parametrize("pace", plots.PACES)
+@pytest.mark.parametrize("pace", recording.PACES)
 def test_clocks_offer_every_rule_at_every_pace(pace: str) -> None:
     widget = ClockExplorer(pace=pace, workers=3, end_s=1.0)
     for rule in widget.rules:

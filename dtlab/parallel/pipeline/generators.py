@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dtlab.calls import check_whole
+from dtlab.checks import check_whole
 from dtlab.errors import ConfigError
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.schedule import Schedule

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtlab.calls import check_whole, short
+from dtlab.checks import check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.models import GPT
 

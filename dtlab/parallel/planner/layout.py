@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import permutations, product
 from typing import NamedTuple
 
-from dtlab.calls import check_whole
+from dtlab.checks import check_whole
 from dtlab.cost.memory import RECOMPUTE
 from dtlab.cost.pipeline import SCHEDULES
 from dtlab.models.shapes import Shape

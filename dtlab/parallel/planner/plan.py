@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dtlab import cost
-from dtlab.calls import check_positive, check_whole, short
+from dtlab.checks import check_positive, check_whole, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models.shapes import Shape

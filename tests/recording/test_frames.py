@@ -10,9 +10,9 @@ import torch
 
 from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
 from dtlab.collectives import ALGORITHMS
-from dtlab.plots import Frame, frames_of, stepper_frames
-from dtlab.plots.recording import RECORDED_WITH
-from dtlab.plots.specification import arguments, spec_of
+from dtlab.recording import Frame, frames_of, stepper_frames
+from dtlab.recording.recorder import RECORDED_WITH
+from dtlab.recording.specification import Spec, arguments
 from dtlab.topology import uniform
 
 EVERY = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
@@ -48,7 +48,7 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
 ) -> None:
     fn = ALGORITHMS[collective][algorithm]
     frames = stepper_frames(collective, algorithm, p)
-    goal = spec_of(collective, p, 0, frames[0].pieces if frames[0].what == "piece" else p)
+    goal = Spec.of(collective, p, 0, frames[0].pieces if frames[0].what == "piece" else p)
 
     options = RECORDED_WITH.get((collective, algorithm), {})
 
@@ -222,15 +222,16 @@ def test_memory_that_nobody_wrote_counts_as_empty() -> None:
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
 def test_the_first_frame_is_what_the_ranks_begin_with(collective: str, algorithm: str) -> None:
     p, root = 6, 2
-    start = spec_of(collective, p, root).start
     first = stepper_frames(collective, algorithm, p, root)[0]
     k = first.pieces
+    spec = Spec.of(collective, p, root, k)
     own = np.broadcast_to(np.eye(p)[:, None, :], (p, k, p)).copy()  # own[r, j]: only r, in all j
-    if start == "root":
+    if spec.start == "root":
         own[[r for r in range(p) if r != root]] = 0
-    if start == "piece":
+    if spec.start == "piece":
         own *= np.eye(p)[:, :, None]
     assert np.array_equal(first.holds, own)
+    assert np.array_equal(spec.given, own)
 
 
 def test_a_scattered_piece_is_there_once_it_has_come() -> None:

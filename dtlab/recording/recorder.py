@@ -7,7 +7,7 @@ element c of a piece then says how often rank c's contribution is in it. There a
 the algorithm cuts the vector otherwise.
 
 Where pieces are only moved, never added, their contents tell which they are: see
-`dtlab.plots.ownership`.
+`dtlab.recording.ownership`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dtlab.calls import check_name
+from dtlab.checks import check_name
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.plots import ownership
-from dtlab.plots.frames import Arrow, Frame
-from dtlab.plots.specification import Spec, arguments, spec_of
-from dtlab.plots.watched import Notes, Posted, Region, WatchedComm, region_of, unwritten_is_nan
+from dtlab.recording import ownership
+from dtlab.recording.frames import Arrow, Frame
+from dtlab.recording.specification import Spec, arguments
+from dtlab.recording.watched import Notes, Posted, Region, WatchedComm, region_of, unwritten_is_nan
 from dtlab.simulator import simulate
-from dtlab.simulator.isolation import private
 from dtlab.topology import check_ranks, uniform
 from dtlab.trace import Message, Trace
 
@@ -101,12 +100,12 @@ def frames_of(
         raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
     inner = getattr(fn, "func", fn)  # of a functools.partial
     title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"
-    recorded = first = _record(fn, title, spec_of(collective, ranks, root), root)
+    recorded = first = _record(fn, title, Spec.of(collective, ranks, root), root)
     for _ in range(3):  # few elements may not show all cuts
         pieces = recorded.natural_pieces()
         if pieces == recorded.pieces:
             return recorded.frames()
-        recorded = _record(fn, title, spec_of(collective, ranks, root, pieces), root)
+        recorded = _record(fn, title, Spec.of(collective, ranks, root, pieces), root)
     return first.frames()
 
 
@@ -119,7 +118,7 @@ def _record(fn: Callable[..., Any], title: str, spec: Spec, root: int) -> _Recor
         given = arguments(fn, spec, comm.rank, p, root)
         for tensor in given.values():
             notes.watch(tensor, 0.0)
-        result = private(fn)(WatchedComm(comm, notes, range(p)), **given)
+        result = fn(WatchedComm(comm, notes, range(p)), **given)
         notes.watch(result, comm.now())
         notes.look(comm.now())
         tensors = list(given.values())

@@ -10,8 +10,8 @@ import torch
 
 from dtlab import Comm, Recv, Send, simulate
 from dtlab.collectives import all_reduce
-from dtlab.plots import frames_of
-from dtlab.plots.watched import Notes, WatchedComm
+from dtlab.recording import frames_of
+from dtlab.recording.watched import Notes, WatchedComm
 from dtlab.topology import uniform
 
 P = 4

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,18 +91,24 @@ class ClockRun:
         """The most clocks by which a worker that read until then was ahead of the slowest."""
         return max((lead for read_s, lead in self.leads if read_s <= at_s), default=0)
 
-    def gradients(self, at_s: float) -> int:
-        """Gradients that had come in by then and counted."""
-        return sum(i.done_s <= at_s and i.staleness is not None for i in self.iterations)
+    def gradients(self, at_s: float, worker: int | None = None) -> int:
+        """Gradients of a worker (None: of all) that had come in by then and counted."""
+        return sum(i.done_s <= at_s and i.staleness is not None for i in self._by(worker))
 
-    def late(self, at_s: float) -> int:
+    def late(self, at_s: float, worker: int | None = None) -> int:
         """Gradients that had come in by then, too late to count."""
-        return sum(i.done_s <= at_s and i.staleness is None for i in self.iterations)
+        return sum(i.done_s <= at_s and i.staleness is None for i in self._by(worker))
+
+    def waited_s(self, at_s: float, worker: int | None = None) -> float:
+        """Seconds for which a worker, or all together, had waited by then."""
+        return sum(max(0.0, min(i.read_s, at_s) - i.asked_s) for i in self._by(worker) if i.waited)
 
     def waiting_share(self, at_s: float) -> float:
         """The share of the workers' time, until then, in which they waited."""
-        waited = sum(max(0.0, min(i.read_s, at_s) - i.asked_s) for i in self.iterations if i.waited)
-        return waited / (self.workers * at_s) if at_s > 0 else 0.0
+        return self.waited_s(at_s) / (self.workers * at_s) if at_s > 0 else 0.0
+
+    def _by(self, worker: int | None) -> list[Iteration]:
+        return self.iterations if worker is None else self.of[worker]
 
 
 @dataclass(frozen=True)
@@ -137,13 +143,13 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
     if workers < 1 or not 0 < end_s < math.inf:
         raise ConfigError(f"watch_clocks needs a worker and some time, not workers={workers}, "
                           f"end_s={end_s}")
-    watch = _Watch()
-
-    def body(comm: Comm) -> list[tuple[float, float, float]]:
+    def body(comm: Comm) -> Any:
+        """Of the server: what it has watched. Of a worker: its times."""
+        watch = _Watch()
         node = ps.join(comm, consistency=consistency, update=watch)
         if node.is_server:
             node.serve()
-            return []
+            return watch
         node.init({"w": torch.zeros(())})
         times: list[tuple[float, float, float]] = []
         while (asked_s := comm.now()) < end_s:
@@ -158,7 +164,7 @@ def watch_clocks(consistency: ps.Consistency, pace: Pace, workers: int = 5, end_
         return times
 
     network = uniform(workers + 1, 1e-6, math.inf)
-    times_by_worker = simulate(body, network=network, trace=False).values[1:]
+    watch, *times_by_worker = simulate(body, network=network, trace=False).values
     by_clock = not consistency.group(workers)  # then as many updates as clocks are behind
     found = [Iteration(w, watch.clocks[w][k] if by_clock else k, asked_s, read_s, done_s,
                        watch.missed.get((w, k)))

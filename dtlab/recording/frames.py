@@ -1,4 +1,4 @@
-"""The frames of a collective: what `dtlab.plots.recording` records, and `stepper` draws."""
+"""The frames of a collective: what `dtlab.recording.recorder` records, and `stepper` draws."""
 
 from __future__ import annotations
 

@@ -5,28 +5,30 @@ from __future__ import annotations
 import builtins
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any, TextIO
 
 import torch
 
-from dtlab.calls import check_amount, check_call, check_number, check_options
+from dtlab.checks import check_amount, check_number
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
-from dtlab.output import RankOutput
+from dtlab.ranks.call_checks import check_call, check_options
+from dtlab.ranks.output import RankOutput
 from dtlab.result import Result
 from dtlab.simulator import (
     communicator,
     crashes,
     engine,
-    isolation,
     strands,
     streams,
     works,
 )
+from dtlab.simulator.copies import Copies, Shared
 from dtlab.simulator.strands import NeedsThreads
 from dtlab.topology import Topology
 from dtlab.trace import Trace
@@ -56,9 +58,10 @@ def simulate(
 
     Data is real: a simulated all-reduce adds. Give tensors on the device "meta" when only time
     matters. As separate processes would, each rank has its own copies of `args` and of all that
-    `fn` closes over or uses as globals (lists, tensors, objects, your modules; but ranks share
-    classes, and must not change them), its own gradient mode, and its own random numbers of torch,
-    seeded with its number (not of `random` or NumPy). Equal inputs give equal results, bit for bit.
+    `fn` closes over or uses as globals (lists, tensors, objects, your classes and modules; but
+    ranks share installed packages, what `fn` imports itself, and registered algorithms), its own
+    gradient mode, and its own random numbers of torch, seeded with its number (not of `random` or
+    NumPy). Values come back as they are. Equal inputs give equal results, bit for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
@@ -84,16 +87,15 @@ def simulate(
         network = replace(network, overhead_s=overhead_s)
     crashes_after = _checked_crashes({} if crash is None else crash, network.ranks)
 
-    def simulation(kind: str, shown: list[str] | None = None) -> _Simulation:
-        return _Simulation(fn, args, network, trace, gamma, kind, eager_bytes, echo, crashes_after,
-                           shown)
-
+    simulation = partial(_Simulation, Copies(fn, args, network.ranks), network, trace=trace,
+                         gamma=gamma, eager_bytes=eager_bytes, echo=echo, crash=crashes_after)
     first = simulation(strands or "greenlet")
     try:
         return first.run(timeout)
     except NeedsThreads:
         if strands is None:
-            return simulation("thread", [output.text for output in first.output]).run(timeout)
+            shown = [output.text for output in first.output]
+            return simulation("thread", shown=shown).run(timeout)
         raise ConfigError("a rank communicates inside autograd's backward or inside a torch mode, "
                           "which greenlets can't do; call simulate(…, strands=\"thread\")"
                           ) from None
@@ -101,48 +103,50 @@ def simulate(
         raise end_at_caller(interrupt) from None
 
 
+def simulate_shared(fn: Callable[[Comm], Any], network: Topology) -> Result:
+    """`simulate` for ranks that share all that `fn` refers to, and show nothing."""
+    return _Simulation(Shared(fn), network, "greenlet", echo=False).run(None)
+
+
 class _Simulation:
     """One call of `simulate`: the engine, its strands, and what they leave behind."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], network: Topology,
-                 trace: bool, gamma: float, kind: str, eager_bytes: float, echo: bool,
-                 crash: Mapping[int, int], shown: list[str] | None):
-        self.isolation = isolation.Isolation(fn, args)
-        self.isolation.check_memory(network.ranks)
-        self.first_copies: list[Any] = []
+    def __init__(self, call: Copies | Shared, network: Topology, kind: str, *, trace: bool = True,
+                 gamma: float = 0.0, eager_bytes: float = 0, echo: bool = True,
+                 crash: Mapping[int, int] | None = None, shown: Sequence[str] = ()):
+        self.call = call
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
         show = _as_the_caller(sys.stdout.write) if echo and sys.stdout else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
-        for output, text in zip(self.output, shown or [], strict=False):
+        for output, text in zip(self.output, shown, strict=False):
             output.shown = text.count("\n")
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
-        self.crash = crash
+        self.crash = crash or {}
 
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
         everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
         try:
-            with _undisturbed(), self._routed_output():
+            with _fork_torch_state(), self._routed_output():
                 self._run(everyone, timeout)
         finally:
             for output in self.output:
                 output.close()
         if self.engine.failure is not None:
             raise self._explained(*self.engine.failure)
-        self.isolation.check_shared()
         for rank in self.engine.crashed:
             self.values[rank] = None  # although it may have returned before its stream crashed
         trace = Trace(len(self.ranks), self.engine.messages, self.engine.spans,
                       waits=self.engine.waits, virtual=True)
-        return Result(self.values, self.elapsed_s, trace, [o.text for o in self.output])
+        values = [self.call.returned(value) for value in self.values]
+        return Result(values, self.elapsed_s, trace, [o.text for o in self.output])
 
     def _run(self, everyone: list[strands.Strand], timeout: float | None) -> None:
         """Run to the end. Works that nobody waited for are a failure, too."""
         engine = self.engine
-        self.first_copies = [self.isolation.copies()]  # says now what can't be copied
         try:
             engine.run(everyone, timeout)
         except Deadlock:  # maybe because of an error of something begun
@@ -159,7 +163,7 @@ class _Simulation:
         if strand.rank in self.crash:
             comm = crashes.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
-            fn, args = self.first_copies.pop() if self.first_copies else self.isolation.copies()
+            fn, args = self.call.take()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
             self.engine.end_wait(strand)
             self.values[strand.rank] = value
@@ -171,8 +175,7 @@ class _Simulation:
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: see _explained
             self.engine.fail(strand.rank, error)
 
-    @staticmethod
-    def _explained(rank: int, error: BaseException) -> BaseException:
+    def _explained(self, rank: int, error: BaseException) -> BaseException:
         """What `simulate` raises when `rank` has raised `error`."""
         if isinstance(error, (KeyboardInterrupt, NeedsThreads)):
             return error
@@ -181,7 +184,7 @@ class _Simulation:
             return RankDied(f"rank {rank} called exit({error.code!r}) instead of returning", rank,
                             code)
         text = traceback_text(error, MACHINERY)
-        return RankFailed.from_rank(rank, error.with_traceback(None), text)
+        return RankFailed.from_rank(rank, self.call.returned(error.with_traceback(None)), text)
 
     @contextmanager
     def _routed_output(self) -> Iterator[None]:
@@ -250,7 +253,7 @@ def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _fork_torch_state() -> Iterator[None]:
     """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes and
     random numbers as they were. As on processes, a rank computes with one thread: so the bits don't
     depend on the number of cores, and what is small doesn't wait for a core that others keep busy.

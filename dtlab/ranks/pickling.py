@@ -1,0 +1,127 @@
+"""Pickles that keep what a function of a notebook refers to, and lend the memory of tensors."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+from importlib import import_module
+from types import CellType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import cloudpickle
+import torch
+from cloudpickle.cloudpickle import _class_setstate
+
+_LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
+# Torch writes the pickle of a tensor of these dtypes, then can't read it: they go as integers.
+_UNPICKLABLE = frozenset(torch.storage._new_dtypes())
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CACHED = type(functools.lru_cache(len))
+_defined_here: WeakSet[type] = WeakSet()  # classes that have gone from this process by value
+_arrived: WeakSet[type] = WeakSet()  # classes that have come to this process by value
+
+
+class Pickled(NamedTuple):
+    """An object as bytes; buffers: its large arrays, which still lie where they were."""
+
+    data: bytes
+    buffers: list[memoryview]
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, which takes lambdas, closures and cells; tensors lend their memory.
+
+    A tensor pickles as a view of its storage, so that tensors which share memory still do when
+    they arrive. Torch itself would copy each storage. Functions that share a variable of the
+    function around them (`nonlocal`) still do: cloudpickle itself would give each its own cell.
+    A class that comes back to the process in which it was defined is left as it is.
+    """
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO()
+        self._buffers: list[memoryview] = []
+        super().__init__(self._file, protocol=5, buffer_callback=self._keep_in_pickle)
+
+    def pickled(self, value: Any) -> Pickled:
+        """`value`, pickled. Raises whatever pickling raises."""
+        self.dump(value)
+        return Pickled(self._file.getvalue(), self._buffers)
+
+    def _keep_in_pickle(self, buffer: pickle.PickleBuffer) -> bool:
+        """Asked for each array; False leaves it beside the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < _LARGE:
+            return True
+        self._buffers.append(raw)
+        return False
+
+    def _function_getnewargs(self, function: FunctionType) -> tuple[Any, ...]:
+        *others, _ = super()._function_getnewargs(function)
+        return *others, function.__closure__
+
+    def reducer_override(self, x: Any) -> Any:
+        """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
+        if isinstance(x, torch.UntypedStorage) and x.device.type == "cpu":
+            raw = torch.empty(0, dtype=torch.uint8).set_(x)
+            return _rebuild_storage, (pickle.PickleBuffer(raw.numpy().data),)
+        if isinstance(x, torch.storage.TypedStorage) and x._untyped_storage.device.type == "cpu":
+            return _rebuild_typed_storage, (x._untyped_storage, x.dtype)
+        if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
+            return _rebuild_odd_tensor, (x.detach().view(_SAME_SIZE[x.itemsize]), x.dtype)
+        if isinstance(x, CellType):  # its contents come last: they may lead back to it
+            return CellType, (), _contents(x), None, None, _fill
+        if isinstance(x, _CACHED) and self._goes_by_value(x.__wrapped__):
+            return _rebuild_cached, (x.__wrapped__, x.cache_parameters())
+        if isinstance(x, ModuleType) and type(x) is not ModuleType:  # such as torch.classes
+            return import_module, (x.__name__,)
+        reduced = super().reducer_override(x)
+        if isinstance(x, type) and isinstance(reduced, tuple) and reduced[-1] is _class_setstate:
+            return self._reduced_class(x, reduced)
+        return reduced
+
+    def _goes_by_value(self, function: Any) -> bool:
+        return self.reducer_override(function) is not NotImplemented
+
+    def _reduced_class(self, cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+        if cls not in _arrived:
+            _defined_here.add(cls)
+        return *reduced[:-1], _set_class_state
+
+
+def _set_class_state(cls: type, state: Any) -> None:
+    """Fill a class that has come here, unless it has only come back."""
+    if cls not in _defined_here:
+        _arrived.add(cls)
+        _class_setstate(cls, state)
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # the variable has no value yet
+        return ()
+
+
+def _fill(cell: CellType, contents: tuple[Any, ...]) -> None:
+    if contents:
+        (cell.cell_contents,) = contents
+
+
+def _rebuild_cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _rebuild_odd_tensor(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.view(dtype)
+
+
+def _rebuild_storage(buffer: Any) -> torch.UntypedStorage:
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
