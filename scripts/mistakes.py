@@ -2,7 +2,7 @@
 
     python scripts/mistakes.py [EXERCISE …] [--check]
 
-Runs the mistakes in solutions/mistakes/ on the cases that `check` shows, and writes the fingerprints
+Runs the mistakes in solutions/mistakes/ on the cases that `check` shows, and writes fingerprints
 to dtlab/grading/exercises/*.json, from which learners get their hints. Fails if a mistake loses no
 points or does not earn its own hint first; with --check, also if a file is out of date.
 """

@@ -84,8 +84,8 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
 
 
 _NOTHING = "The function returns nothing: add `return`."
-OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pickled, which takes more "
-           "bytes: send the tensor itself, and receive into a tensor.")
+OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pickled, which takes "
+           "more bytes: send the tensor itself, and receive into a tensor.")
 
 
 def _scaled(came: Any, right: Any, factor: float) -> bool:
@@ -152,8 +152,8 @@ def _raised_clue(failure: CaseFailure) -> str:
     return next((hint for pattern, hint in _RAISED if re.search(pattern, message)), "")
 
 
-_NO_LEADER = ("comm.split returns None to a rank whose colour is None: only the ranks of that group "
-              "may use its communicator (`if group is not None: …`).")
+_NO_LEADER = ("comm.split returns None to a rank whose colour is None: only the ranks of that "
+              "group may use its communicator (`if group is not None: …`).")
 _OBJECT = (
     "One end sends a tensor and the other receives an object, or the other way round. A tensor is "
     "received into a tensor of its shape and dtype, such as torch.empty_like(x), an object into a "

@@ -65,7 +65,7 @@ def _kind(x: torch.Tensor) -> str:
 
 
 def _says(name: str, came: Any) -> str:
-    return f"{name} returned {came!r}"[:80] if name.startswith("rank") else f"{name} = {came!r}"[:80]
+    return f"{name} {'returned' if name.startswith('rank') else '='} {came!r}"[:80]
 
 
 def _digits(x: Any, other: Any) -> str:

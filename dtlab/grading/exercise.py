@@ -1,5 +1,5 @@
-"""What an exercise is. Each is one file in `dtlab/grading/exercises/`, which defines `EXERCISE`; its
-place in the course stands in `CHAPTERS`."""
+"""Exercises: each is one file in `dtlab/grading/exercises/`, which defines `EXERCISE`; its place in
+the course stands in `CHAPTERS`."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ def hint_of(known: Sequence[Traces], check: str, prints: Mapping[int, Fingerprin
         if alike:
             return min(alike, key=lambda mistake: (
                 {name for name, rows in mistake.prints.items() if any(rows)} != failed,
-                any(prints[case] and prints[case].sent != mistake.prints[check][case].sent
-                    for case in cases))).hint  # type: ignore[union-attr]
+                [_sent(prints[case]) for case in cases]
+                != [_sent(mistake.prints[check][case]) for case in cases])).hint
     return ""
 
 
@@ -155,3 +155,7 @@ def _alike(mine: Fingerprint | None, theirs: Fingerprint | None) -> bool:
     if mine is None or theirs is None:
         return mine is theirs
     return mine.matches(theirs)
+
+
+def _sent(print_: Fingerprint | None) -> str:
+    return print_.sent if print_ else ""

@@ -26,7 +26,7 @@ MISTAKES = [
     Mistake({f"    {REDUCE}\n": f"    if not batches:\n        return {NONE}\n    {REDUCE}\n"},
             "A rank without micro-batches must take part in the all-reduce all the same, with zeros "
             "of the given length, and a count of 0."),
-    Mistake({LOOP: f"        part = torch.cat([len(batch) * gradient(batch), torch.tensor([float(len(batch))])])\n"
+    Mistake({LOOP: "        part = torch.cat([len(batch) * gradient(batch), torch.tensor([float(len(batch))])])\n"
              "        total += all_reduce(comm, part, algorithm=\"ring\")\n", f"    {REDUCE}\n": ""},
             "A reduction for each micro-batch: ranks with fewer of them leave the others waiting. "
             "Add up on each rank first; one all-reduce of the sums is enough."),

@@ -35,7 +35,7 @@ def _build(seed: int) -> list[Check]:
 
     def allowed(case: Case) -> int:
         """One all-reduce; the count may travel alone."""
-        return 2 * (case.ranks - 1) * (-(-(case.args[0][1] + 1) // case.ranks) * 8 + 8)
+        return int(2 * (case.ranks - 1) * (-(-(case.args[0][1] + 1) // case.ranks) * 8 + 8))
 
     equal = [case("equal micro-batches", 8, [4, 4], [4, 4]),
              case("equal micro-batches", 12, *[[2, 2, 2]] * 4)]

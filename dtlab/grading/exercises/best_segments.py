@@ -33,7 +33,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(False, f"{k!r}"[:60], f"{expected} segments",
                        clue="A number of segments is a whole number, and at least 1: "
                             "max(1, round(…)) makes it so.")
-    took = chain_s(*case.args[0], k)
+    ranks, nbytes, alpha, beta = case.args[0]
+    took = chain_s(ranks, nbytes, alpha, beta, k)
     return Verdict(took <= best_time * (1 + TOLERANCE), f"{counted(k, 'segment')}: {took:.4g} s",
                    expected, shows=k)
 

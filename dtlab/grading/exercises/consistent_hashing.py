@@ -37,7 +37,7 @@ def _placed(case: Case, outcome: Outcome) -> Verdict:
         count = min(case.facts["copies"], len(servers))
         wanted = f"a dict: each key → a list of {count} of the servers"
         if not isinstance(placed, dict) or set(placed) != set(keys):
-            came = f"a dict of {len(placed)} keys" if isinstance(placed, dict) else f"{placed!r:.60}"
+            came = f"{len(placed)} keys" if isinstance(placed, dict) else f"{placed!r:.60}"
             return Verdict(False, came, wanted, clue="Return a dict with every key, and no other.")
         for key in keys:
             mine = placed[key]

@@ -173,8 +173,8 @@ def _build(seed: int) -> list[Check]:
              _case("mesh", 13, _two_rings(13, 6, seed), seed)]
     return [
         Check("easy meshes", 1, "every rank joined to every other", easy, _judge,
-              "Go on only along `links`; they lead both ways. A ring visits each rank exactly once, "
-              "and its last rank has a link to the first."),
+              "Go on only along `links`; they lead both ways. A ring visits each rank exactly "
+              "once, and its last rank has a link to the first."),
         Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge,
               "A link of two wires may be used twice: count wires, don't only mark links as used."),
         Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge,

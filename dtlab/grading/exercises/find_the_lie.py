@@ -65,7 +65,7 @@ def _build(seed: int) -> list[Check]:
 
     def allowed(case: Case) -> float:
         t = case.ranks
-        return 2 * (t - 1) * 8 * (2 * -(-case.facts["numel"] // t) + -(-2 // t))
+        return float(2 * (t - 1) * 8 * (2 * -(-case.facts["numel"] // t) + -(-2 // t)))
 
     k, forward = seed % 3, items("y")
     cases = [case(2, 3 + k, 4), case(3, 5, 6), case(4, 2, 8 + k)]
@@ -77,8 +77,8 @@ def _build(seed: int) -> list[Check]:
               f"gets wrong, of {', '.join(NAMES)}."),
         Check("norm", 2, "its gradient", cases, items(*(
             f"the gradient of {name}" for name in ("norm", "up", "down", "x"))),
-            "The gradient of `norm` is wrong, which lies before the region: does h enter the region "
-            "through copy_to?", forward),
+            "The gradient of `norm` is wrong, which lies before the region: does h enter the "
+            "region through copy_to?", forward),
         Check("scale", 1, "its gradient", cases, items("the gradient of scale"),
               "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own "
               "columns by it, so each has a part of its gradient.", forward),

@@ -89,8 +89,8 @@ def _build(seed: int) -> list[Check]:
               "the next end, take off what has moved, work out all rates again."),
         Check("held back elsewhere", 2, "unequal shares", held, values,
               "Not every flow can use its equal share of a link: one that is held back elsewhere "
-              "leaves the rest to the others. Fix the rates on the tightest link, take them off all "
-              "other links, repeat."),
+              "leaves the rest to the others. Fix the rates on the tightest link, take them off "
+              "all other links, repeat."),
         Check("unseen clusters", 2, f"{len(unseen)} clusters, random flows", unseen, values,
               "Fix the tightest link's flows first, and take what they use from every link that "
               "they cross; when a flow ends, work out all rates again."),

@@ -46,7 +46,7 @@ def _build(seed: int) -> list[Check]:
     def room(case: Case) -> int:
         """Half a vector for the first round's inbox; all of it where a rank takes in another's."""
         n = case.facts["n"]
-        return (n if _core(case.ranks)[2] else -(-n // 2)) * int(case.facts["item"])
+        return int((n if _core(case.ranks)[2] else -(-n // 2)) * case.facts["item"])
 
     plain = cases((4, 8), (2, 4), (8, 32))
     any_p = cases((1, 4), (3, 4), (6, 8), (5, 8), (7, 8), (9, 16), (13, 16))
@@ -56,8 +56,8 @@ def _build(seed: int) -> list[Check]:
     return [
         Check("sums", 1, "2, 4, 8 ranks", plain, values,
               "Some contributions are missing, or stand twice. In each round, you and your partner "
-              "hold the same piece: one keeps (and adds) its first half, the other its second; each "
-              "sends what the other keeps, and the next round halves what was kept. Then swap "
+              "hold the same piece: one keeps (and adds) its first half, the other its second; "
+              "each sends what the other keeps, and the next round halves what was kept. Then swap "
               "complete pieces with the same partners, the nearest first."),
         Check("any p", 2, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, values,
               "It works for powers of two only: with other numbers, rank ^ distance may be no rank "

@@ -77,7 +77,7 @@ def _build(seed: int) -> list[Check]:
 
     def rounds(case: Case) -> int:
         k = case.facts["group"]
-        return 4 * (k - 1) + 2 * (case.ranks // k - 1)
+        return int(4 * (k - 1) + 2 * (case.ranks // k - 1))
 
     plain = cases((4, 2, 8), (8, 4, 32), (6, 3, 12))
     any_group = cases((8, 2, 16), (9, 3, 18), (5, 1, 10), (4, 4, 8), (1, 1, 5), (7, 7, 14),
@@ -104,8 +104,8 @@ def _build(seed: int) -> list[Check]:
               _own_sums),
         Check("time", 1, "in racks, simulated", timed, _time,
               "Inside the groups whole vectors travel one after the other, so the leader's port is "
-              "the bottleneck. For long vectors: reduce-scatter the group, then gather the parts at "
-              "the leader (collectives.reduce(…, algorithm='rabenseifner')); and back: scatter, "
+              "the bottleneck. For long vectors: reduce-scatter the group, then gather the parts "
+              "at the leader (collectives.reduce(…, algorithm='rabenseifner')); and back: scatter, "
               "all-gather (algorithm='scatter_allgather').", _own_sums),
         Check("rounds", 1, "9 to 16 ranks", in_rounds, rounds_at_most(
             rounds, "4(k−1) + 2(p/k−1)"),

@@ -76,7 +76,8 @@ def _build(seed: int) -> list[Check]:
               "It fails where there are fewer micro-batches than a rank wants to begin with: begin "
               "with min(m, p − i)."),
         Check("memory", 2, "held on each rank", [*plain, *few], _held,
-              "Rank i begins with p − i forwards: the last rank with one, the first with p.", _runs),
+              "Rank i begins with p − i forwards: the last rank with one, the first with p.",
+              _runs),
         Check("bubble", 3, "three pairs of F and B", [*plain, *few], _bubble,
               "Rank i begins with p − i forwards; with fewer it waits again and again.", _runs),
         Check("gradients", 1, "run, with real numbers", cases((3, 5 + k)), _gradients,

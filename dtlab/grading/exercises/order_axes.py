@@ -59,7 +59,8 @@ def _build(seed: int) -> list[Check]:
         names = sorted(axes)[seed % 2:] + sorted(axes)[: seed % 2]
         sizes = {name: axes[name][0] for name in names}
         sent = {name: 20 * round(axes[name][1] * (1 + 0.1 * (seed % 3)) / 20) for name in names}
-        return Case(f"{servers} servers of {gpus}: {', '.join(f'{n}={s}' for n, s in sizes.items())}",
+        mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        return Case(f"{servers} servers of {gpus}: {mesh}",
                     [(sizes, sent, gpus, INSIDE_BPS, card_Bps)], comm=False,
                     facts={"where": (servers, gpus, card_Bps)})
 

@@ -125,8 +125,9 @@ def _spine(case: Case, outcome: Outcome) -> Verdict:
     where, ranks = case.facts["hall"], case.facts["ranks"]
     least = cost_of(where, compact(where, ranks)).spine_bytes
     mine = cost_of(where, tuple(outcome.values[0])).spine_bytes
+    # Pieces of a vector differ by an element.
     return Verdict(mine <= 1.01 * least, f"{mine:,} B over the spine", f"{least:,} B",
-                   f"{mine:,} / {least:,}", clue=_clue(case, outcome))  # pieces differ by an element
+                   f"{mine:,} / {least:,}", clue=_clue(case, outcome))
 
 
 def _clue(case: Case, outcome: Outcome) -> str:

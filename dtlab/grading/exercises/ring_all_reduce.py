@@ -18,7 +18,7 @@ from dtlab.grading.standard import (
 
 
 def _chunk_bytes(case: Case) -> int:
-    return -(-case.facts["n"] // case.ranks) * int(case.facts["item"])
+    return int(-(-case.facts["n"] // case.ranks) * case.facts["item"])
 
 
 def _build(seed: int) -> list[Check]:

@@ -12,7 +12,8 @@ from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most, 
 GRADIENTS = "the gradient of x", "the gradient of the weight", "the gradient of the bias"
 
 
-def _right(parts: list[tuple[Tensor, Tensor]], bias: Tensor, dy: Tensor) -> list[tuple[Tensor, ...]]:
+def _right(parts: list[tuple[Tensor, Tensor]], bias: Tensor, dy: Tensor
+           ) -> list[tuple[Tensor, ...]]:
     """By rank: y and the gradients, of each rank's x and weight."""
     y = torch.stack([x @ w.T for x, w in parts]).sum(0) + bias
     return [(y, dy @ w, dy.T @ x, dy.sum(0)) for x, w in parts]

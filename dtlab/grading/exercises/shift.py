@@ -56,8 +56,8 @@ def _build(seed: int) -> list[Check]:
         Check("even circles", 1, "2, 4, 8 ranks", even, values),
         Check("odd circles", 1, "3, 5, 9 ranks", odd, values),
         Check("edges", 1, "1 rank; empty; 2-d; int64", edges, values,
-              "One rank alone gets its own x back, as a new tensor; x may be empty, or of any shape "
-              "and dtype."),
+              "One rank alone gets its own x back, as a new tensor; x may be empty, or of any "
+              "shape and dtype."),
         Check("time", 2, "2 to 9 ranks, simulated", timed, _time,
               "The shift takes as long as several messages one after the other. Ports are full "
               "duplex: all ranks can send and receive at once, with comm.sendrecv, or by posting "

@@ -38,8 +38,8 @@ def _build(seed: int) -> list[Check]:
               "its column gives (column targets − first there), and the others as 0. The loss is "
               "the mean of log(sum) − target's."),
         Check("gradient", 3, "of each rank's own logits", even, gradient,
-              "It is (softmax − one-hot)/rows, in this rank's own columns: divide by the sum of the "
-              "exponentials over all ranks, and take 1 off in column targets − first.", loss),
+              "It is (softmax − one-hot)/rows, in this rank's own columns: divide by the sum of "
+              "the exponentials over all ranks, and take 1 off in column targets − first.", loss),
         Check("uneven", 1, "columns that t doesn't divide; one rank", odd, gradient, provided=loss),
         Check("stable", 1, "logits of thousands", stable, loss, "The exponentials overflow, or "
               "vanish: subtract the largest logit of the row, the same on all ranks."),

@@ -70,7 +70,7 @@ def _build(seed: int) -> list[Check]:
                     harness=train, wanted=wanted, facts={"steps": steps}, **COLLECTIVES, **options)
 
     def allowed(case: Case) -> float:
-        return SLACK * case.facts["steps"] * 2 * (case.ranks - 1) * _shard_bytes(case)
+        return float(SLACK * case.facts["steps"] * 2 * (case.ranks - 1) * _shard_bytes(case))
 
     k, traffic = seed % 3, sent_at_most(allowed, "2(N−1)/N·n a step")
     even = [case(2, 8), case(1, 5), case(3, 12), case(4, 40 + 4 * k)]

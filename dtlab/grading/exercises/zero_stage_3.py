@@ -106,7 +106,7 @@ def _build(seed: int) -> list[Check]:
                     **COLLECTIVES, **options)
 
     def allowed(case: Case) -> float:
-        return SLACK * 3 * case.facts["padded"] * (case.ranks - 1) / case.ranks
+        return float(SLACK * 3 * case.facts["padded"] * (case.ranks - 1) / case.ranks)
 
     k = 2 * (seed % 3)
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
