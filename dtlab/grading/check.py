@@ -64,7 +64,7 @@ def _judge(_comm: Any, submission: Submission, exercise_id: str, seed: int,
     """In a process that the learner's notebook has not touched."""
     prepare_to_fork()
     with RankServer("none", preload) as server:
-        return grade_answer(server, submission, exercise_id, seed).to_dict()
+        return grade_answer(server, submission, find_exercise(exercise_id), seed).to_dict()
 
 
 def seal(function: Callable[..., Any], name: str) -> Submission:

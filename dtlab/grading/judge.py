@@ -16,7 +16,7 @@ import torch
 from dtlab.grading import clues
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
 from dtlab.grading.compare import Fingerprint, fingerprint
-from dtlab.grading.exercise import Check, Exercise, Verdict, find_exercise
+from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.mistakes import Traces, hint_of, recorded
 from dtlab.grading.rank_server import RankServer, ServerEnded
 from dtlab.grading.report import Report, Row
@@ -41,12 +41,11 @@ class Trial(NamedTuple):
 Trials = Mapping[str, list[Trial]]  # by check; one that is missing was not tried
 
 
-def grade_answer(server: RankServer, submission: Submission, exercise_id: str, seed: int,
+def grade_answer(server: RankServer, submission: Submission, exercise: Exercise, seed: int,
                  known: Known | None = None) -> Report:
     """Run all cases of the exercise on processes of `server`, then judge. known: what the mistakes
     leave behind with this seed; default: what is recorded, of seed 0."""
     began = time.monotonic()
-    exercise = find_exercise(exercise_id)
     checks, sandbox = exercise.build(seed), Sandbox(submission, server)
     if known is None:
         def known() -> Sequence[Traces]:

@@ -178,12 +178,12 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
         return _missing(exercise.id, trouble or "no cell defines it")
     hidden = seeds[-1] if seed is None else seed
     if hidden == 0:
-        return grade_answer(server, submission, exercise.id, 0)
-    report = grade_answer(server, submission, exercise.id, hidden,
+        return grade_answer(server, submission, exercise, 0)
+    report = grade_answer(server, submission, exercise, hidden,
                           cache(lambda: traces_of(exercise, hidden, course, server)))
     if report.passed:
         return report
-    shown = grade_answer(server, submission, exercise.id, 0)
+    shown = grade_answer(server, submission, exercise, 0)
     return without_hidden_inputs(report, shown, {m.hint for m in mistakes_in(exercise, course)})
 
 

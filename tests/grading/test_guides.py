@@ -71,8 +71,7 @@ def test_the_example_of_an_exercise_is_complete(answer, points):
         with RankServer("none", ["dtlab.collectives"]) as server:
             space = {}
             exec(example, space)
-            catalogue()["swap"] = space["EXERCISE"]
-            return grade_answer(server, submission, "swap", 2).points
+            return grade_answer(server, submission, space["EXERCISE"], 2).points
 
     assert run(judge, seal(answer, "swap"), ranks=1, echo=False).values == [points]
 

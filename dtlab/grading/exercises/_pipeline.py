@@ -50,7 +50,8 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
         if (schedule.ranks, schedule.micro_batches) != (p, m):
             return Verdict(False, f"{schedule.ranks} ranks, {schedule.micro_batches} micro-batches",
                            f"{p} ranks, {m} micro-batches", clue="One list for each of the p "
-                           "ranks, and micro-batches 0 to m − 1: begin with min(m, p − i) forwards.")
+                           "ranks, and micro-batches 0 to m − 1: begin with min(m, p − i) of "
+                           "the forwards.")
         return judge(case, schedule)
 
     return judged

@@ -1,0 +1,266 @@
+"""Mistakes that can be made in any exercise: what the first hint says of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dtlab import Send, collectives
+from dtlab.collectives.registry import IMPLEMENTATIONS
+from dtlab.ps.consistency import SSP
+from dtlab.simulator.network import fair_rates
+from dtlab.topology import edge_disjoint_cycles
+from tests.exercises.answers import first_hint, judged, solution
+
+CLUES = []
+
+
+def clue(exercise, points, hint):
+    """Add the decorated answer: it earns `points`, and reads `hint` first."""
+    def add(answer):
+        CLUES.append((exercise, answer, points, hint))
+        return answer
+    return add
+
+
+def sides(comm):
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+# ---- somebody else's work ------------------------------------------------------------------------
+
+
+@clue("ring-all-reduce", 0, "calls dtlab.collectives.all_reduce, which is the library's own")
+def the_librarys_ring(comm, x):
+    return collectives.all_reduce(comm, x, algorithm="ring")
+
+
+@clue("ring-all-reduce", 0, "calls dtlab.collectives.all_reduce, which is the library's own")
+def the_librarys_ring_on_a_stream(comm, x):
+    return comm.begin(collectives.all_reduce, x, algorithm="ring").wait()
+
+
+@clue("halving-doubling", 0, "halving_doubling, which is the library's own")
+def the_bare_algorithm(comm, x):
+    return IMPLEMENTATIONS["all_reduce"]["halving_doubling"](comm, x, "sum")
+
+
+@clue("hierarchical", 0, "algorithm=hierarchical, which does just what the exercise asks")
+def the_forbidden_algorithm(comm, x, group):
+    return collectives.all_reduce(comm, x, algorithm="hierarchical", group=group)
+
+
+@clue("finish-times", 0, "calls dtlab.simulator.network.fair_rates, which is")
+def the_simulators_rates(sizes, routes, capacity):
+    return list(fair_rates([], list(capacity.values())))
+
+
+@clue("find-rings", 0, "calls dtlab.topology.cycles.edge_disjoint_cycles, which is")
+def the_librarys_rings(ranks, links):
+    return edge_disjoint_cycles(None, 2)
+
+
+@clue("ssp-rule", 0, "calls dtlab.ps.consistency.SSP")
+def the_librarys_rule(request, clock, clocks, staleness):
+    return SSP(staleness)
+
+
+# ---- values that no message brought --------------------------------------------------------------
+
+
+@clue("ring-all-reduce", 0, "Split is not for sending")
+def sums_without_messages(comm, x):
+    x.copy_(torch.tensor(comm._agree([float(v.real) for v in x])).sum(0))
+
+
+@clue("fix-deadlock", 1, "did not come through comm")  # a rank alone sends nothing
+def agrees(comm, value):
+    return comm._agree(value)[(comm.rank - 1) % comm.size]
+
+
+@clue("ring-all-reduce", 0, "torch.distributed isn't the communicator")
+def torchs_own(comm, x):
+    torch.distributed.all_reduce(x)
+
+
+# ---- ends that don't meet ------------------------------------------------------------------------
+
+
+@clue("ring-all-reduce", 0, "none has sent yet: receiving first")
+def receives_first(comm, x):
+    comm.recv(torch.empty_like(x), sides(comm)[1])
+
+
+@clue("fix-deadlock", 0, "use comm.sendrecv")
+def sends_first(comm, value):
+    comm.send(value, sides(comm)[0])
+    return comm.recv_object(sides(comm)[1])
+
+
+@clue("ring-all-reduce", 0, "Some ranks have returned")
+def one_rank_stops_early(comm, x):
+    if comm.rank:
+        comm.recv(x, comm.rank - 1)
+
+
+@clue("fix-deadlock", 2, "does the rank that you send to receive from you next")
+def only_to_and_from_the_right(comm, value):
+    inbox = [value] if comm.size == 1 else []
+    if comm.size > 1:
+        comm.sendrecv(value, sides(comm)[0], inbox, sides(comm)[0])
+    return inbox[0]
+
+
+@clue("ring-all-reduce", 0, "Call wait() on everything")
+def forgets_to_wait(comm, x):
+    comm.irecv(torch.empty_like(x), sides(comm)[1])
+    comm.send(x, sides(comm)[0])
+
+
+@clue("shift", 0, "One end sends a tensor and the other receives an object")
+def receives_an_object(comm, x):
+    inbox = []
+    comm.sendrecv(x, sides(comm)[0], inbox, sides(comm)[1])
+    return inbox[0]
+
+
+@clue("fix-deadlock", 0, "There is no such rank")
+def forgets_the_remainder(comm, value):
+    inbox = []
+    comm.sendrecv(value, comm.rank + 1, inbox, comm.rank - 1)
+    return inbox[0]
+
+
+@clue("shift", 0, "Receive into another one")
+def in_one_tensor(comm, x):
+    comm.sendrecv(x, sides(comm)[0], x, sides(comm)[1])
+    return x
+
+
+@clue("ring-all-reduce", 0, "differs in size")
+def sizes_that_do_not_fit(comm, x):
+    comm.sendrecv(x, sides(comm)[0], torch.empty(len(x) + 1), sides(comm)[1])
+
+
+@clue("hierarchical", 0, "comm.split returns None")
+def asks_none_for_its_size(comm, x, group):
+    team = comm.split(comm.rank // group)
+    return comm.split(0 if team.rank == 0 else None).size
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+@clue("hello-ranks", 0, "returns nothing")
+def prints_only(comm):
+    print(comm.rank, comm.size)
+
+
+@clue("hello-ranks", 0, "Return 4 things, in this order: rank, size, left, right")
+def returns_one_of_four(comm):
+    return comm.rank
+
+
+@clue("fix-deadlock", 0, "inbox[0]")
+def returns_the_list(comm, value):
+    return [solution("fix-deadlock")(comm, value)]
+
+
+@clue("ring-all-reduce", 0, "The returned tensor is right, but x itself is unchanged")
+def returns_a_new_tensor(comm, x):
+    return solution("ring-all-reduce")(comm, x.clone())
+
+
+@clue("ring-all-reduce", 0, "x is unchanged on every rank")
+def does_nothing(comm, x):
+    pass
+
+
+@clue("ring-all-reduce", 0, "Only rank 0 has the right result")
+def sum_on_one_rank(comm, x):
+    if comm.rank:
+        comm.send(x, 0)
+        return
+    for other in range(1, comm.size):
+        comm.recv(inbox := torch.empty_like(x), other)
+        x += inbox
+
+
+@clue("ring-all-reduce", 0, "is it a mean?")
+def averages(comm, x):
+    solution("ring-all-reduce")(comm, x)
+    x /= comm.size
+
+
+@clue("row-parallel", 0, "in this order: y")
+def one_thing(comm, *args):
+    return 1
+
+
+@clue("ring-all-reduce", 0, "gives a tuple")
+def adds_to_an_item_of_the_tuple(comm, x):
+    chunks = x.tensor_split(comm.size)
+    chunks[0] += x[: len(chunks[0])]
+
+
+@clue("ring-all-reduce", 0, "x.split(m) makes pieces of m elements")
+def counts_on_pieces(comm, x):
+    return x.split(comm.size)[comm.size]
+
+
+@clue("ring-all-reduce", 7, "Objects are sent")
+def sends_lists(comm, x):
+    passing = x.clone()
+    for _ in range(comm.size - 1):
+        inbox = []
+        comm.sendrecv(passing.tolist(), sides(comm)[0], inbox, sides(comm)[1])
+        passing = torch.tensor(inbox[0], dtype=x.dtype)
+        x += passing
+
+
+@clue("ring-all-reduce", 0, "Not written yet")
+def as_given(comm, x):
+    raise NotImplementedError
+
+
+@clue("shift", 0, "define what the function needs in the solution cell")
+def unknown_name(comm, x):
+    return helper(x)  # noqa: F821
+
+
+# ---- costs, of an answer in another style than the recorded mistakes -----------------------------
+
+
+@clue("binomial-broadcast", 8, "One message follows the other")
+def flat_in_one_exchange(comm, x, root):
+    if comm.rank == root:
+        comm.exchange(*(Send(x, rank) for rank in range(comm.size) if rank != root))
+    else:
+        comm.recv(x, root)
+
+
+@pytest.mark.parametrize(("exercise", "answer", "points", "hint"), CLUES,
+                         ids=[answer.__name__ for _, answer, *_ in CLUES])
+def test_the_first_hint_names_the_mistake(exercise, answer, points, hint):
+    report = judged(exercise, answer)
+    assert report.points == points, str(report)
+    assert hint in first_hint(report), str(report)
+    assert "works in the simulator" not in " ".join(report.hints)  # all of these fail there, too
+
+
+def test_a_deadlock_comes_with_the_table_and_the_learners_line():
+    report = judged("fix-deadlock", sends_first)
+    assert "rank  doing  with" in report.details
+    assert "in sends_first" in report.details
+    assert "deadlock" in report.rows[0].came
+
+
+def test_a_call_that_fails_is_not_said_to_fail_in_a_line_of_the_graders():
+    (came, *_) = [row.came for row in judged("hello-ranks", lambda: None).rows]
+    assert came.endswith("takes 0 positional arguments but 1 was given")
+
+
+def test_bytes_and_rounds_stand_in_the_table_against_their_bounds():
+    rows = {row.name: row for row in judged("ring-all-reduce", sends_lists).rows}
+    assert rows["bytes"].nbytes.endswith(" / 48")  # p = 4: 6 steps of 2 float32 would do
+    assert rows["rounds"].rounds.split(" / ")[1] == "24"  # p = 13
