@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -65,7 +66,8 @@ def _kind(x: torch.Tensor) -> str:
 
 
 def _says(name: str, came: Any) -> str:
-    return f"{name} {'returned' if name.startswith('rank') else '='} {came!r}"[:80]
+    whole = re.fullmatch(r"result|rank \d+", name)
+    return f"{name} {'returned' if whole else '='} {came!r}"[:80]
 
 
 def _digits(x: Any, other: Any) -> str:

@@ -66,8 +66,7 @@ def _values(case: Case, outcome: Outcome, names: Sequence[str] | None) -> Verdic
     if sent < wanted.least_bytes:
         return Verdict(False, f"{sent:,} B sent in all", f"≥ {wanted.least_bytes:,} B in all",
                        shows="too few bytes")
-    everywhere = f"{wanted.what}, on every rank" if case.ranks > 1 else wanted.what
-    return Verdict(True, everywhere, everywhere)
+    return Verdict(True, f"right{' on every rank' * (case.ranks > 1)}", wanted.what)
 
 
 def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str] | None

@@ -12,7 +12,7 @@ ITEMS = ("rank", "size", "left", "right")
 def _case(size: int) -> Case:
     right = [(rank, size, (rank - 1) % size, (rank + 1) % size) for rank in range(size)]
     return Case(describe_case(size), [()] * size, wanted=Wanted(
-        right, items=ITEMS, what="in a circle of ranks"))
+        right, items=ITEMS, what="ranks in a circle"))
 
 
 def _build(seed: int) -> list[Check]:
