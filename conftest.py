@@ -24,6 +24,11 @@ LONG_FIRST = ("tests/browser/", "notebooks/", "tests/ps/test_killed.py", "tests/
 RANK_LINES = re.compile(r"(?:^\[rank \d+\].*\n?)+", flags=re.MULTILINE)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=12, metavar="N",
+                     help="how many servers tests/ps/test_killed.py kills")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the first process names the locks for its workers
         folder = ROOT / ".pytest_cache"
@@ -78,6 +83,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             fcntl.flock(door, fcntl.LOCK_EX)
             fcntl.flock(room, mode)
         return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List what was not proved, and why: each reason says what it takes."""
+    skipped: dict[str, set[str]] = {}
+    for report in terminalreporter.getreports("skipped"):
+        skipped.setdefault(report.longrepr[2].removeprefix("Skipped: "), set()).add(report.nodeid)
+    lines = [f"{len(tests)} skipped: {reason}" for reason, tests in skipped.items()]
+    passed = terminalreporter.getreports("passed")
+    if any("::test_kills_at_any_moment" in report.nodeid for report in passed):
+        kills = terminalreporter.config.getoption("kills")
+        lines.append(f"only {kills} servers were killed: "
+                     "pytest tests/ps/test_killed.py --kills 600 proves more")
+    if lines:
+        terminalreporter.section("not proved here")
+        terminalreporter.write_line("\n".join(lines))
 
 
 # ---- notebooks ----------------------------------------------------------------------------------

@@ -81,10 +81,12 @@ def neutral(op: str, x: torch.Tensor) -> torch.Tensor:
     return torch.full_like(x, op in ("prod", "min"))
 
 
-def expected(collective: str, parts: list[torch.Tensor], root: int, op: str) -> list[Any]:
-    """What every rank gets, if rank r called `call` with `parts[r]`."""
+def expected(collective: str, parts: list[torch.Tensor], root: int = 0, op: str = "sum",
+             pieces: Any = None) -> list[Any]:
+    """What every rank gets, if rank r called `call` with `parts[r]`, and with `pieces[r]`."""
     p, dtype = len(parts), parts[0].dtype
-    pieces = [pieces_of(part, p) for part in parts]  # pieces[r][s]: from r, for s
+    if pieces is None:
+        pieces = [pieces_of(part, p) for part in parts]  # pieces[r][s]: from r, for s
 
     def total(some: list[torch.Tensor]) -> torch.Tensor:
         return combined(op, some).to(dtype)
@@ -100,14 +102,16 @@ def expected(collective: str, parts: list[torch.Tensor], root: int, op: str) -> 
         "all_to_all": lambda r: torch.stack([piece[r] for piece in pieces]),
         "scan": lambda r: total(parts[: r + 1]),
         "exscan": lambda r: total(parts[:r]) if r else neutral(op, parts[0]),
+        "barrier": lambda r: None,
     }
     return [rules[collective](rank) for rank in range(p)]
 
 
 def call(
-    comm: Comm, collective: str, algorithm: str, x: torch.Tensor, root: int = 0, op: Any = "sum"
+    comm: Comm, collective: str, algorithm: str, x: torch.Tensor, root: int = 0, op: Any = "sum",
+    pieces: torch.Tensor | None = None,
 ) -> Any:
-    """Call any collective with the arguments that it has; parts are `pieces_of(x)`."""
+    """Call any collective with the arguments that it has; `pieces` are those of `x` by default."""
     function = getattr(collectives, collective)
     wanted = inspect.signature(function).parameters
     given: dict[str, Any] = {"algorithm": algorithm}
@@ -115,10 +119,11 @@ def call(
     given |= {"op": op} if "op" in wanted else {}
     if collective == "barrier":
         return function(comm, **given)
+    if "parts" in wanted and pieces is None:
+        pieces = pieces_of(x, comm.size)
     if collective == "scatter":
-        parts = pieces_of(x, comm.size) if comm.rank == root else None
-        return function(comm, parts, torch.empty_like(x), **given)
-    return function(comm, pieces_of(x, comm.size) if "parts" in wanted else x, **given)
+        return function(comm, pieces if comm.rank == root else None, torch.empty_like(x), **given)
+    return function(comm, pieces if "parts" in wanted else x, **given)
 
 
 def assert_close(got: torch.Tensor | None, want: torch.Tensor | None, ranks: int) -> None:

@@ -9,12 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import cloudpickle
 import torch.distributed as dist
 import torch.multiprocessing
 
-from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.processes import run
 
@@ -42,18 +42,35 @@ class Start(NamedTuple):
     ratio: float  # time / dtlab.run's, measured in turn with it: over 1 is slower than dtlab
 
 
-def meet(comm: Comm | None = None) -> None:
-    """What the ranks are started for: Gloo breaks if a rank leaves while others still connect."""
-    dist.barrier()
+class ByValue:
+    """A function that a rank receives as code, so that starting it imports no module of ours."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.code = cloudpickle.dumps(function)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cloudpickle.loads, (self.code,)
+
+    def __call__(self, *args: Any) -> None:
+        cloudpickle.loads(self.code)(*args)
 
 
-def _join_by_spawn(rank: int, ranks: int, meeting_point: str) -> None:
+# Gloo breaks if a rank leaves while others still connect: ranks meet before they leave. cloudpickle
+# sends a lambda as code.
+meet = ByValue(lambda *comm: dist.barrier())
+
+
+def _join_by_spawn() -> ByValue:
     """Under spawn: form the group by hand, as torch's tutorial does."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank,
-                            world_size=ranks)
-    meet()
-    dist.destroy_process_group()
+
+    def join(rank: int, ranks: int, meeting_point: str) -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+        dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank,
+                                world_size=ranks)
+        dist.barrier()
+        dist.destroy_process_group()
+
+    return ByValue(join)
 
 
 def by_dtlab(ranks: int) -> None:
@@ -62,7 +79,7 @@ def by_dtlab(ranks: int) -> None:
 
 def by_spawn(ranks: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_join_by_spawn, (ranks, os.path.join(folder, "meet")), ranks)
+        torch.multiprocessing.spawn(_join_by_spawn(), (ranks, os.path.join(folder, "meet")), ranks)
 
 
 def by_accelerate(ranks: int) -> None:

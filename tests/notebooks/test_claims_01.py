@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import nbformat
 import pytest
 
 from dtlab import ConfigError, cost
 from dtlab.models import SHAPES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 near = pytest.approx
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    notebook = nbformat.read(ROOT / "notebooks" / "01_why_distribute.ipynb", as_version=4)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 def all_reduce_s(n: int) -> float:

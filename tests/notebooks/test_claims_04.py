@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 
@@ -16,21 +13,8 @@ from dtlab.collectives import ALGORITHMS
 from dtlab.cost.broadcast_reduce import chain_form
 from dtlab.topology import uniform
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ALPHA, BETA, N = 20e-6, 0.8e-9, 100_000_000
 RANKS = [*range(1, 10), 13]
-
-
-def prose_of(name: str) -> str:
-    """The text of a chapter, line breaks and emphasis removed."""
-    notebook = nbformat.read(ROOT / "notebooks" / name, as_version=4)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    return prose_of("04_collectives.ipynb")
 
 
 def network(ranks: int) -> Any:
@@ -214,8 +198,6 @@ def test_folding_costs_two_rounds_and_bytes(prose: str, ranks: int) -> None:
     assert cost.rounds("all_gather", "recursive_doubling", ranks, n) == floor + 2
     doubling, bruck = (run(ranks, "all_gather", a, n) for a in ("recursive_doubling", "bruck"))
     assert doubling.elapsed_s > bruck.elapsed_s
-    assert ("Where p is no power of two, the all-gather by recursive doubling, the reduce-scatter"
-            in prose_of("04b_everyone_to_everyone.ipynb"))
 
 
 def test_a_collective_is_no_barrier(prose: str) -> None:

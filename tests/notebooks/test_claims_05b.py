@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from itertools import combinations
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -22,25 +23,18 @@ from tests.notebooks.test_claims_05 import (
     ALPHA,
     BETA,
     RANKS,
-    ROOT,
     N,
-    prose_of,
     reduced,
     sent,
-    simulated_s,
+    took_s,
 )
 
-NAME = "05b_fewer_rounds.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "05b_fewer_rounds.ipynb"
 EVERY = list(ALGORITHMS["all_reduce"])
 TOLD = ["flat", "tree", "ring", "recursive_doubling", "halving_doubling", "binary_blocks",
         "double_tree"]
 POWERS = [2**k for k in range(1, 11)]
 FREE = 1e99  # a bandwidth
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    return prose_of(NAME)
 
 
 def time_s(algorithm: str, ranks: int, nbytes: int) -> float:
@@ -105,7 +99,7 @@ def test_folding_makes_recursive_doubling_take_two_rounds_more(prose: str, ranks
 def test_the_ninth_machine_doubles_the_time(prose: str) -> None:
     assert "our 102.4 MB take 143 ms on 8 ranks" in prose
     assert "The ninth machine doubles the time: nearly 4 n cross the longest path" in prose
-    eight, nine = (simulated_s("halving_doubling", p, N) for p in (8, 9))
+    eight, nine = (took_s("halving_doubling", p, N) for p in (8, 9))
     assert int(eight * 1e3) == 143
     assert nine / eight == pytest.approx(2, abs=0.2)
     assert 3.5 < cost.form("all_reduce", "halving_doubling", 9, N).path_bytes / N < 4
@@ -117,7 +111,7 @@ def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
     assert "And 8 + 4 + 1 is a little worse than folding" in prose
 
     def against(other: str, ranks: int) -> float:
-        return simulated_s("binary_blocks", ranks, N) / simulated_s(other, ranks, N)
+        return took_s("binary_blocks", ranks, N) / took_s(other, ranks, N)
 
     assert [len(binary_digits(p)) for p in (12, 24, 17, 13)] == [2, 2, 2, 3]
     for ranks in (12, 24):
@@ -125,9 +119,9 @@ def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
         assert 1 < against("ring", ranks) < 1.25
     for ranks, percent in ((12, 23), (24, 11)):
         bound_s = cost.lower_bound_s("all_reduce", ranks, N, ALPHA, BETA)
-        assert simulated_s("binary_blocks", ranks, N) / bound_s == pytest.approx(
+        assert took_s("binary_blocks", ranks, N) / bound_s == pytest.approx(
             1 + percent / 100, abs=0.01)
-        assert simulated_s("halving_doubling", ranks, N) > 2 * bound_s
+        assert took_s("halving_doubling", ranks, N) > 2 * bound_s
     assert against("halving_doubling", 17) == pytest.approx(1, abs=0.01)
     assert 1 < against("halving_doubling", 13) < 1.1
 
@@ -180,31 +174,19 @@ def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) ->
     assert "for large vectors they are better than the single tree, but behind the ring" in prose
     assert "for 100 kB on 63 ranks" in prose
     assert "so that even the single tree is ahead" in prose
-    assert simulated_s("tree", 63, 100_000) < simulated_s("double_tree", 63, 100_000)
+    assert took_s("tree", 63, 100_000) < took_s("double_tree", 63, 100_000)
     assert "on many ranks they leave the ring behind for all but large vectors" in prose
     animation = recording.stepper_frames("all_reduce", "double_tree", 8)
     assert sorted(arrow.src for arrow in animation[1].arrows) == list(range(8)), "leaves hand up"
     for ranks in (8, 63):
-        assert simulated_s("ring", ranks, N) < simulated_s("double_tree", ranks, N)
-        assert simulated_s("double_tree", ranks, N) < simulated_s("tree", ranks, N)
-    assert simulated_s("double_tree", 63, 100_000) < simulated_s("ring", 63, 100_000)
+        assert took_s("ring", ranks, N) < took_s("double_tree", ranks, N)
+        assert took_s("double_tree", ranks, N) < took_s("tree", ranks, N)
+    assert took_s("double_tree", 63, 100_000) < took_s("ring", 63, 100_000)
     assert "by that formula (8 ranks, 102.4 MB: 164 ms, the ring 144)" in prose
     assert round((2 * math.log2(8) * ALPHA + 2 * N * BETA) * 1e3) == 164
-    assert round(simulated_s("ring", 8, N) * 1e3) == 144
+    assert round(took_s("ring", 8, N) * 1e3) == 144
     assert "Why do they take 267 ms" in prose
-    assert round(simulated_s("double_tree", 8, N) * 1e3) == 267
-
-
-@pytest.mark.parametrize("ranks", range(10, 18))
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_no_run_takes_longer_than_its_formula(prose: str, algorithm: str, ranks: int) -> None:
-    assert "it says at most, and nothing is above it" in prose
-    for elements in (0, 3, 1001):
-        formula = time_s(algorithm, ranks, 4 * elements)
-        simulated = simulated_s(algorithm, ranks, 4 * elements)
-        assert simulated <= formula * (1 + 1e-9)
-        if cost.form("all_reduce", algorithm, ranks, 4 * elements).exact:
-            assert simulated == pytest.approx(formula, rel=1e-9)
+    assert round(took_s("double_tree", 8, N) * 1e3) == 267
 
 
 @pytest.mark.parametrize("ranks", [6, 8, 12, 16])
@@ -228,6 +210,7 @@ def test_who_meets_which_bound(prose: str, ranks: int) -> None:
 
 
 def test_with_1000_ranks_the_ring_is_fastest_from_162_mb_and_with_1024_never(prose: str) -> None:
+    assert "it says at most, and nothing is above it" in prose
     assert "1000 ranks, 512 + 256 + 128 + 64 + 32 + 8, it is, simulated from 162 MB on" in prose
     for megabytes, ring_wins in ((161, False), (162, True)):
         ring_s = cost.time_s("all_reduce", "ring", 1000, megabytes * 10**6, ALPHA, BETA)
@@ -347,7 +330,7 @@ def test_the_thirteenth_algorithm_fills_the_gap_that_it_is_said_to_fill(prose: s
     for ranks in (3, 5, 6, 7, 9, 11, 12, 13):
         assert min(rounds(name, ranks) for name in twelve) > (ranks - 1).bit_length() + 0.9
 
-    notebook = nbformat.read(ROOT / "notebooks" / NAME, as_version=4)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     cell = next(cell.source for cell in notebook.cells if "def gather_and_add" in cell.source)
     exec(cell, {"dtlab": dtlab, "cost": cost, "all_gather": all_gather})
     for ranks in (*RANKS, 16):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dtlab import Comm, cost, simulate, wires
-from dtlab.collectives import ALGORITHMS, all_reduce
+from dtlab.collectives import all_reduce
 from dtlab.topology import (
     Topology,
     edge_disjoint_cycles,
@@ -37,13 +37,6 @@ RANKS = [*range(1, 10), 13]
 @pytest.fixture(scope="module")
 def chapter() -> Any:
     return nbformat.read(ROOT / "notebooks" / "06_wires.ipynb", as_version=4)
-
-
-@pytest.fixture(scope="module")
-def prose(chapter: Any) -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    text = "\n".join(cell.source for cell in chapter.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 @pytest.fixture(scope="module")
@@ -297,19 +290,6 @@ def test_who_wins_where(prose: str) -> None:
     assert "halving–doubling wins everywhere but on the torus network, where the torus" in prose
     for name, names in small.items():
         assert names == {"torus"} if name == "torus 4 × 4" else names <= both
-
-
-@pytest.mark.parametrize("algorithm", ["hierarchical", "torus", "two_ring"])
-@pytest.mark.parametrize("ranks", RANKS)
-def test_the_algorithms_of_this_chapter_sum_on_any_number_of_ranks(
-    algorithm: str, ranks: int
-) -> None:
-    def summed(comm: Comm) -> torch.Tensor:
-        return ALGORITHMS["all_reduce"][algorithm](comm, torch.arange(11.0) + comm.rank)
-
-    wanted = torch.arange(11.0) * ranks + sum(range(ranks))
-    for value in simulate(summed, network=uniform(ranks, 0.0, math.inf)).values:
-        assert torch.equal(value, wanted)
 
 
 # ---- a thousand --------------------------------------------------------------------------------

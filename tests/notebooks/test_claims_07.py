@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 
@@ -20,17 +17,8 @@ from dtlab.result import Result
 from dtlab.topology import compose, link_bytes, uniform
 from dtlab.trace import Trace
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 S, B = 160_000_000, 16e9
 RANKS = [*range(1, 10), 13]
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    notebook = nbformat.read(ROOT / "notebooks" / "07_parameter_servers.ipynb", as_version=4)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 def summed(where: str, switches: int = 1) -> Result:

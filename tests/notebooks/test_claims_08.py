@@ -24,13 +24,6 @@ DEFINITIONS = ("setup", "seconds", "cluster", "train-code", "train-iteration", "
 
 
 @pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
-
-
-@pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """The chapter's functions."""
     space: dict[str, Any] = {"__name__": "__main__"}

@@ -27,13 +27,6 @@ WHOLE = 2 * (P - 1) / P * 4 * N
 
 
 @pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
-
-
-@pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """The chapter's functions."""
     space: dict[str, Any] = {"__name__": "__main__", "try_out": lambda *_: None}

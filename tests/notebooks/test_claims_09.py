@@ -23,13 +23,6 @@ NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09_server_dies.ipynb", as_version
 KEYS = {f"key{number}": Spec((100,), torch.float32) for number in range(4000)}
 
 
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
-
-
 def cell(cell_id: str) -> str:
     """The source of a code cell."""
     return str(next(c.source for c in NOTEBOOK.cells if c.id == cell_id))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from dtlab.topology import uniform
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09b_cut_off.ipynb", as_version=4)
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 def cell(cell_id: str) -> str:

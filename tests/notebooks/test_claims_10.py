@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import nbformat
 import pytest
 import torch
 
@@ -15,17 +11,8 @@ from dtlab.plots import step_of
 from dtlab.topology import uniform
 from dtlab.widgets.overlap import LAYER_BYTES, LAYERS, train_step
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ALPHA, BETA, FORWARD_S = 10e-6, 1e-10, 100e-6
 BACKWARD_S = 2 * FORWARD_S * LAYERS
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    notebook = nbformat.read(ROOT / "notebooks" / "10_data_parallel.ipynb", as_version=4)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 def exposed_ms(strategy: str, buckets: int) -> float:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import nbformat
 import pytest
 import torch
 
@@ -16,16 +12,7 @@ from dtlab.parallel import Mesh
 from dtlab.plots.mesh import crossings, machines_of
 from dtlab.topology import compose, nvswitch, racks
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 CLUSTER = compose(nvswitch(8, bandwidth_Bps=300e9), racks(1, 2, bandwidth_Bps=12.5e9))
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    notebook = nbformat.read(ROOT / "notebooks" / "11_tensor_parallel.ipynb", as_version=4)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 def test_the_order_of_the_axes_is_all_that_changes(prose: str) -> None:

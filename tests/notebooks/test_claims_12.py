@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import nbformat
 import pytest
 
 from dtlab.models import GPT, GPTConfig
@@ -24,16 +20,7 @@ from dtlab.plots import Picture, schedule
 from dtlab.plots.schedule import spans_of
 from dtlab.trace import Trace
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 near = pytest.approx
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    notebook = nbformat.read(ROOT / "notebooks" / "12_pipelines.ipynb", as_version=4)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 def test_the_guess(prose: str) -> None:

@@ -22,13 +22,6 @@ NOTEBOOK = nbformat.read(ROOT / "notebooks" / "13_zero.ipynb", as_version=4)
 GB = 1e9
 
 
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
-
-
 @cache
 def chapter() -> dict[str, Any]:
     """What the chapter's own cells define, without what they run."""

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 
 from dtlab.models import SHAPES
 from dtlab.parallel import Layout, plan, predict
@@ -16,13 +15,6 @@ from dtlab.topology import compose, nvswitch, uniform
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "14_all_together.ipynb", as_version=4)
-
-
-@pytest.fixture(scope="module")
-def prose() -> str:
-    """The text of the chapter, line breaks and emphasis removed."""
-    text = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
-    return re.sub(r"\s+", " ", text.replace("*", ""))
 
 
 def card_a_server(servers: int):

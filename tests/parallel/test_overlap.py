@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -24,13 +26,19 @@ def step(comm: dtlab.Comm, strategy: str, buckets: int, forward_s: float) -> Non
     model(torch.ones(1, WIDTH, dtype=torch.float64)).sum().backward()
 
 
+@cache
+def start_s_of(ranks: int) -> list[float]:
+    """What the broadcast of the parameters at the start takes, by rank."""
+    trace = dtlab.simulate(lambda comm: DataParallel(layers(), comm) and None,
+                           network=dtlab.topology.uniform(ranks, ALPHA, 1 / BETA)).trace
+    return [trace.exposed_s(rank) for rank in range(ranks)]
+
+
 def exposed_s(ranks: int, strategy: str, buckets: int, forward_s: float) -> list[float]:
     """By rank, less what the broadcast of the parameters at the start takes."""
     network = dtlab.topology.uniform(ranks, ALPHA, 1 / BETA)
-    whole, start = (dtlab.simulate(fn, network=network).trace for fn in (
-        lambda comm: step(comm, strategy, buckets, forward_s),
-        lambda comm: DataParallel(layers(), comm) and None))
-    return [whole.exposed_s(rank) - start.exposed_s(rank) for rank in range(ranks)]
+    whole = dtlab.simulate(step, strategy, buckets, forward_s, network=network).trace
+    return [whole.exposed_s(rank) - start_s for rank, start_s in enumerate(start_s_of(ranks))]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

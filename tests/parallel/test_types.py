@@ -41,7 +41,7 @@ def test_a_silent_bug_is_named_before_the_run_and_its_mend_is_accepted(name: str
 
 @pytest.mark.parametrize("name", BUGS)
 def test_its_symptom_is_a_gradient_and_only_much_later_a_loss(name: str) -> None:
-    steps = 30
+    steps = 10
     (expected, whole), = on("simulator", gradients, name, True, steps, ranks=1).values
     right = on("simulator", gradients, name, True, steps, ranks=2).values
     wrong = on("simulator", gradients, name, False, steps, ranks=2).values

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice, product
 from threading import Timer
 from typing import Any
 
@@ -15,45 +16,8 @@ import torch
 
 from dtlab import Comm, ConfigError, RankDied, RankFailed, ps, run
 
-SERVERS, STEPS = 3, 40
-
-
-def train(comm: Comm, victim: int, rule: ps.Replication) -> Any:
-    pids = comm._agree(os.getpid())
-    node = ps.join(comm, servers=SERVERS, replicas=SERVERS - 1, replication=rule,
-                   consistency=ps.ASP(), update=ps.SGD(lr=1.0), lease_s=1.0)
-    if node.is_server:
-        return node.serve()
-    node.init({"w": torch.zeros(20_000)})
-    longest_s = 0.0
-    for step in range(STEPS):
-        if comm.rank == SERVERS + 1 and step == STEPS // 2:
-            os.kill(pids[victim], signal.SIGKILL)
-        begin_s = time.monotonic()
-        node.pull(["w"])
-        longest_s = max(longest_s, time.monotonic() - begin_s)
-        node.push({"w": -torch.ones(20_000)})
-        node.clock()
-    last = node.pull(["w"])["w"]
-    node.finish()
-    return last.min().item(), last.max().item(), longest_s
-
-
-@pytest.mark.parametrize(("victim", "rule"), [
-    (0, ps.Chain()), (1, ps.Chain()), (2, ps.Chain()), (0, ps.Leader()), (2, ps.Leader()),
-], ids=repr)
-def test_a_server_is_killed_and_training_ends_without_loss(
-    victim: int, rule: ps.Replication
-) -> None:
-    result = run(train, victim, rule, ranks=6, may_die=range(SERVERS))
-    assert result.values[victim] is None
-    lowest, highest = zip(*[value[:2] for value in result.values[SERVERS + 1 :]], strict=True)
-    assert max(highest) == 2 * STEPS  # each acknowledged push, once
-    assert lowest == highest
-    assert max(value[2] for value in result.values[SERVERS + 1 :]) < 3
-    log = result.values[SERVERS]
-    assert victim in log.dead
-    assert log.overlaps() == []
+SERVERS = 3
+KINDS = list(product(range(SERVERS), [ps.Chain(), ps.Leader()], [ps.BSP(), ps.ASP()]))
 
 
 def killed_at(comm: Comm, victim: int, after_s: float, rule: ps.Replication,
@@ -70,13 +34,14 @@ def killed_at(comm: Comm, victim: int, after_s: float, rule: ps.Replication,
                    consistency=consistency, update=ps.SGD(lr=1.0), lease_s=0.3)
     if node.is_server:
         return node.serve()
-    node.init({"w": torch.zeros(2000)})
+    node.init({"w": torch.zeros(20_000)})
     steps, longest_s, begin_s = 0, 0.0, time.monotonic()
     while steps < 20 or time.monotonic() < begin_s + after_s + 0.05:
         asked_s = time.monotonic()
-        node.pull(["w"])
+        weight = node.pull(["w"])["w"]
         longest_s = max(longest_s, time.monotonic() - asked_s)
-        node.push({"w": -torch.ones(2000)})
+        assert torch.equal(weight, weight[:1].expand(20_000))
+        node.push({"w": -torch.ones(20_000)})
         node.clock()
         steps += 1
     node.finish()
@@ -84,12 +49,12 @@ def killed_at(comm: Comm, victim: int, after_s: float, rule: ps.Replication,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_hundred_kills_at_any_moment_lose_nothing_and_stop_nobody() -> None:
+@pytest.mark.timeout(3600)
+def test_kills_at_any_moment_lose_nothing_and_stop_nobody(request: pytest.FixtureRequest) -> None:
+    """Simulated deaths go through every event; here some are real: --kills says how many."""
     dice = random.Random(9)
-    kills = [(dice.randrange(SERVERS), dice.uniform(0, 0.15),
-              dice.choice([ps.Chain(), ps.Leader()]), dice.choice([ps.BSP(), ps.ASP()]))
-             for _ in range(100)]
+    kills = [(victim, dice.uniform(0, 0.15), rule, consistency) for victim, rule, consistency
+             in islice(cycle(KINDS), request.config.getoption("kills"))]
     with ThreadPoolExecutor(4) as at_once:  # most of a training's time is waiting for a lease
         for _ in at_once.map(lose_nothing, *zip(*kills, strict=True)):
             pass
@@ -102,8 +67,10 @@ def lose_nothing(victim: int, after_s: float, rule: ps.Replication,
                  trace=False)
     what = victim, after_s, rule, consistency
     copies, (log, *workers) = result.values[:SERVERS], result.values[SERVERS:]
+    assert copies[victim] is None, what
+    assert victim in log.dead, what
     living = [copy for copy in copies if copy is not None]
-    assert len(living) == SERVERS - (copies[victim] is None) == SERVERS - 1, what
+    assert len(living) == SERVERS - 1, what
     steps, longest_s = zip(*workers, strict=True)
     whole = [copy.pushes for copy in living if not copy.rejoined]
     assert set(whole) == {sum(steps)}, what  # each once

@@ -75,37 +75,42 @@ RULES = [ps.SGD(lr=0.1), ps.SGD(lr=0.1, momentum=0.9), ps.Adam(), ps.StalenessAw
          ps.DCASGD(), ps.DCASGD(adaptive=True), ps.EASGD(), ps.FedAvg()]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+def train_reusing(comm: Comm, rule: ps.Update, consistency: ps.Consistency, spoil: bool,
+                  weight: float) -> list[float]:
+    """Each step pushes the same buffer, which is overwritten as soon as the push is answered."""
+    node = ps.join(comm, consistency=consistency, update=rule)
+    if node.is_server:
+        node.serve()
+        return []
+    keys = {"w": torch.zeros(30_000), "b": torch.zeros(5), "table": torch.zeros(400, 70)}
+    node.init(keys, tables=["table"])
+    buffer, weights = node.buffer(keys), node.buffer(keys)
+    for step in range(4):
+        node.pull(weights, out=weights)
+        for key, g in buffer.items():
+            g.copy_(weights[key] * 0.5 + step + comm.rank)
+        before = {key: g.clone() for key, g in buffer.items()}
+        node.push(buffer, weight)
+        assert all(torch.equal(g, before[key]) for key, g in buffer.items())
+        for g in buffer.values():
+            g.fill_(torch.inf if spoil else 0)
+        node.clock()
+    node.pull(weights, out=weights)
+    node.finish()
+    return [x.double().sum().item() for x in weights.values()]
+
+
 @pytest.mark.parametrize(("consistency", "ranks"), [(ps.BSP(), 3), (ps.ASP(), 2)])
 def test_a_buffer_may_be_reused_once_its_push_is_answered(
-    rule: ps.Update, consistency: ps.Consistency, ranks: int
+    consistency: ps.Consistency, ranks: int
 ) -> None:
     """The server neither changes it nor reads it later."""
-    def train(comm: Comm, spoil: bool, weight: float) -> list[float]:
-        node = ps.join(comm, consistency=consistency, update=rule)
-        if node.is_server:
-            node.serve()
-            return []
-        keys = {"w": torch.zeros(30_000), "b": torch.zeros(5), "table": torch.zeros(400, 70)}
-        node.init(keys, tables=["table"])
-        buffer, weights = node.buffer(keys), node.buffer(keys)
-        for step in range(4):
-            node.pull(weights, out=weights)
-            for key, g in buffer.items():
-                g.copy_(weights[key] * 0.5 + step + comm.rank)
-            before = {key: g.clone() for key, g in buffer.items()}
-            node.push(buffer, weight)
-            assert all(torch.equal(g, before[key]) for key, g in buffer.items())
-            for g in buffer.values():
-                g.fill_(torch.inf if spoil else 0)
-            node.clock()
-        node.pull(weights, out=weights)
-        node.finish()
-        return [x.double().sum().item() for x in weights.values()]
+    def each(comm: Comm, spoil: bool) -> dict[str, list[float]]:
+        return {f"{rule}, weight {weight}": train_reusing(comm, rule, consistency, spoil, weight)
+                for rule in RULES for weight in (1.0, 3.0)}
 
-    for weight in (1.0, 3.0):
-        here = run(train, True, weight, ranks=ranks).values
-        assert here == simulate(train, False, weight, network=uniform(ranks, 1e-6, 1e9)).values
+    here = run(each, True, ranks=ranks).values
+    assert here == simulate(each, False, network=uniform(ranks, 1e-6, 1e9)).values
 
 
 def test_a_push_is_answered_once_it_has_been_read() -> None:

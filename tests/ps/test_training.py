@@ -4,6 +4,7 @@ whole batch, SSP(0) the same as BSP, SSP(∞) and λ-softsync the same as ASP.""
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -67,6 +68,7 @@ def train(comm: Comm, speeds: list[float], **how: Any) -> Any:
     return last
 
 
+@cache
 def alone(workers: int, make: Any) -> dict[str, torch.Tensor]:
     """One process, the whole batch."""
     weights = {key: w.requires_grad_() for key, w in start().items()}
