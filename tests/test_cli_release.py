@@ -47,7 +47,7 @@ def test_the_chosen_chapters_are_there_and_no_others(bundle: Path) -> None:
     assert exercises == ["03_messages.ipynb", "04_collectives.ipynb", "05_all_reduce.ipynb"]
     notebooks = {path.name[:3] for path in (bundle / "notebooks").glob("*.ipynb")}
     assert notebooks == {"03_", "04_", "04b", "05_", "05b"}
-    for name in ("solutions", "tests", "dtlab/grading/gallery", ".git"):
+    for name in ("solutions", "tests", ".git"):
         assert not (bundle / name).exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable
 from datetime import datetime
@@ -152,12 +153,16 @@ def _grade_each(paths: list[Path], seed: int | None, sandbox: str | None, course
 
 
 def _try_attacks(sandbox: str | None, only: str, course: Path | None) -> None:
-    from dtlab.grading.gallery import ATTACKS
-    from dtlab.grading.gallery.run import SOLUTION, STUB, run_gallery
+    from dtlab.grading.isolation import PACKAGE
 
-    count = sum(only in attack.name for attack in (SOLUTION, STUB, *ATTACKS))
+    if not (PACKAGE.parent / "tests" / "gallery").is_dir():
+        raise ConfigError("the attacks are among the project's tests: try --attack in a checkout "
+                          "of it")
+    sys.path.insert(0, str(PACKAGE.parent))
+    gallery = importlib.import_module("tests.gallery.run")
+    count = sum(only in attack.name for attack in gallery.EVERYTHING)
     failed = 0
-    for number, came in enumerate(run_gallery(sandbox, only, course), 1):
+    for number, came in enumerate(gallery.run_gallery(sandbox, only, course), 1):
         failed += not came.held
         typer.echo(f"{number:3} of {count}  {'held  ' if came.held else 'FAILED'}  "
                    f"{came.points:g} of {came.max_points:g} points, next {came.next_points:g} of "

@@ -20,7 +20,7 @@ from dtlab.grading.isolation import PACKAGE
 
 ROOT = PACKAGE.parent
 MANIFEST = "SHA256SUMS"
-# Beside the notebooks: what `make lab` needs. No tests, no solutions, no gallery of attacks.
+# Beside the notebooks: what `make lab` needs. No tests, no solutions.
 _KEPT = ("LICENSE", "pyproject.toml", "constraints.txt", "environment.yml", "scripts/setup.sh",
          "scripts/setup.py", "docs/reading_a_grade.md", "docs/self_check.yml")
 _README = """# dtlab
@@ -38,7 +38,7 @@ lab: ## set everything up and open the course (ARGS=--no-browser: only print its
 \t@sh scripts/setup.sh
 \t@.venv/bin/dtlab lab $(ARGS)
 """
-_LEFT_OUT = re.compile(r"__pycache__|grading/gallery|\.pyc$|\.ipynb_checkpoints")
+_LEFT_OUT = re.compile(r"__pycache__|\.pyc$|\.ipynb_checkpoints")
 
 
 @with_exit_codes
@@ -79,8 +79,8 @@ def write_autograder(out: Path, chapters: str, seed: int | None) -> int:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
             archive.write(ROOT / name, name)
-        for file in course:
-            archive.write(file, f"course/{file.name}")
+        for file in [*course, *(ROOT / "solutions" / "mistakes").glob("*.py")]:
+            archive.write(file, f"course/{file.relative_to(ROOT / 'solutions')}")
         for file in sorted((PACKAGE / "grading" / "autograder").iterdir()):
             archive.write(file, file.name)
         archive.writestr("settings.json", json.dumps(settings))

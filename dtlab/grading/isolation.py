@@ -26,7 +26,7 @@ from dtlab.grading.system_calls import can_restrict
 
 SANDBOXES = ("bubblewrap", "nobody", "none")
 PACKAGE = Path(dtlab.__file__).resolve().parent
-SECRET = ("grading/exercises", "grading/gallery")  # of the package: oracles, and known attacks
+SECRET = ("grading/exercises",)  # of the package: oracles, and what mistakes leave behind
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache")
 _SAME_CPU = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "LD_LIBRARY_PATH")  # what numbers depend on
 HOME = "/home/learner"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dtlab import ConfigError
-from dtlab.grading.gallery import ATTACKS
-from dtlab.grading.gallery.run import notebook_of, run_gallery
 from dtlab.grading.isolation import choose_sandbox
+from tests.gallery import ATTACKS
+from tests.gallery.run import notebook_of, run_gallery
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["patches the report's points", "unpickled", "a channel: System V", "calls the solution",

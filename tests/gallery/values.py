@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.gallery.attack import MARK, Attack, hello
+from tests.gallery.attack import MARK, Attack, hello
 
 _OWN_SOCKET = """
 import gc, json, os, struct

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from dtlab.grading.exercise import find_exercise
-from dtlab.grading.gallery import ATTACKS
-from dtlab.grading.gallery.attack import MARK, RIGHT, Attack, hello
-from dtlab.grading.gallery.notebooks import cell_of
 from dtlab.grading.isolation import HOME, choose_sandbox
 from dtlab.grading.notebook import NotebookReport, grade_notebook
 from dtlab.grading.submitted import course_folder
+from tests.gallery import ATTACKS
+from tests.gallery.attack import MARK, RIGHT, Attack, hello
+from tests.gallery.notebooks import cell_of
 
 SOLUTION = hello("no attack: the solution", RIGHT)
 STUB = hello("no attack: not written yet", "raise NotImplementedError")
+EVERYTHING = (SOLUTION, STUB, *ATTACKS)
 GRACE_S = 5.0  # a namespace that has been killed takes a moment to go
 _OF_A_SANDBOX = f"HOME={HOME}".encode()
 _OF_THE_GALLERY = b"DTLAB_GALLERY=1"
@@ -57,7 +58,7 @@ def run_gallery(sandbox: str | None = None, only: str = "",
     with tempfile.TemporaryDirectory() as name:
         honest = solutions / "00_welcome.ipynb"
         grade_notebook(honest, solutions, sandbox=box)  # starts what then stays
-        for attack in (SOLUTION, STUB, *ATTACKS):
+        for attack in EVERYTHING:
             if only in attack.name:
                 file = Path(name) / "attack.ipynb"
                 file.write_text(json.dumps(notebook_of(attack, solutions)))

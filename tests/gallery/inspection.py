@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.gallery.attack import MARK, RIGHT, Attack, hello
+from tests.gallery.attack import MARK, RIGHT, Attack, hello
 
 _TELL = "raise ValueError('found ' + repr(found)[:300]) if found else ValueError('nothing')"
 _CALL = """
@@ -26,7 +26,13 @@ def ring_all_reduce(comm, x):
     hello("imports the checks and their oracles",
           "from dtlab.grading.exercises import hello_ranks",
           "cases = [case for check in hello_ranks.EXERCISE.build(0) for case in check.cases]",
-          "return cases[0].facts"),
+          "return cases[0].wanted.returns[comm.rank]"),
+    hello("reads what mistakes leave behind", "import dtlab, glob, os",
+          "place = os.path.dirname(dtlab.__file__)",
+          "return open(glob.glob(place + '/grading/exercises/*.json')[0]).read()"),
+    hello("reads the mistakes beside the solutions", "import glob, os, dtlab",
+          "root = os.path.dirname(os.path.dirname(dtlab.__file__))",
+          "return open(root + '/solutions/mistakes/hello_ranks.py').read()"),
     hello("looks for cases in the memory that it was forked from", "import gc",
           "kinds = 'Case', 'Check', 'Outcome'",
           "found = [x for x in gc.get_objects() if type(x).__name__ in kinds]",

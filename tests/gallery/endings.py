@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.gallery.attack import MARK, RIGHT, Attack, hello
+from tests.gallery.attack import MARK, RIGHT, Attack, hello
 
 ATTACKS: tuple[Attack, ...] = (
     hello("leaves with exit code 0", "import os; os._exit(0)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dtlab.grading.gallery.attack import MARK, Attack
+from tests.gallery.attack import MARK, Attack
 
 Notebook = dict[str, Any]
 WRONG = "def hello(comm):\n    return None\n"

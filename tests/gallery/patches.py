@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.gallery.attack import Attack, hello
+from tests.gallery.attack import Attack, hello
 
 ATTACKS: tuple[Attack, ...] = (
     hello("patches the report's points",

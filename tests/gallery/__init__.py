@@ -6,8 +6,8 @@ attack may earn a point, leave anything behind, or change the next grade.
 
 from __future__ import annotations
 
-from dtlab.grading.gallery import channels, endings, inspection, notebooks, patches, values
-from dtlab.grading.gallery.attack import Attack
+from tests.gallery import channels, endings, inspection, notebooks, patches, values
+from tests.gallery.attack import Attack
 
 ATTACKS: tuple[Attack, ...] = (*values.ATTACKS, *patches.ATTACKS, *inspection.ATTACKS,
                                *endings.ATTACKS, *channels.ATTACKS, *notebooks.ATTACKS)
