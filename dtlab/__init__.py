@@ -86,7 +86,7 @@ _LATER = {
     "check": "dtlab.grading",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_ROOMS = ("calibration", "grading", "models", "parallel", "plots", "processes", "recording",
+_LAZY_MODULES = ("calibration", "grading", "models", "parallel", "plots", "processes", "recording",
           "simulator", "topology", "widgets")
 
 
@@ -95,11 +95,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_LATER[name]), name)
         globals()[name] = value
         return value
-    if name in _ROOMS:
+    if name in _LAZY_MODULES:
         return import_module(f"dtlab.{name}")
     raise AttributeError(f"module 'dtlab' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """What a notebook offers after a dot: also what is not loaded yet."""
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_LAZY_MODULES})

@@ -66,7 +66,7 @@ class Work(ABC):
     def cancel(self) -> None:
         """Nobody will wait for it. A receive that has met no sender yet will meet none."""
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         """It goes on, and `wait` waits for it, but nobody need do so: no error names it."""
 
 
@@ -126,11 +126,11 @@ class Comm(ABC):
         """Seconds since the run began: real, or virtual in the simulator."""
 
     @abstractmethod
-    def _agree(self, value: Any) -> list[Any]:
+    def _all_gather_objects(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank: free of charge, outside the trace. Set-up only."""
 
     @abstractmethod
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
         """A communicator over these of my ranks. `context` tells it from all others that are
         formed of this communicator, and is the same on all its ranks."""
 
@@ -201,7 +201,7 @@ class Comm(ABC):
         members = check_members(ranks, self.rank, self.size)
         group = self._groups.get(members)
         if group is None:
-            group = self._groups[members] = self._formed(members, ("group", *members))
+            group = self._groups[members] = self._new_group(members, ("group", *members))
         return group.labelled(self.label) if self.label else group
 
     def split(self, color: int | None, key: int = 0) -> Comm | None:
@@ -210,17 +210,17 @@ class Comm(ABC):
         Everyone must call it. `color=None` joins no group and gets None.
         """
         check_split(color, key, self.rank)
-        votes = self._agree((color, key))
+        votes = self._all_gather_objects((color, key))
         number = next(self._splits)
         if color is None:
             return None
         members = sorted((k, rank) for rank, (c, k) in enumerate(votes) if c == color)
         ranks = tuple(rank for _, rank in members)
-        return self._formed(ranks, ("split", number, *ranks))
+        return self._new_group(ranks, ("split", number, *ranks))
 
-    def _formed(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
-        """`_form`, of which the groups within a collective are part of it."""
-        group = self._form(ranks, context)
+    def _new_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+        """`_make_group`, of which the groups within a collective are part of it."""
+        group = self._make_group(ranks, context)
         group.in_collective = self.in_collective
         group.axes = ()
         return group
@@ -242,7 +242,7 @@ class Comm(ABC):
         if self.in_collective:
             return self.labelled(f"{self.label} > {label}" if self.label else label)
         if not self._collectives:
-            inner = self._form(tuple(range(self.size)), ("collective",))
+            inner = self._make_group(tuple(range(self.size)), ("collective",))
             inner.in_collective = True
             self._collectives.append(inner)
         return self._collectives[0].labelled(label)

@@ -179,7 +179,7 @@ def _names_of_one_use(tree: ast.AST) -> dict[str, set[str]]:
                 names = [each.id for each in target.elts if isinstance(each, ast.Name)]
                 groups[f"tuple {number}"].update(names)
             elif isinstance(target, ast.Name):
-                groups[_form(node.value)].add(target.id)
+                groups[_make_group(node.value)].add(target.id)
         elif isinstance(node, ast.FunctionDef):
             tensors = [a.arg for a in node.args.args
                        if a.annotation is not None and "Tensor" in ast.unparse(a.annotation)]
@@ -191,7 +191,7 @@ def _names_of_one_use(tree: ast.AST) -> dict[str, set[str]]:
     return alike
 
 
-def _form(value: ast.expr) -> str:
+def _make_group(value: ast.expr) -> str:
     """`value` without its operators and constants."""
     blank = copy.deepcopy(value)
     for node in ast.walk(blank):

@@ -243,11 +243,11 @@ class RequestHandler:
             raise ConfigError(
                 f"split is not for sending: at most {AGREEMENTS} times here, with whole numbers up "
                 f"to {LARGEST_COLOR} as color and key; or use subgroup, which asks no one")
-        return {"votes": group._agree(value)}, ()
+        return {"votes": group._all_gather_objects(value)}, ()
 
     def _do_form(self, request: Frame) -> Answer:
         said = request.fields
-        new = self.state.groups[said["group"]]._form(said["ranks"], tuple(said["context"]))
+        new = self.state.groups[said["group"]]._make_group(said["ranks"], tuple(said["context"]))
         self.state.groups.append(new)
         return {"group": len(self.state.groups) - 1, "rank": new.rank}, ()
 

@@ -213,11 +213,11 @@ class SandboxComm(Comm):
         alpha, beta, gamma = self._ask("machine").fields["machine"]
         return Machine(alpha, beta, gamma)
 
-    def _agree(self, value: Any) -> list[Any]:
+    def _all_gather_objects(self, value: Any) -> list[Any]:
         votes = self._ask("agree", value=value).fields["votes"]
         return [tuple(vote) if isinstance(vote, list) else vote for vote in votes]
 
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
         answer = self._ask("form", ranks=list(ranks), context=list(context))
         return SandboxComm(self._connection, answer.fields["rank"], len(ranks),
                            answer.fields["group"])

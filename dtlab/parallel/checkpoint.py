@@ -52,7 +52,7 @@ def save(folder: str | Path, model: DistributedModule,
     pieces, shapes = _my_pieces(model, optimizer)
     file = partial / f"rank{comm.rank}.pt"
     torch.save(pieces, file)
-    everyone = comm._agree((file.name, _digest(file), shapes))
+    everyone = comm._all_gather_objects((file.name, _digest(file), shapes))
     if comm.rank == 0:
         index: dict[str, Any] = {"files": {name: digest for name, digest, _ in everyone},
                                  "shapes": {}, "groups": []}
@@ -79,7 +79,7 @@ def load(folder: str | Path, model: DistributedModule,
     """
     check_distributed(model, "load")
     comm, folder = model.comm, _checked(folder)
-    problems = [p for p in comm._agree(_problem(folder, comm)) if p]
+    problems = [p for p in comm._all_gather_objects(_problem(folder, comm)) if p]
     if problems:
         raise ConfigError(f"load: {problems[0]}")
     index = json.loads((folder / INDEX).read_text())
@@ -87,7 +87,8 @@ def load(folder: str | Path, model: DistributedModule,
     for name in index["files"]:
         for key, pieces in torch.load(folder / name, mmap=True, weights_only=True).items():
             found[key] += pieces
-    problems = [p for p in comm._agree(_mismatch(model, optimizer, index["shapes"], found)) if p]
+    mine = _mismatch(model, optimizer, index["shapes"], found)
+    problems = [p for p in comm._all_gather_objects(mine) if p]
     if problems:
         raise ConfigError(f"load: {folder}: {problems[0]}")
     _fill(model, optimizer, index, found)

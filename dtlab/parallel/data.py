@@ -63,7 +63,7 @@ class Bucket:
             if p.grad is None:
                 slot.fill_(-0.0)
 
-    def hand_out(self) -> None:
+    def assign_gradients(self) -> None:
         """Each parameter gets its averaged gradient, a view of this bucket; one that had none on
         any rank has none: its optimizer leaves it alone, as on one device."""
         firsts = self.flat[self.firsts]
@@ -118,11 +118,11 @@ class DataParallel(SynchronizedModule):
         together = {"parameter": 1, "flat": float("inf")}.get(strategy, bucket_bytes)
         self.buckets = buckets_of(self.trained, together, reduce_dtype)
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._left: list[Work] = []  # the buckets that have left in this backward, in order
+        self._launched: list[Work] = []  # the buckets that have left in this backward, in order
         self._overlap = strategy == "overlap"
         if self._overlap:
             for p in self._bucket_of:
-                p.register_post_accumulate_grad_hook(self._gradient_is_there)
+                p.register_post_accumulate_grad_hook(self._gradient_hook)
 
     def held(self) -> Iterable[torch.Tensor]:
         return [bucket.flat for bucket in self.buckets]
@@ -136,11 +136,11 @@ class DataParallel(SynchronizedModule):
                 for name, p in self.module.named_parameters() if p.requires_grad]
 
     def begin_reduction(self) -> None:
-        self._left = []
+        self._launched = []
         for bucket in self.buckets:
             bucket.awaited = set(bucket.parameters)
 
-    def _gradient_is_there(self, p: nn.Parameter) -> None:
+    def _gradient_hook(self, p: nn.Parameter) -> None:
         """Overlap: a bucket leaves once it is full, and all before it have left."""
         if not self.in_backward:
             return
@@ -148,14 +148,16 @@ class DataParallel(SynchronizedModule):
             raise ConfigError(f"rank {self.comm.rank}: one backward computed the gradient of a "
                               f"parameter of shape {tuple(p.shape)} twice; use strategy='bucket'")
         self._bucket_of[p].awaited.remove(p)
-        while len(self._left) < len(self.buckets) and not self.buckets[len(self._left)].awaited:
-            self._leave()
+        for bucket in self.buckets[len(self._launched) :]:
+            if bucket.awaited:
+                break
+            self._launch_reduction()
 
-    def _leave(self) -> None:
+    def _launch_reduction(self) -> None:
         """The next bucket leaves: its reduction goes on beside backward."""
-        bucket = self.buckets[len(self._left)]
+        bucket = self.buckets[len(self._launched)]
         bucket.fill()
-        self._left.append(self.comm.begin(self._reduce, bucket))
+        self._launched.append(self.comm.begin(self._reduce, bucket))
 
     def _reduce(self, comm: Comm, bucket: Bucket) -> None:
         op = "avg" if self.samples is None else "sum"
@@ -163,9 +165,9 @@ class DataParallel(SynchronizedModule):
 
     def finish_reduction(self) -> None:
         if self._overlap:
-            while len(self._left) < len(self.buckets):  # some parameters had no gradient
-                self._leave()
-            for work in self._left:
+            while len(self._launched) < len(self.buckets):  # some parameters had no gradient
+                self._launch_reduction()
+            for work in self._launched:
                 work.wait()
         else:
             for bucket in self.buckets:
@@ -174,4 +176,4 @@ class DataParallel(SynchronizedModule):
         for bucket in self.buckets:
             if self.samples is not None:
                 bucket.flat /= max(int(self.all_samples), 1)
-            bucket.hand_out()
+            bucket.assign_gradients()

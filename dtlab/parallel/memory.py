@@ -71,7 +71,7 @@ class MemoryMeter(TorchDispatchMode):
             if p.grad is not None:
                 self._track(p.grad, "gradients")
             if p.requires_grad:
-                hook = p.register_post_accumulate_grad_hook(self._gradient_is_there)
+                hook = p.register_post_accumulate_grad_hook(self._gradient_hook)
                 self._hooks.callback(hook.remove)
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:  # of ZeRO: shards
@@ -113,7 +113,7 @@ class MemoryMeter(TorchDispatchMode):
         if not hasattr(storage, "kind"):
             mark(tensor, kind)
 
-    def _gradient_is_there(self, p: Tensor) -> None:
+    def _gradient_hook(self, p: Tensor) -> None:
         if p.grad is not None:
             self._track(p.grad, "gradients")
 

@@ -57,7 +57,8 @@ class DistributedModule(nn.Module):
         """Copies of all whole trained parameters by name. All ranks call it."""
         regions = self.regions()
         kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}
-        for theirs in self.comm._agree({r.name: (r.shape, r.tensor.dtype) for r in regions}):
+        mine = {r.name: (r.shape, r.tensor.dtype) for r in regions}
+        for theirs in self.comm._all_gather_objects(mine):
             kinds |= theirs
         full = {name: torch.zeros(shape, dtype=dtype, device=self.comm.device)
                 for name, (shape, dtype) in kinds.items()}
@@ -208,7 +209,7 @@ def check_same_model(module: nn.Module, comm: Comm) -> None:
     mine = {name: f"has shape {tuple(p.shape)} and dtype {p.dtype}, and is "
                   f"{'trained' if p.requires_grad else 'frozen'}"
             for name, p in (*module.named_parameters(), *module.named_buffers())}
-    everyone = comm._agree(mine)
+    everyone = comm._all_gather_objects(mine)
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         for name in [*first, *theirs]:

@@ -237,7 +237,7 @@ def check_shardable(gpt: GPT, comm: Comm) -> None:
     check_comm(comm, "tensor.shard(gpt, comm)")
     sums = {name: "without data" if p.is_meta else float(p.detach().double().sum())
             for name, p in gpt.named_parameters()}
-    everyone = comm._agree({"its sizes": str(gpt.config)} | sums)
+    everyone = comm._all_gather_objects({"its sizes": str(gpt.config)} | sums)
     for rank, theirs in enumerate(everyone):
         for name, value in everyone[0].items():
             if theirs.get(name) != value:

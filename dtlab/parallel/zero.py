@@ -182,35 +182,35 @@ class Stage2(Stage1):
 
     def begin_reduction(self) -> None:
         super().begin_reduction()
-        self._left: list[Work] = []  # the reductions under way, from the last unit on
+        self._launched: list[Work] = []  # the reductions under way, from the last unit on
         self._reductions = self.comm.subgroup(range(self.comm.size))  # have a stream of their own
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
         super().gradient_is_there(p)
         if self.in_backward:
             self._unit_of[p].awaited.discard(p)
-            while len(self._left) < len(self.units) and not self._next.awaited:
-                self._leave()
+            while len(self._launched) < len(self.units) and not self._next.awaited:
+                self._launch_reduction()
 
     @property
     def _next(self) -> Unit:
         """The unit to be reduced next: the same order on all ranks."""
-        return self.units[-1 - len(self._left)]
+        return self.units[-1 - len(self._launched)]
 
-    def _leave(self) -> None:
+    def _launch_reduction(self) -> None:
         unit = self._next
         if unit.gradient is None:
             unit.gradient = mark(torch.zeros_like(unit.shard), "gradients")
-        self._left.append(self._reductions.begin(self._add_reduced, unit))
+        self._launched.append(self._reductions.begin(self._add_reduced, unit))
 
     def _add_reduced(self, comm: Comm, unit: Unit) -> None:
         assert unit.gradient is not None
         unit.gradient += self.reduced(comm, unit)
 
     def finish_reduction(self) -> None:
-        while len(self._left) < len(self.units):  # some parameters had no gradient
-            self._leave()
-        for work in self._left:
+        while len(self._launched) < len(self.units):  # some parameters had no gradient
+            self._launch_reduction()
+        for work in self._launched:
             work.wait()
         self.divide_by_samples()
 
@@ -277,9 +277,9 @@ class Stage3(Stage2):
             self._gathers.pop(unit).wait()
         unit.whole.untyped_storage().resize_(0)
 
-    def _leave(self) -> None:
+    def _launch_reduction(self) -> None:
         unit = self._next
-        super()._leave()
+        super()._launch_reduction()
         self._free(unit)
 
     @torch.no_grad()

@@ -46,7 +46,7 @@ class ProcessComm(Comm):
         self._index = self._check.index or 0 if self._check is not None else 0
         self._channels: dict[tuple[int, bool], Channel] = {}
         self._headers: dict[Any, EncodedHeader] = {}
-        self._hidden: list[ProcessComm] = []  # for `_agree`
+        self._hidden: list[ProcessComm] = []  # for `_all_gather_objects`
         self._streams: list[tuple[Stream, ProcessComm]] = []
 
     # ---- messages -------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class ProcessComm(Comm):
             raise ConfigError(f"rank {self.rank}: begin takes a function of a communicator, "
                               f"not {fn!r}")
         if not self._streams:
-            comm = self._formed(range(self.size), ("stream",))
+            comm = self._new_group(range(self.size), ("stream",))
             self._streams.append((self._new_stream(), comm))  # type: ignore[arg-type]
         stream, comm = self._streams[0]
         if self.label:
@@ -268,7 +268,7 @@ class ProcessComm(Comm):
     def _new_stream(self) -> Stream:
         return Stream(self.end)
 
-    def _agree(self, value: Any) -> list[Any]:
+    def _all_gather_objects(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank, through rank 0. On messages that no trace shows."""
         if not self._hidden:
             hidden = ProcessComm(self.end, self.members, (*self.context, "agree"), visible=False)
@@ -283,7 +283,7 @@ class ProcessComm(Comm):
             hidden.send(values, peer)
         return values
 
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> ProcessComm:
+    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> ProcessComm:
         members = [self.members[rank] for rank in ranks]
         return type(self)(self.end, members, (*self.context, *context))
 
@@ -306,7 +306,7 @@ class PostedMessage(Work):
         if self._comm.end.posted.pop(self, None) is not None:
             self._comm.end.cancelled.append(self)
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         self.cancel()  # which leaves it under way
 
     @property

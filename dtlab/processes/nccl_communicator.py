@@ -42,8 +42,8 @@ class NcclComm(ProcessComm):
     def _new_stream(self) -> Stream:
         return CudaStream(self.end)
 
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> NcclComm:
-        comm = super()._form(ranks, context)
+    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> NcclComm:
+        comm = super()._make_group(ranks, context)
         assert isinstance(comm, NcclComm)
         comm.transport = NcclTransport(
             dist.new_group(list(comm.members), backend="nccl", use_local_synchronization=True))

@@ -179,10 +179,10 @@ class Endpoint:
     def let_go(self) -> None:
         """The node may return now or go on: what is under way need not be waited for."""
         for pending in self._pending.values():
-            _let_go(pending.works)
+            _detach(pending.works)
         for sent in self._sent.values():
             for works, _ in sent:
-                _let_go(works)
+                _detach(works)
 
     def close(self) -> None:
         """Call it last. Before: peers receive all that I have sent, unless they may die. After:
@@ -204,9 +204,9 @@ def fresh(src: int, body: tuple[Any, ...], sizes: Sequence[Size]) -> Buffers:
     return [None] * len(sizes)
 
 
-def _let_go(works: Iterable[Work]) -> None:
+def _detach(works: Iterable[Work]) -> None:
     for work in works:
-        work._let_go()
+        work._detach()
 
 
 def _cancel(works: Iterable[Work]) -> None:

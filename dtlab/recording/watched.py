@@ -152,11 +152,11 @@ class WatchedComm(Comm):
         named.inner = self.inner.labelled(label)
         return named
 
-    def _agree(self, value: Any) -> list[Any]:
-        return self.inner._agree(value)
+    def _all_gather_objects(self, value: Any) -> list[Any]:
+        return self.inner._all_gather_objects(value)
 
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
-        group = self.inner._form(ranks, context)
+    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> Comm:
+        group = self.inner._make_group(ranks, context)
         return WatchedComm(group, self.notes, [self.members[rank] for rank in ranks])
 
 

@@ -38,8 +38,8 @@ class SimComm(Comm):
         super().__init__(ranks.index(me), len(ranks), torch.device("cpu"))
         self._engine, self._me = engine, me
         self._ranks, self._context = ranks, context
-        self._to = _Made(self._channel_to)
-        self._from = _Made(self._channel_from)
+        self._to = _LazyDict(self._channel_to)
+        self._from = _LazyDict(self._channel_from)
         self._agreements = itertools.count()
         self._streams: list[Stream] = []  # the stream, once something has begun
 
@@ -113,7 +113,7 @@ class SimComm(Comm):
 
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
         if not self._streams:
-            comm = self._formed(range(self.size), ("stream",))
+            comm = self._new_group(range(self.size), ("stream",))
             self._streams.append(Stream(self._engine, comm))
         line = learner_line(sys._getframe(1))
         return self._streams[0].begin(line, self.label, fn, args, options)
@@ -258,7 +258,7 @@ class SimComm(Comm):
         slowest_Bps = min((topology.capacity_Bps[link] for link in links), default=math.inf)
         return Machine(latency_s, 1 / max(slowest_Bps, 1e-9), self._engine.gamma)  # 0: failed
 
-    def _agree(self, value: Any) -> list[Any]:
+    def _all_gather_objects(self, value: Any) -> list[Any]:
         engine, strand = self._engine, self._engine.running
         key = self._context, next(self._agreements)
         agreement = engine.agreements.setdefault(key, {})
@@ -271,7 +271,7 @@ class SimComm(Comm):
         engine.wait_for(agreement, self.label)
         return [agreement[rank][0] for rank in range(self.size)]
 
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
+    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
         members = [self._ranks[rank] for rank in ranks]
         return SimComm(self._engine, self._me, members, (*self._context, context))
 
@@ -280,7 +280,7 @@ Peer = TypeVar("Peer", int, int | None)
 Found = TypeVar("Found")
 
 
-class _Made(dict[Peer, Found]):
+class _LazyDict(dict[Peer, Found]):
     """By peer; made at the first use."""
 
     def __init__(self, make: Callable[[Peer], Found]):

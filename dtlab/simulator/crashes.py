@@ -21,8 +21,8 @@ class CrashingComm(SimComm):
         super().__init__(*where)
         self._limit, self._events = limit, events or itertools.count()  # shared by all its groups
 
-    def _form(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
-        group = super()._form(ranks, context)
+    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
+        group = super()._make_group(ranks, context)
         return CrashingComm(group._engine, group._me, group._ranks, group._context,
                             limit=self._limit, events=self._events)
 

@@ -55,7 +55,7 @@ class Engine:
         self.unwaited: dict[Any, Any] = {}  # works not waited for → lines that began them
         self.crashed: set[int] = set()
         self.failure: tuple[int, BaseException] | None = None  # which rank raised, and what
-        self.agreements: dict[Any, dict[int, Any]] = {}  # see SimComm._agree
+        self.agreements: dict[Any, dict[int, Any]] = {}  # see SimComm._all_gather_objects
         self._strands: list[Strand] = []
         self._streams: Counter[int] = Counter()  # how many each rank has
         self._network = Network(topology)

@@ -37,11 +37,11 @@ class SimWork(Work):
     def __str__(self) -> str:
         """The call that began it, in the numbering of the run: "isend to 1 of 40 bytes"."""
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         self._engine.unwaited.pop(self, None)
 
     def cancel(self) -> None:
-        self._let_go()
+        self._detach()
 
 
 class MessageWork(SimWork):

@@ -176,7 +176,7 @@ def get(comm, src, n): return int(comm.now() * 1e15).to_bytes(8, "little")[:6].l
     channel("colors that split asks for", """
 said = {}
 def put(comm, dst, data):
-    votes = comm._agree((int.from_bytes(data, "little"), len(data)))
+    votes = comm._all_gather_objects((int.from_bytes(data, "little"), len(data)))
     said.update(enumerate(votes))
 def get(comm, src, n): return said[src][0].to_bytes(n, "little")
 """),
@@ -184,7 +184,7 @@ def get(comm, src, n): return said[src][0].to_bytes(n, "little")
 said = {}
 def put(comm, dst, data):
     if said.get("done") == data: return
-    columns = [comm._agree((byte, 0)) for byte in data]
+    columns = [comm._all_gather_objects((byte, 0)) for byte in data]
     said.update({r: bytes(c[r][0] for c in columns) for r in range(comm.size)}, done=data)
 def get(comm, src, n): return said[src]
 """),

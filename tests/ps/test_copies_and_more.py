@@ -435,7 +435,7 @@ def test_who_waits_for_one_server_is_not_lost_for_another(event: int) -> None:
 
 def test_a_worker_and_a_copy_are_killed_on_processes_while_keys_move() -> None:
     def body(comm: Comm) -> Any:
-        pids = comm._agree(os.getpid())
+        pids = comm._all_gather_objects(os.getpid())
         node = ps.join(comm, servers=SERVERS, replicas=1, active=1, update=ps.SGD(lr=1.0),
                        lease_s=1.0, grace_s=30.0, patience_s=10.0, lost_worker="go on")
         if node.is_server:

@@ -23,7 +23,7 @@ KINDS = list(product(range(SERVERS), [ps.Chain(), ps.Leader()], [ps.BSP(), ps.AS
 def killed_at(comm: Comm, victim: int, after_s: float, rule: ps.Replication,
               consistency: ps.Consistency) -> Any:
     """A short training; `victim` is killed so long after all have begun."""
-    pids = comm._agree(os.getpid())
+    pids = comm._all_gather_objects(os.getpid())
     if comm.rank != SERVERS:
         comm.send("I have begun", SERVERS)  # and wait for nobody who may die
     else:  # the master

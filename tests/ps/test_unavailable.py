@@ -140,7 +140,7 @@ def test_a_worker_that_reaches_neither_the_copies_nor_the_master_says_so() -> No
 
 def test_on_processes_a_worker_whose_servers_were_killed_may_leave() -> None:
     def killed(comm: Comm) -> Any:
-        pids = comm._agree(os.getpid())
+        pids = comm._all_gather_objects(os.getpid())
         node = ps.join(comm, servers=2, replicas=1, lease_s=0.1, grace_s=0.1)
         if node.is_server:
             return node.serve()

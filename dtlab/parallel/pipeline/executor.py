@@ -44,7 +44,7 @@ class Pipeline:
         if schedule.ranks != comm.size:
             raise ConfigError(f"the schedule is for {schedule.ranks} ranks, but there are "
                               f"{comm.size}")
-        if len(set(comm._agree(schedule))) > 1:
+        if len(set(comm._all_gather_objects(schedule))) > 1:
             raise ConfigError("ranks hold different schedules")
         numbers = schedule.stages_of(comm.rank)
         modules = [stages] if isinstance(stages, nn.Module) and len(numbers) == 1 else list(stages)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class Pipeline:
             with self.comm.compute(str(action), self.seconds(action)):
                 result = self._run(action)
             if result is not None:
-                self._hand_on(action, result)
+                self._send_result(action, result)
         for work in self.sends:
             work.wait()
         self._reduce_tied()
@@ -173,7 +173,7 @@ class Pipeline:
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _hand_on(self, action: Action, result: Tensor) -> None:
+    def _send_result(self, action: Action, result: Tensor) -> None:
         message = self._handed_on(action)
         assert message is not None
         rank = self.schedule.rank_of[message.stage]
@@ -224,7 +224,7 @@ class Pipeline:
     # ---- parameters that several stages share ----------------------------------------------------
 
     def _tie(self, tied: Mapping[str, nn.Parameter]) -> list[tuple[Comm, nn.Parameter]]:
-        everyone = self.comm._agree(sorted(tied))
+        everyone = self.comm._all_gather_objects(sorted(tied))
         pairs = []
         for name in sorted({name for names in everyone for name in names}):
             ranks = [rank for rank, names in enumerate(everyone) if name in names]
