@@ -47,11 +47,13 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
     outcome = new_outcome(case)
     network = case.cluster or topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
 
+    takes_comm, harness = case.comm, case.harness  # ranks get copies of what they use: not of `case`
+
     def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
         given = calls[comm.rank]
         kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
-        inputs = (comm, *given) if case.comm else given
-        value = case.harness(function, *inputs) if case.harness else function(*inputs)
+        inputs = (comm, *given) if takes_comm else given
+        value = harness(function, *inputs) if harness else function(*inputs)
         return _as_sent(value), _as_sent(kept)
 
     try:
