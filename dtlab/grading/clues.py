@@ -4,11 +4,12 @@ wait for each other, what was not waited for, nothing returned, renamed instead 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dtlab.grading.case import ANY, Case, CaseFailure, Outcome
+from dtlab.grading.case import ANY, Case, CaseFailure, Outcome, Wanted
 from dtlab.grading.compare import difference
 
 NOT_YOURS = ", which is the library's own: only what you write yourself earns points."
@@ -39,48 +40,63 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
     wanted = case.wanted
     if wanted is None:
         return _NOTHING if outcome.values and outcome.values[0] is None else ""
+    pairs = _judged(wanted.leaves, outcome.after)  # what came, what is right
     if wanted.returns is not None:
         pairs = list(zip(outcome.values, wanted.returns, strict=True))
-        if all(came is None and right is not None for came, right in pairs):
-            return _NOTHING
-        if wanted.items and not all(isinstance(came, (tuple, list)) and len(came)
-                                    == len(wanted.items) for came, _ in pairs):
-            return f"Return {len(wanted.items)} things, in this order: {', '.join(wanted.items)}."
-        if all(isinstance(came, list) and len(came) == 1
-               and difference("", came[0], right, wanted.rtol) is None for came, right in pairs):
-            return "Return the value itself, not the list it was received into: inbox[0]."
-    else:
-        pairs = [(came[0], left[0]) for came, left in zip(outcome.after, wanted.leaves or [],
-                                                         strict=True)]
-    if wanted.leaves is not None:
-        right = [difference("", list(came[: len(left)]), list(left), wanted.rtol) is None
-                 for came, left in zip(outcome.after, wanted.leaves, strict=True)]
-        given = [difference("", came, args) is None
-                 for came, args in zip(outcome.after, case.args, strict=True)]
-        if not any(right) and all(given):
-            name = wanted.names[0]
-            if all(difference("", value, left[0], wanted.rtol) is None
-                   for value, left in zip(outcome.values, wanted.leaves, strict=True)):
-                return (f"The returned tensor is right, but {name} itself is unchanged: work in "
-                        f"place, on the memory of {name} ({name}[...] = …, {name}.add_(…), "
-                        f"{name}.copy_(…), or receive into it).")
-            return (f"{name} is unchanged on every rank: nothing was written into it. "
-                    f"(`{name} = …` only gives the name to another tensor.)")
-        if sum(right) == 1 < case.ranks:
-            return (f"Only rank {right.index(True)} has the right result; every rank must.")
-    if any(isinstance(wrong := came, torch.Tensor) and isinstance(right, torch.Tensor)
-           and (wrong.shape, wrong.dtype) != (right.shape, right.dtype) for came, right in pairs):
+        if clue := _return_clue(pairs, wanted):
+            return clue
+    elif clue := _in_place_clue(case, outcome, wanted):
+        return clue
+    if any(isinstance(came, torch.Tensor) and isinstance(right, torch.Tensor)
+           and (came.shape, came.dtype) != (right.shape, right.dtype) for came, right in pairs):
         return "The result has the wrong shape or dtype."
     if case.ranks > 1 and all(_scaled(*pair, 1 / case.ranks) for pair in pairs):
         return "Everything is divided by the number of ranks once too often: is it a mean?"
     if case.ranks > 1 and all(_scaled(*pair, case.ranks) for pair in pairs):
         return "Everything is as many times too large as there are ranks: is it a sum?"
-    sent = outcome.trace.sent_bytes()
-    if sent < wanted.least_bytes and not any(
-            difference("", came, right, wanted.rtol) for came, right in pairs):
+    if outcome.trace.sent_bytes() < wanted.least_bytes and not any(
+            difference("", *pair, wanted.rtol) for pair in pairs):
         return ("The values are right, but fewer bytes were sent than it takes: they did not come "
                 "through comm, and only what does counts.")
     return ""
+
+
+def _judged(leaves: Sequence[Any] | None, after: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """What came of the arguments that are judged, and what is right."""
+    return [pair for came, left in zip(after, leaves or (), strict=False)
+            for pair in zip(came, left, strict=False) if pair[1] is not ANY]
+
+
+def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
+    if all(came is None and right is not None for came, right in pairs):
+        return _NOTHING
+    if wanted.items and not all(isinstance(came, (tuple, list)) and len(came) == len(wanted.items)
+                                for came, _ in pairs):
+        return f"Return {len(wanted.items)} things, in this order: {', '.join(wanted.items)}."
+    if all(isinstance(came, list) and len(came) == 1
+           and difference("", came[0], right, wanted.rtol) is None for came, right in pairs):
+        return "Return the value itself, not the list it was received into: inbox[0]."
+    return ""
+
+
+def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:
+    """Of a function that works in place: renamed instead of copied, or done on one rank only."""
+    ranks = [rank for rank, left in enumerate(wanted.leaves or ()) if left]
+    right = [not any(difference("", *pair, wanted.rtol) for pair in _judged(
+        [(wanted.leaves or ())[rank]], [outcome.after[rank]])) for rank in ranks]
+    if sum(right) == 1 < len(ranks):
+        return f"Only rank {ranks[right.index(True)]} has the right result; every rank must."
+    unchanged = all(difference("", outcome.after[rank], case.args[rank]) is None for rank in ranks)
+    if any(right) or not unchanged:
+        return ""
+    name, results = wanted.names[-1], [pair[1] for pair in _judged(wanted.leaves, outcome.after)]
+    if all(difference("", outcome.values[rank], result, wanted.rtol) is None
+           for rank, result in zip(ranks, results, strict=False)):
+        return (f"The returned tensor is right, but {name} itself is unchanged: work in place, on "
+                f"the memory of {name} ({name}[...] = …, {name}.add_(…), {name}.copy_(…), or "
+                f"receive into it).")
+    return (f"{name} is unchanged on every rank: nothing was written into it. (`{name} = …` only "
+            f"gives the name to another tensor.)")
 
 
 _NOTHING = "The function returns nothing: add `return`."

@@ -71,15 +71,15 @@ def try_all(checks: Sequence[Check], run_case: RunCase) -> Trials:
     """Run all cases and judge their outcomes: first in the simulator, then, if the first check
     passes, what costs count and what runs on real processes."""
     outcomes: dict[Case, Outcome] = {}
-    _run_cases(run_case, [check for check in checks if not _is_real(check)], outcomes)
+    _run_cases(run_case, [check for check in checks if not is_real(check)], outcomes)
     trials: dict[str, list[Trial]] = {}
     before: set[Case] = set()  # in which values count by themselves
     for check in checks:
         first = trials.get(checks[0].name, [])
         right = all(trial.verdict.passed for trial in first)
-        if not right and (check.provided or _is_real(check)):
+        if not right and (check.provided or is_real(check)):
             continue
-        if _is_real(check):
+        if is_real(check):
             outcomes |= {case: run_case(case) for case in check.cases}
         trials[check.name] = _tried(check, outcomes, before)
         if check.provided is None:
@@ -101,7 +101,8 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
     return report
 
 
-def _is_real(check: Check) -> bool:
+def is_real(check: Check) -> bool:
+    """Does it run on real processes?"""
     return any(case.gloo for case in check.cases)
 
 
@@ -190,7 +191,7 @@ def _hint(check: Check, bad: Trial, earlier: Sequence[Row], known: str) -> str:
     clue = clues.clue(bad.case, bad.outcome)
     failure = bad.outcome.failure
     ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
-    special = ended and earlier and (earlier[0].passed if not _is_real(check)
+    special = ended and earlier and (earlier[0].passed if not is_real(check)
                                      else all(row.passed for row in earlier))
     return (check.hint or clue) if special else clue or (check.hint if not earlier else "")
 

@@ -16,7 +16,7 @@ from dtlab.grading.check import seal
 from dtlab.grading.compare import Fingerprint
 from dtlab.grading.exercise import Check, Exercise, find_exercise
 from dtlab.grading.frames import decode, encode
-from dtlab.grading.judge import Trials, prepare_to_fork, prints_of, report_of, try_all
+from dtlab.grading.judge import Trials, is_real, prepare_to_fork, prints_of, report_of, try_all
 from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.mistakes import Mistake, Traces, answer_of, mistakes_in
 from dtlab.grading.rank_server import RankServer, preload_for
@@ -47,7 +47,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
     outcome = new_outcome(case)
     network = case.cluster or topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
 
-    takes_comm, harness = case.comm, case.harness  # ranks get copies of what they use: not of `case`
+    takes_comm, harness = case.comm, case.harness  # ranks get copies of what they use
 
     def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
         given = calls[comm.rank]
@@ -126,8 +126,11 @@ def _judge_mistakes(_comm: Any, exercise_id: str, folder: Path, seed: int) -> Ju
 
 
 def _traces(checks: Sequence[Check], trials: Trials, hint: str) -> Traces:
+    """Of what runs in the simulator: real processes need not fail twice alike."""
     prints: dict[str, list[Fingerprint | None]] = {}
     for check in checks:
+        if is_real(check):
+            continue
         found = prints_of(trials.get(check.name, []))
         prints[check.name] = [found.get(number) for number in range(len(check.cases))]
     return Traces(hint, prints)

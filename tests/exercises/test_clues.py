@@ -13,6 +13,7 @@ from dtlab.topology import edge_disjoint_cycles
 from tests.exercises.answers import first_hint, judged, solution
 
 CLUES = []
+PASS_RIGHT, RING = solution("fix-deadlock"), solution("ring-all-reduce")
 
 
 def clue(exercise, points, hint):
@@ -163,12 +164,12 @@ def returns_one_of_four(comm):
 
 @clue("fix-deadlock", 0, "inbox[0]")
 def returns_the_list(comm, value):
-    return [solution("fix-deadlock")(comm, value)]
+    return [PASS_RIGHT(comm, value)]
 
 
 @clue("ring-all-reduce", 0, "The returned tensor is right, but x itself is unchanged")
 def returns_a_new_tensor(comm, x):
-    return solution("ring-all-reduce")(comm, x.clone())
+    return RING(comm, x.clone())
 
 
 @clue("ring-all-reduce", 0, "x is unchanged on every rank")
@@ -188,7 +189,7 @@ def sum_on_one_rank(comm, x):
 
 @clue("ring-all-reduce", 0, "is it a mean?")
 def averages(comm, x):
-    solution("ring-all-reduce")(comm, x)
+    RING(comm, x)
     x /= comm.size
 
 
