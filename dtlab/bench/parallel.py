@@ -242,7 +242,7 @@ TORCH_1F1B, TORCH_INTERLEAVED = "torch Schedule1F1B", "torch ScheduleInterleaved
 
 class Contestant(NamedTuple):
     """make: from a whole model; loss_of: runs forward and backward; own: each rank has samples of
-    its own; samples: so many of them."""
+    its own; samples: their number."""
 
     make: Callable[[GPT, Comm], Trained]
     peer: str

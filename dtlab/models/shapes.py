@@ -8,7 +8,7 @@ from dtlab.checks import check_whole
 
 
 class Shape(NamedTuple):
-    """A transformer's sizes, as `source` prints them. positions: it was trained on so many. tied:
+    """A transformer's sizes, as `source` prints them. positions: of its context. tied:
     is the output layer the table of the embedding, or has it one of its own?"""
 
     parameters: float

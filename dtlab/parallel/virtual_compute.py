@@ -12,7 +12,7 @@ from dtlab.comm import Comm
 
 
 def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: float = 2.0) -> None:
-    """From now on, each of `layers` takes so many virtual seconds whenever it runs forward, and
+    """From now on, each of `layers` takes this many virtual seconds whenever it runs forward, and
     `backward` times as many when it runs backward, before its gradients are there. The default is
     that of matrix products, which have two in backward for each one in forward.
 

@@ -33,7 +33,7 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
 
     F, B, W, comm: as in `Schedule.time`. trace: of a run of `Pipeline`, drawn on the same axis,
     from its first action on. held: below, the micro-batches whose activations each rank holds.
-    room: for so many ranks at least. Raises `ConfigError` if the schedule can't run.
+    room: for at least this many ranks. Raises `ConfigError` if the schedule can't run.
     """
     timing = plan.time(F, B, W, comm)
     panels = [Panel("planned", timing.spans)]

@@ -62,7 +62,7 @@ def sharded_matrix(layer: str, ranks: int, backward: bool = False, tokens: int =
     tensor, filled is what the rank holds, hatched what is only a part of a sum. Below, the tensor's
     type (backward: its gradient's); between, what moves, in bytes that each rank sends with rings.
 
-    room: for so many ranks at least. Raises `ConfigError` for a layer that there isn't, or numbers
+    room: for at least this many ranks. Raises `ConfigError` for an unknown layer, or numbers
     below 1.
     """
     if layer not in LAYERS or min(ranks, tokens, hidden) < 1:

@@ -40,7 +40,7 @@ def _calm_gloo() -> None:
     While someone holds the lock of a connection on which something has arrived, Gloo's thread polls
     without pause. A rank that sends holds that lock. With more ranks than cores, the thread that is
     woken just then pushes the rank aside, and polls until the scheduler's next tick: 4 ms on a
-    message that takes 0.2. A *batch* thread pushes nobody aside; its share of time is the same.
+    message that takes 0.2. A *batch* thread does not preempt others; its share of time is the same.
     """
     if not os.path.exists("/proc/self/task"):  # Linux has it
         return

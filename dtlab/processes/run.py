@@ -85,7 +85,7 @@ def introduce(comm: Comm) -> str:
 
 
 def check_ranks(ranks: Any) -> None:
-    """Raise `ConfigError` unless this machine can hold so many ranks."""
+    """Raise `ConfigError` unless this machine can hold that many ranks."""
     if isinstance(ranks, bool) or not isinstance(ranks, Integral) or int(ranks) < 1:
         raise ConfigError(f"ranks={ranks!r}: how many processes? Give a whole number, at least 1")
     cores = os.cpu_count() or 1

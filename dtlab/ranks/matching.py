@@ -9,7 +9,7 @@ import torch
 
 from dtlab.errors import ShapeMismatch
 
-_SIZES = 12  # of so many vectors the sizes are told one by one
+_SIZES = 12  # up to this many vectors, each size is listed
 
 
 class Header(NamedTuple):

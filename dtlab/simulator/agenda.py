@@ -34,7 +34,7 @@ class Agenda:
     def at(self, when_s: float) -> Instant:
         """What is due at virtual time `when_s`, to be added to."""
         if when_s == math.inf:
-            raise ConfigError("the virtual clock has no room for so many seconds")
+            raise ConfigError("the virtual clock can't hold that many seconds")
         instant = self._instants.get(when_s)
         if instant is None:
             instant = self._instants[when_s] = Instant()

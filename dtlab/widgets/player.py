@@ -41,7 +41,7 @@ class Player:
         self._switch()
 
     def step(self, by: int) -> None:
-        """Go on by so many stops, at most to the end."""
+        """Go on by this many stops, at most to the end."""
         self.slider.index = min(max(self.at + by, 0), len(self.slider.options) - 1)
 
     def _on_move(self, _: object) -> None:

@@ -14,7 +14,7 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.schedule import Schedule
 
-LARGEST = 1_000_000  # forwards: so many take seconds
+LARGEST = 1_000_000  # forwards, which take seconds
 Steps = list[tuple[int, int]]  # (stage, micro-batch)
 
 
