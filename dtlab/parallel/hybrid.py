@@ -53,7 +53,8 @@ def hybrid(
     optimizer.zero_grad()`, with `clip_grad_norm_(model, …)` before the step if you like.
 
     micro_batches: the number into which each dp rank cuts its samples; without a pipeline that is
-        gradient accumulation. schedule: of `dtlab.parallel.pipeline`, or a function (p, m) that makes one.
+        gradient accumulation. schedule: of `dtlab.parallel.pipeline`, or a function (p, m) that
+        makes one.
     stage: of ZeRO; 0 is none, and 3 needs a mesh without pp. With a pipeline, stage 2 reduces
         gradients after the last micro-batch, so that meanwhile they take the memory of stage 1.
     sequence: see `tensor.shard`. recompute, seconds: see `Pipeline`. optimizer: a class that treats
