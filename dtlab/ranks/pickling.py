@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import cloudpickle
 import torch
-from cloudpickle.cloudpickle import _class_setstate
+from cloudpickle.cloudpickle import _class_setstate, _lookup_module_and_qualname
 
 _LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
 # Torch writes the pickle of a tensor of these dtypes, then can't read it: they go as integers.
@@ -72,7 +72,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _rebuild_odd_tensor, (x.detach().view(_SAME_SIZE[x.itemsize]), x.dtype)
         if isinstance(x, CellType):  # its contents come last: they may lead back to it
             return CellType, (), _contents(x), None, None, _fill
-        if isinstance(x, _CACHED) and self._goes_by_value(x.__wrapped__):
+        if isinstance(x, _CACHED) and (self._goes_by_value(x.__wrapped__)
+                                       or _lookup_module_and_qualname(x) is None):
             return _rebuild_cached, (x.__wrapped__, x.cache_parameters())
         if isinstance(x, ModuleType) and type(x) is not ModuleType:  # such as torch.classes
             return import_module, (x.__name__,)

@@ -508,3 +508,13 @@ def test_lists_nested_too_deeply_are_refused() -> None:
         deep = [deep]
     with pytest.raises(dtlab.ConfigError, match="excessively deep"):
         values(lambda comm: len(deep))
+
+
+def test_a_cached_method_of_an_object_travels_with_the_object():
+    """`cache(data.batch)` is found under the method's name nowhere, so it goes by value."""
+    class Data:
+        def batch(self, number: int) -> int:
+            return 10 * number
+
+    batch = functools.cache(Data().batch)
+    assert values(lambda comm: batch(comm.rank)) == [0, 10, 20]
