@@ -115,7 +115,7 @@ ENDLESS = "does not end"
     (takes_all_memory, ""),
     (returns_what_cannot_be_shown, ""),
     (shares_globals, ENDLESS),
-    (patches_torch, "Return the tensor"),
+    (patches_torch, ""),
     (patches_the_grader, ""),
     (forgets_to_wait, "This line began it: test_hostile_answers.py:"),
     (answers_beside, ""),

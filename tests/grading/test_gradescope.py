@@ -113,7 +113,8 @@ def test_the_zip_holds_what_its_scripts_need_and_the_seed(autograder: Path) -> N
     source = autograder / "source"
     assert json.loads((source / "settings.json").read_text()) == {
         "seed": 17, "notebooks": ["00_welcome"]}
-    assert [path.name for path in (source / "course").iterdir()] == ["00_welcome.ipynb"]
+    course = sorted(path.name for path in (source / "course").iterdir())
+    assert course == ["00_welcome.ipynb", "mistakes"]
     for name in ("setup.sh", "run_autograder", "pyproject.toml", "constraints.txt",
                  "dtlab/grading/pages/learner.html"):
         assert (source / name).exists()
