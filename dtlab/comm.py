@@ -235,7 +235,8 @@ class Comm(ABC):
 
     def collective(self, label: str) -> Comm:
         """The communicator of one call of a collective: its messages carry `label`, and meet only
-        those of collectives, not what `send` sends. A broadcast that meets a reduce is named.
+        those of collectives, not what `send` sends. A broadcast that meets a reduce is named. The
+        label of this communicator, if it has one, comes first.
 
         A collective that is called within another one goes by both names, the outer one first.
         """
@@ -245,7 +246,7 @@ class Comm(ABC):
             inner = self._make_group(tuple(range(self.size)), ("collective",))
             inner.in_collective = True
             self._collectives.append(inner)
-        return self._collectives[0].labelled(label)
+        return self._collectives[0].labelled(f"{self.label}: {label}" if self.label else label)
 
     def _check_peer(self, peer: int | None, verb: str) -> None:
         """Raise `ConfigError` unless `peer` is another rank of this communicator."""

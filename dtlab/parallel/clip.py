@@ -26,7 +26,7 @@ def clip_grad_norm_(model: DistributedModule, max_norm: float) -> Tensor:
     squares = torch.zeros((), dtype=torch.float64, device=model.comm.device)
     for name, gradient in gradients:
         if model.counts(name):
-            squares += gradient.double().square().sum()
+            squares += gradient.abs().double().square().sum()
     if model.sharded:
         all_reduce(model.comm, squares, algorithm="recursive_doubling")
     norm = squares.sqrt()

@@ -32,45 +32,40 @@ STRATEGIES = ("parameter", "flat", "bucket", "overlap")
 
 
 class Bucket:
-    """Parameters of one dtype whose gradients travel as one vector."""
+    """Parameters of one dtype whose gradients travel as one vector, with a count for each: of the
+    ranks that have a gradient of it."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None):
         self.parameters = parameters
         sizes = [p.numel() for p in parameters]
-        self.flat = torch.empty(sum(sizes), dtype=dtype or parameters[0].dtype,
+        self.flat = torch.empty(sum(sizes) + len(sizes), dtype=dtype or parameters[0].dtype,
                                 device=parameters[0].device)
         mark(self.flat, "gradients")
-        self.slots = [piece.view(p.shape)
-                      for piece, p in zip(self.flat.split(sizes), parameters, strict=True)]
-        self.firsts = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
+        *slots, self.counts = self.flat.split([*sizes, len(sizes)])
+        self.slots = [slot.view(p.shape) for slot, p in zip(slots, parameters, strict=True)]
         self.awaited = set(parameters)  # those whose gradient this backward has not computed yet
 
     def fill(self) -> None:
-        """Copy the gradients in. A parameter without one adds −0.0, the only number that changes no
-        other and that no sum with a gradient results in: gradients have +0.0 instead (the first
-        element of each will do)."""
+        """Move the gradients in: 0 for a parameter without one."""
+        self.had = [p.grad is not None for p in self.parameters]
+        self.counts.copy_(torch.tensor(self.had))
         for p, slot in zip(self.parameters, self.slots, strict=True):
             if p.grad is None:
+                slot.zero_()
                 continue
             if p.grad.is_sparse:
                 raise ConfigError("DataParallel needs dense gradients; make embeddings with "
                                   "sparse=False")
             if p.grad.data_ptr() != slot.data_ptr() or p.grad.dtype != slot.dtype:
                 slot.copy_(p.grad)
-                p.grad = slot if p.grad.dtype == slot.dtype else p.grad  # frees the other one
-        self.flat[self.firsts] += 0.0
-        for p, slot in zip(self.parameters, self.slots, strict=True):
-            if p.grad is None:
-                slot.fill_(-0.0)
+            p.grad = None
 
     def assign_gradients(self) -> None:
         """Each parameter gets its averaged gradient, a view of this bucket; one that had none on
         any rank has none: its optimizer leaves it alone, as on one device."""
-        firsts = self.flat[self.firsts]
-        nobody = ([p.grad is None for p in self.parameters] if firsts.is_meta
-                  else ((firsts == 0) & firsts.signbit()).tolist())
-        for p, slot, unused in zip(self.parameters, self.slots, nobody, strict=True):
-            p.grad = None if unused else slot.to(p.dtype)
+        anybody = self.had if self.flat.is_meta else (self.counts.real > 0).tolist()
+        for p, slot, used in zip(self.parameters, self.slots, anybody, strict=True):
+            p.grad = slot.to(p.dtype) if used else None
 
 
 def buckets_of(parameters: Iterable[nn.Parameter], nbytes: float,
@@ -84,7 +79,7 @@ def buckets_of(parameters: Iterable[nn.Parameter], nbytes: float,
             continue
         group = open_.setdefault(p.dtype, [])
         group.append(p)
-        if sum(q.numel() for q in group) * (dtype or p.dtype).itemsize >= nbytes:
+        if sum(q.numel() + 1 for q in group) * (dtype or p.dtype).itemsize >= nbytes:
             closed.append(Bucket(open_.pop(p.dtype), dtype))
     return closed + [Bucket(group, dtype) for group in open_.values()]
 
@@ -120,9 +115,6 @@ class DataParallel(SynchronizedModule):
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self._launched: list[Work] = []  # the buckets that have left in this backward, in order
         self._overlap = strategy == "overlap"
-        if self._overlap:
-            for p in self._bucket_of:
-                p.register_post_accumulate_grad_hook(self._gradient_hook)
 
     def held(self) -> Iterable[torch.Tensor]:
         return [bucket.flat for bucket in self.buckets]
@@ -140,18 +132,14 @@ class DataParallel(SynchronizedModule):
         for bucket in self.buckets:
             bucket.awaited = set(bucket.parameters)
 
-    def _gradient_hook(self, p: nn.Parameter) -> None:
+    def gradient_is_there(self, p: nn.Parameter) -> None:
         """Overlap: a bucket leaves once it is full, and all before it have left."""
-        if not self.in_backward:
-            return
-        if p not in self._bucket_of[p].awaited:
-            raise ConfigError(f"rank {self.comm.rank}: one backward computed the gradient of a "
-                              f"parameter of shape {tuple(p.shape)} twice; use strategy='bucket'")
-        self._bucket_of[p].awaited.remove(p)
-        for bucket in self.buckets[len(self._launched) :]:
-            if bucket.awaited:
-                break
-            self._launch_reduction()
+        if self._overlap and p in self._bucket_of:  # one without elements is in none
+            self._bucket_of[p].awaited.discard(p)
+            for bucket in self.buckets[len(self._launched) :]:
+                if bucket.awaited:
+                    break
+                self._launch_reduction()
 
     def _launch_reduction(self) -> None:
         """The next bucket leaves: its reduction goes on beside backward."""
@@ -160,20 +148,25 @@ class DataParallel(SynchronizedModule):
         self._launched.append(self.comm.begin(self._reduce, bucket))
 
     def _reduce(self, comm: Comm, bucket: Bucket) -> None:
-        op = "avg" if self.samples is None else "sum"
-        all_reduce(comm, bucket.flat, op, algorithm=self.algorithm)
+        self.mean(bucket.flat, lambda x: all_reduce(comm, x, algorithm=self.algorithm))
 
     def finish_reduction(self) -> None:
-        if self._overlap:
-            while len(self._launched) < len(self.buckets):  # some parameters had no gradient
-                self._launch_reduction()
-            for work in self._launched:
-                work.wait()
-        else:
-            for bucket in self.buckets:
+        while self._overlap and len(self._launched) < len(self.buckets):  # some have no gradient
+            self._launch_reduction()
+        for number, bucket in enumerate(self.buckets):
+            if not self._overlap:
                 bucket.fill()
                 self._reduce(self.comm, bucket)
-        for bucket in self.buckets:
-            if self.samples is not None:
-                bucket.flat /= max(int(self.all_samples), 1)
+            else:
+                self._launched[number].wait()
+                self._reduce_late(bucket)
             bucket.assign_gradients()
+
+    def _reduce_late(self, bucket: Bucket) -> None:
+        """Add what came after the bucket had left: a layer that reentrant checkpointing runs twice
+        has two gradients in one backward."""
+        if any(p.grad is not None for p in bucket.parameters):
+            early = bucket.flat.clone()
+            bucket.fill()
+            self._reduce(self.comm, bucket)
+            bucket.flat += early

@@ -4,14 +4,12 @@ in common."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
 
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
@@ -73,6 +71,16 @@ class DistributedModule(nn.Module):
     def share_parameters(self) -> None:
         """After `regions` have changed: other ranks get the new values."""
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside, each parameter of this rank's modules is whole, to be read or changed; changes,
+        the same on all ranks, stay. All ranks enter. Cost: with ZeRO 3 an all-gather of all."""
+        yield
+
+    def __deepcopy__(self, memo: object) -> DistributedModule:
+        raise ConfigError(f"{type(self).__name__} can't be copied with its communicator: copy its "
+                          f".module, or load its full_state_dict into a new one")
+
 
 def check_distributed(model: object, function: str) -> None:
     """Raise `ConfigError` unless `model` is one of these."""
@@ -98,10 +106,16 @@ class SynchronizedModule(DistributedModule):
             declare(p, comm, REPLICATED, reduced=True)
         for tensor in (*module.parameters(), *module.buffers()):
             broadcast(comm, tensor.detach(), algorithm="auto")
+        for p in self.trained:
+            p.register_post_accumulate_grad_hook(self._gradient_hook)
+        self._wrapped = [(p, p.dtype, p.device) for p in self.trained]
         self._reduces = True  # False within no_sync
+        self._last_reduces = True  # did the last forward run outside no_sync?
+        self._due = False  # has one run outside since the last reduction?
         self.in_backward = False  # in one that ends with reduced gradients
         self.samples: int | None = None  # of this rank since the last reduction, if anyone counts
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
+        self._counting = False  # within `backward`, which ends the reduction itself
 
     # ---- what subclasses provide ---------------------------------------------------------------
 
@@ -110,37 +124,64 @@ class SynchronizedModule(DistributedModule):
         """Backward begins."""
 
     @abstractmethod
+    def gradient_is_there(self, p: nn.Parameter) -> None:
+        """In a backward that reduces: it has computed `p.grad`."""
+
+    @abstractmethod
     def finish_reduction(self) -> None:
-        """Backward has computed all gradients. Afterwards they are reduced: averages over ranks if
-        `samples` is None, else sums divided by `all_samples`."""
+        """Backward has computed all gradients. Afterwards they are sums over ranks, divided by
+        the number of ranks or samples: see `mean`."""
 
     def held(self) -> Iterable[Tensor]:
         """The tensors that this wrapper has made and keeps from step to step."""
         return ()
 
+    def mean(self, gradients: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
+        """`add(gradients)`, their sum over ranks, in place, divided by the number of ranks, or by
+        `all_samples` if samples are counted. Half precision is divided first: sums could overflow.
+        """
+        divisor = self.comm.size if self.samples is None else max(int(self.all_samples), 1)
+        if gradients.dtype.itemsize == 2:
+            gradients /= divisor
+            return add(gradients)
+        total = add(gradients)
+        total /= divisor
+        return total
+
     def reduce(self) -> None:
         """Reduce the gradients that are there, as backward outside `no_sync` does at its end."""
-        self._begin()
+        if not self.in_backward:
+            self._begin()
         self._finish()
 
     # ---- forward and backward ------------------------------------------------------------------
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """What the module returns. Raises `ConfigError` if the parameters that it trains are not
-        those any more that were wrapped."""
-        now = [p for p in self.module.parameters() if p.requires_grad]
-        if len(now) != len(self.trained) or any(
-                a is not b for a, b in zip(now, self.trained, strict=True)):
+        """Run the module. Raises `ConfigError` if the parameters that it trains are not those any
+        more that were wrapped."""
+        self.check_parameters()
+        if torch.is_grad_enabled():
+            if not in_autograd():
+                self.in_backward = False  # an error may have ended the last one
+            self._last_reduces = self._reduces
+            self._due |= self._reduces
+            if self._reduces and self.training:
+                self._share_buffers()
+        return self.run_module(*args, **options)
+
+    def run_module(self, *args: Any, **options: Any) -> Any:
+        """The module's own forward."""
+        return self.module(*args, **options)
+
+    def check_parameters(self) -> None:
+        """Raise `ConfigError` unless the module trains the parameters that were wrapped."""
+        now = [(p, p.dtype, p.device) for p in self.module.parameters() if p.requires_grad]
+        if len(now) != len(self._wrapped) or any(
+                p is not before or kind != kind_before
+                for (p, *kind), (before, *kind_before) in zip(now, self._wrapped, strict=True)):
             raise ConfigError(f"rank {self.comm.rank}: the module's trained parameters are not "
-                              f"those that were wrapped; freeze or replace them before wrapping")
-        reduces = self._reduces and torch.is_grad_enabled()
-        if reduces and self.training:
-            self._share_buffers()
-        outputs = self.module(*args, **options)
-        ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-        if reduces and ends:
-            register_multi_grad_hook(ends, self._backward_begins, mode="any")
-        return outputs
+                              f"those that were wrapped; freeze, convert or replace them before "
+                              f"wrapping")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -167,38 +208,56 @@ class SynchronizedModule(DistributedModule):
             raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
                               f"call zero_grad() before backward(loss, samples)")
         self.samples = (self.samples or 0) + samples
-        if loss is None and self._reduces and self.training:
-            self._share_buffers()
+        self._due |= self._reduces
+        reduces = self._due
+        if reduces:
+            if loss is None and self.training:
+                self._share_buffers()
+            self.all_samples.fill_(self.samples)
+            all_reduce(self.comm, self.all_samples, algorithm="recursive_doubling")
         if loss is not None and samples:
-            (loss * samples).backward()
-        elif self._reduces:
-            self.reduce()
-        return int(self.all_samples) if self._reduces else self.samples
+            self._counting = True
+            try:
+                (loss * samples).backward()
+            finally:
+                self._counting = False
+        if not reduces:
+            return self.samples
+        self.reduce()
+        return int(self.all_samples)
 
     def _share_buffers(self) -> None:
         for buffer in self.module.buffers():
             broadcast(self.comm, buffer, algorithm="auto")
 
-    def _backward_begins(self, _gradient: Tensor) -> None:
+    def _gradient_hook(self, p: nn.Parameter) -> None:
+        """Backward has computed `p.grad`. The first of them begins the reduction, and the end of
+        backward ends it."""
+        if not (self._due or (self._reduces and self._last_reduces)):
+            return
         if torch.is_grad_enabled():
             raise ConfigError(f"rank {self.comm.rank}: gradients made with backward(create_graph="
                               f"True) can't be reduced: nothing would differentiate the messages")
-        if not self.in_backward:  # the module may have run several times for one loss
+        if not self.in_backward:
             self._begin()
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            if not self._counting:
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self.gradient_is_there(p)
 
     def _begin(self) -> None:
         self.in_backward = True
-        if self.samples is not None:
-            self.all_samples.fill_(self.samples)
-            all_reduce(self.comm, self.all_samples, algorithm="recursive_doubling")
         self.begin_reduction()
 
     @torch.no_grad()
     def _finish(self) -> None:
-        self.in_backward = False
+        self.in_backward = self._due = False
         self.finish_reduction()
         self.samples = None
+
+
+def in_autograd() -> bool:
+    """Does backward run, also one that doesn't reduce?"""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def check_same_model(module: nn.Module, comm: Comm) -> None:

@@ -7,77 +7,222 @@ FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.types import VARYING, declare, known_letters
+
+
+class GradientPart(Tensor):
+    """A rank's part of a gradient. Its norm would be taken for that of the whole."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "norm" in getattr(func, "__name__", ""):
+            raise ConfigError("with ZeRO a rank has only a part of each gradient, whose norm isn't "
+                              "that of the whole; call dtlab.parallel.clip_grad_norm_(model, …)")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter that a unit holds. After backward, its `grad` is what this rank keeps: its part
+    of the reduced gradient, 1-D, or None."""
+
+    unit: Unit
+
+    @property
+    def grad(self) -> Any:
+        own = Tensor.grad.__get__(self)  # while backward computes it, or within no_sync
+        unit = self.__dict__.get("unit")
+        return unit.gradient_of(self) if own is None and unit is not None else own
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        if isinstance(gradient, GradientPart):  # as `p.grad *= 2` does
+            self.grad.copy_(gradient)
+        else:
+            Tensor.grad.__set__(self, gradient)
+
+
+class FreedParameter(ShardedParameter):
+    """One whose unit is freed: it has a shape and a dtype, but no values, and says so."""
+
+    KNOWN = {
+        *(getattr(Tensor, name).__get__ for name in (
+            "shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "is_meta",
+            "is_sparse", "is_leaf", "requires_grad", "grad", "grad_fn", "_version",
+            "_backward_hooks", "_post_accumulate_grad_hooks")),
+        *(getattr(Tensor, name).__set__ for name in (
+            "grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")),
+        Tensor.size, Tensor.dim, Tensor.numel, Tensor.element_size, Tensor.__len__,
+        Tensor.is_floating_point, Tensor.is_complex, Tensor.requires_grad_, Tensor.register_hook,
+        Tensor.untyped_storage, Tensor.register_post_accumulate_grad_hook}
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.KNOWN:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        freed = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, FreedParameter))
+        raise ConfigError(f"{freed.unit.names[freed]!r} isn't here: with ZeRO 3 a rank has only a "
+                          f"part of it outside of its layer's forward; read or change it inside "
+                          f"`with model.gathered():`, which all ranks enter, or take "
+                          f"full_state_dict(model)")
+
+    def __repr__(self, **_: Any) -> str:
+        return f"<{self.unit.names[self]}, {tuple(self.shape)}, freed>"
+
+
+class Piece(NamedTuple):
+    """`count` elements of `parameter`, from `start` on, lie in this rank's shard from `at` on."""
+
+    parameter: ShardedParameter
+    start: int
+    at: int
+    count: int
 
 
 class Unit:
     """Parameters that travel together: those of one layer, in one vector that N divides.
 
-    whole: (N·n,) all of them, of which the module's parameters are views. master: (n,) this rank's
-    shard, which the optimizer steps: a part of `whole` itself, or a copy in the optimizer's dtype
-    and on its device. gradients: like `whole`, while they are computed. gradient: (n,) this rank's
-    shard of what all ranks' add up to.
+    names: of the parameters. whole: (N·n,) all of them, of which the module's parameters are views;
+    None while it is freed, as it is at first unless it is to `keep`. shard: (n,) this rank's row of it. master: (n,) the shard itself, or a
+    copy in the optimizer's dtype and on its device. pieces: what parameters the shard has parts of;
+    masters: of each piece, as the optimizer steps it. gradients: like `whole`, while they are
+    computed. gradient: (n,) this rank's shard of what all ranks' add up to.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], comm: Comm, dtype: torch.dtype,
-                 offload: bool):
-        self.parameters = parameters
+    def __init__(self, names: Mapping[nn.Parameter, str], comm: Comm, dtype: torch.dtype,
+                 offload: bool, keep: bool):
+        parameters = list(names)
         sizes = [p.numel() for p in parameters]
-        self.padding = -sum(sizes) % comm.size
+        self.comm, self.padding = comm, -sum(sizes) % comm.size
+        self.numel = sum(sizes) + self.padding
+        self.starts = {p: sum(sizes[:i]) for i, p in enumerate(parameters)}
         values = torch.cat([*(p.detach().flatten() for p in parameters),
                             parameters[0].detach().new_zeros(self.padding)])
-        self.whole = mark(values.to(dtype), "parameters")
-        for p, piece in zip(parameters, self.whole.split([*sizes, self.padding]), strict=False):
-            p.data = piece.view(p.shape)
-        self.shard = self.whole.view(comm.size, -1)[comm.rank]
-        separate = dtype != values.dtype or offload
-        mine = values.view(comm.size, -1)[comm.rank]
-        self.master = nn.Parameter(
-            mine.to("cpu" if offload else mine.device, copy=True) if separate else self.shard)
-        known_letters[self.master] = dict(known_letters.get(self.whole, {}))
-        declare(self.master, comm, VARYING)
-        self.starts = {p: sum(sizes[:i]) for i, p in enumerate(parameters)}
+        for p in parameters:
+            p.__class__ = ShardedParameter
+            p.unit = self  # type: ignore[attr-defined]
+        self.names: Mapping[Any, str] = names
+        first, *others = names.values()
+        self.label = f"{first} and {len(others)} more" if others else first  # of its messages
+        self.parameters: list[Any] = parameters
+        self.open(mark(values.to(dtype), "parameters"))
+        self.shard = self.row_of(self.whole)
+        if not keep:
+            self.shard = mark(self.shard.clone(), "parameters")
+            self.free()
+        if offload or dtype != values.dtype:
+            mine = self.row_of(values)
+            self.master = mine.to("cpu" if offload else mine.device, copy=True)
+        else:
+            self.master = self.shard
         self.awaited = set(parameters)  # those whose gradient this backward has not computed yet
         self.gradients: Tensor | None = None
         self.gradient: Tensor | None = None
+        self.pieces = list(self._pieces())
+        self.masters = [nn.Parameter(self.master[at : at + count])
+                        for _, _, at, count in self.pieces]
+        for master in self.masters:
+            known_letters[master] = dict(known_letters.get(values, {}))
+            declare(master, comm, VARYING)
 
-    def my_parts(self, rank: int) -> Iterator[tuple[nn.Parameter, int, int, int]]:
-        """(p, start, at, count): `count` elements of `p`, from `start` on, lie in `rank`'s shard
-        from `at` on."""
-        begin = rank * len(self.shard)
+    def row_of(self, whole: Tensor | None) -> Tensor:
+        """This rank's row."""
+        assert whole is not None
+        return whole.view(self.comm.size, -1)[self.comm.rank]
+
+    def _pieces(self) -> Iterator[Piece]:
+        begin = self.comm.rank * len(self.shard)
         for p, first in self.starts.items():
             low, high = max(first, begin), min(first + p.numel(), begin + len(self.shard))
             if low < high:
-                yield p, low - first, low - begin, high - low
+                yield Piece(p, low - first, low - begin, high - low)
 
-    def add_gradient(self, p: nn.Parameter) -> None:
-        """Move `p.grad` into `gradients`."""
-        assert p.grad is not None
+    # ---- parameters ------------------------------------------------------------------------------
+
+    def open(self, whole: Tensor) -> None:
+        """The parameters are views of `whole`."""
+        self.whole: Tensor | None = whole
+        for p, start in self.starts.items():
+            p.__class__ = ShardedParameter
+            p.data = whole[start : start + p.numel()].view(p.shape)
+
+    def free(self) -> None:
+        """The parameters have no values. Who still holds some of `whole` keeps its memory alive."""
+        if self.whole is not None:
+            nothing = mark(self.whole.new_full((), torch.nan), "buffers")
+            for p in self.parameters:
+                p.data = nothing.expand(p.shape)
+                p.__class__ = FreedParameter
+            self.whole = None
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a parameter isn't a view of `whole` any more."""
+        if self.whole is not None:
+            mine = self.whole.untyped_storage()._cdata
+            for p in self.parameters:
+                if p.numel() and p.untyped_storage()._cdata != mine:
+                    raise ConfigError(f"rank {self.comm.rank}: {self.names[p]!r} isn't the tensor "
+                                      f"any more that ZeRO shards; convert or replace parameters "
+                                      f"before wrapping, and change them in place")
+
+    @torch.no_grad()
+    def take_writes(self) -> None:
+        """What the user has changed in the parameters since the last step holds."""
+        if self.whole is not None:
+            self.shard.copy_(self.row_of(self.whole))
+        if self.master is not self.shard:
+            written = self.shard != self.master.to(self.shard)
+            self.master[written.to(self.master.device)] = self.shard[written].to(self.master)
+
+    def take_step(self) -> None:
+        """The optimizer has stepped `master`."""
+        for master in self.masters:
+            master.grad = None
+        if self.master is not self.shard:
+            self.shard.copy_(self.master)
+
+    # ---- gradients -------------------------------------------------------------------------------
+
+    def add_gradient(self, p: ShardedParameter) -> None:
+        """Move the gradient that backward has computed into `gradients`."""
+        gradient = Tensor.grad.__get__(p)
+        if gradient.is_sparse:
+            raise ConfigError(f"ZeRO needs dense gradients, but that of {self.names[p]!r} is "
+                              f"sparse; make embeddings with sparse=False")
         if self.gradients is None:
-            self.gradients = mark(torch.zeros_like(self.whole), "gradients")
-        self.gradients[self.starts[p] : self.starts[p] + p.numel()] += p.grad.flatten()
+            self.gradients = mark(torch.zeros(self.numel, dtype=self.shard.dtype,
+                                              device=self.shard.device), "gradients")
+        self.gradients[self.starts[p] : self.starts[p] + p.numel()] += gradient.flatten()
         p.grad = None
 
     def take_gradients(self) -> Tensor:
         """`gradients`, which are the caller's now, with those from before this backward."""
         for p in self.parameters:
-            if p.grad is not None:
+            if Tensor.grad.__get__(p) is not None:
                 self.add_gradient(p)
         gradients, self.gradients = self.gradients, None
-        return torch.zeros_like(self.whole) if gradients is None else gradients
+        return (torch.zeros(self.numel, dtype=self.shard.dtype, device=self.shard.device)
+                if gradients is None else gradients)
 
-    def take_step(self) -> None:
-        """The optimizer has stepped `master`."""
-        self.master.grad = None
-        if self.master.data_ptr() != self.shard.data_ptr():
-            self.shard.copy_(self.master)
+    def gradient_of(self, p: nn.Parameter) -> Tensor | None:
+        """This rank's part of the reduced gradient."""
+        return next((self.gradient[at : at + count].as_subclass(GradientPart)
+                     for q, _, at, count in self.pieces
+                     if q is p and self.gradient is not None), None)
+
+    def has_gradients(self) -> bool:
+        """Has backward computed any that are not reduced yet?"""
+        return self.gradients is not None or any(
+            Tensor.grad.__get__(p) is not None for p in self.parameters)
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -87,9 +232,17 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in layers_of(child)]
 
 
-def parameters_by_layer(layers: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
-    """The trained parameters of each layer, in order; the first layer, which is the root, has those
-    that belong to none of the others, or to several."""
-    owners = Counter(p for layer in layers[1:] for p in layer.parameters())
-    return [[p for p in layer.parameters() if p.requires_grad and (owners[p] == 1) == bool(number)]
-            for number, layer in enumerate(layers)]
+def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, str]]:
+    """The trained parameters of each layer, in order, with their names; the first layer, which is
+    the root, has those that belong to none of the others, or not to one alone."""
+    root, *others = layers
+    names = {p: name for name, p in root.named_parameters() if p.requires_grad}
+    uses = Counter(p for _, p in root.named_parameters(remove_duplicate=False))
+    owners = Counter(p for layer in others for p in layer.parameters())
+    owned = []
+    for layer in others:
+        inside = Counter(p for _, p in layer.named_parameters(remove_duplicate=False))
+        owned.append({p: names[p] for p in inside
+                      if p in names and inside[p] == uses[p] and owners[p] == 1})
+    elsewhere = {p for layer in owned for p in layer}
+    return [{p: name for p, name in names.items() if p not in elsewhere}, *owned]

@@ -17,21 +17,23 @@ models". Chapter: 13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
-from dtlab.parallel.synchronized import Region, SynchronizedModule
-from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer
+from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
+from dtlab.parallel.unit import ShardedParameter, Unit, layers_of, parameters_by_layer
 
 
 def zero(
@@ -80,13 +82,28 @@ def zero(
             super().zero_grad(set_to_none)
             model.zero_grad()
 
-    return model, Sharded([unit.master for unit in model.units], **options)
+    return model, Sharded([master for unit in model.units for master in unit.masters], **options)
+
+
+def refuse_sharded(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before any optimizer's step: raise `ConfigError` if it was made of parameters that ZeRO
+    shards."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if isinstance(p, ShardedParameter):
+                raise ConfigError(f"this {type(optimizer).__name__} was made of parameters that "
+                                  f"ZeRO shards, such as {p.unit.names[p]!r}; step the optimizer "
+                                  f"that zero(…) returned")
+
+
+register_optimizer_step_pre_hook(refuse_sharded)
 
 
 class Stage1(SynchronizedModule):
     """Optimizer state is sharded: each rank reduces, steps and hands out its own part."""
 
     sharded = True
+    keeps_parameters = True
 
     def __init__(self, module: nn.Module, comm: Comm, layers: Sequence[nn.Module] | None,
                  dtype: torch.dtype | None, offload: bool, algorithm: str):
@@ -100,28 +117,31 @@ class Stage1(SynchronizedModule):
                 p.data = p.data.to(dtype or p.dtype)
         self.algorithm = algorithm
         self.layers = [module, *(layers_of(module) if layers is None else layers)]
-        self.units = [Unit(parameters, comm, dtype or self.trained[0].dtype, offload)
-                      for parameters in parameters_by_layer(self.layers) if parameters]
+        self.owned = parameters_by_layer(self.layers)
+        self.units = [Unit(names, comm, dtype or self.trained[0].dtype, offload,
+                           self.keeps_parameters) for names in self.owned if names]
         self._unit_of = {p: unit for unit in self.units for p in unit.parameters}
-        for p in self.trained:
-            p.register_post_accumulate_grad_hook(self.gradient_is_there)
+        self._wrapped = [(p, p.dtype, p.device) for p in self.trained]  # now of `dtype`
 
     def held(self) -> Iterable[Tensor]:
-        return [unit.whole for unit in self.units]
+        return [unit.whole for unit in self.units if unit.whole is not None]
 
-    def _names(self) -> dict[nn.Parameter, str]:
-        return {p: name for name, p in self.module.named_parameters()}
+    def check_parameters(self) -> None:
+        super().check_parameters()
+        for unit in self.units:
+            unit.check()
 
     def named_gradients(self) -> list[tuple[str, Tensor]]:
-        names = self._names()
-        return [(names[p], unit.gradient[at : at + count])
+        return [(unit.names[p], unit.gradient[at : at + count])
                 for unit in self.units if unit.gradient is not None
-                for p, _, at, count in unit.my_parts(self.comm.rank)]
+                for p, _, at, count in unit.pieces]
 
     def regions(self) -> list[Region]:
-        names = self._names()
-        return [Region(names[p], p.shape, unit.master, [(start, at, count)])
-                for unit in self.units for p, start, at, count in unit.my_parts(self.comm.rank)]
+        for unit in self.units:
+            unit.take_writes()
+        return [Region(unit.names[p], p.shape, master, [(start, 0, count)])
+                for unit in self.units
+                for (p, start, _, count), master in zip(unit.pieces, unit.masters, strict=True)]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
@@ -135,45 +155,41 @@ class Stage1(SynchronizedModule):
             unit.awaited = set(unit.parameters)
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
-        """Backward has computed `p.grad`."""
-        if self.in_backward:
-            self._unit_of[p].add_gradient(p)
+        self._unit_of[p].add_gradient(p)
 
     def reduced(self, comm: Comm, unit: Unit) -> Tensor:
         """This rank's shard of all ranks' gradients, in the memory of its own."""
         rows = unit.take_gradients().view(comm.size, -1)
-        op = "avg" if self.samples is None else "sum"
-        return reduce_scatter(comm, rows, op, algorithm=self.algorithm, overwrite=True)
+        return self.mean(rows, lambda rows: reduce_scatter(
+            comm.labelled(unit.label), rows, algorithm=self.algorithm, overwrite=True))
 
     def finish_reduction(self) -> None:
         for unit in reversed(self.units):
             mine = self.reduced(self.comm, unit)
             unit.gradient = mine if unit.gradient is None else unit.gradient.add_(mine)
-        self.divide_by_samples()
-
-    def divide_by_samples(self) -> None:
-        """The end of a reduction that counts samples."""
-        if self.samples is not None:
-            for unit in self.units:
-                assert unit.gradient is not None
-                unit.gradient /= max(int(self.all_samples), 1)
 
     def hand_gradients_to_optimizer(self) -> None:
-        """Before the optimizer's step: its parameters are the shards."""
+        """Before the optimizer's step: its parameters are the pieces of the shards."""
         for unit in self.units:
+            unit.take_writes()
             gradient, unit.gradient = unit.gradient, None
-            unit.master.grad = gradient if gradient is None else gradient.to(unit.master)
+            if gradient is not None:
+                gradient = gradient.to(unit.master)
+                for (*_, at, count), master in zip(unit.pieces, unit.masters, strict=True):
+                    master.grad = gradient[at : at + count]
 
     @torch.no_grad()
     def share_parameters(self) -> None:
         """After the optimizer's step, or a load: each rank hands out its shard."""
         for unit in self.units:
             unit.take_step()
-            self.gather(self.comm, unit)
+            assert unit.whole is not None
+            self.gather(self.comm, unit, unit.whole)
 
-    def gather(self, comm: Comm, unit: Unit) -> None:
-        """`unit.whole` from all ranks' shards."""
-        all_gather(comm, unit.shard, algorithm=self.algorithm, out=unit.whole.view(comm.size, -1))
+    def gather(self, comm: Comm, unit: Unit, whole: Tensor) -> None:
+        """`whole` from all ranks' shards."""
+        all_gather(comm.labelled(unit.label), unit.shard, algorithm=self.algorithm,
+                   out=whole.view(comm.size, -1))
 
 
 class Stage2(Stage1):
@@ -187,10 +203,9 @@ class Stage2(Stage1):
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
         super().gradient_is_there(p)
-        if self.in_backward:
-            self._unit_of[p].awaited.discard(p)
-            while len(self._launched) < len(self.units) and not self._next.awaited:
-                self._launch_reduction()
+        self._unit_of[p].awaited.discard(p)
+        while len(self._launched) < len(self.units) and not self._next.awaited:
+            self._launch_reduction()
 
     @property
     def _next(self) -> Unit:
@@ -212,31 +227,34 @@ class Stage2(Stage1):
             self._launch_reduction()
         for work in self._launched:
             work.wait()
-        self.divide_by_samples()
+        for unit in reversed(self.units):  # what came after its unit had left, as in `DataParallel`
+            if unit.has_gradients():
+                self._add_reduced(self.comm, unit)
 
 
 class Stage3(Stage2):
     """And parameters: a layer's are gathered before it runs, forward and backward, while the one
     before it runs, and freed afterwards."""
 
+    keeps_parameters = False
+
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self._gathers: dict[Unit, Work] = {}  # under way
-        for unit in self.units:
-            shard = mark(unit.shard.clone(), "parameters")
-            if unit.master.data_ptr() == unit.shard.data_ptr():
-                unit.master.data = shard
-            unit.shard = shard
-            self._free(unit)
-        owned = parameters_by_layer(self.layers)
-        for layer, parameters in zip(self.layers, owned, strict=True):
-            if parameters:
-                self._hook(layer, self._unit_of[parameters[0]])
-        root = 1 if owned[0] else 0  # it begins first, both ways
+        self._gathers: dict[Unit, tuple[Work, Tensor]] = {}  # under way
+        self._readers = 0  # how many `gathered` are there, one within the other?
+        for layer, names in zip(self.layers, self.owned, strict=True):
+            if names:
+                self._hook(layer, self._unit_of[next(iter(names))])
+        root = 1 if self.owned[0] else 0  # it begins first, both ways
         self._backward_order = self.units[:root] + self.units[root:][::-1]
+        module: nn.Module = self.module
+        module.register_load_state_dict_pre_hook(self._gather_all)
+        module.register_load_state_dict_post_hook(self._free_all)
 
     def held(self) -> Iterable[Tensor]:
         return [*super().held(), *(unit.shard for unit in self.units)]
+
+    # ---- when a layer runs -----------------------------------------------------------------------
 
     def _hook(self, layer: nn.Module, unit: Unit) -> None:
         """Have `unit` gathered and freed whenever `layer` runs."""
@@ -254,28 +272,54 @@ class Stage3(Stage2):
         layer.register_forward_pre_hook(before)
         layer.register_forward_hook(after)
 
-    def _use(self, unit: Unit) -> None:
+    def run_module(self, *args: Any, **options: Any) -> Any:
+        """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
+        when backward needs them."""
+        pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
+
+        def save(x: Tensor) -> Any:
+            storage = x.untyped_storage()._cdata
+            for unit in self.units:
+                if unit.whole is not None and unit.whole.untyped_storage()._cdata == storage:
+                    return unit, x.size(), x.stride(), x.storage_offset()
+            return pack(x) if pack else x
+
+        def saved(packed: Any) -> Tensor:
+            if isinstance(packed, tuple) and packed and isinstance(packed[0], Unit):
+                unit, *view = packed
+                return self._use(unit).as_strided(*view)
+            return unpack(packed) if unpack else packed
+
+        with saved_tensors_hooks(save, saved):
+            return super().run_module(*args, **options)
+
+    def _use(self, unit: Unit) -> Tensor:
         """`unit`'s parameters are needed now, and soon those of the unit that follows."""
         self._prefetch(unit)
         if unit in self._gathers:
-            self._gathers.pop(unit).wait()
-        order = self._backward_order if in_autograd() else self.units
+            work, whole = self._gathers.pop(unit)
+            work.wait()
+            unit.open(whole)
+        assert unit.whole is not None
+        whole, order = unit.whole, self.units
         if in_autograd():
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._free(unit))
+            order = self._backward_order
         for following in order[order.index(unit) + 1 :][:1]:
             self._prefetch(following)
+        return whole
 
     def _prefetch(self, unit: Unit) -> None:
         """Begin to gather `unit`, unless it is there."""
-        storage = unit.whole.untyped_storage()
-        if not storage.nbytes():
-            storage.resize_(unit.whole.numel() * unit.whole.itemsize)
-            self._gathers[unit] = self.comm.begin(self.gather, unit)
+        if unit.whole is None and unit not in self._gathers:
+            whole = mark(unit.shard.new_empty(unit.numel), "parameters")
+            self._gathers[unit] = self.comm.begin(self.gather, unit, whole), whole
 
     def _free(self, unit: Unit) -> None:
         if unit in self._gathers:
-            self._gathers.pop(unit).wait()
-        unit.whole.untyped_storage().resize_(0)
+            self._gathers.pop(unit)[0].wait()
+        if not self._readers:
+            unit.free()
 
     def _launch_reduction(self) -> None:
         unit = self._next
@@ -286,11 +330,29 @@ class Stage3(Stage2):
     def share_parameters(self) -> None:
         for unit in self.units:
             unit.take_step()
+            if unit.whole is not None:
+                self.gather(self.comm, unit, unit.whole)
+
+    # ---- when they are read or changed -----------------------------------------------------------
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        self._gather_all()
+        try:
+            yield
+        finally:
+            self._free_all()
+
+    def _gather_all(self, *_: Any) -> None:
+        for unit in self.units:
+            self._use(unit)
+        self._readers += 1
+
+    def _free_all(self, *_: Any) -> None:
+        self._readers -= 1
+        for unit in self.units:
+            unit.take_writes()
+            self._free(unit)
 
 
 STAGES: dict[int, type[Stage1]] = {1: Stage1, 2: Stage2, 3: Stage3}
-
-
-def in_autograd() -> bool:
-    """Does backward run, also one that doesn't reduce?"""
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -101,3 +101,4 @@ class Stream:
             except BaseException as error:  # KeyboardInterrupt, SystemExit
                 self._engine.fail(strand.rank, error)
                 return
+            del begun  # nothing is kept alive while the stream is idle

@@ -69,7 +69,7 @@ def test_traffic_of_a_step_is_one_all_reduce(strategy: str) -> None:
 
     network = dtlab.topology.uniform(3, 1e-6, 1e9)
     once, twice = (dtlab.simulate(step, n, network=network).trace for n in (1, 2))
-    nbytes = sum(p.numel() for p in mlp().parameters()) * 8
+    nbytes = sum(p.numel() + 1 for p in mlp().parameters()) * 8  # and a count for each
     assert twice.sent_bytes() - once.sent_bytes() == 2 * 2 * nbytes  # 2(p−1)/p·n, p ranks
     groups = {"parameter": 4, "flat": 1, "bucket": 1, "overlap": 1}[strategy]
     assert twice.messages() - once.messages() == 3 * 4 * groups

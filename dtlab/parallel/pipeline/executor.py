@@ -82,12 +82,14 @@ class Pipeline:
     # ---- a step ----------------------------------------------------------------------------------
 
     def step(self, inputs: Tensor, targets: Any, loss_fn: Callable[[Tensor, Any], Tensor],
-             *extras: Tensor) -> Tensor:
+             *extras: Tensor, total: float | None = None) -> Tensor:
         """Forward and backward of a batch: its gradients are added to the parameters' `grad`.
 
         All ranks get the whole batch; the first stage's uses `inputs`, the last one's `targets`.
-        `loss_fn(output, targets)` is a mean over its micro-batch; returns the mean over the batch,
-        on every rank. extras: handed to every stage's module, cut like the batch.
+        `loss_fn(output, targets)` is the mean over what counts in its micro-batch: targets other
+        than −100, torch's `ignore_index`, if they are whole numbers, else all elements. Returns the
+        mean over what counts in the batch, on every rank, whose gradient it is; total: divide the
+        sum by this instead. extras: handed to every stage's module, cut like the batch.
         Raises `ConfigError` unless the schedule's micro-batches divide the batch.
         """
         m = self.schedule.micro_batches
