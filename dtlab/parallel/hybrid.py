@@ -31,6 +31,7 @@ from dtlab.parallel.conversions import scatter_to
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
+from dtlab.parallel.pipeline.executor import counted
 from dtlab.parallel.sharded import Part, whole_names
 from dtlab.parallel.synchronized import DistributedModule, Region, SynchronizedModule
 from dtlab.parallel.tensor import shard, vocab_cross_entropy
@@ -117,7 +118,8 @@ class Hybrid(DistributedModule):
 
     def backward(self, tokens: Tensor, targets: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Forward and backward of a batch (b, s), the same on all ranks, and of its samples' seeds
-        (b,) for dropout. Returns the mean loss, on all ranks; the gradients are that of it.
+        (b,) for dropout. Returns the mean loss over all targets other than −100, on all ranks; the
+        gradients are that of it.
 
         Raises `ConfigError` unless dp · micro_batches divides b.
         """
@@ -128,8 +130,9 @@ class Hybrid(DistributedModule):
                               f"{self.pipeline.schedule.micro_batches} micro-batches each")
         inputs, labels, *more = (scatter_to(self.dp, x, 0) for x in (tokens, targets, seeds)
                                  if x is not None)
+        total = counted(targets) / self.dp.size  # the dp ranks' gradients are averaged
         with nullcontext() if self.at_once else self.module.no_sync():
-            loss = self.pipeline.step(inputs, labels, self._loss, *more)
+            loss = self.pipeline.step(inputs, labels, self._loss, *more, total=total)
         if not self.at_once:
             self.module.reduce()
         return all_reduce(self.dp, loss, "avg")

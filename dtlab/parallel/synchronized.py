@@ -102,6 +102,9 @@ class SynchronizedModule(DistributedModule):
         check_same_model(module, comm)
         self.module, self.comm = module, comm
         self.trained = [p for p in module.parameters() if p.requires_grad]
+        if not self.trained:
+            raise ConfigError("the module trains no parameter, so that there is nothing to reduce; "
+                              "call it as it is")
         for p in self.trained:
             declare(p, comm, REPLICATED, reduced=True)
         for tensor in (*module.parameters(), *module.buffers()):
@@ -171,7 +174,15 @@ class SynchronizedModule(DistributedModule):
 
     def run_module(self, *args: Any, **options: Any) -> Any:
         """The module's own forward."""
-        return self.module(*args, **options)
+        try:
+            return self.module(*args, **options)
+        except RuntimeError as error:
+            dtype = self.trained[0].dtype
+            if "dtype" in str(error) and dtype.itemsize == 2:
+                raise ConfigError(f"rank {self.comm.rank}: the module computes in {dtype}; convert "
+                                  f"its inputs with x.to({dtype}), or the module's parameters: "
+                                  f"{error}") from error
+            raise
 
     def check_parameters(self) -> None:
         """Raise `ConfigError` unless the module trains the parameters that were wrapped."""

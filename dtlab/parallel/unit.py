@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class ShardedParameter(nn.Parameter):
 class FreedParameter(ShardedParameter):
     """One whose unit is freed: it has a shape and a dtype, but no values, and says so."""
 
-    KNOWN = {
+    KNOWN: ClassVar = {
         *(getattr(Tensor, name).__get__ for name in (
             "shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "is_meta",
             "is_sparse", "is_leaf", "requires_grad", "grad", "grad_fn", "_version",
@@ -92,10 +92,11 @@ class Unit:
     """Parameters that travel together: those of one layer, in one vector that N divides.
 
     names: of the parameters. whole: (N·n,) all of them, of which the module's parameters are views;
-    None while it is freed, as it is at first unless it is to `keep`. shard: (n,) this rank's row of it. master: (n,) the shard itself, or a
-    copy in the optimizer's dtype and on its device. pieces: what parameters the shard has parts of;
-    masters: of each piece, as the optimizer steps it. gradients: like `whole`, while they are
-    computed. gradient: (n,) this rank's shard of what all ranks' add up to.
+    None while it is freed, as it is at first unless it is to `keep`. shard: (n,) this rank's row of
+    it. master: (n,) the shard itself, or a copy in the optimizer's dtype and on its device. pieces:
+    what parameters the shard has parts of; masters: of each piece, as the optimizer steps it.
+    gradients: like `whole`, while they are computed. gradient: (n,) this rank's shard of what all
+    ranks' add up to.
     """
 
     def __init__(self, names: Mapping[nn.Parameter, str], comm: Comm, dtype: torch.dtype,

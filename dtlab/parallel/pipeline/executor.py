@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from dtlab.checks import short
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
@@ -17,19 +20,40 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.schedule import Schedule
+from dtlab.parallel.synchronized import SynchronizedModule
 from dtlab.parallel.types import known_letters
 
 Message = Action  # what an F (activations) or a B or I (their gradients, here always "B") hands on
-Extras = tuple[Any, ...]
+
+
+class Form(NamedTuple):
+    """What a stage hands on. places: the same containers, with numbers in place of the tensors.
+    gradients: which of them need one. letters: their types, as `dtlab.parallel.types` knows them.
+    """
+
+    places: Any
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    gradients: list[bool]
+    letters: list[dict[str, str]]
+
+    def parts(self) -> list[tuple[torch.Size, torch.dtype, bool, dict[str, str]]]:
+        """Those of each tensor."""
+        return list(zip(*self[1:], strict=True))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{dtype} {tuple(shape)}{'' if needs else ' without gradient'}"
+                         for shape, dtype, needs, _ in self.parts())
 
 
 class Pipeline:
     """The stages of this rank, run by `schedule` over the ranks of `comm`.
 
     stages: a module, or one for each stage that the schedule gives this rank, in order; each takes
-    what the stage before returned, one tensor. recompute: keep only a stage's inputs, and run it
-    again in backward. tied: parameters by name; those that several ranks call the same are equal
-    at the start, and their gradients are added up. seconds: an action's virtual time.
+    what the stage before returned: a tensor, or a tuple, list or dict of tensors. recompute: keep
+    only a stage's inputs, and run it again in backward. tied: parameters by name; those that
+    several ranks call the same are equal at the start, and their gradients are added up. seconds:
+    an action's virtual time.
     Raises `ConfigError` if the schedule can't run, doesn't fit the ranks, or differs among them.
     """
 
@@ -55,6 +79,9 @@ class Pipeline:
         self.schedule, self.comm = schedule, comm
         self.recompute, self.seconds = recompute, seconds
         self.row = schedule.rows[comm.rank]
+        # Stages in DataParallel or zero reduce once a step, at its end: halved backward has no
+        # hooks. A single stage reduces as backward computes, so that ZeRO 2 keeps only shards.
+        self.reduces_last = schedule.stages > 1 or any(a.kind == "W" for a in self.row)
         # The messages from each other rank, in the order in which it sends them.
         self.coming = {rank: [message for action in row if (message := self._handed_on(action))
                               and schedule.rank_of[message.stage] == comm.rank]
@@ -92,24 +119,66 @@ class Pipeline:
         sum by this instead. extras: handed to every stage's module, cut like the batch.
         Raises `ConfigError` unless the schedule's micro-batches divide the batch.
         """
-        m = self.schedule.micro_batches
-        size = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
-        if not isinstance(size, tuple) or not size or not size[0] or size[0] % m:
-            raise ConfigError(f"{m} micro-batches need inputs whose first dimension they divide, "
-                              f"not {size}")
-        cut = [torch.as_tensor(x).chunk(m) for x in (inputs, targets, *extras)]
-        self.batch = [(x, y, tuple(more)) for x, y, *more in zip(*cut, strict=True)]
+        self._begin(inputs, targets, *extras)
         self.loss_fn = loss_fn
+        self.total = counted(targets) if total is None else total
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
+        gradients = torch.is_grad_enabled()
+        wrapped = [m for m in self.modules.values() if isinstance(m, SynchronizedModule)]
+        with ExitStack() as stack:
+            if self.reduces_last:
+                for module in wrapped:
+                    stack.enter_context(module.no_sync())
+            self._run_row([a for a in self.row if gradients or a.kind == "F"])
+        if gradients:
+            self._reduce_tied()
+            for module in wrapped if self.reduces_last else ():
+                module.reduce()
+        last = self.schedule.rank_of[self.schedule.stages - 1]
+        loss = broadcast(self.comm, self.loss, root=last)
+        return loss if self.total else loss.fill_(torch.nan)  # nothing counts, as torch's mean
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Any, *extras: Tensor) -> Any:
+        """The last stage's outputs for the batch, on its rank; None on the others. Only the
+        schedule's forward passes run."""
+        self._begin(inputs, None, *extras)
+        self.loss_fn = None
+        self._run_row([action for action in self.row if action.kind == "F"])
+        outputs = [self.outputs.pop(micro) for micro in sorted(self.outputs)]
+        return tree_map(lambda *parts: torch.cat(parts), *outputs) if outputs else None
+
+    def _begin(self, inputs: Any, targets: Any, *extras: Tensor) -> None:
+        """Cut the batch."""
+        m = self.schedule.micro_batches
+        if not isinstance(inputs, Tensor):
+            raise ConfigError(f"a pipeline's inputs are one tensor, cut along its first dimension, "
+                              f"not {type(inputs).__name__}")
+        whole = [x if x is None else torch.as_tensor(x) for x in (inputs, targets, *extras)]
+        sizes = [x.shape[:1].numel() if x.dim() else 0 for x in whole if x is not None]
+        if not sizes[0] or sizes[0] % m:
+            raise ConfigError(f"{m} micro-batches need inputs whose first dimension they divide, "
+                              f"not {tuple(whole[0].shape)}")
+        if len(set(sizes)) > 1:
+            raise ConfigError(f"inputs, targets and extras must have equally many samples, not "
+                              f"{', '.join(map(str, sizes))}")
+        cut = [[None] * m if x is None else x.chunk(m) for x in whole]
+        self.batch = [(x, y, tuple(more)) for x, y, *more in zip(*cut, strict=True)]
         self.saved: dict[tuple[int, int], Any] = {}  # by (stage, micro-batch)
-        self.got: dict[Message, Tensor] = {}
-        self.shapes: dict[int, tuple[torch.Size, torch.dtype, dict[str, str]]] = {}  # of inputs
-        self.under_way: dict[int, list[tuple[Message, Tensor, Work]]] = defaultdict(list)
-        self.left = {rank: list(messages) for rank, messages in self.coming.items()}
+        self.outputs: dict[int, Any] = {}  # of the last stage, by micro-batch
+        self.got: dict[Message, list[Tensor]] = {}
+        self.forms: dict[int, Form] = {}  # of the inputs of each stage
+        self.under_way: dict[int, list[tuple[Message, list[Tensor], list[Work]]]]
+        self.under_way = defaultdict(list)
         self.sends: list[Work] = []
-        for number, action in enumerate(self.row):
+
+    def _run_row(self, row: Sequence[Action]) -> None:
+        kinds = {action.kind for action in row}
+        self.left = {rank: [m for m in messages if m.kind == "F" or kinds - {"F"}]
+                     for rank, messages in self.coming.items()}
+        for number, action in enumerate(row):
             self._expect(action, now=True)
-            for soon in self.row[number + 1 : number + 2]:
+            for soon in row[number + 1 : number + 2]:
                 self._expect(soon, now=False)
             message = self._needed(action)
             if message is not None:
@@ -120,39 +189,48 @@ class Pipeline:
                 self._send_result(action, result)
         for work in self.sends:
             work.wait()
-        self._reduce_tied()
-        last = self.schedule.rank_of[self.schedule.stages - 1]
-        return broadcast(self.comm, self.loss, root=last)
 
-    def _run(self, action: Action) -> Tensor | None:
-        """Compute; returns what the next stage needs: the output, or the gradient of the input."""
+    def _run(self, action: Action) -> list[Tensor] | None:
+        """Compute; returns what the next stage needs: the outputs, or the gradients of the inputs.
+        """
         stage, kind, micro = action
         if kind == "F":
             return self._forward(stage, micro)
         module = self.modules[stage]
         if kind == "W":
-            gradient, groups, x, y = self.saved.pop((stage, micro))
+            gradients, groups, ends = self.saved.pop((stage, micro))
             if groups is None:
-                torch.autograd.backward(y, gradient)
+                torch.autograd.backward(ends, gradients)
             else:
                 halved_backward().stage_backward_weight(trained(module), groups)
             return None
-        x, y = self.saved.pop((stage, micro))
-        gradient = self.got.pop(Action(stage, "B", micro), None)
+        inputs, ends = self.saved.pop((stage, micro))
+        gradients = self.got.pop(Action(stage, "B", micro), None)
+        if not ends:  # nothing before this stage's end is trained
+            self.saved[stage, micro] = [], None, []
+            return []
         if kind == "B":
-            torch.autograd.backward(y, gradient)
-        elif stage == 0:  # whose input needs no gradient: W does it all
-            self.saved[stage, micro] = gradient, None, x, y
-            return None
+            torch.autograd.backward(ends, gradients)
+        elif not inputs:  # which need no gradient: W does it all
+            self.saved[stage, micro] = gradients, None, ends
+            return [] if stage else None
         else:
             _, groups = halved_backward().stage_backward_input(
-                [y], None if gradient is None else [gradient], [x], trained(module))
-            self.saved[stage, micro] = None, groups, None, None
-        return x.grad if stage else None
+                ends, gradients, inputs, trained(module))
+            self.saved[stage, micro] = None, groups, None
+        if any(x.grad is None for x in inputs):
+            raise ConfigError(f"stage {stage} gives no gradient to what stage {stage - 1} hands "
+                              f"on: it doesn't use it, or detaches it")
+        return [x.grad for x in inputs] if stage else None
 
-    def _forward(self, stage: int, micro: int) -> Tensor | None:
-        inputs, targets, extras = self.batch[micro]
-        x = self.got.pop(Action(stage, "F", micro)).requires_grad_() if stage else inputs
+    def _forward(self, stage: int, micro: int) -> list[Tensor] | None:
+        x, targets, extras = self.batch[micro]
+        inputs: list[Tensor] = []  # that need gradients
+        if stage:
+            came, form = self.got.pop(Action(stage, "F", micro)), self.forms[stage]
+            inputs = [t.requires_grad_() for t, needs in zip(came, form.gradients, strict=True)
+                      if needs]
+            x = tree_map(came.__getitem__, form.places)
         module = self.modules[stage]
         try:
             y = (checkpoint(module, x, *extras, use_reentrant=False) if self.recompute
@@ -160,39 +238,64 @@ class Pipeline:
         except RuntimeError as error:
             if not stage or isinstance(error, DtlabError):
                 raise
+            shapes = ", ".join(str(tuple(t.shape)) for t in came)
             raise ConfigError(f"stage {stage} fails on what stage {stage - 1} hands on, of shape "
-                              f"{tuple(x.shape)}: {error}") from error
-        if not isinstance(y, Tensor):
-            raise ConfigError(f"stage {stage} must return one tensor, not {type(y).__name__}")
-        if stage < self.schedule.stages - 1:
-            y = y.clone() if y._is_view() else y  # a view can't be detached: see below
-            self.saved[stage, micro] = x, y
-            return y.detach()
-        loss = self.loss_fn(y, targets) / self.schedule.micro_batches
-        self.loss += loss.detach()
-        self.saved[stage, micro] = x, loss
-        return None
+                              f"{shapes}: {error}") from error
+        if stage == self.schedule.stages - 1:
+            if self.loss_fn is None:
+                self.outputs[micro] = y
+                return None
+            loss = self._loss(y, targets)
+            self.loss += loss.detach()
+            self.saved[stage, micro] = inputs, [loss] if loss.requires_grad else []
+            return None
+        tensors, tree = tree_flatten(y)
+        if not tensors or not all(isinstance(t, Tensor) for t in tensors):
+            raise ConfigError(f"stage {stage} must return a tensor, or a tuple, list or dict of "
+                              f"tensors, not {short(y)}")
+        # A view can't be detached from what it looks at: see `halved_backward`.
+        tensors = [t.clone() if t._is_view() else t for t in tensors]
+        self.saved[stage, micro] = inputs, [t for t in tensors if t.requires_grad]
+        places = tree_unflatten(range(len(tensors)), tree)
+        self.form = Form(places, [t.shape for t in tensors], [t.dtype for t in tensors],
+                         [t.requires_grad for t in tensors],
+                         [known_letters.get(t, {}) for t in tensors])
+        return [t.detach() for t in tensors]
+
+    def _loss(self, y: Any, targets: Any) -> Tensor:
+        """This micro-batch's part of the mean over the batch."""
+        count = counted(targets)
+        if not count:  # only padding, of which the mean isn't defined
+            return sum(t.masked_fill(torch.ones_like(t, dtype=torch.bool), 0.0).sum()
+                       for t in tree_leaves(y) if t.is_floating_point())
+        assert self.loss_fn is not None
+        return self.loss_fn(y, targets) * (count / self.total)
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _send_result(self, action: Action, result: Tensor) -> None:
+    def _send_result(self, action: Action, result: list[Tensor]) -> None:
         message = self._handed_on(action)
         assert message is not None
         rank = self.schedule.rank_of[message.stage]
+        first = message.kind == "F" and message.stage not in self.forms
+        if message.kind == "F":
+            form = self.forms.setdefault(message.stage, self.form)
+            if form.parts() != self.form.parts():
+                raise ConfigError(f"stage {action.stage} returns {self.form} of micro-batch "
+                                  f"{action.micro_batch}, but {form} of the first")
         if rank == self.comm.rank:
             self.got[message] = result
             return
         comm = self.comm.labelled(str(message))
-        if message.kind == "F" and message.stage not in self.shapes:
-            self.shapes[message.stage] = (result.shape, result.dtype,
-                                          known_letters.get(result, {}))
-            self.sends.append(comm.isend(self.shapes[message.stage], rank))
-        self.sends.append(comm.post(Send(result.contiguous(), rank))[0])
+        if first:
+            self.sends.append(comm.isend(self.form, rank))
+        for x in result:
+            self.sends.append(comm.post(Send(x.contiguous(), rank))[0])
 
     def _expect(self, action: Action, now: bool) -> None:
         """Begin to receive what the action needs, and what its sender sends before that. Unless it
-        is needed `now`, only if its shape is known: that of a stage's inputs comes with the first
-        of them, and their gradients have the same."""
+        is needed `now`, only if its form is known: that of a stage's inputs comes with the first of
+        them, and their gradients have the same."""
         message = self._needed(action)
         if message is None:
             return
@@ -200,21 +303,25 @@ class Pipeline:
         while message in self.left.get(rank, ()):
             coming = self.left[rank][0]
             stage = coming.stage + (coming.kind == "B")  # whose inputs these are, or gradients of
-            if stage not in self.shapes:
+            if stage not in self.forms:
                 if not now:
                     return
-                self.shapes[stage] = self.comm.labelled(str(coming)).recv_object(rank)
-            shape, dtype, letters = self.shapes[stage]
-            x = mark(torch.empty(shape, dtype=dtype, device=self._device()), "activations")
-            known_letters[x] = letters if coming.kind == "F" else {}
-            work = self.comm.labelled(str(coming)).irecv(x, rank)
-            self.under_way[rank].append((self.left[rank].pop(0), x, work))
+                self.forms[stage] = self.comm.labelled(str(coming)).recv_object(rank)
+            into, works = [], []
+            for shape, dtype, needs, letters in self.forms[stage].parts():
+                if coming.kind == "F" or needs:
+                    x = mark(torch.empty(shape, dtype=dtype, device=self._device()), "activations")
+                    known_letters[x] = letters if coming.kind == "F" else {}
+                    into.append(x)
+                    works.append(self.comm.labelled(str(coming)).irecv(x, rank))
+            self.under_way[rank].append((self.left[rank].pop(0), into, works))
 
     def _receive(self, message: Message) -> None:
         while message not in self.got:  # as it is if the stage before or after is here, too
-            came, x, work = self.under_way[self._sender(message)].pop(0)
-            work.wait()
-            self.got[came] = x
+            came, into, works = self.under_way[self._sender(message)].pop(0)
+            for work in works:
+                work.wait()
+            self.got[came] = into
 
     def _sender(self, message: Message) -> int:
         return self.schedule.rank_of[message.stage + (-1 if message.kind == "F" else 1)]
@@ -241,6 +348,15 @@ class Pipeline:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             all_reduce(group, parameter.grad)
+
+
+def counted(targets: Any) -> int:
+    """The number of targets that a mean loss counts: whole numbers other than −100, torch's
+    `ignore_index`; else all elements."""
+    targets = torch.as_tensor(targets)
+    if targets.is_meta or targets.is_floating_point() or targets.is_complex():
+        return targets.numel()
+    return int((targets != -100).sum())
 
 
 def halved_backward() -> Any:

@@ -1,0 +1,455 @@
+"""Modules and training loops as people write them: every wrapper gives the step of one device.
+
+Truth is one process in float64 that adds the gradients of all ranks' losses and takes their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dtlab
+from dtlab.parallel import DataParallel, clip_grad_norm_, full_state_dict, zero
+from tests.parallel.training import difference, on
+
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    "overlap": lambda m, comm, **o: (DataParallel(m, comm, bucket_bytes=1), sgd(m)),
+    "bucket": lambda m, comm, **o: (DataParallel(m, comm, "bucket"), sgd(m)),
+    **{f"zero {stage}": lambda m, comm, stage=stage, **o: zero(
+        m, comm, stage, torch.optim.SGD, lr=1.0, **o) for stage in (1, 2, 3)},
+}
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=1.0)
+
+
+def data(seed: int, rows: int = 4) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 3, dtype=torch.float64, generator=random)
+
+
+class Net(nn.Module):
+    """Layers in a list, a weight of its own, a frozen layer; `use` says how they are run."""
+
+    def __init__(self, use: Callable[[Net, Tensor], Any] | None = None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.norm = nn.BatchNorm1d(3)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.use = use or Net.in_turn
+        self.double()
+
+    def in_turn(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x * self.scale
+
+    def forward(self, x: Tensor) -> Any:
+        return self.use(self, x)
+
+
+@dataclass
+class Output:
+    parts: dict[str, Any]
+
+
+class Opaque:
+    """Tensors that no library finds."""
+
+    def __init__(self, y: Tensor):
+        self.__y = y
+
+    def y(self) -> Tensor:
+        return self.__y
+
+
+def mean(model: Any, x: Tensor) -> None:
+    model(x).square().mean().backward()
+
+
+def penalty_of_the_slope(model: Any, x: Tensor) -> None:
+    x = x.requires_grad_()
+    y = model(x)
+    slope, = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (y.square().mean() + slope.square().mean()).backward()
+
+
+def adversarial(model: Any, x: Tensor) -> None:
+    x = x.requires_grad_()
+    slope, = torch.autograd.grad(model(x).square().mean(), x)
+    mean(model, (x + 0.1 * slope.sign()).detach())
+
+
+def slope_on_one_rank(model: Any, x: Tensor) -> None:
+    if getattr(model, "comm", None) is None or (model.comm.rank == 0 and "3" not in model.name):
+        model.eval()  # otherwise rank 0's buffers go to all ranks
+        x = x.requires_grad_()
+        torch.autograd.grad(model(x).sum(), x)
+        model.train()
+    mean(model, x.detach())
+
+
+def two_backwards(model: Any, x: Tensor) -> None:
+    y = model(x)
+    y.square().mean().backward(retain_graph=True)
+    y.sum().backward()
+
+
+def two_forwards(model: Any, x: Tensor) -> None:
+    (model(x) * model(x.flip(0))).mean().backward()
+
+
+def accumulated(model: Any, x: Tensor) -> None:
+    if hasattr(model, "no_sync"):
+        with model.no_sync():
+            mean(model, x[:1])
+    else:
+        mean(model, x[:1])
+    mean(model, x[1:])
+
+
+def without_the_wrapper(model: Any, x: Tensor) -> None:
+    mean(getattr(model, "module", model), x)
+
+
+def an_error_first(model: Any, x: Tensor) -> None:
+    y = model(x)
+
+    def fail(_: Tensor) -> None:
+        raise KeyError("mine")
+
+    y.register_hook(fail)
+    with pytest.raises(KeyError):
+        y.sum().backward()
+    mean(model, x)
+
+
+def twice(reentrant: bool) -> Callable[[Net, Tensor], Tensor]:
+    def use(net: Net, x: Tensor) -> Tensor:
+        x = net.layers[2](x.requires_grad_())
+        for layer in (net.layers[0], net.layers[1], net.layers[0]):
+            x = checkpoint(layer, x, use_reentrant=reentrant).tanh()
+        return net.scale * x
+    return use
+
+
+def all_reentrant(net: Net, x: Tensor) -> Tensor:
+    x = x.requires_grad_()
+    for layer in net.layers:
+        x = checkpoint(layer, x, use_reentrant=True)
+    return x
+
+
+def borrowed(net: Net, x: Tensor) -> Tensor:
+    """A layer's weight is used while another one runs."""
+    return nn.functional.linear(net.layers[0](x), net.scale * net.scale.new_ones(3, 3))
+
+
+USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor], None]]] = {
+    "plain": (None, mean),
+    "dataclass": (lambda net, x: Output({"y": [net.in_turn(x)]}),
+                  lambda model, x: model(x).parts["y"][0].square().mean().backward()),
+    "opaque": (lambda net, x: Opaque(net.in_turn(x)),
+               lambda model, x: model(x).y().square().mean().backward()),
+    "penalty of the slope": (None, penalty_of_the_slope),
+    "adversarial": (None, adversarial),
+    "slope on one rank": (None, slope_on_one_rank),
+    "two backwards": (None, two_backwards),
+    "two forwards": (None, two_forwards),
+    "accumulated": (None, accumulated),
+    "without the wrapper": (None, without_the_wrapper),
+    "an error first": (None, an_error_first),
+    "frozen first": (lambda net, x: net.in_turn(net.frozen(x)), mean),
+    "batch norm twice": (lambda net, x: net.in_turn(net.norm(net.norm(x) * 2)), mean),
+    "checkpointed twice": (twice(False), mean),
+    "checkpointed twice, reentrant": (twice(True), mean),
+    "all reentrant": (all_reentrant, mean),
+    "borrowed": (borrowed, mean),
+    "skips a layer": (lambda net, x: net.layers[2](net.layers[0](x)), mean),
+}
+
+
+def stepped(comm: dtlab.Comm, wrapper: str, use: str) -> dict[str, Tensor]:
+    forward, train = USES[use]
+    model, optimizer = WRAPPERS[wrapper](Net(forward), comm)
+    model.name = wrapper
+    for step in range(2):
+        optimizer.zero_grad()
+        train(model, data(10 * step + comm.rank))
+        optimizer.step()
+    return {k: v for k, v in full_state_dict(model).items() if not k.startswith("norm.")}
+
+
+def one_device(ranks: int, use: str) -> dict[str, Tensor]:
+    forward, train = USES[use]
+    net = Net(forward)
+    optimizer = sgd(net)
+    for step in range(2):
+        optimizer.zero_grad()
+        for rank in range(ranks):
+            train(net, data(10 * step + rank))
+        for p in net.parameters():
+            p.grad = None if p.grad is None else p.grad / ranks
+        optimizer.step()
+    return {k: v.detach() for k, v in net.state_dict().items() if not k.startswith("norm.")}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_step_is_that_of_one_device(wrapper: str, use: str) -> None:
+    expected = one_device(3, use)
+    for state in on("simulator", stepped, wrapper, use, ranks=3).values:
+        assert difference(state, expected) < 1e-12
+
+
+def test_processes_step_as_one_device_does() -> None:
+    def all_of_them(comm: dtlab.Comm) -> dict[tuple[str, str], Any]:
+        return {(wrapper, use): stepped(comm, wrapper, use) for wrapper in WRAPPERS for use in USES}
+
+    for states in on("gloo", all_of_them, ranks=2).values:
+        for (_, use), state in states.items():
+            assert difference(state, one_device(2, use)) < 1e-12
+
+
+# ---- parameters that are not there ---------------------------------------------------------------
+
+
+def wrapped(comm: dtlab.Comm, wrapper: str, **options: Any) -> tuple[Any, Any]:
+    return WRAPPERS[wrapper](Net(), comm, **options)
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda net: net.layers[0].weight.sum(),
+    "copy": lambda net: __import__("copy").deepcopy(net.layers[1]).weight,
+    "double": lambda net: net.layers[1].double().weight,
+    "to": lambda net: net.layers[1].to("cpu").weight,
+    "state_dict": lambda net: net.state_dict()["layers.2.bias"],
+    "list": lambda net: net.scale.tolist(),
+    "penalty": lambda net: sum(p.square().sum() for p in net.parameters()),
+    "numpy": lambda net: net.layers[0].bias.detach().numpy(),
+    "averaged": lambda net: torch.optim.swa_utils.AveragedModel(net).module.scale,
+    "print": lambda net: repr(list(net.parameters())) and None,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_reading_a_parameter_is_right_or_refused(wrapper: str, read: str) -> None:
+    def values(comm: dtlab.Comm) -> Any:
+        model, _ = wrapped(comm, wrapper)
+        try:
+            outside = READS[read](model.module)
+        except dtlab.ConfigError as error:
+            assert "inside `with model.gathered():`" in str(error)
+            assert wrapper == "zero 3"
+            outside = None
+        with model.gathered():
+            return outside, READS[read](model.module)
+
+    expected = READS[read](Net())
+    for outside, inside in on("simulator", values, ranks=3).values:
+        for found in (outside, inside) if outside is not None else (inside,):
+            assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)) if (
+                expected is not None) else found is None
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("wrapper", ["zero 1", "zero 2", "zero 3"])
+def test_what_is_written_stays(wrapper: str, dtype: torch.dtype | None) -> None:
+    """By load_state_dict, in place within `gathered`, and through `.data`."""
+    def written(comm: dtlab.Comm) -> Any:
+        model, optimizer = wrapped(comm, wrapper, param_dtype=dtype)
+        torch.manual_seed(1)
+        other = {k: torch.randn_like(v) if v.is_floating_point() else v
+                 for k, v in Net().state_dict().items()}
+        model.module.load_state_dict(other)
+        with model.gathered(), torch.no_grad():
+            model.module.scale.fill_(4.0)
+            model.module.layers[1].bias.data.mul_(2.0)
+        other["scale"], other["layers.1.bias"] = torch.tensor(4.0), 2 * other["layers.1.bias"]
+        before = full_state_dict(model)
+        model.backward(model(data(comm.rank).to(dtype)).sum() * 0, 4)
+        optimizer.step()
+        return before, full_state_dict(model), other
+
+    for before, after, other in on("simulator", written, ranks=3).values:
+        for state in (before, after):
+            for key, value in other.items():
+                if not key.startswith("norm."):
+                    torch.testing.assert_close(state[key].double(), value.double(),
+                                               rtol=0.01 if dtype else 0, atol=0)
+
+
+@pytest.mark.parametrize("wrapper", ["zero 1", "zero 2", "zero 3"])
+def test_what_is_kept_from_gathered_stays_valid(wrapper: str) -> None:
+    def kept(comm: dtlab.Comm) -> Any:
+        model, optimizer = wrapped(comm, wrapper)
+        with model.gathered():
+            state = model.module.state_dict()
+            norm = sum(p.square().sum() for p in model.module.parameters())
+        (model(data(comm.rank)).square().mean() + norm).backward()
+        optimizer.step()
+        return state, full_state_dict(model)
+
+    one = Net()
+    norm = sum(p.square().sum() for p in one.parameters())
+    (sum(one(data(rank)).square().mean() for rank in range(2)) / 2 + norm).backward()
+    for state, after in on("simulator", kept, ranks=2).values:
+        if wrapper == "zero 3":  # a snapshot, as the units are freed
+            assert difference({k: v for k, v in state.items() if "norm" not in k},
+                              {k: v for k, v in Net().state_dict().items() if "norm" not in k}) == 0
+        for name, p in one.named_parameters():
+            moved = p.detach() - (p.grad if p.grad is not None else 0)
+            torch.testing.assert_close(after[name], moved)
+
+
+@pytest.mark.parametrize("wrapper", ["zero 1", "zero 2", "zero 3"])
+def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
+    def parts(comm: dtlab.Comm) -> Any:
+        model, _ = wrapped(comm, wrapper)
+        mean(model, data(comm.rank))
+        named = dict(model.named_gradients())
+        found = {name: p.grad for name, p in model.module.named_parameters() if p.requires_grad}
+        assert {name for name, part in found.items() if part is not None} == set(named)
+        with pytest.raises(dtlab.ConfigError, match="clip_grad_norm_"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        before = {name: part.clone() for name, part in named.items()}
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad *= 2
+        assert all(torch.equal(part, 2 * before[name]) for name, part in model.named_gradients())
+        return before
+
+    one = Net()
+    (sum(one(data(rank)).square().mean() for rank in range(3)) / 3).backward()
+    ranks = on("simulator", parts, ranks=3).values
+    for name, p in one.named_parameters():
+        if p.requires_grad and p.grad is not None:
+            joined = torch.cat([part[name] for part in ranks if name in part])
+            torch.testing.assert_close(joined, p.grad.flatten())
+
+
+MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
+    "an optimizer of the module's parameters": ("step the optimizer that zero", lambda comm: (
+        torch.optim.Adam(wrapped(comm, "zero 2")[0].parameters()).step())),
+    "a model of parameters converted": ("convert or replace parameters before", lambda comm: (
+        lambda model: (model.module.float().double(), model(data(0))))(wrapped(comm, "zero 1")[0])),
+    "a model in another dtype": ("convert or replace them before wrapping", lambda comm: (
+        lambda model: (model.module.float(), model(data(0))))(wrapped(comm, "overlap")[0])),
+    "a copy of the wrapper": ("copy its .module", lambda comm: (
+        torch.optim.swa_utils.AveragedModel(wrapped(comm, "overlap")[0]))),
+    "nothing to train": ("trains no parameter", lambda comm: (
+        DataParallel(nn.Linear(2, 2).requires_grad_(False), comm))),
+    "nothing to shard": ("trains no parameter", lambda comm: (
+        zero(nn.Linear(2, 2).requires_grad_(False), comm))),
+    "float inputs": ("convert its inputs with x.to", lambda comm: (
+        wrapped(comm, "zero 1", param_dtype=torch.bfloat16)[0](torch.ones(2, 3)))),
+    "sparse gradients": ("make embeddings with sparse=False", lambda comm: (
+        zero(nn.Embedding(5, 3, sparse=True), comm, 2)[0](torch.tensor([1])).sum().backward())),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence(mistake: str) -> None:
+    says, fn = MISTAKES[mistake]
+    with pytest.raises(dtlab.RankFailed) as caught:
+        on("simulator", lambda comm: fn(comm) and None, ranks=2)
+    first = str(caught.value).splitlines()[0]
+    assert "raised ConfigError" in first
+    assert says in first
+
+
+# ---- pairs by identity, numbers at the edge ------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+def test_layers_of_one_size_do_not_meet(backend: str) -> None:
+    def step(comm: dtlab.Comm) -> None:
+        model, _ = zero(Net(lambda net, x: net.layers[comm.rank](x)), comm, 3)
+        mean(model, data(comm.rank))
+
+    with pytest.raises(dtlab.errors.DtlabError, match=r"layers\.1\.weight and 1 more: all_gather"
+                       r"(.|\n)*layers\.0\.weight and 1 more: all_gather"):
+        on(backend, step, ranks=2)
+
+
+def test_a_layer_that_one_rank_skips_is_named() -> None:
+    def step(comm: dtlab.Comm) -> None:
+        used = range(comm.rank, 3)
+        model, _ = zero(Net(lambda net, x: sum(net.layers[i](x) for i in used)), comm, 3)
+        mean(model, data(comm.rank))
+
+    with pytest.raises(dtlab.errors.DtlabError, match=r"layers\.\d\.weight and 1 more: all_gather"):
+        on("simulator", step, ranks=2)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.randn(3, 2, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex128) @ self.w).abs().square()
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_complex_parameters_train_and_are_clipped(wrapper: str) -> None:
+    def train(model: Any, optimizer: Any, rows: list[Tensor], clip: Callable[..., Any]) -> Any:
+        norms = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            (sum(model(x).mean() for x in rows) / len(rows)).backward()
+            norms.append(float(clip()))
+            optimizer.step()
+        return norms
+
+    def ranks(comm: dtlab.Comm) -> Any:
+        model, optimizer = WRAPPERS[wrapper](Complex(), comm)
+        norms = train(model, optimizer, [data(comm.rank)], lambda: clip_grad_norm_(model, 0.1))
+        return norms, full_state_dict(model)["w"]
+
+    one = Complex()
+    expected = train(one, sgd(one), [data(rank) for rank in range(3)],
+                     lambda: nn.utils.clip_grad_norm_(one.parameters(), 0.1))
+    for norms, w in on("simulator", ranks, ranks=3).values:
+        assert norms == pytest.approx(expected, rel=1e-9)
+        torch.testing.assert_close(w, one.w.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_half_precision_overflows_no_sooner_than_torchs(wrapper: str, dtype: torch.dtype) -> None:
+    large = torch.finfo(dtype).max / 2
+
+    def ranks(comm: dtlab.Comm) -> Any:
+        net = nn.Linear(1, 1, bias=False).to(dtype)
+        nn.init.zeros_(net.weight)
+        model, optimizer = WRAPPERS[wrapper](net, comm)
+        (model(torch.ones(1, 1, dtype=dtype)) * large).sum().backward()
+        optimizer.step()
+        return full_state_dict(model)["weight"].item()
+
+    for moved in on("simulator", ranks, ranks=4).values:
+        assert moved == pytest.approx(-large, rel=0.01)
+
+
+def test_a_gradient_that_underflows_is_a_gradient() -> None:
+    def ranks(comm: dtlab.Comm) -> Any:
+        net = nn.Linear(1, 1, bias=False).double()
+        model = DataParallel(net, comm, reduce_dtype=torch.float16)
+        (model(torch.ones(1, 1, dtype=torch.float64)) * -1e-300).sum().backward()
+        return net.weight.grad
+
+    for gradient in on("simulator", ranks, ranks=2).values:
+        assert gradient is not None
+        assert gradient.item() == 0
