@@ -80,6 +80,7 @@ def zero(
             super().zero_grad(set_to_none)
             model.zero_grad()
 
+    Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
     return model, Sharded([unit.master for unit in model.units], **options)
 
 
