@@ -8,11 +8,8 @@ groups; here it has to work over any `Comm`, also a simulated one.
 from __future__ import annotations
 
 import copy
-import io
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from dtlab.collectives import broadcast
-from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel import checkpoint_files as files
 from dtlab.parallel.sharded import share
@@ -46,15 +42,15 @@ def save(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
     check_distributed(model, "save")
     comm, folder = model.comm, files.path_of(folder)
     groups = _names_by_group(model, optimizer)
-    with _on_all_ranks(comm, "save", folder):
+    with files.on_all_ranks(comm, "save", folder):
         _check_optimizer(model, optimizer)
         contents = _contents(model, optimizer, groups, extra if comm.rank == 0 else None)
         shards = files.prepare(folder) if comm.rank == 0 else ""
     shards = comm._all_gather_objects(shards)[0]
-    with _on_all_ranks(comm, "save", folder):
+    with files.on_all_ranks(comm, "save", folder):
         digest = files.write_shard(folder / shards.format(comm.rank), contents)
     digests = comm._all_gather_objects(digest)
-    with _on_all_ranks(comm, "save", folder):
+    with files.on_all_ranks(comm, "save", folder):
         if comm.rank == 0:
             files.publish(folder, {shards.format(rank): d for rank, d in enumerate(digests)})
 
@@ -72,11 +68,11 @@ def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
     comm, folder = model.comm, files.path_of(folder)
     groups = _names_by_group(model, optimizer)
     needed = set().union(*comm._all_gather_objects(set(_shapes(model))))
-    with _on_all_ranks(comm, "load", folder):
+    with files.on_all_ranks(comm, "load", folder):
         index = files.read_index(folder)
         for name in list(index)[comm.rank :: comm.size]:
             files.check_shard(folder / name, index[name])
-    with _on_all_ranks(comm, f"load: {folder}", folder):
+    with files.on_all_ranks(comm, f"load: {folder}", folder):
         saved = _read([folder / name for name in index])
         _check_model(model, saved, needed)
         _check_optimizer(model, optimizer)
@@ -112,20 +108,6 @@ def full_state_dict(model: DistributedModule) -> dict[str, Any]:
     return full
 
 
-@contextmanager
-def _on_all_ranks(comm: Comm, call: str, folder: Path) -> Iterator[None]:
-    """What goes wrong inside on one rank is a `ConfigError` on all."""
-    mine = None
-    try:
-        yield
-    except OSError as error:
-        mine = f"rank {comm.rank}: {error.filename or folder}: {error.strerror or error}"
-    except ConfigError as error:
-        mine = str(error)
-    for problem in filter(None, comm._all_gather_objects(mine)):
-        raise ConfigError(f"{call}: {problem}") from None
-
-
 # ---- what is saved -------------------------------------------------------------------------------
 
 
@@ -149,7 +131,7 @@ def _shapes(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:
 def _names_by_group(model: DistributedModule, optimizer: Optimizer | None) -> list[list[str]]:
     """The names of all ranks' parameters in each parameter group."""
     names = defaultdict(list)
-    for region in model.regions():
+    for region in _regions(model):
         names[region.tensor].append(region.name)
     mine = [[name for p in group["params"] for name in names[p]]
             for group in getattr(optimizer, "param_groups", [])]
@@ -186,21 +168,9 @@ def _contents(model: DistributedModule, optimizer: Optimizer | None, groups: lis
                                        strict=False)]
     return {"pieces": dict(pieces), "shapes": _shapes(model),
             "optimizer": type(optimizer).__name__ if optimizer else None,
-            "values": _readable("the optimizer's state", values),
-            "groups": _readable("an option of the optimizer", options),
-            "extra": _readable("extra", extra)}
-
-
-def _readable(what: str, value: Any) -> Any:
-    """A copy of `value`, as `load` will read it."""
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-        buffer.seek(0)
-        return torch.load(buffer, weights_only=True, map_location="cpu")
-    except Exception:  # of pickle, of torch, or of what a class does when it is pickled
-        raise ConfigError(f"{what} can't be saved: a checkpoint holds tensors, numbers, strings, "
-                          f"and lists and dicts of them") from None
+            "values": files.readable("the optimizer's state", values),
+            "groups": files.readable("an option of the optimizer", options),
+            "extra": files.readable("extra", extra)}
 
 
 # ---- checks --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ that the next one removes.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
 INDEX = "index.json"
@@ -36,6 +38,32 @@ def check_replaceable(folder: Path) -> None:
     ours = any((folder / name).exists() for name in (INDEX, PARTIAL))
     if folder.exists() and not ours and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not a checkpoint; choose another name")
+
+
+@contextmanager
+def on_all_ranks(comm: Comm, call: str, folder: Path) -> Iterator[None]:
+    """What goes wrong inside on one rank is a `ConfigError` on all."""
+    mine = None
+    try:
+        yield
+    except OSError as error:
+        mine = f"rank {comm.rank}: {error.filename or folder}: {error.strerror or error}"
+    except ConfigError as error:
+        mine = str(error)
+    for problem in filter(None, comm._all_gather_objects(mine)):
+        raise ConfigError(f"{call}: {problem}") from None
+
+
+def readable(what: str, value: Any) -> Any:
+    """A copy of `value`, as `load` will read it."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        return torch.load(buffer, weights_only=True, map_location="cpu")
+    except Exception:  # of pickle, of torch, or of what a class does when it is pickled
+        raise ConfigError(f"{what} can't be saved: a checkpoint holds tensors, numbers, strings, "
+                          f"and lists and dicts of them") from None
 
 
 def prepare(folder: Path) -> str:
