@@ -17,7 +17,7 @@ models". Chapter: 13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -30,6 +30,7 @@ from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
+from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.synchronized import Region, SynchronizedModule
 from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer
 
@@ -46,8 +47,9 @@ def zero(
     Train as on one device: `loss = …model(x)…; loss.backward(); optimizer.step();
     optimizer.zero_grad()`, or `model.backward(loss, samples)` where ranks have unequal batches.
 
-    optimizer: a class, called with `options`, whose step treats every element by itself: SGD, Adam,
-        AdamW …, but not LARS or LAMB.
+    optimizer: a class, called with `options`, whose step treats every element by itself: one of
+        torch's `ELEMENTWISE`, or one that says so by `elementwise = True`. Its hooks run around
+        the step of this rank's shards, before the new parameters are handed out.
     layers: the modules whose parameters travel together; None: the elements of `module`'s outermost
         nn.ModuleLists and nn.Sequentials. What belongs to none of them, or to several, is one more.
     param_dtype: of the parameters that compute, such as torch.bfloat16; the optimizer keeps them in
@@ -60,28 +62,9 @@ def zero(
     """
     if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in STAGES:
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
-    if not getattr(optimizer, "elementwise", True):
-        raise ConfigError(f"{optimizer.__name__} needs the norms of whole layers, and a rank has "
-                          f"parts of them; use an optimizer that treats each element by itself")
+    check_elementwise(optimizer)
     model = STAGES[stage](module, comm, layers, param_dtype, offload, algorithm)
-
-    class Sharded(optimizer):  # type: ignore[misc, valid-type]
-        """The optimizer of this rank's shards: see `zero`."""
-
-        def step(self, closure: Callable[[], Any] | None = None) -> Any:
-            with torch.enable_grad():
-                loss = closure() if closure is not None else None
-            model.hand_gradients_to_optimizer()
-            super().step()
-            model.share_parameters()
-            return loss
-
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            super().zero_grad(set_to_none)
-            model.zero_grad()
-
-    Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
-    return model, Sharded([unit.master for unit in model.units], **options)
+    return model, shard_optimizer(model, optimizer, options)
 
 
 class Stage1(SynchronizedModule):

@@ -254,7 +254,11 @@ def test_the_sampler_neither_drops_nor_repeats(length: int, ranks: int) -> None:
 def test_the_sampler_shuffles_each_epoch_otherwise() -> None:
     def batches(comm: dtlab.Comm) -> list[list[int]]:
         sampler, _ = loader(comm, 20)
-        return [[*itertools.chain(*sampler)] for epoch in (0, 1, 0) if sampler.set_epoch(epoch) is None]
+        seen = []
+        for epoch in (0, 1, 0):
+            sampler.set_epoch(epoch)
+            seen.append([*itertools.chain(*sampler)])
+        return seen
 
     for first, second, third in simulated(batches, ranks=2):
         assert first == third != second
