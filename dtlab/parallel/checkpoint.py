@@ -162,14 +162,14 @@ def _contents(model: DistributedModule, optimizer: Optimizer | None, groups: lis
             pieces["", name].append((0, value.detach().reshape(-1).to("cpu", copy=True)))
         else:
             values["", name] = value
-    options = [(names, {key: value for key, value in group.items()
-                        if key not in ("params", "param_names")})
+    lists = "params", "param_names"
+    options = {name: {key: value for key, value in group.items() if key not in lists}
                for names, group in zip(groups, optimizer.param_groups if optimizer else [],
-                                       strict=False)]
+                                       strict=False) for name in names}
     return {"pieces": dict(pieces), "shapes": _shapes(model),
             "optimizer": type(optimizer).__name__ if optimizer else None,
             "values": files.readable("the optimizer's state", values),
-            "groups": files.readable("an option of the optimizer", options),
+            "options": files.readable("an option of the optimizer", options),
             "extra": files.readable("extra", extra)}
 
 
@@ -226,13 +226,12 @@ def _check_state(model: DistributedModule, optimizer: Optimizer, groups: list[li
     if before != now:
         raise ConfigError(f"it holds the state of {before}, not of {now}; load it without the "
                           f"optimizer")
-    options = {name: group for names, group in saved["groups"] for name in names}
     for names in groups:
         for name in names:
-            if name not in options:
+            if name not in saved["options"]:
                 raise ConfigError(f"{name!r} was in no parameter group when it was saved; load it "
                                   f"without the optimizer")
-            _check_equal("one parameter group", names[0], name, options)
+            _check_equal("one parameter group", names[0], name, saved["options"])
     state: dict[str, dict[str, Any]] = defaultdict(dict)
     for (kind, name), value in saved["values"].items():
         state[name][kind] = value
@@ -256,7 +255,7 @@ def _check_equal(place: str, a: str, b: str, found: dict[str, dict[str, Any]]) -
 
 
 def _read(paths: list[Path]) -> dict[str, Any]:
-    """What all ranks have written; rank 0's optimizer, groups and extra."""
+    """What all ranks have written; rank 0's optimizer, options and extra."""
     saved: dict[str, Any] = {"pieces": defaultdict(list), "values": {}, "shapes": {}}
     for path in paths:
         theirs = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
@@ -274,17 +273,16 @@ def _fill(model: DistributedModule, optimizer: Optimizer | None, groups: list[li
     group_of: dict[Tensor, dict[str, Any]] = {}
     if optimizer is not None:
         optimizer.state.clear()
-        options = {name: group for names, group in saved["groups"] for name in names}
         for names, group in zip(groups, optimizer.param_groups, strict=True):
-            group.update(copy.deepcopy(options[names[0]]) if names else {})
+            group.update(copy.deepcopy(saved["options"][names[0]]) if names else {})
             group_of |= dict.fromkeys(group["params"], group)
-    kinds = {kind for kind, _ in saved["pieces"] | saved["values"]} - {""}
+    kinds = sorted({kind for kind, _ in saved["pieces"] | saved["values"]} - {""})
     for region in _regions(model):
         _fill_tensor(region.tensor.detach(), "", region, saved)
         if optimizer is not None and region.tensor in group_of:
-            state = optimizer.state[region.tensor]
-            for kind in sorted(kinds):
-                _fill_state(state, kind, region, saved, group_of[region.tensor])
+            for kind in kinds:
+                _fill_state(optimizer.state[region.tensor], kind, region, saved,
+                            group_of[region.tensor])
     for name, value in _replicated(model).items():
         if isinstance(value, Tensor):
             value.copy_(_joined(saved["pieces"]["", name]).view(value.shape))

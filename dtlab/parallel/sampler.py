@@ -34,24 +34,14 @@ class BatchSampler:
             raise ConfigError(f"BatchSampler: a batch of {batch} is too small for {comm.size} "
                               f"ranks; some would have no sample in any batch")
         self.length, self.batch, self.comm = length, batch, comm
-        self.shuffle, self.seed, self._epoch = shuffle, seed, 0
-        self._seen = [0]  # samples of this epoch: before its first batch here, after each one
-        self._next = 0  # the first sample of the next iteration
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self._next: dict[int, int] = {}  # by epoch: which sample its next iteration begins with
+        self._seen: dict[int, list[int]] = {}  # how many before its first batch, and after each
         self._check_enough(length)
 
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        check_whole("BatchSampler: epoch", epoch, 0, 2**40)
-        if epoch != self._epoch:
-            self._epoch, self._seen, self._next = epoch, [0], 0
-
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle anew for `epoch`; all ranks call it before they iterate, as with torch's
-        DistributedSampler."""
+        """Shuffle anew for `epoch`, as torch's DistributedSampler does; all ranks call it."""
+        check_whole("BatchSampler: epoch", epoch, 0, 2**40)
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -62,10 +52,11 @@ class BatchSampler:
         if self.shuffle:
             random = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
             order = torch.randperm(self.length, generator=random)
-        cuts, self._next = self._cuts(), 0
-        self._seen = cuts[:1]
+        cuts, self._next = self._cuts(), {}
+        seen = cuts[:1]
+        self._seen = {self.epoch: seen}
         for first, end in pairwise(cuts):
-            self._seen.append(end)
+            seen.append(end)
             yield order[first:end].tensor_split(self.comm.size)[self.comm.rank].tolist()
 
     def state_dict(self, batches: int | None = None) -> dict[str, int | bool]:
@@ -74,14 +65,11 @@ class BatchSampler:
         batches: on how many this run has trained, in this epoch. None: all that it has got; the
         workers of a DataLoader get more, ahead of training, so give a number if you have workers.
         """
-        most = len(self._seen) - 1
-        batches = most if batches is None else batches
-        check_whole("BatchSampler: batches", batches, 0)
-        if batches > most:
-            raise ConfigError(f"BatchSampler: {batches} batches of this epoch can't be done; this "
-                              f"run has got {most}")
+        seen = self._seen.get(self.epoch, [0])
+        batches = len(seen) - 1 if batches is None else batches
+        check_whole("BatchSampler: batches of this epoch so far", batches, 0, len(seen) - 1)
         return {"length": self.length, "shuffle": self.shuffle, "seed": self.seed,
-                "epoch": self.epoch, "seen": self._seen[batches]}
+                "epoch": self.epoch, "seen": seen[batches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the samples that were seen: the next iteration is the rest of that epoch, in
@@ -94,11 +82,11 @@ class BatchSampler:
                               f"are {self.length}")
         self._check_enough(self.length - state["seen"])
         self.shuffle, self.seed, self.epoch = state["shuffle"], state["seed"], state["epoch"]
-        self._seen, self._next = [state["seen"]], state["seen"]
+        self._seen, self._next = {self.epoch: [state["seen"]]}, {self.epoch: state["seen"]}
 
     def _cuts(self) -> list[int]:
         """Where the batches of the next iteration begin, and where the last one ends."""
-        firsts = [*range(self._next, self.length, self.batch)]
+        firsts = [*range(self._next.get(self.epoch, 0), self.length, self.batch)]
         if len(firsts) > 1 and self.length - firsts[-1] < self.comm.size:
             firsts.pop()
         return [*firsts, self.length]
