@@ -82,8 +82,8 @@ def test_a_checkpoint_goes_on_on_another_mesh_and_no_other_is_taken(tmp_path: Pa
         (("--load", str(other)), "a model with --dtype float64, not float32"),
         ((*exact, "--heads", "2", "--load", str(other)), "a model with --heads 4, not 2"),
         (("--load", str(tmp_path)), "holds no checkpoint"),
-        (("--save", str(tmp_path)), "exists and is no checkpoint"),
-        (("--save", str(other / "train.json" / "third")), "File exists"),
+        (("--save", str(tmp_path)), "exists and is not a checkpoint"),
+        (("--save", str(other / "index.json" / "third")), "File exists"),
     ]:
         assert_bad_input(train(*words), says)
 

@@ -32,9 +32,8 @@ from dtlab.cli.train_job import (
     mesh_text,
     train_rank,
 )
-from dtlab.errors import ConfigError
 from dtlab.models import GPTConfig
-from dtlab.parallel.checkpoint import INDEX
+from dtlab.parallel.checkpoint_files import INDEX, check_replaceable
 from dtlab.plots.palette import line_style
 from dtlab.plots.picture import page
 from dtlab.units import bytes_text, seconds_text
@@ -46,10 +45,9 @@ def check_paths(plot: Path | None, trace: Path | None, folder: Path | None) -> N
     if trace:
         show.check_writable(trace)
     if folder:
-        if folder.exists() and not (folder / INDEX).exists():
-            raise ConfigError(f"--save: {folder} exists and is no checkpoint; choose another name")
+        check_replaceable(folder)
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        show.check_writable(folder.with_name(f"{folder.name}.partial"))
+        show.check_writable(folder / INDEX if folder.exists() else folder)
 
 
 class LossReader(io.TextIOBase):

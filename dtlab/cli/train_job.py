@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -18,13 +17,13 @@ from dtlab.errors import ConfigError
 from dtlab.models import GPT, GPTConfig, text_batch
 from dtlab.models.text import text
 from dtlab.parallel import MemoryMeter, Mesh, hybrid, load, pipeline, save
+from dtlab.parallel.checkpoint import read_extra
 from dtlab.parallel.hybrid import AXES
 from dtlab.processes import torchrun
 
 SCHEDULES = {name: getattr(pipeline, name) for name in pipeline.__all__
              if getattr(pipeline, name).__module__.endswith(".generators")}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
-ABOUT = "train.json"  # beside a checkpoint: which model it is, and how many steps it has taken
 MOST = 10**9  # of steps, samples, …
 TELL_S = 0.3  # rank 0 says the loss no more often than this
 LINE = "step {} loss {}"
@@ -95,10 +94,7 @@ def train_rank(comm: Comm, job: Job) -> Trained:
             told_s = comm.now()
             print(LINE.format(len(done.losses), f"{done.losses[-1]:.3f}"), flush=True)
     if job.save:
-        save(job.save, model, optimizer)
-        if comm.rank == 0:
-            about = job.model | {"step": job.first + job.steps}
-            (job.save / ABOUT).write_text(json.dumps(about, indent=1))
+        save(job.save, model, optimizer, extra=job.model | {"step": job.first + job.steps})
     done.peak_bytes = meter.peak
     return done
 
@@ -162,10 +158,10 @@ def check(job: Job) -> None:
 
 def first_step(job: Job, folder: Path) -> int:
     """How many steps the checkpoint has taken. Raises `ConfigError` if its model is another one."""
+    about = read_extra(folder)
     try:
-        about = json.loads((folder / ABOUT).read_text())
         step, saved = int(about["step"]), {name: about[name] for name in job.model}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{folder} holds no checkpoint that dtlab train --save has written"
                           ) from None
     for name, value in job.model.items():

@@ -1,235 +1,316 @@
 """Sharded checkpoints: each rank writes what it steps, and any number of ranks reads it again.
 
-A folder holds a file a rank, of pieces of flattened tensors, and index.json, which says what there
-is and what each file's SHA-256 is. It is written beside its name and then renamed, so that a run
-that dies while saving leaves the checkpoint before.
-
-torch.distributed.checkpoint does the same over torch's process groups; here it has to work over any
-`Comm`, also a simulated one.
+A rank's file holds pieces of flattened tensors by kind and name, such as ("exp_avg", "0.weight");
+the kind of the model's own is "". torch.distributed.checkpoint does the same over torch's process
+groups; here it has to work over any `Comm`, also a simulated one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
 import math
-import shutil
 from collections import defaultdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from dtlab.collectives import barrier
-from dtlab.comm import Comm
+from dtlab.collectives import broadcast
 from dtlab.errors import ConfigError
-from dtlab.parallel.synchronized import DistributedModule, check_distributed
+from dtlab.parallel import checkpoint_files as files
+from dtlab.parallel.sharded import share
+from dtlab.parallel.synchronized import DistributedModule, Region, check_distributed
 
-Pieces = dict[str, list[tuple[int, Tensor]]]  # name → (first element, values)
-INDEX = "index.json"
+PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # of torch's optimizers, even if it's a scalar
+Optimizer = torch.optim.Optimizer
 
 
-def save(folder: str | Path, model: DistributedModule,
-         optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Write parameters, buffers and optimizer state to `folder`, which is replaced if it is a
-    checkpoint. All ranks call it, and return when it is complete.
+def save(folder: str | Path, model: DistributedModule, optimizer: Optimizer | None = None,
+         extra: Any = None) -> None:
+    """Write parameters, persistent buffers, and the optimizer's state and options to `folder`, or
+    where it links to. All ranks call it, and return when it is complete.
 
-    Each rank writes what it steps: of `DataParallel` its share of everything.
+    A checkpoint that is there is replaced at once: a run that dies leaves the old or the new one.
+    Other files in the folder stay. Each rank writes what it steps: of `DataParallel` its share of
+    everything. extra: what `load` is to return, such as scheduler.state_dict(): tensors, numbers,
+    strings, and lists and dicts of them; rank 0's counts.
+    Raises `ConfigError` on all ranks if one can't write.
     """
     check_distributed(model, "save")
-    comm, folder = model.comm, _checked(folder)
-    partial = folder.with_name(folder.name + ".partial")
-    if comm.rank == 0:
-        if folder.exists() and not (folder / INDEX).exists():
-            raise ConfigError(f"save: {folder} exists and is not a checkpoint; choose another name")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-        except OSError as error:
-            raise ConfigError(f"save: {folder} can't be written: {error.strerror}") from None
-    barrier(comm)
-    pieces, shapes = _my_pieces(model, optimizer)
-    file = partial / f"rank{comm.rank}.pt"
-    torch.save(pieces, file)
-    everyone = comm._all_gather_objects((file.name, _digest(file), shapes))
-    if comm.rank == 0:
-        index: dict[str, Any] = {"files": {name: digest for name, digest, _ in everyone},
-                                 "shapes": {}, "groups": []}
-        for *_, theirs in everyone:
-            index["shapes"] |= theirs
-        if optimizer is not None:
-            index["groups"] = [
-                {key: value.item() if isinstance(value, Tensor) else value
-                 for key, value in group.items() if key != "params"}
-                for group in optimizer.param_groups]
-        (partial / INDEX).write_text(json.dumps(index, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    barrier(comm)
+    comm, folder = model.comm, files.path_of(folder)
+    groups = _names_by_group(model, optimizer)
+    with files.on_all_ranks(comm, "save", folder):
+        _check_optimizer(model, optimizer)
+        contents = _contents(model, optimizer, groups, extra if comm.rank == 0 else None)
+        shards = files.prepare(folder) if comm.rank == 0 else ""
+    shards = comm._all_gather_objects(shards)[0]
+    with files.on_all_ranks(comm, "save", folder):
+        digest = files.write_shard(folder / shards.format(comm.rank), contents)
+    digests = comm._all_gather_objects(digest)
+    with files.on_all_ranks(comm, "save", folder):
+        if comm.rank == 0:
+            files.publish(folder, {shards.format(rank): d for rank, d in enumerate(digests)})
 
 
-def load(folder: str | Path, model: DistributedModule,
-         optimizer: torch.optim.Optimizer | None = None) -> None:
+def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | None = None) -> Any:
     """Read what `save` wrote, from any number of ranks, for any of `DataParallel`, `zero`
-    and `hybrid`.
+    and `hybrid`. Returns its `extra`.
 
-    Raises `ConfigError`, before anything is changed, if the checkpoint is incomplete or corrupt or
-    is that of another model.
+    Optimizer state and the options of parameter groups are restored by the names of parameters.
+    Raises `ConfigError`, on all ranks and before anything is changed, if the checkpoint is
+    incomplete or corrupt, or that of another model or optimizer, or if parameters whose options
+    differ are in one parameter group now.
     """
     check_distributed(model, "load")
-    comm, folder = model.comm, _checked(folder)
-    problems = [p for p in comm._all_gather_objects(_problem(folder, comm)) if p]
-    if problems:
-        raise ConfigError(f"load: {problems[0]}")
-    index = json.loads((folder / INDEX).read_text())
-    found: Pieces = defaultdict(list)
-    for name in index["files"]:
-        for key, pieces in torch.load(folder / name, mmap=True, weights_only=True).items():
-            found[key] += pieces
-    mine = _mismatch(model, optimizer, index["shapes"], found)
-    problems = [p for p in comm._all_gather_objects(mine) if p]
-    if problems:
-        raise ConfigError(f"load: {folder}: {problems[0]}")
-    _fill(model, optimizer, index, found)
+    comm, folder = model.comm, files.path_of(folder)
+    groups = _names_by_group(model, optimizer)
+    needed = set().union(*comm._all_gather_objects(set(_shapes(model))))
+    with files.on_all_ranks(comm, "load", folder):
+        index = files.read_index(folder)
+        for name in list(index)[comm.rank :: comm.size]:
+            files.check_shard(folder / name, index[name])
+    with files.on_all_ranks(comm, f"load: {folder}", folder):
+        saved = _read([folder / name for name in index])
+        _check_model(model, saved, needed)
+        _check_optimizer(model, optimizer)
+        if optimizer is not None:
+            _check_state(model, optimizer, groups, saved)
+    _fill(model, optimizer, groups, saved)
+    return saved["extra"]
 
 
-def full_state_dict(model: DistributedModule) -> dict[str, Tensor]:
+def read_extra(folder: str | Path) -> Any:
+    """The `extra` of a checkpoint, without a model."""
+    folder = files.path_of(folder)
+    name, digest = next(iter(files.read_index(folder).items()))  # of rank 0's file
+    files.check_shard(folder / name, digest)
+    return _read([folder / name])["extra"]
+
+
+def full_state_dict(model: DistributedModule) -> dict[str, Any]:
     """What `state_dict` of the module would be on one device, in the optimizer's dtype, on every
-    rank, which all call it: for torch.save, or to load it elsewhere. Memory: all of the model.
+    rank, which all call it: for torch.save, or to load it elsewhere. Buffers, and what is frozen,
+    are rank 0's. Memory: all of the model.
     """
     check_distributed(model, "full_state_dict")
-    state = {name: tensor.detach().clone() for name, tensor in _replicated(model)}
-    return state | model.full_parameters()
+    full: dict[str, Any] = model.full_parameters()
+    first: dict[Tensor, str] = {p: name for name, p in model.module.named_parameters()}
+    for name, value in model.module.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            full[name] = value
+        elif not value.requires_grad or not value.numel():
+            full[name] = broadcast(model.comm, value.detach().clone(), algorithm="auto")
+        elif first[value] in full:  # tied parameters have several names; those of a Hybrid differ
+            full[name] = full[first[value]]
+    return full
 
 
 # ---- what is saved -------------------------------------------------------------------------------
 
 
-def _my_pieces(model: DistributedModule, optimizer: torch.optim.Optimizer | None
-               ) -> tuple[Pieces, dict[str, list[int]]]:
-    """What this rank writes, and the shapes of the whole tensors."""
-    comm = model.comm
-    pieces: Pieces = defaultdict(list)
-    shapes: dict[str, list[int]] = {}
+def _regions(model: DistributedModule) -> list[Region]:
+    return [region for region in model.regions() if region.shape.numel()]
 
-    def add(key: str, start: int, values: Tensor) -> None:
-        if not model.sharded:  # everyone has it: each writes its share
-            share = [len(part) for part in values.tensor_split(comm.size)]
-            begin = sum(share[: comm.rank])
-            start, values = start + begin, values[begin : begin + share[comm.rank]]
-        pieces[key].append((start, values.cpu().clone()))
 
-    for region in model.regions():
-        state = {} if optimizer is None else optimizer.state.get(region.tensor, {})
-        named = {"parameter": region.tensor, **state}
-        for kind, tensor in named.items():
-            key = f"{kind}/{region.name}"
-            if tensor is None:
+def _replicated(model: DistributedModule) -> dict[str, Any]:
+    """What all ranks hold: persistent buffers, parameters that are frozen, extra state."""
+    return {name: value for name, value in model.module.state_dict(keep_vars=True).items()
+            if not (isinstance(value, nn.Parameter) and value.requires_grad)}
+
+
+def _shapes(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:
+    """Of the whole tensors of which this rank has a part; None: no tensor."""
+    return {region.name: tuple(region.shape) for region in _regions(model)} | {
+        name: tuple(value.shape) if isinstance(value, Tensor) else None
+        for name, value in _replicated(model).items()}
+
+
+def _names_by_group(model: DistributedModule, optimizer: Optimizer | None) -> list[list[str]]:
+    """The names of all ranks' parameters in each parameter group."""
+    names = defaultdict(list)
+    for region in _regions(model):
+        names[region.tensor].append(region.name)
+    mine = [[name for p in group["params"] for name in names[p]]
+            for group in getattr(optimizer, "param_groups", [])]
+    everyone = zip_longest(*model.comm._all_gather_objects(mine), fillvalue=())
+    return [sorted(set().union(*of_ranks)) for of_ranks in everyone]
+
+
+def _contents(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
+              extra: Any) -> dict[str, Any]:
+    """What this rank writes. values: of the state, what is no number for each element."""
+    pieces: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
+    values: dict[tuple[str, str], Any] = {}
+    for region in _regions(model):
+        state = optimizer.state.get(region.tensor, {}) if optimizer else {}
+        for kind, value in {"": region.tensor, **state}.items():
+            if not (isinstance(value, Tensor) and value.shape == region.tensor.shape
+                    and (value.dim() or kind not in PER_PARAMETER)):
+                _check_value(kind, value, region)
+                values[kind, region.name] = value
                 continue
-            if not isinstance(tensor, Tensor) or tensor.shape != region.tensor.shape:
-                shapes[key] = []
-                if region.original and region.runs[0][0] == 0:
-                    pieces[key] = [(0, torch.as_tensor(tensor).reshape(1).clone())]
-                continue
-            shapes[key] = list(region.shape)
-            values = tensor.detach().reshape(-1)
+            flat = value.detach().reshape(-1)
             for start, at, length in region.runs if region.original else ():
-                add(key, start, values[at : at + length])
-    for name, tensor in _replicated(model):
-        shapes[f"replicated/{name}"] = list(tensor.shape)
-        if comm.rank == 0:
-            pieces[f"replicated/{name}"] = [(0, tensor.detach().reshape(-1).cpu().clone())]
-    return dict(pieces), shapes
-
-
-def _replicated(model: DistributedModule) -> list[tuple[str, Tensor]]:
-    """What all ranks hold: buffers, and parameters that are frozen."""
-    frozen = [(name, p) for name, p in model.module.named_parameters() if not p.requires_grad]
-    return [*frozen, *model.module.named_buffers()]
+                own = range(length) if model.sharded else share(length, model.comm)
+                part = flat[at + own.start : at + own.stop].to("cpu", copy=True)
+                pieces[kind, region.name].append((start + own.start, part))
+    for name, value in _replicated(model).items() if model.comm.rank == 0 else ():
+        if isinstance(value, Tensor):
+            pieces["", name].append((0, value.detach().reshape(-1).to("cpu", copy=True)))
+        else:
+            values["", name] = value
+    lists = "params", "param_names"
+    options = {name: {key: value for key, value in group.items() if key not in lists}
+               for names, group in zip(groups, optimizer.param_groups if optimizer else [],
+                                       strict=False) for name in names}
+    return {"pieces": dict(pieces), "shapes": _shapes(model),
+            "optimizer": type(optimizer).__name__ if optimizer else None,
+            "values": files.readable("the optimizer's state", values),
+            "options": files.readable("an option of the optimizer", options),
+            "extra": files.readable("extra", extra)}
 
 
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def _checked(folder: str | Path) -> Path:
-    if not isinstance(folder, (str, Path)) or "\0" in str(folder):
-        raise ConfigError(f"a checkpoint's folder is a str or a Path, not {folder!r}")
-    return Path(folder)
+def _check_optimizer(model: DistributedModule, optimizer: Any) -> None:
+    """Raise `ConfigError` unless `optimizer` steps parameters of `model`, and nothing else."""
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"an optimizer is a torch.optim.Optimizer, not {optimizer!r:.80}")
+    regions = {region.tensor for region in model.regions()}
+    stepped = {p for group in optimizer.param_groups for p in group["params"]}
+    others = [p for p in stepped.union(optimizer.state) - regions
+              if not isinstance(p, Tensor) or (p.requires_grad and not model.sharded)]
+    if others or (regions and stepped.isdisjoint(regions)):
+        raise ConfigError("the optimizer doesn't step this model's parameters, or more than those; "
+                          "make it of model.parameters(), or use the one that zero returned")
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _check_value(kind: str, value: Any, region: Region) -> None:
+    """Raise `ConfigError` if `value` is of a whole parameter, and this rank has a part."""
+    number = value is None or isinstance(value, (int, float)) or (
+        isinstance(value, Tensor) and value.dim() == 0)
+    if not number and sum(length for *_, length in region.runs) < region.shape.numel():
+        raise ConfigError(f"the optimizer's {kind!r} is neither a number nor of the shape of "
+                          f"{region.name!r}, of which a rank has a part; use DataParallel for it")
 
 
-def _problem(folder: Path, comm: Comm) -> str | None:
-    """Why `folder` can't be read; each rank looks at its share of the files."""
-    try:
-        files = json.loads((folder / INDEX).read_text())["files"]
-    except OSError:
-        return f"{folder} holds no checkpoint: there is no {INDEX}"
-    except (ValueError, KeyError, TypeError):
-        return f"{folder / INDEX} is corrupt"
-    for name in list(files)[comm.rank :: comm.size]:
-        if not (folder / name).is_file():
-            return f"the shard {folder / name} is missing"
-        if _digest(folder / name) != files[name]:
-            return f"the shard {folder / name} is corrupt: its SHA-256 is not that in {INDEX}"
-    return None
+def _check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
+    """Raise `ConfigError` unless the checkpoint is complete, and of such a model."""
+    shapes = saved["shapes"]
+    for name, shape in _shapes(model).items():
+        if name not in shapes:
+            raise ConfigError(f"there is no {name!r}; the model has one of shape {shape}")
+        if shapes[name] != shape:
+            raise ConfigError(f"{name!r} has shape {shapes[name]}, but the model's is {shape}")
+    for name in sorted(set(shapes) - needed):
+        raise ConfigError(f"it has {name!r} of shape {shapes[name]}, but the model has none")
+    whole = dict.fromkeys(("", name) for name, shape in shapes.items() if shape is not None)
+    for kind, name in whole | saved["pieces"]:
+        there = sum(len(values) for _, values in saved["pieces"].get((kind, name), []))
+        if there < math.prod(shapes[name]):
+            raise ConfigError(f"{' of '.join(filter(None, (kind, repr(name))))} has {there} of its "
+                              f"{math.prod(shapes[name])} elements")
 
 
-def _mismatch(model: DistributedModule, optimizer: torch.optim.Optimizer | None,
-              shapes: dict[str, list[int]], found: Pieces) -> str | None:
-    """Why the checkpoint doesn't fit `model`."""
-    needed = [(f"parameter/{r.name}", list(r.shape)) for r in model.regions()]
-    needed += [(f"replicated/{name}", list(tensor.shape)) for name, tensor in _replicated(model)]
-    for key, shape in needed:
-        if key not in shapes:
-            return f"there is no {key!r}; the model has one of shape {tuple(shape)}"
-        if shapes[key] != shape:
-            return f"{key!r} has shape {tuple(shapes[key])}, but the model's is {tuple(shape)}"
-    for key, shape in shapes.items():
-        there = sum(len(values) for _, values in found[key])
-        if there < math.prod(shape):
-            return f"{key!r} has {there} of its {math.prod(shape)} elements"
-    if optimizer is not None and not any(not k.startswith(("parameter", "repl")) for k in shapes):
-        return "it holds no optimizer state; save it with the optimizer, or load it without"
-    return None
+def _check_state(model: DistributedModule, optimizer: Optimizer, groups: list[list[str]],
+                 saved: dict[str, Any]) -> None:
+    """Raise `ConfigError` unless the checkpoint is of such an optimizer, and equal for parameters
+    that have their options or their state in common now."""
+    before, now = saved["optimizer"] or "no optimizer", type(optimizer).__name__
+    if before != now:
+        raise ConfigError(f"it holds the state of {before}, not of {now}; load it without the "
+                          f"optimizer")
+    for names in groups:
+        for name in names:
+            if name not in saved["options"]:
+                raise ConfigError(f"{name!r} was in no parameter group when it was saved; load it "
+                                  f"without the optimizer")
+            _check_equal("one parameter group", names[0], name, saved["options"])
+    state: dict[str, dict[str, Any]] = defaultdict(dict)
+    for (kind, name), value in saved["values"].items():
+        state[name][kind] = value
+    first: dict[Tensor, str] = {}
+    for region in _regions(model):
+        for kind, value in state[region.name].items():
+            _check_value(kind, value, region)
+        _check_equal("one shard", first.setdefault(region.tensor, region.name), region.name, state)
+
+
+def _check_equal(place: str, a: str, b: str, found: dict[str, dict[str, Any]]) -> None:
+    of_a, of_b = (tree_map_only(Tensor, Tensor.tolist, found[name]) for name in (a, b))
+    for key in of_a | of_b:
+        if of_a.get(key) != of_b.get(key):
+            raise ConfigError(f"{a!r} was saved with the {key} {of_a.get(key)}, {b!r} with "
+                              f"{of_b.get(key)}, but this optimizer has them in {place}; "
+                              f"make it as it was when it was saved")
 
 
 # ---- reading -------------------------------------------------------------------------------------
 
 
+def _read(paths: list[Path]) -> dict[str, Any]:
+    """What all ranks have written; rank 0's optimizer, options and extra."""
+    saved: dict[str, Any] = {"pieces": defaultdict(list), "values": {}, "shapes": {}}
+    for path in paths:
+        theirs = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
+        for key, pieces in theirs["pieces"].items():
+            saved["pieces"][key] += pieces
+        for part in ("values", "shapes"):
+            saved[part] |= theirs[part]
+        saved = theirs | saved
+    return saved
+
+
 @torch.no_grad()
-def _fill(model: DistributedModule, optimizer: torch.optim.Optimizer | None,
-          index: dict[str, Any], found: Pieces) -> None:
-    kinds = sorted({key.split("/", 1)[0] for key in found} - {"parameter", "replicated"})
+def _fill(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
+          saved: dict[str, Any]) -> None:
+    group_of: dict[Tensor, dict[str, Any]] = {}
     if optimizer is not None:
         optimizer.state.clear()
-        for group, saved in zip(optimizer.param_groups, index["groups"], strict=False):
-            group.update(saved)
-    for region in model.regions():
-        targets = {"parameter": region.tensor.detach()}
-        if optimizer is not None:
-            state = optimizer.state[region.tensor]
+        for names, group in zip(groups, optimizer.param_groups, strict=True):
+            group.update(copy.deepcopy(saved["options"][names[0]]) if names else {})
+            group_of |= dict.fromkeys(group["params"], group)
+    kinds = sorted({kind for kind, _ in saved["pieces"] | saved["values"]} - {""})
+    for region in _regions(model):
+        _fill_tensor(region.tensor.detach(), "", region, saved)
+        if optimizer is not None and region.tensor in group_of:
             for kind in kinds:
-                key = f"{kind}/{region.name}"
-                if key not in found:
-                    continue
-                if index["shapes"][key] == [] and region.shape != ():
-                    state[kind] = found[key][0][1].reshape(()).clone()
-                else:
-                    state.setdefault(kind, torch.zeros_like(
-                        region.tensor, dtype=found[key][0][1].dtype))
-                    targets[kind] = state[kind]
-        for kind, tensor in targets.items():
-            whole = _joined(found[f"{kind}/{region.name}"])
-            for start, at, length in region.runs:
-                tensor.view(-1)[at : at + length] = whole[start : start + length]
-    for name, tensor in _replicated(model):
-        tensor.detach().view(-1)[:] = _joined(found[f"replicated/{name}"])
+                _fill_state(optimizer.state[region.tensor], kind, region, saved,
+                            group_of[region.tensor])
+    for name, value in _replicated(model).items():
+        if isinstance(value, Tensor):
+            value.copy_(_joined(saved["pieces"]["", name]).view(value.shape))
+        else:
+            model.module.load_state_dict({name: saved["values"]["", name]}, strict=False)
     model.share_parameters()
+
+
+def _fill_state(state: dict[str, Any], kind: str, region: Region, saved: dict[str, Any],
+                group: dict[str, Any]) -> None:
+    key = kind, region.name
+    if key in saved["values"]:
+        everything = group.get("capturable") or group.get("fused")  # else numbers stay on the CPU
+        state[kind] = tree_map_only(
+            Tensor, lambda x: x.to(region.tensor.device) if x.dim() or everything else x,
+            copy.deepcopy(saved["values"][key]))
+    elif key in saved["pieces"]:
+        dtype, before = (saved["pieces"][k, region.name][0][1].dtype for k in (kind, ""))
+        dtype = region.tensor.dtype if dtype == before else dtype
+        state.setdefault(kind, torch.zeros_like(region.tensor, dtype=dtype))
+        _fill_tensor(state[kind], kind, region, saved)
+
+
+def _fill_tensor(tensor: Tensor, kind: str, region: Region, saved: dict[str, Any]) -> None:
+    whole, flat = _joined(saved["pieces"][kind, region.name]), tensor.reshape(-1)
+    for start, at, length in region.runs:
+        flat[at : at + length] = whole[start : start + length]
+    tensor.copy_(flat.view(tensor.shape))  # not contiguous: `flat` is a copy
 
 
 def _joined(pieces: list[tuple[int, Tensor]]) -> Tensor:

@@ -33,6 +33,7 @@ from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
 from dtlab.parallel.pipeline.executor import counted
 from dtlab.parallel.sharded import Part, whole_names
+from dtlab.parallel.sharded_optimizer import check_elementwise, grouped
 from dtlab.parallel.synchronized import DistributedModule, Region, SynchronizedModule
 from dtlab.parallel.tensor import shard, vocab_cross_entropy
 from dtlab.parallel.zero import zero
@@ -45,6 +46,7 @@ def hybrid(
     schedule: Schedule | Callable[[int, int], Schedule] = one_f_one_b, stage: int = 0,
     sequence: bool | str = False, recompute: bool = False,
     optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    groups: Callable[[str], dict[str, Any]] | None = None,
     seconds: Callable[[Action], float] = lambda action: 0.0, **options: Any,
 ) -> tuple[Hybrid, torch.optim.Optimizer]:
     """(model, optimizer) that train `gpt`, the same on all ranks, on `mesh`, whose axes are some of
@@ -58,8 +60,8 @@ def hybrid(
         makes one.
     stage: of ZeRO; 0 is none, and 3 needs a mesh without pp. With a pipeline, stage 2 reduces
         gradients after the last micro-batch, so that meanwhile they take the memory of stage 1.
-    sequence: see `tensor.shard`. recompute, seconds: see `Pipeline`. optimizer: a class that treats
-        each element by itself, called with `options`.
+    sequence: see `tensor.shard`. recompute, seconds: see `Pipeline`. optimizer, groups: see `zero`;
+        names are those of the whole GPT.
     `gpt` keeps this rank's part only. Raises `ConfigError` if mesh, model and schedule don't fit
     together.
     """
@@ -86,11 +88,19 @@ def hybrid(
         parts[p] = name, part, original and (stage > 0 or dp.rank == 0)
         if p not in own:
             p.data = p.data.new_empty(0)
+    whole_name = {name: parts[p][0] for name, p in module.named_parameters()}
+
+    def by_name(name: str) -> dict[str, Any]:
+        return groups(whole_name[name]) if groups else {}
+
+    check_elementwise(optimizer)
     model: SynchronizedModule
     if stage:
-        model, stepper = zero(module, dp, stage, optimizer, **options)
+        model, stepper = zero(module, dp, stage, optimizer, groups=by_name, **options)
     else:
-        model, stepper = DataParallel(module, dp), optimizer(module.parameters(), **options)
+        model = DataParallel(module, dp)
+        stepper = optimizer(grouped(((name, [p]) for name, p in module.named_parameters()),
+                                    by_name), **options)
     at_once = schedule.stages == 1 and (stage > 1 or schedule.micro_batches == 1)
     pipeline = Pipeline(
         [model] if at_once else mine, schedule, pp, recompute=recompute, seconds=seconds,

@@ -62,7 +62,7 @@ class DistributedModule(nn.Module):
                 for name, (shape, dtype) in kinds.items()}
         for name, _, held, runs, original in regions:
             for start, at, length in runs if original else ():
-                values = held.detach().view(-1)[at : at + length]
+                values = held.detach().reshape(-1)[at : at + length]
                 full[name].view(-1)[start : start + length] = values
         for values in full.values() if self.sharded else ():
             all_reduce(self.comm, values)

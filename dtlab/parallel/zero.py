@@ -25,22 +25,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
+from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
-from dtlab.parallel.unit import ShardedParameter, Unit, layers_of, parameters_by_layer
+from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer
 
 
 def zero(
     module: nn.Module, comm: Comm, stage: int = 1,
     optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, *,
     layers: Sequence[nn.Module] | None = None, param_dtype: torch.dtype | None = None,
-    offload: bool = False, algorithm: str = "auto", **options: Any,
+    offload: bool = False, algorithm: str = "auto",
+    groups: Callable[[str], dict[str, Any]] | None = None, **options: Any,
 ) -> tuple[Stage1, torch.optim.Optimizer]:
     """(model, optimizer) that train `module` on all ranks of `comm`, each of which keeps 1/N of the
     optimizer state (stage 1), of the gradients as well (2), of the parameters as well (3).
@@ -48,55 +49,26 @@ def zero(
     Train as on one device: `loss = …model(x)…; loss.backward(); optimizer.step();
     optimizer.zero_grad()`, or `model.backward(loss, samples)` where ranks have unequal batches.
 
-    optimizer: a class, called with `options`, whose step treats every element by itself: SGD, Adam,
-        AdamW …, but not LARS or LAMB.
+    optimizer: a class, called with `options`, whose step treats every element by itself: one of
+        torch's `ELEMENTWISE`, or one that says so by `elementwise = True`. Its hooks run around
+        the step of this rank's shards, before the new parameters are handed out.
     layers: the modules whose parameters travel together; None: the elements of `module`'s outermost
         nn.ModuleLists and nn.Sequentials. What belongs to none of them, or to several, is one more.
     param_dtype: of the parameters that compute, such as torch.bfloat16; the optimizer keeps them in
         the module's own dtype. None: the same.
     offload: keep optimizer state, and do its step, on the CPU.
     algorithm: of the all-gathers and reduce-scatters.
+    groups: options of the parameter of this name, such as {"weight_decay": 0.0}, that differ from
+        `options`: as many parameter groups as there are different ones.
 
     Parameters that are frozen stay whole. One without a gradient counts as one with gradient 0.
     Raises `ConfigError` if ranks hold different models, or parameters have several dtypes.
     """
     if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in STAGES:
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
-    if not getattr(optimizer, "elementwise", True):
-        raise ConfigError(f"{optimizer.__name__} needs the norms of whole layers, and a rank has "
-                          f"parts of them; use an optimizer that treats each element by itself")
+    check_elementwise(optimizer)
     model = STAGES[stage](module, comm, layers, param_dtype, offload, algorithm)
-
-    class Sharded(optimizer):  # type: ignore[misc, valid-type]
-        """The optimizer of this rank's shards: see `zero`."""
-
-        def step(self, closure: Callable[[], Any] | None = None) -> Any:
-            with torch.enable_grad():
-                loss = closure() if closure is not None else None
-            model.hand_gradients_to_optimizer()
-            super().step()
-            model.share_parameters()
-            return loss
-
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            super().zero_grad(set_to_none)
-            model.zero_grad()
-
-    return model, Sharded([master for unit in model.units for master in unit.masters], **options)
-
-
-def refuse_sharded(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before any optimizer's step: raise `ConfigError` if it was made of parameters that ZeRO
-    shards."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if isinstance(p, ShardedParameter):
-                raise ConfigError(f"this {type(optimizer).__name__} was made of parameters that "
-                                  f"ZeRO shards, such as {p.unit.names[p]!r}; step the optimizer "
-                                  f"that zero(…) returned")
-
-
-register_optimizer_step_pre_hook(refuse_sharded)
+    return model, shard_optimizer(model, optimizer, groups, options)
 
 
 class Stage1(SynchronizedModule):
@@ -248,8 +220,10 @@ class Stage3(Stage2):
         root = 1 if self.owned[0] else 0  # it begins first, both ways
         self._backward_order = self.units[:root] + self.units[root:][::-1]
         module: nn.Module = self.module
-        module.register_load_state_dict_pre_hook(self._gather_all)
-        module.register_load_state_dict_post_hook(self._free_all)
+        module.register_load_state_dict_pre_hook(
+            lambda loads, *_: self._gather_all() if loads is module else None)
+        module.register_load_state_dict_post_hook(
+            lambda loads, _: self._free_all() if loads is module else None)
 
     def held(self) -> Iterable[Tensor]:
         return [*super().held(), *(unit.shard for unit in self.units)]
@@ -259,15 +233,18 @@ class Stage3(Stage2):
     def _hook(self, layer: nn.Module, unit: Unit) -> None:
         """Have `unit` gathered and freed whenever `layer` runs."""
 
-        def before(*_: Any) -> None:
-            self._use(unit)
+        def before(runs: object, *_: Any) -> None:
+            if runs is layer:  # a copy of it has parameters of its own
+                self._use(unit)
 
-        def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+        def after(runs: nn.Module, _inputs: Any, outputs: Any) -> None:
+            if runs is not layer:
+                return
             if not in_autograd():  # unless checkpointing runs it again
                 self._free(unit)
             ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
             if ends:
-                register_multi_grad_hook(ends, before, mode="any")
+                register_multi_grad_hook(ends, lambda _: before(layer), mode="any")
 
         layer.register_forward_pre_hook(before)
         layer.register_forward_hook(after)
@@ -343,12 +320,12 @@ class Stage3(Stage2):
         finally:
             self._free_all()
 
-    def _gather_all(self, *_: Any) -> None:
+    def _gather_all(self) -> None:
         for unit in self.units:
             self._use(unit)
         self._readers += 1
 
-    def _free_all(self, *_: Any) -> None:
+    def _free_all(self) -> None:
         self._readers -= 1
         for unit in self.units:
             unit.take_writes()

@@ -230,8 +230,8 @@ def wrapped(comm: dtlab.Comm, wrapper: str, **options: Any) -> tuple[Any, Any]:
 READS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda net: net.layers[0].weight.sum(),
     "copy": lambda net: __import__("copy").deepcopy(net.layers[1]).weight,
-    "double": lambda net: net.layers[1].double().weight,
-    "to": lambda net: net.layers[1].to("cpu").weight,
+    "double": lambda net: net.layers[1].double().weight.detach(),
+    "to": lambda net: net.layers[1].to("cpu").weight.detach(),
     "state_dict": lambda net: net.state_dict()["layers.2.bias"],
     "list": lambda net: net.scale.tolist(),
     "penalty": lambda net: sum(p.square().sum() for p in net.parameters()),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import dtlab
-from dtlab.models import MLP
+from dtlab.models import GPT, MLP, GPTConfig
 from dtlab.parallel import DataParallel, full_state_dict, load, save, zero
 from tests.parallel.training import MODELS, batch_of, difference, loss_of, on, one_device, shard_of
 
@@ -116,7 +121,7 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "c", DataParallel(MLP((64, 16, 10)).module(), comm))
 
     on("simulator", first_half, tmp_path / "c", 1, ranks=2)
-    with pytest.raises(dtlab.RankFailed, match=r"'parameter/0.weight' has shape \(32, 64\)"):
+    with pytest.raises(dtlab.RankFailed, match=r"'0.weight' has shape \(32, 64\)"):
         on("simulator", attempt, ranks=2)
 
 
@@ -139,3 +144,306 @@ def test_a_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(dtlab.RankFailed, match="exists and is not a checkpoint"):
         on("simulator", first_half, tmp_path, 0, ranks=2)
     assert (tmp_path / "thesis.tex").exists()
+
+
+# ---- a run may die, or a disk be full, at any moment -------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+class Files:
+    """The file operations that change something, as they happen; `before` is called first."""
+
+    def __init__(self, patch: pytest.MonkeyPatch,
+                 before: Callable[[str, str], None] = lambda *_: None):
+        self.seen: list[tuple[str, str]] = []
+        self.names: dict[int, str] = {}
+        self.before, self.open = before, open
+        for place, name in ((os, "replace"), (os, "unlink"), (os, "fsync"), (os, "mkdir")):
+            patch.setattr(place, name, self.watched(name, getattr(place, name)))
+        patch.setattr(builtins, "open", self.opened)
+
+    def happens(self, what: str, path: object) -> None:
+        self.before(what, str(path))
+        self.seen.append((what, Path(str(path)).name))
+
+    def watched(self, name: str, call: Any) -> Any:
+        def instead(path: Any, *args: Any, **options: Any) -> Any:
+            self.happens(name, os.readlink(f"/proc/self/fd/{path}") if name == "fsync" else path)
+            return call(path, *args, **options)
+        return instead
+
+    def opened(self, path: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if "w" in mode:
+            self.happens("open", path)
+        file = self.open(path, mode, *args, **options)
+        return Watched(file, lambda: self.happens("write", path)) if "w" in mode else file
+
+
+class Watched:
+    """A file that calls `before` each time something is written."""
+
+    def __init__(self, file: Any, before: Callable[[], None]):
+        self.file, self.before = file, before
+
+    def write(self, data: Any) -> Any:
+        self.before()
+        return self.file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def constant(comm: dtlab.Comm, value: float = 0.0) -> DataParallel:
+    module = nn.Linear(2, 2)
+    nn.init.constant_(module.weight, value)
+    return DataParallel(module, comm)
+
+
+def saved(folder: Path, value: float) -> None:
+    on("simulator", lambda comm: save(folder, constant(comm, value)), ranks=2)
+
+
+def loaded(folder: Path) -> float:
+    def fn(comm: dtlab.Comm) -> float:
+        model = constant(comm)
+        load(folder, model)
+        return model.module.weight[0, 0].item()
+
+    return float(on("simulator", fn, ranks=2).values[0])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_run_that_dies_at_any_file_operation_leaves_the_old_or_the_new(
+        tmp_path: Path, first: bool) -> None:
+    """first: there is no old one."""
+    with pytest.MonkeyPatch.context() as patch:
+        files = Files(patch)
+        saved(tmp_path / "sample", 1.0)
+        saved(tmp_path / "sample", 2.0)
+    kinds = [what for what, _ in files.seen]
+    fatal = [i for i, what in enumerate(kinds) if what != "write" or i % 9 == 0]
+    found = set()
+    for number in fatal:
+        folder, left = tmp_path / str(number), iter(range(number))
+
+        def die(*_: str, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise Killed
+
+        if not first:
+            saved(folder, 1.0)
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed, dtlab.RankFailed):
+            Files(patch, die)
+            saved(folder, 2.0)
+        if first and not (folder / "index.json").exists():
+            with pytest.raises(dtlab.ConfigError, match="holds no checkpoint"):
+                loaded(folder)
+        else:
+            found.add(loaded(folder))
+        saved(folder, 3.0)
+        assert loaded(folder) == 3.0
+        assert len(list(folder.iterdir())) == 3  # no leftovers
+    assert found == ({2.0} if first else {1.0, 2.0})
+
+
+def test_what_is_renamed_is_on_the_disk_and_so_is_the_renaming(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path / "c", 1.0)
+    files = Files(monkeypatch)
+    saved(tmp_path / "c", 2.0)
+    at = files.seen.index(("replace", "index.json.partial"))
+    for name in ("rank0.2.pt", "rank1.2.pt", "index.json.partial"):
+        writes = [i for i, seen in enumerate(files.seen) if seen == ("write", name)]
+        assert max(writes) < files.seen.index(("fsync", name)) < at
+    assert files.seen[at - 1] == files.seen[at + 1] == ("fsync", "c")
+    removed = [i for i, seen in enumerate(files.seen) if seen[0] == "unlink"]
+    assert len(removed) == 2
+    assert min(removed) > at + 1
+
+
+def test_all_ranks_say_why_one_cannot_write(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> str:
+        with pytest.raises(dtlab.ConfigError) as error:
+            save(tmp_path / "c", constant(comm, 2.0))
+        return str(error.value)
+
+    left = iter(range(4))
+
+    def full(what: str, path: str) -> None:
+        if (what, Path(path).name) == ("write", "rank1.2.pt") and next(left, None) is None:
+            raise OSError(28, "No space left on device")
+
+    saved(tmp_path / "c", 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        Files(patch, full)
+        for message in on("simulator", fn, ranks=2).values:
+            assert re.fullmatch(r"save: rank 1: .*c: No space left on device", message)
+    assert loaded(tmp_path / "c") == 1.0
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    for number, there in enumerate((True, False)):
+        if there:
+            saved(tmp_path / "run0", 1.0)
+        (tmp_path / f"latest{number}").symlink_to(tmp_path / f"run{number}")
+        saved(tmp_path / f"latest{number}", 2.0)
+        assert (tmp_path / f"latest{number}").is_symlink()
+        assert loaded(tmp_path / f"run{number}") == 2.0
+
+
+# ---- any model, any optimizer ------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """Parameters of all kinds: a scalar, an empty one, tied, frozen, in other orders of memory; and
+    buffers, one of which isn't saved."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.scale = nn.Parameter(torch.randn(()))
+        self.empty = nn.Parameter(torch.zeros(0))
+        self.conv = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(4)
+        self.transposed = nn.Parameter(torch.randn(3, 16).t())
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0]), persistent=False)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x)).flatten(2).mean(1) @ self.transposed
+        return self.frozen(self.b(self.a(x).tanh())) * self.scale.exp() * self.mask
+
+
+def images(number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(4, 2, 6, 6, dtype=torch.float64, generator=generator)
+
+
+def steps_of(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    model.eval()
+    for number in numbers:
+        optimizer.zero_grad()
+        model(images(number)).square().mean().backward()
+        optimizer.step()
+
+
+def odd(comm: dtlab.Comm, stage: int, make: Any, seed: int) -> Any:
+    if stage:
+        return zero(Odd(seed), comm, stage, make, lr=0.05)
+    model = DataParallel(Odd(seed), comm)
+    return model, make(model.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam,
+                                  torch.optim.ASGD])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_any_parameter_and_any_state_goes_on_as_on_one_device(
+        tmp_path: Path, make: Any, steps: int) -> None:
+    def write(comm: dtlab.Comm, stage: int) -> None:
+        model, optimizer = odd(comm, stage, make, 0)
+        steps_of(model, optimizer, range(steps))
+        save(tmp_path / f"{stage}", model, optimizer, {"step": steps})
+
+    def read(comm: dtlab.Comm, before: int, stage: int) -> dict[str, Tensor]:
+        model, optimizer = odd(comm, stage, make, 1)
+        assert load(tmp_path / f"{before}", model, optimizer) == {"step": steps}
+        steps_of(model, optimizer, range(steps, steps + 2))
+        return full_state_dict(model)
+
+    one = Odd()
+    steps_of(one, make([p for p in one.parameters() if p.requires_grad], lr=0.05), range(steps + 2))
+    for before, after in ((0, 3), (1, 0), (2, 2)):
+        on("simulator", write, before, ranks=3)
+        for state in on("simulator", read, before, after, ranks=2).values:
+            Odd(2).load_state_dict(state, strict=True)
+            for name, expected in one.state_dict().items():
+                torch.testing.assert_close(state[name], expected, rtol=0, atol=1e-12)
+
+
+def test_options_return_to_the_parameters_by_name(tmp_path: Path) -> None:
+    def made(comm: dtlab.Comm, *groups: tuple[str, float]) -> Any:
+        model = constant(comm)
+        return model, torch.optim.SGD([{"params": [getattr(model.module, name)], "lr": lr}
+                                       for name, lr in groups])
+
+    def fn(comm: dtlab.Comm) -> list[float]:
+        save(tmp_path / "c", *made(comm, ("weight", 0.5), ("bias", 0.25)))
+        model, optimizer = made(comm, ("bias", 1.0), ("weight", 1.0))
+        load(tmp_path / "c", model, optimizer)
+        return [group["lr"] for group in optimizer.param_groups]
+
+    def one_group(comm: dtlab.Comm) -> None:
+        model = constant(comm)
+        load(tmp_path / "c", model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+    assert on("simulator", fn, ranks=2).values == [[0.25, 0.5]] * 2
+    with pytest.raises(dtlab.ConfigError, match=r"'bias' was saved with the lr 0.25, 'weight' with "
+                                                r"0.5, but .* has them in one parameter group"):
+        on("simulator", one_group, ranks=2)
+
+
+def adam(model: DataParallel) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters())
+
+
+def in_sequence(comm: dtlab.Comm, layers: int) -> DataParallel:
+    return DataParallel(nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers))), comm)
+
+
+def one_was_used(comm: dtlab.Comm, folder: Path) -> None:
+    model = in_sequence(comm, 3)
+    optimizer = adam(model)
+    model.module[0](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    save(folder, model, optimizer)
+    load(folder, *zero(model.module, comm, 1, torch.optim.Adam, layers=[]))
+
+
+def other_context(comm: dtlab.Comm, folder: Path) -> None:
+    for context in (4, 8):
+        model = DataParallel(GPT(GPTConfig(layers=1, hidden=8, heads=2, context=context)), comm)
+        (save if context == 4 else load)(folder, model)
+
+
+def other_models(comm: dtlab.Comm, folder: Path) -> None:
+    save(folder, in_sequence(comm, 3))
+    load(folder, in_sequence(comm, 2))
+
+
+def other_optimizer(comm: dtlab.Comm, folder: Path) -> None:
+    model = constant(comm)
+    save(folder, model, adam(model))
+    load(folder, *zero(nn.Linear(2, 2), comm, 1, torch.optim.SGD))
+
+
+def foreign_optimizer(comm: dtlab.Comm, folder: Path) -> None:
+    save(folder, constant(comm), adam(constant(comm)))
+
+
+def a_function(comm: dtlab.Comm, folder: Path) -> None:
+    save(folder, constant(comm), extra={"schedule": lambda step: 0.1})
+
+
+@pytest.mark.parametrize(("mistake", "sentence"), [
+    (one_was_used, r"'0.weight' was saved with the step 1.0, '1.weight' with None"),
+    (other_context, r"'positions.weight' has shape \(4, 8\), but the model's is \(8, 8\)"),
+    (other_models, r"it has '2.bias' of shape \(2,\), but the model has none"),
+    (other_optimizer, r"it holds the state of Adam, not of SGD"),
+    (foreign_optimizer, r"the optimizer doesn't step this model's parameters"),
+    (a_function, r"extra can't be saved: a checkpoint holds tensors"),
+])
+def test_what_does_not_fit_is_said(tmp_path: Path, mistake: Any, sentence: str) -> None:
+    with pytest.raises(dtlab.ConfigError, match=sentence):
+        on("simulator", mistake, tmp_path / "c", ranks=2)

@@ -3,6 +3,7 @@ mixed precision, uneven batches, and what must be refused. And beside torch's ow
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.multiprocessing
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 import dtlab
 from dtlab.models import CNN, MLP, digits
@@ -226,19 +228,72 @@ def test_clipping_uses_the_norm_of_the_whole_gradient(ranks: int) -> None:
         assert_equal(values, gradients(one))
 
 
-@pytest.mark.parametrize("length", [1, 12, 13, 100])
+def loader(comm: dtlab.Comm, length: int, batch: int = 7) -> tuple[BatchSampler, DataLoader[Any]]:
+    """Of the samples 0 … length−1."""
+    sampler = BatchSampler(length, batch, comm, seed=1)
+    return sampler, DataLoader(torch.arange(length), batch_sampler=sampler)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [5, 7, 12, 13, 15, 100])
 def test_the_sampler_neither_drops_nor_repeats(length: int, ranks: int) -> None:
     def batches(comm: dtlab.Comm) -> list[list[int]]:
-        sampler = BatchSampler(length, 7, comm)
-        sampler.epoch = 3
+        sampler, data = loader(comm, length)
+        sampler.set_epoch(3)
         assert len(list(sampler)) == len(sampler)
-        return list(sampler)
+        return [batch.tolist() for batch in data]
 
     values = simulated(batches, ranks=ranks)
-    for at_once in zip(*values, strict=True):
-        assert max(map(len, at_once)) - min(map(len, at_once)) <= 1
+    for number, at_once in enumerate(zip(*values, strict=True), 1):
+        sizes = [len(batch) for batch in at_once]
+        assert 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
+        assert sum(sizes) == 7 or (number == len(values[0]) and sum(sizes) < 7 + ranks)
     assert sorted(i for rank in values for batch in rank for i in batch) == list(range(length))
+
+
+def test_the_sampler_shuffles_each_epoch_otherwise() -> None:
+    def batches(comm: dtlab.Comm) -> list[list[int]]:
+        sampler, _ = loader(comm, 20)
+        seen = []
+        for epoch in (0, 1, 0):
+            sampler.set_epoch(epoch)
+            seen.append([*itertools.chain(*sampler)])
+        return seen
+
+    for first, second, third in simulated(batches, ranks=2):
+        assert first == third != second
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (5, 1)])
+@pytest.mark.parametrize("done", [0, 1, 2, 3])
+def test_an_epoch_goes_on_after_what_was_seen_on_any_number_of_ranks(
+        before: int, after: int, done: int) -> None:
+    def begin(comm: dtlab.Comm) -> tuple[list[int], dict[str, int], dict[str, int]]:
+        sampler, data = loader(comm, 22)
+        sampler.set_epoch(4)
+        seen = [int(i) for batch in itertools.islice(data, done) for i in batch]
+        ahead = BatchSampler(22, 7, comm, seed=1)
+        ahead.set_epoch(4)
+        list(ahead)  # as a DataLoader's workers
+        return seen, sampler.state_dict(), ahead.state_dict(done)
+
+    def go_on(comm: dtlab.Comm, state: dict[str, int]) -> tuple[list[int], list[int]]:
+        sampler, data = loader(comm, 22, batch=5)
+        sampler.load_state_dict(state)
+        assert sampler.epoch == 4
+        sampler.set_epoch(4)
+        assert len(data) == len(list(data))
+        sampler.load_state_dict(state)
+        rest, again = ([int(i) for batch in data for i in batch] for _ in range(2))
+        return rest, again
+
+    begun = simulated(begin, ranks=before)
+    states = [state for _, *states in begun for state in states]
+    assert states == [states[0]] * (2 * before)
+    rest = simulated(go_on, states[0], ranks=after)
+    both = [*(seen for seen, *_ in begun), *(seen for seen, _ in rest)]
+    assert sorted(itertools.chain(*both)) == list(range(22))
+    assert sorted(itertools.chain(*(again for _, again in rest))) == list(range(22))
 
 
 # ---- what must be refused ------------------------------------------------------------------------
@@ -274,6 +329,15 @@ def small_batch(comm: dtlab.Comm) -> None:
     BatchSampler(10, 2, comm)
 
 
+def little_left(comm: dtlab.Comm) -> None:
+    sampler = BatchSampler(10, 8, comm)
+    sampler.load_state_dict(sampler.state_dict() | {"seen": 8})
+
+
+def another_length(comm: dtlab.Comm) -> None:
+    BatchSampler(10, 4, comm).load_state_dict(BatchSampler(9, 4, comm).state_dict())
+
+
 @pytest.mark.parametrize(("mistake", "sentence"), [
     (wrong_shape, r"'weight' has shape \(3, 3\).* rank 0, but has shape \(4, 3\).* on rank 2"),
     (frozen_on_one_rank, r"'weight'.*trained on rank 0, but.*frozen on rank 1"),
@@ -281,6 +345,11 @@ def small_batch(comm: dtlab.Comm) -> None:
     (differentiated_twice, r"create_graph"),
     (gradients_left, r"call zero_grad\(\)"),
     (small_batch, r"a batch of 2 is too small for 3 ranks"),
+    (lambda comm: BatchSampler(2, 3, comm), "2 samples are too few for 3 ranks.* at most 2 ranks"),
+    (little_left, "2 samples are too few for 3 ranks"),
+    (another_length, "the state is of 9 samples, but there are 10"),
+    (lambda comm: BatchSampler(10, 4, comm).state_dict(1),
+     "batches of this epoch so far must be 0 or less, not 1"),
     (lambda comm: DataParallel(nn.Linear(1, 1), comm, "fast"), "unknown strategy 'fast'"),
     (lambda comm: DataParallel(nn.Linear(1, 1), comm, bucket_bytes=0), "bucket_bytes"),
     (lambda comm: DataParallel(nn.Linear, comm), r"need a torch\.nn\.Module"),

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import dtlab
 from dtlab.models import GPT, MLP, GPTConfig
 from dtlab.parallel import DataParallel, MemoryMeter, clip_grad_norm_, full_state_dict, zero
+from dtlab.parallel.sharded_optimizer import ELEMENTWISE
 from tests.parallel.training import MODELS, batch_of, difference, loss_of, on, shard_of
 
 STAGES = 1, 2, 3
@@ -215,6 +216,84 @@ def test_bf16_parameters_have_float32_masters() -> None:
     assert 0 < moved[moved > 0].min() < 1e-6  # steps that bf16 would have lost
 
 
+# ---- optimizers --------------------------------------------------------------------------------
+
+
+class Clamped(torch.optim.SGD):
+    """What people write: momentum, a hook that clips gradients, one that clamps parameters."""
+
+    elementwise = True
+
+    def __init__(self, parameters: Any, lr: float):
+        super().__init__(parameters, lr, momentum=0.9)
+        self.steps = 0
+        self.register_step_pre_hook(self.clip)
+        self.register_step_post_hook(self.clamp)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def clip(self, *_: Any) -> None:
+        for p in self.parameters():
+            if p.grad is not None:  # none is there yet when a closure is given
+                p.grad.clamp_(-0.01, 0.01)
+
+    @torch.no_grad()
+    def clamp(self, *_: Any) -> None:
+        self.steps += 1
+        for p in self.parameters():
+            p.clamp_(-0.1, 0.1)
+
+
+def scheduled(model: nn.Module, optimizer: torch.optim.Optimizer, comm: dtlab.Comm | None) -> None:
+    """Six steps, each with another learning rate, and momentum if there is one."""
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
+    if "momentum" in optimizer.defaults:
+        schedules.append(torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=8))
+    for number in range(6):
+        shard = batch_of("mlp", number, size=12)
+        shard = shard if comm is None else shard_of(shard, comm.rank, comm.size)
+        optimizer.zero_grad()
+        if number % 2:
+            optimizer.step(lambda shard=shard: loss_of(model, shard).backward())  # type: ignore[arg-type]
+        else:
+            loss_of(model, shard).backward()
+            optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+
+
+@pytest.mark.parametrize("make", [*ELEMENTWISE, Clamped])
+def test_any_elementwise_optimizer_steps_as_on_one_device(make: Any) -> None:
+    def train(comm: dtlab.Comm, stage: int) -> tuple[dict[str, torch.Tensor], int]:
+        model, optimizer = zero(MODELS["mlp"](torch.float64), comm, stage, make, lr=0.01)
+        scheduled(model, optimizer, comm)
+        return full_state_dict(model), getattr(optimizer, "steps", 6)
+
+    one = MODELS["mlp"](torch.float64)
+    scheduled(one, make(one.parameters(), lr=0.01), None)
+    for stage in STAGES:
+        for state, steps in on("simulator", train, stage, ranks=3).values:
+            assert steps == 6
+            assert difference(state, {k: p.detach() for k, p in one.named_parameters()}) < 1e-11
+
+
+def test_a_hook_may_clip_the_norm_of_all_shards() -> None:
+    def train(comm: dtlab.Comm) -> list[float]:
+        model, optimizer = zero(MODELS["mlp"](torch.float64), comm, 2, torch.optim.SGD, lr=1.0)
+        norms: list[float] = []
+        optimizer.register_step_pre_hook(
+            lambda *_: norms.append(float(clip_grad_norm_(model, 1e-3))))
+        before = full_state_dict(model)
+        step_of(model, optimizer, "mlp", 0, torch.float64)
+        moved = [(full_state_dict(model)[name] - before[name]).flatten() for name in before]
+        return [*norms, float(torch.cat(moved).norm())]
+
+    for norm, moved in on("simulator", train, ranks=2).values:
+        assert norm > 0.1
+        assert moved == pytest.approx(1e-3, rel=1e-2)
+
+
 # ---- what must be refused ----------------------------------------------------------------------
 
 
@@ -226,7 +305,29 @@ class Layerwise(torch.optim.SGD):
     elementwise = False
 
 
+class Unknown(torch.optim.SGD):
+    pass
+
+
+def scaled(comm: dtlab.Comm) -> None:
+    model, optimizer = zero(nn.Linear(1, 1), comm, 1, torch.optim.SGD)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 1)).sum()).backward()
+    scaler.step(optimizer)
+
+
+def added(comm: dtlab.Comm) -> None:
+    _, optimizer = zero(nn.Linear(1, 1), comm, 1, torch.optim.SGD)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
 @pytest.mark.parametrize(("mistake", "sentence"), [
+    *((lambda comm, make=make: zero(nn.Linear(1, 1), comm, 1, make),
+       f"{make.__name__} may need whole parameters.* elementwise = True")
+      for make in (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.SparseAdam, Unknown)),
+    (lambda comm: zero(nn.Linear(1, 1), comm, 1, "adam"), "must be a class.* not 'adam'"),
+    (scaled, "GradScaler would look for infinities"),
+    (added, "nothing can be added to it"),
     (lambda comm: zero(nn.Linear(1, 1), comm, 4), "stages 1, 2 and 3, not 4"),
     (mixed_dtypes, "parameters of one dtype, not of 2"),
     (lambda comm: zero(nn.Linear(1, 1 + comm.rank), comm, 3), "'weight' has shape"),

@@ -1,0 +1,112 @@
+"""ZeRO's optimizer: any that treats each element by itself, over the shards of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dtlab.checks import short
+from dtlab.errors import ConfigError
+from dtlab.parallel.unit import ShardedParameter
+
+ELEMENTWISE = tuple(getattr(torch.optim, name) for name in (
+    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop",
+    "ASGD"))
+
+
+def check_elementwise(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Raise `ConfigError` unless the class `optimizer` can step parts of parameters."""
+    if not isinstance(optimizer, type) or not issubclass(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer must be a class, such as torch.optim.AdamW, not "
+                          f"{short(optimizer)}; give its options by name")
+    says = getattr(optimizer, "elementwise", None)
+    if says is False:
+        raise ConfigError(f"{optimizer.__name__} needs the norms of whole layers, and a rank has "
+                          f"parts of them; use an optimizer that treats each element by itself")
+    if not says and optimizer not in ELEMENTWISE:
+        raise ConfigError(f"{optimizer.__name__} may need whole parameters, and a rank has parts "
+                          f"of them; use one of {', '.join(c.__name__ for c in ELEMENTWISE)}, or a "
+                          f"class with elementwise = True whose step treats each element by itself")
+
+
+def grouped(named: Iterable[tuple[str, Sequence[nn.Parameter]]],
+            groups: Callable[[str], dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Parameter groups: one for all names of which `groups` says the same. named: each name, and
+    what this rank steps of it, which may be nothing."""
+    found: list[dict[str, Any]] = []
+    said: list[dict[str, Any]] = []
+    for name, parameters in named:
+        options = groups(name) if groups else {}
+        if not isinstance(options, dict):
+            raise ConfigError(f"groups({name!r}) must return a dict of options, not "
+                              f"{short(options)}")
+        if options not in said:
+            said.append(options)
+            found.append({"params": [], **options})
+        found[said.index(options)]["params"] += parameters
+    return found
+
+
+def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
+                    groups: Callable[[str], dict[str, Any]] | None, options: dict[str, Any]
+                    ) -> torch.optim.Optimizer:
+    """An `optimizer` of this rank's pieces of `model`, what `zero` returns first."""
+    pieces: dict[str, list[nn.Parameter]] = {
+        name: [] for name, p in model.module.named_parameters() if p.requires_grad}
+    for unit in model.units:
+        for piece, master in zip(unit.pieces, unit.masters, strict=True):
+            pieces[unit.names[piece.parameter]].append(master)
+    masters = {master for mine in pieces.values() for master in mine}
+    step_pieces: Any = optimizer.step
+    if hasattr(step_pieces, "hooked"):  # torch has put hooks around it, which run around ours
+        step_pieces = step_pieces.__wrapped__
+
+    class Sharded(optimizer):  # type: ignore[misc, valid-type]
+        """The optimizer of this rank's pieces: see `zero`."""
+
+        def step(self, closure: Callable[[], Any] | None = None) -> Any:
+            with torch.enable_grad():
+                loss = closure() if closure is not None else None
+            model.hand_gradients_to_optimizer()
+            step_pieces(self)
+            model.share_parameters()
+            return loss
+
+        def add_param_group(self, param_group: dict[str, Any]) -> None:
+            if any(p not in masters for p in param_group["params"]):
+                raise ConfigError("the optimizer that zero returned steps pieces of its model's "
+                                  "parameters; nothing can be added to it")
+            super().add_param_group(param_group)
+
+        def refuse_scaler(self) -> None:
+            raise ConfigError("GradScaler would look for infinities in this rank's gradients only, "
+                              "and ranks would disagree; use param_dtype=torch.bfloat16, which "
+                              "needs no scaler, or GradScaler(enabled=False)")
+
+        _step_supports_amp_scaling = property(refuse_scaler, lambda self, value: None)
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            super().zero_grad(set_to_none)
+            model.zero_grad()
+
+    Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
+    sharded: torch.optim.Optimizer = Sharded(grouped(pieces.items(), groups), **options)
+    return sharded
+
+
+def refuse_sharded(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before any optimizer's step: raise `ConfigError` if it was made of parameters that ZeRO
+    shards."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if isinstance(p, ShardedParameter):
+                raise ConfigError(f"this {type(optimizer).__name__} was made of parameters that "
+                                  f"ZeRO shards, such as {p.unit.names[p]!r}; step the optimizer "
+                                  f"that zero(…) returned")
+
+
+register_optimizer_step_pre_hook(refuse_sharded)
