@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dtlab.topology import Topology
+from dtlab.topology import Topology, uniform
 from dtlab.trace import Trace
 
 
@@ -74,6 +74,11 @@ class Case:
     def ranks(self) -> int:
         """How many ranks take part."""
         return len(self.args)
+
+    @property
+    def network(self) -> Topology:
+        """What its messages cross."""
+        return self.cluster or uniform(self.ranks, self.latency_s, self.bandwidth_Bps)
 
 
 @dataclass(frozen=True)

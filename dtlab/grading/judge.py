@@ -19,8 +19,9 @@ from dtlab.grading.compare import Fingerprint, fingerprint
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.mistakes import Traces, hint_of, recorded
 from dtlab.grading.rank_server import RankServer, ServerEnded
+from dtlab.grading.referee import CASE_LIMIT_S
 from dtlab.grading.report import Report, Row
-from dtlab.grading.sandbox import CASE_LIMIT_S, Sandbox
+from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.verdicts import verdict_of
 
 TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes one
