@@ -23,4 +23,14 @@ MISTAKES = [
             "last to have an add, and the one that acknowledges it."),
     Mistake({'answer = [("client", ("done", add[1]))]': "answer = []"},
             "The client waits for an answer that never comes: the tail answers every add."),
+    Mistake({"return [] if before is None else [(before, message)]":
+             'return [(before, message), (node["me"], message)]'}, "The messages never end: does a "
+            "node answer a message that needs no answer, or send one to itself?"),
+    Mistake({'number, node["values"].get(message[2], 0)': 'number, node["values"].get(message[2])'},
+            "(\"value\", number, value): the value is node[\"values\"].get(key, 0), a whole number."),
+    Mistake({'had: set[int] = node.setdefault("had", set())': 'shared = chain_node.__dict__\n'
+             '    if message[:2] == ("add", 1):\n        shared.clear()\n'
+             '    had: set[int] = shared.setdefault("had", set())',
+             'node["values"]': 'shared.setdefault("values", {})'}, "A node knows only what its own "
+            "messages have brought: what another node has in its memory is out of reach."),
 ]
