@@ -59,4 +59,7 @@ MISTAKES = [
     Mistake({"root=0": "root=comm.rank // group * group"}, "In a communicator that comm.split "
             "returns, ranks are numbered anew, from 0: the first rank of every group is 0 there, "
             "and so is the root."),
+    Mistake({BROADCAST: 'pass\n    all_reduce(comm, x, algorithm="hierarchical", group=group)'}, "The "
+            "answer calls the library's own algorithm=hierarchical, which does just what the "
+            "exercise asks for: build it out of others."),
 ]

@@ -93,7 +93,7 @@ def test_nobody_is_too_early_only_if_all_have_begun(workers):
     """Where nobody moves, nobody is ahead."""
     case = Case("", [()] * 3, facts={"paces": [[1.0], [1.0]], "staleness": 1})
     spans = [Span(worker + 1, "compute", 0.0, 1.0, "0") for worker in range(workers)]
-    verdict = bounding._not_too_early(case, Outcome(trace=Trace(3, spans=spans)))
+    verdict = bounding.begins(late=False)(case, Outcome(trace=Trace(3, spans=spans)))
     assert verdict.passed == (workers == 2)
 
 

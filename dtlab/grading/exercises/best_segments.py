@@ -31,8 +31,7 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     expected = f"≤ {1 + TOLERANCE:g} × {best_time:.4g} s, as with {best}"
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         return Verdict(False, f"{k!r}"[:60], f"{expected} segments",
-                       clue="A number of segments is a whole number, and at least 1: "
-                            "max(1, round(…)) makes it so.")
+                       shows="no number of segments")
     ranks, nbytes, alpha, beta = case.args[0]
     took = chain_s(ranks, nbytes, alpha, beta, k)
     return Verdict(took <= best_time * (1 + TOLERANCE), f"{counted(k, 'segment')}: {took:.4g} s",

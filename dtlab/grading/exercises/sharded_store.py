@@ -51,9 +51,8 @@ def _missing(case: Case, outcome: Outcome) -> Verdict | None:
     sent = sum(outcome.trace.sent_bytes(rank) for rank in range(servers))
     if min(got, sent) >= least:
         return None
-    return Verdict(False, f"servers received {got:,} B, sent {sent:,} B", f"≥ {least:,} B each",
-                   clue="Every worker's gradient goes to the servers, and the new weights come "
-                        "from them; don't add gradients among workers.")
+    return Verdict(False, f"servers received {got:,} B, sent {sent:,} B", f"≥ {least:,} B each: "
+                   "every worker's gradient goes to the servers, the new weights come from them")
 
 
 def _balance(case: Case, outcome: Outcome) -> Verdict:

@@ -59,9 +59,8 @@ def _between(case: Case, outcome: Outcome) -> Verdict:
     allowed = int(SLACK * 2 * len(machines) * vector)
     if total <= allowed and min(into, out) < len(machines) * vector:
         return Verdict(False, f"{into:,} B to the server, {out:,} B from it",
-                       f"≥ {len(machines) * vector:,} B each way",
-                       clue="Through the server: each machine's aggregator sends it one sum and "
-                            "gets the new weights from it.")
+                       f"≥ {len(machines) * vector:,} B each way: from each machine's aggregator "
+                       "one sum, to it the new weights")
     return Verdict(total <= allowed, f"{total:,} B between machines",
                    f"≤ {allowed:,} B: 2·S a machine", f"{total:,} / {allowed:,}",
                    shows=(total, into, out))
