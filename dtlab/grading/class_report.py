@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from dtlab.grading.class_grading import Graded
 from dtlab.grading.exercise import catalogue
 from dtlab.grading.notebook import NotebookReport
-from dtlab.grading.report import Report, printable, text_table, whole
+from dtlab.grading.report import Report, pages, printable, text_table, whole
 from dtlab.grading.similarity import SHORTEST, similar_pairs
 
 SHOWN = 15  # rows of the summary's lists
@@ -71,17 +69,14 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None
     """Write index.html, class.csv, and for each learner a page and Gradescope's results.json."""
     rows = rows_of(graded)
     (out / "learners").mkdir(parents=True, exist_ok=True)
-    pages = jinja2.Environment(loader=jinja2.PackageLoader("dtlab.grading", "pages"),
-                               autoescape=True, undefined=jinja2.StrictUndefined)
-    pages.globals["points"] = lambda number: f"{number:g}"
     for row in rows:
-        text = pages.get_template("learner.html").render(row=row)
+        text = pages().get_template("learner.html").render(row=row)
         (out / "learners" / f"{row.page}.html").write_text(text, encoding="utf-8")
         (out / "learners" / f"{row.page}.json").write_text(json.dumps(
             gradescope_results(row.reports, row.notes), indent=1), encoding="utf-8")
     (out / "class.csv").write_text(points_csv("learner", "notes", [
         (row.learner, row, row.reports, "; ".join(row.notes)) for row in rows]), encoding="utf-8")
-    (out / "index.html").write_text(pages.get_template("class.html").render(
+    (out / "index.html").write_text(pages().get_template("class.html").render(
         rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows), shortest=SHORTEST,
         seconds=sum(report.seconds for row in rows for report in row.reports),
         hardest=_hardest(rows), mistakes=_mistakes(rows),

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dtlab
 from dtlab.errors import ConfigError
 from dtlab.grading import exercises
 from dtlab.grading.compare import Fingerprint
@@ -39,11 +38,6 @@ class Traces(NamedTuple):
 
 
 # ---- the mistakes themselves --------------------------------------------------------------------
-
-
-def solutions_folder() -> Path:
-    """Where a teacher's checkout has the solutions."""
-    return Path(dtlab.__file__).parent.parent / "solutions"
 
 
 def mistakes_in(exercise: Exercise, folder: Path) -> list[Mistake]:

@@ -11,4 +11,7 @@ MISTAKES = [
             "many W's wait as the limit allows, and fill the gaps at the end."),
     Mistake({WAITING: "m"}, "All W's come last, so every micro-batch is held until then: do the "
             "oldest W whenever more than the limit allows would be held."),
+    Mistake({"{r}I{i}": "{r}B{i}", "if i + 1 - done > waiting:": "if False:",
+             'row + [f"{r}W{i}" for i in range(done, m)]': "row"}, "Only the input's gradient is "
+            "waited for: cut B into I and W, and do W where the rank would wait."),
 ]

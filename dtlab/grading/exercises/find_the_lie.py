@@ -13,7 +13,7 @@ from torch.nn.functional import gelu
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most
+from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most
 from dtlab.parallel.conversions import copy_to, reduce_from
 
 NAMES = ("norm", "up", "scale", "down", "bias")
@@ -50,13 +50,8 @@ def _wanted(t: int, x: Tensor, *parameters: Tensor) -> Wanted:
 
 def _build(seed: int) -> list[Check]:
     def case(t: int, rows: int, hidden: int, gloo: bool = False) -> Case:
-        random = torch.Generator().manual_seed(13 * seed + t + rows)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=random, dtype=F64)
-
-        x, norm, bias = normal(rows, hidden), normal(hidden), normal(hidden)
-        up, down, scale = normal(6 * t, hidden), normal(hidden, 6 * t), normal(2)
+        x, norm, bias, up, down, scale = normals(13 * seed + t + rows, (rows, hidden), hidden,
+                                                 hidden, (6 * t, hidden), (hidden, 6 * t), 2)
         args = [(x, norm, u, scale, d, bias) for u, d in zip(
             up.chunk(t), down.chunk(t, 1), strict=True)]
         return Case(f"{t} ranks, {rows} rows, {hidden} columns", args, harness=run_layer, gloo=gloo,

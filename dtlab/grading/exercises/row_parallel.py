@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most, values
+from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most, values
 
 GRADIENTS = "the gradient of x", "the gradient of the weight", "the gradient of the bias"
 
@@ -21,13 +21,9 @@ def _right(parts: list[tuple[Tensor, Tensor]], bias: Tensor, dy: Tensor
 
 def _build(seed: int) -> list[Check]:
     def case(rows: int, out: int, *widths: int, gloo: bool = False) -> Case:
-        random = torch.Generator().manual_seed(97 * seed + rows + out)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=random, dtype=F64)
-
-        bias, dy = normal(out), normal(rows, out)
-        parts = [(normal(rows, n), normal(out, n)) for n in widths]
+        bias, dy, *both = normals(97 * seed + rows + out, out, (rows, out), *(
+            shape for n in widths for shape in ((rows, n), (out, n))))
+        parts = list(zip(both[::2], both[1::2], strict=True))
         wanted = Wanted(_right(parts, bias, dy), items=("y", *GRADIENTS), rtol=1e-9,
                         what="that of one device")
         return Case(f"{len(widths)} ranks, {rows} × {sum(widths)} → {out}",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import torch
 
-from dtlab.grading.case import Case, Outcome, Wanted
+from dtlab.grading.case import Case, Outcome, Wanted, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._server_step import EXACT, LR, numbers, stepped
-from dtlab.grading.standard import F32, F64, real, values
+from dtlab.grading.exercises._server_step import EXACT, LR, stepped
+from dtlab.grading.standard import F32, F64, numbers, real, values
 
 SLACK = 1.05  # of bytes: a pickled object is a little longer than its data
 LATE = 1.25  # of time
@@ -21,20 +22,22 @@ CUT = ("Cut every key into one part per server (w.tensor_split(servers)), or lay
 def _case(servers: int, workers: int, sizes: list[int], seed: int, dtype: torch.dtype = F32,
           shuffled: bool = False, **options: Any) -> Case:
     """shuffled: each rank's dictionaries list the keys in an order of its own."""
-    random = torch.Generator().manual_seed(7919 * seed + 100 * servers + workers)
-    weights = {f"w{i}": numbers(n, dtype, random) for i, n in enumerate(sizes)}
+    random = Random(f"{seed} {servers} {workers}")
+
+    def drawn(n: int) -> torch.Tensor:
+        return numbers((n,), dtype, random.getrandbits(60), most=9)
+
+    weights = {f"w{i}": drawn(n) for i, n in enumerate(sizes)}
     args = []
     for rank in range(servers + workers):
-        keys = list(weights)
-        if shuffled:
-            keys = [keys[i] for i in torch.randperm(len(keys), generator=random).tolist()]
-        grads = {key: numbers(len(weights[key]), dtype, random) for key in keys if rank >= servers}
+        keys = random.sample(list(weights), len(weights)) if shuffled else list(weights)
+        grads = {key: drawn(len(weights[key])) for key in keys if rank >= servers}
         args.append(({key: weights[key].clone() for key in keys}, grads, servers, LR))
     nbytes = sum(sizes) * dtype.itemsize
     right = {key: stepped(w, [grads[key] for _, grads, *_ in args[servers:]])
              for key, w in weights.items()}
-    text = (f"{servers} server{'s' * (servers > 1)}, {workers} worker{'s' * (workers > 1)}, "
-            f"{len(sizes)} keys of up to {max(sizes)} × {str(dtype)[6:]}")
+    text = (f"{counted(servers, 'server')}, {counted(workers, 'worker')}, {len(sizes)} keys "
+            f"of up to {max(sizes)} × {str(dtype)[6:]}")
     wanted = Wanted(leaves=[()] * servers + [(right,)] * workers, names=("weights",),
                     what="weights − lr · mean", rtol=EXACT[dtype],
                     least_bytes=2 * (workers - 1) * nbytes)

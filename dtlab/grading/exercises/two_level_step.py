@@ -8,10 +8,10 @@ from typing import Any
 import networkx as nx
 import torch
 
-from dtlab.grading.case import ANY, Case, Outcome, Wanted
+from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._server_step import EXACT, LR, numbers, stepped
-from dtlab.grading.standard import BF16, F32, F64, real, values
+from dtlab.grading.exercises._server_step import EXACT, LR, stepped
+from dtlab.grading.standard import BF16, F32, F64, numbers, real, values
 from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 
@@ -21,14 +21,12 @@ SLACK = 1.02
 def _case(machines: list[list[int]], n: int, seed: int, dtype: torch.dtype = F32,
           **options: Any) -> Case:
     """Rank 0 serves, on a machine of its own; `machines`: the workers by machine."""
-    random = torch.Generator().manual_seed(7919 * seed + 10 * n + len(machines))
     workers = sum(map(len, machines))
-    weights = numbers(n, dtype, random)
-    args: list[tuple[Any, ...]] = [
-        (machines, weights.clone(), numbers(n, dtype, random) if rank else None, LR)
-        for rank in range(1 + workers)]
-    right = stepped(weights, [grad for _, _, grad, _ in args[1:]])
-    text = (f"{len(machines)} machine{'s' * (len(machines) > 1)} of "
+    weights, *grads = [numbers((n,), dtype, 7919 * seed + 100 * n + rank, most=9)
+                       for rank in range(1 + workers)]
+    args = [(machines, weights.clone(), grad, LR) for grad in (None, *grads)]
+    right = stepped(weights, grads)
+    text = (f"{counted(len(machines), 'machine')} of "
             f"{', '.join(str(len(machine)) for machine in machines)}, {n} × {str(dtype)[6:]}")
     nbytes = n * dtype.itemsize
     wanted = Wanted(leaves=[(), *[(ANY, right)] * workers], names=("machines", "weights"),

@@ -7,21 +7,30 @@ from torch.nn.functional import cross_entropy
 
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most, values
+from dtlab.grading.standard import (
+    COLLECTIVES,
+    I64,
+    items,
+    normals,
+    numbers,
+    real,
+    sent_at_most,
+    values,
+)
 
 
 def _build(seed: int) -> list[Check]:
     def case(rows: int, *widths: int, scale: float = 1.0, gloo: bool = False) -> Case:
-        random = torch.Generator().manual_seed(31 * seed + rows + sum(widths))
-        targets = torch.randint(sum(widths), (rows,), generator=random)
-        logits = scale * torch.randn(rows, sum(widths), generator=random, dtype=F64)
+        words = sum(widths)
+        targets = numbers((rows,), I64, 31 * seed + rows + words, most=words) - 1
+        logits = scale * normals(31 * seed + rows + words, (rows, words))[0]
         whole = logits.clone().requires_grad_()
         loss = cross_entropy(whole, targets)
         (gradient,) = torch.autograd.grad(loss, whole)
         parts, firsts = logits.split(widths, 1), [sum(widths[:r]) for r in range(len(widths))]
         wanted = Wanted([(loss.detach(), part) for part in gradient.split(widths, 1)],
                         items=("loss", "the gradient"), rtol=1e-9, what="that of one device")
-        return Case(f"{len(widths)} ranks, {rows} rows, {sum(widths)} words",
+        return Case(f"{len(widths)} ranks, {rows} rows, {words} words",
                     [(part.clone(), targets, first) for part, first in zip(
                         parts, firsts, strict=True)],
                     wanted=wanted, gloo=gloo, facts={"rows": rows}, **COLLECTIVES)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.comm import Comm
 from dtlab.grading.case import ANY, Case, Outcome, Wanted
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most
+from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most
 
 PEAK_LAYERS = 7.5  # of live memory: a layer and the next, a gradient and its copies, activations
 SLACK = 1.02  # of bytes: counts and other small messages
@@ -85,11 +85,11 @@ def _peak(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, *widths: int, samples: int = 2, **options: Any) -> Case:
-        random = torch.Generator().manual_seed(7919 * seed + 100 * ranks + len(widths))
         layers = [Layer(width, [0]) for width in widths]
-        weights = [torch.randn(la.numel, generator=random, dtype=F64) / la.width**0.5
-                   for la in layers]
-        xs = [torch.randn(samples, widths[0], generator=random, dtype=F64) for _ in range(ranks)]
+        drawn = normals(7919 * seed + 100 * ranks + len(widths), *(la.numel for la in layers),
+                        *[(samples, widths[0])] * ranks)
+        weights = [w / la.width**0.5 for w, la in zip(drawn, layers, strict=False)]
+        xs = drawn[len(layers):]
         every = [gradients(layers, weights, x) for x in xs]
         mean = [_cut(torch.stack(g).mean(0), ranks) for g in zip(*every, strict=True)]
         cuts = [_cut(w, ranks) for w in weights]
