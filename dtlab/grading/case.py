@@ -109,6 +109,10 @@ class Outcome:
     objects: int = 0  # how many messages carried an object, not a tensor
     failure: CaseFailure | None = None
 
+    def printed_by(self, rank: int) -> str:
+        """What this rank has printed, as far as it is known."""
+        return self.printed[rank] if rank < len(self.printed) else ""
+
 
 def counted(count: float, noun: str) -> str:
     """How a number of things stands in the table.

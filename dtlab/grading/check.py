@@ -14,13 +14,10 @@ import cloudpickle
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Submission
 from dtlab.grading.exercise import find_exercise
-from dtlab.grading.judge import grade_answer, prepare_to_fork
+from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.rank_server import RankServer, preload_for
 from dtlab.grading.report import Report
-from dtlab.processes import run
 from dtlab.ranks.own_code import own_module
-
-LIMIT_S = 600.0  # nothing hangs; the judge has stricter limits of its own
 
 
 def check(
@@ -44,8 +41,7 @@ def check(
         raise ConfigError(f"seed is a whole number, 0 or more, not {seed!r}")
     if not isinstance(submission, Submission):
         submission = seal(submission, exercise.function)
-    told = run(_judge, submission, exercise.id, seed, preload_for(exercise.chapter), ranks=1,
-               timeout=LIMIT_S, trace=False, echo=False).values[0]
+    told = in_own_process(_judge, submission, exercise.id, seed)
     report = Report.from_dict(told)
     if show:
         report.show()
@@ -59,12 +55,10 @@ def _say_whom_it_trusts() -> None:
           "trust. For other people's notebooks there is dtlab grade.)")
 
 
-def _judge(_comm: Any, submission: Submission, exercise_id: str, seed: int,
-           preload: tuple[str, ...]) -> dict[str, Any]:
-    """In a process that the learner's notebook has not touched."""
-    prepare_to_fork()
-    with RankServer("none", preload) as server:
-        return grade_answer(server, submission, find_exercise(exercise_id), seed).to_dict()
+def _judge(submission: Submission, exercise_id: str, seed: int) -> dict[str, Any]:
+    exercise = find_exercise(exercise_id)
+    with RankServer("none", preload_for(exercise.chapter)) as server:
+        return grade_answer(server, submission, exercise, seed).to_dict()
 
 
 def seal(function: Callable[..., Any], name: str) -> Submission:

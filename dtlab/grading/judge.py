@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,9 @@ from dtlab.grading.referee import CASE_LIMIT_S
 from dtlab.grading.report import Report, Row
 from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.verdicts import verdict_of
+from dtlab.processes import run
 
+LIMIT_S = 3600.0  # of a process; nothing hangs, and what follows is stricter
 TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes one
 
 RunCase = Callable[[Case], Outcome]
@@ -59,6 +61,17 @@ def grade_answer(server: RankServer, submission: Submission, exercise: Exercise,
         return Report(exercise.id, exercise.title, rows)
     report.seconds = time.monotonic() - began
     return report
+
+
+def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+    """What `function(*args)` returns in a process that the caller's has not touched, and that may
+    fork."""
+    return run(_alone, function, args, ranks=1, timeout=LIMIT_S, trace=False, echo=False).values[0]
+
+
+def _alone(_comm: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    prepare_to_fork()
+    return function(*args)
 
 
 def prepare_to_fork() -> None:
@@ -98,7 +111,14 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
         report.rows.append(row)
-    report.details, report.printed = _evidence(trials, report)
+    # What helps to find the first mistake: a traceback or the waiting table; what was printed.
+    failed_first = (trial.outcome for row in report.rows if row.looked_at and not row.passed
+                    for trial in trials.get(row.name, []) if not trial.verdict.passed)
+    if outcome := next(failed_first, None):
+        failure = outcome.failure
+        if failure and failure.error != "NotImplementedError":
+            report.details = failure.details
+        report.printed = outcome.printed_by(max(failure.rank, 0) if failure else 0)
     return report
 
 
@@ -202,21 +222,3 @@ def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:
     return {t.number: None if t.verdict.passed else fingerprint(
         t.verdict.shows, [t.outcome.trace.sent_bytes(rank) for rank in range(t.outcome.trace.ranks)]
     ) for t in trials}
-
-
-def _evidence(trials: Trials, report: Report) -> tuple[str, str]:
-    """What helps to find the first mistake: a traceback or the waiting table; what was printed."""
-    for row in report.rows:
-        for trial in trials.get(row.name, []) if row.looked_at and not row.passed else ():
-            if not trial.verdict.passed:
-                return _evidence_of(trial.outcome)
-    return "", ""
-
-
-def _evidence_of(outcome: Outcome) -> tuple[str, str]:
-    failure = outcome.failure
-    rank = max(failure.rank, 0) if failure else 0
-    printed = outcome.printed[rank] if rank < len(outcome.printed) else ""
-    if failure is None or failure.error == "NotImplementedError":
-        return "", printed
-    return failure.details, printed

@@ -13,15 +13,13 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.grading.cell_executor import Executed, execute_cells
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.isolation import check_secrets, choose_sandbox
-from dtlab.grading.judge import grade_answer, prepare_to_fork
+from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.mistakes import mistakes_in
 from dtlab.grading.rank_server import RankServer, ServerEnded, preload_for
 from dtlab.grading.report import Report, Row, whole
 from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submitted
 from dtlab.grading.trusted import try_mistakes
-from dtlab.processes import run
 
-LIMIT_S = 3600.0  # nothing hangs; the judge has stricter limits of its own
 ENDED = "it ended the process that graded it"
 
 
@@ -93,8 +91,7 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None,
     if box == "nobody":
         check_secrets([folder, Path(path).parent])
     try:
-        told = run(_judge, str(path), str(folder), seed, box, ranks=1, timeout=LIMIT_S,
-                   trace=False, echo=False).values[0]
+        told = in_own_process(_judge, str(path), str(folder), seed, box)
     except DtlabError as error:  # what was read ended the process that read it
         headline = str(error).splitlines()[0]
         raise ConfigError(f"{path}: {ENDED} ({headline})") from None
@@ -103,9 +100,8 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None,
     return NotebookReport.from_dict(told)
 
 
-def _judge(_comm: Any, path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, Any]:
+def _judge(path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, Any]:
     """In a process of its own, which forks those of the submission if there is no sandbox."""
-    prepare_to_fork()
     try:
         notebook = read_submitted(path, folder)
     except ConfigError as error:

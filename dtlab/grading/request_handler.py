@@ -100,21 +100,14 @@ class RequestHandler:
             self.state.pending[int(number)] = Pending(work, into, what, str(said["at"]))
 
     def _do_wait(self, request: Frame) -> Answer:
-        """Wait for works; the answer brings what has arrived."""
-        peers, blobs = [], []
-        for number in request.fields["works"]:
-            work, into, *_ = self.state.pending.pop(int(number))
-            peers.append(work.wait())
-            self.state.raised.pop(int(number), None)  # the process raises it itself
-            if isinstance(into, torch.Tensor):
-                blobs.append(tensor_bytes(into))
-            elif into is not None:
-                blobs.append(into[0].data)
-        return {"peers": peers}, blobs
-
-    def _do_exchange(self, request: Frame) -> Answer:
-        self._do_post(request)
-        return self._do_wait(request)
+        """Wait for a work; the answer brings what has arrived."""
+        number = int(request.fields["work"])
+        work, into, *_ = self.state.pending.pop(number)
+        peer = work.wait()
+        self.state.raised.pop(number, None)  # the process raises it itself
+        if isinstance(into, torch.Tensor):
+            return {"peer": peer}, [tensor_bytes(into)]
+        return {"peer": peer}, [] if into is None else [into[0].data]
 
     def _do_wait_any(self, request: Frame) -> Answer:
         """Wait for the first of some works; the answer says which, None if none was in time."""
@@ -128,8 +121,7 @@ class RequestHandler:
         return {"done": first, "refused": False}, ()
 
     def _do_cancel(self, request: Frame) -> None:
-        for number in request.fields["works"]:
-            self.state.pending.pop(int(number)).work.cancel()
+        self.state.pending.pop(int(request.fields["work"])).work.cancel()
 
     def _do_begin(self, request: Frame) -> Answer:
         """Begin a function: a strand of the simulation serves its requests."""

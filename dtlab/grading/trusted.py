@@ -14,17 +14,14 @@ from dtlab.grading.case import Case, CaseFailure, Outcome
 from dtlab.grading.check import seal
 from dtlab.grading.exercise import Check, Exercise, find_exercise
 from dtlab.grading.frames import decode, encode
-from dtlab.grading.judge import Trials, is_real, prepare_to_fork, prints_of, report_of, try_all
+from dtlab.grading.judge import Trials, in_own_process, is_real, prints_of, report_of, try_all
 from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.mistakes import Mistake, Prints, Traces, answer_of, mistakes_in
 from dtlab.grading.rank_server import RankServer, preload_for
 from dtlab.grading.referee import deadlocked
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import Sandbox, new_outcome
-from dtlab.processes import run
 from dtlab.simulator import simulate
-
-LIMIT_S = 600.0
 
 
 def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: RankServer
@@ -95,13 +92,11 @@ class Judged(NamedTuple):
 def judge_mistakes(exercise_id: str, folder: Path) -> Judged:
     """In a process of its own, judge the exercise's solution and all its mistakes, each by what all
     of them leave behind."""
-    told: Judged = run(_judge_mistakes, exercise_id, folder, ranks=1, timeout=LIMIT_S,
-                       trace=False, echo=False).values[0]
+    told: Judged = in_own_process(_judge_mistakes, exercise_id, folder)
     return told
 
 
-def _judge_mistakes(_comm: Any, exercise_id: str, folder: Path) -> Judged:
-    prepare_to_fork()
+def _judge_mistakes(exercise_id: str, folder: Path) -> Judged:
     exercise = find_exercise(exercise_id)
     checks = exercise.build(0)
     with RankServer("none", preload_for(exercise.chapter)) as server:
