@@ -219,5 +219,5 @@ def pages() -> jinja2.Environment:
     found.globals["points"] = lambda number: f"{number:g}"
     # What stands between backticks is code.
     found.filters["code"] = lambda text: Markup(
-        re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))
+        re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     return found

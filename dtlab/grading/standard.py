@@ -27,6 +27,11 @@ def lg_ceil(p: int) -> int:
     return (p - 1).bit_length()
 
 
+def ring_bytes(p: int, n: int, item: int = 8) -> int:
+    """What a rank sends at most in a ring all-reduce of n elements: 2(p−1) chunks."""
+    return 2 * (p - 1) * -(-n // p) * item
+
+
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, most: int = 99) -> torch.Tensor:
     """Whole numbers from 1 to `most`, small enough to be exact in any dtype: so every order of
     summing gives the same bits."""

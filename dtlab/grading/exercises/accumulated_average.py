@@ -11,7 +11,7 @@ from torch import Tensor
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, normals, real, sent_at_most, values
+from dtlab.grading.standard import COLLECTIVES, normals, real, ring_bytes, sent_at_most, values
 
 
 def mean_gradient(samples: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def _build(seed: int) -> list[Check]:
 
     def allowed(case: Case) -> int:
         """One all-reduce; the count may travel alone."""
-        return int(2 * (case.ranks - 1) * (-(-(case.args[0][1] + 1) // case.ranks) * 8 + 8))
+        return ring_bytes(case.ranks, case.args[0][1] + 1) + ring_bytes(case.ranks, 1)
 
     equal = [case("equal micro-batches", 8, [4, 4], [4, 4]),
              case("equal micro-batches", 12, *[[2, 2, 2]] * 4)]

@@ -68,7 +68,7 @@ def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
 
     def recorded(node: dict[str, Any], message: ChainMessage) -> Any:
         sent = receive(node, message)
-        answers.append([*map(copied, sent)] if type(sent) is list else copied(sent))
+        answers.append(copied(sent))
         return sent
 
     for _ in experiment(recorded, *args):

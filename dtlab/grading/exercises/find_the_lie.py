@@ -13,7 +13,7 @@ from torch.nn.functional import gelu
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most
+from dtlab.grading.standard import COLLECTIVES, items, normals, real, ring_bytes, sent_at_most
 from dtlab.parallel.conversions import copy_to, reduce_from
 
 NAMES = ("norm", "up", "scale", "down", "bias")
@@ -58,9 +58,8 @@ def _build(seed: int) -> list[Check]:
                     wanted=_wanted(t, x, norm, up, scale, down, bias),
                     facts={"numel": rows * hidden}, **COLLECTIVES)
 
-    def allowed(case: Case) -> float:
-        t = case.ranks
-        return float(2 * (t - 1) * 8 * (2 * -(-case.facts["numel"] // t) + -(-2 // t)))
+    def allowed(case: Case) -> int:
+        return 2 * ring_bytes(case.ranks, case.facts["numel"]) + ring_bytes(case.ranks, 2)
 
     k, forward = seed % 3, items("y")
     cases = [case(2, 3 + k, 4), case(3, 5, 6), case(4, 2, 8 + k)]

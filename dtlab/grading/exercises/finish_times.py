@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 
@@ -44,13 +44,9 @@ def _case(name: str, pairs: Pairs, text: str = "") -> Case:
 
 def _random_case(name: str, count: int, seed: int) -> Case:
     random = np.random.default_rng([seed, count, len(name)])
-    ranks = _cluster(name).ranks
-    pairs: dict[tuple[int, int], int] = {}
-    while len(pairs) < count:
-        src, dst = (int(rank) for rank in random.integers(ranks, size=2))
-        if src != dst:
-            pairs[src, dst] = int(random.integers(1, 60)) * MB
-    return _case(name, pairs)
+    every = list(permutations(range(_cluster(name).ranks), 2))
+    chosen = random.choice(len(every), count, replace=False)
+    return _case(name, {every[i]: int(random.integers(1, 60)) * MB for i in chosen})
 
 
 def _truth(name: str, pairs: Pairs) -> list[float]:

@@ -10,15 +10,12 @@ from dtlab.grading.standard import (
     FLOAT32_ONLY,
     held_at_most,
     real,
+    ring_bytes,
     rounds_at_most,
     sent_at_most,
     summing_case,
     values,
 )
-
-
-def _chunk_bytes(case: Case) -> int:
-    return int(-(-case.facts["n"] // case.ranks) * case.facts["item"])
 
 
 def _build(seed: int) -> list[Check]:
@@ -40,7 +37,8 @@ def _build(seed: int) -> list[Check]:
         Check("any dtype", 1, "float64, bfloat16, complex, integers",
               [summing_case(4, 8, dtype, seed) for dtype in DTYPES], values, FLOAT32_ONLY),
         Check("bytes", 2, "2 to 13 ranks", timed, sent_at_most(
-            lambda case: 2 * (case.ranks - 1) * _chunk_bytes(case), "2(p−1)·⌈n/p⌉ elements"),
+            lambda case: ring_bytes(case.ranks, case.facts["n"], case.facts["item"]),
+            "2(p−1)·⌈n/p⌉ elements"),
             "A ring sends one chunk of n/p a step, in 2(p − 1) steps.", values),
         Check("rounds", 1, "2 to 13 ranks, simulated", timed, rounds_at_most(
             lambda case: 2 * (case.ranks - 1), "2(p−1)"),
@@ -48,7 +46,8 @@ def _build(seed: int) -> list[Check]:
             "comm.sendrecv(chunk, right, inbox, left); each of the two phases has p − 1.", values),
         Check("memory", 1, "4 ranks, 192000 × float32",
               [summing_case(4, 192_000, F32, seed, meter=True)],
-              held_at_most(_chunk_bytes, ": one chunk"),
+              held_at_most(lambda case: -(-case.facts["n"] // case.ranks) * case.facts["item"],
+                           ": one chunk"),
               "More than one chunk is held. One inbox is enough: make it once, before the loop; "
               "chunks of x can be sent, and in the second phase received into, as they are.",
               values),

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most, values
+from dtlab.grading.standard import (
+    COLLECTIVES,
+    items,
+    normals,
+    real,
+    ring_bytes,
+    sent_at_most,
+    values,
+)
 
 GRADIENTS = "the gradient of x", "the gradient of the weight", "the gradient of the bias"
 
@@ -28,7 +36,7 @@ def _build(seed: int) -> list[Check]:
                         what="that of one device")
         return Case(f"{len(widths)} ranks, {rows} × {sum(widths)} → {out}",
                     [(*part, bias, dy) for part in parts], wanted=wanted, gloo=gloo,
-                    facts={"nbytes": 8 * rows * out}, **COLLECTIVES)
+                    facts={"n": rows * out}, **COLLECTIVES)
 
     k, gradients = seed % 3, items(*GRADIENTS)
     even = [case(3, 4 + k, 2, 2), case(5, 6, 3, 3, 3), case(2, 8, 4, 4, 4, 4)]
@@ -45,8 +53,7 @@ def _build(seed: int) -> list[Check]:
         Check("uneven", 1, "inputs that t doesn't divide; one rank", odd, gradients,
               provided=forward),
         Check("bytes", 1, "one all-reduce of y", large, sent_at_most(
-            lambda case: 2 * (case.ranks - 1) * -(-case.facts["nbytes"] // (8 * case.ranks)) * 8,
-            "one all-reduce of y"),
+            lambda case: ring_bytes(case.ranks, case.facts["n"]), "one all-reduce of y"),
             "More moves than one all-reduce of y: don't gather x or the weight, and send nothing "
             "backward.", forward),
         real(case(4, 6, 2, 2, 1, gloo=True), values, forward),

@@ -77,16 +77,14 @@ def cluster(function: Rule, comm: Comm, pace: Sequence[float], staleness: float)
             pass
         if _request(comm, "push") == NO:
             return NO
-        comm.send(["clock"], 0)
-    comm.send(["finish"], 0)
+        comm.send("clock", 0)
+    comm.send("finish", 0)
     return YES
 
 
 def _request(comm: Comm, what: str) -> str:
-    answer: list[Any] = []
-    comm.send([what], 0)
-    comm.recv(answer, 0)
-    return str(answer[0][0])
+    comm.send(what, 0)
+    return str(comm.recv_object(0))
 
 
 def _serve(function: Rule, comm: Comm, staleness: float) -> str:
@@ -97,7 +95,7 @@ def _serve(function: Rule, comm: Comm, staleness: float) -> str:
     while active:
         message: list[Any] = []
         src = comm.recv(message)
-        what = message[0][0]
+        (what,) = message
         if what == "finish":
             active.remove(src)
         elif what == "clock":
@@ -107,10 +105,10 @@ def _serve(function: Rule, comm: Comm, staleness: float) -> str:
         for worker, request in list(held.items()):
             if function(request, clocks[worker], list(clocks.values()), staleness):
                 del held[worker]
-                comm.send([YES], worker)
+                comm.send(YES, worker)
         if active and active == set(held):
             for worker in held:
-                comm.send([NO], worker)
+                comm.send(NO, worker)
             return NO
     return YES
 

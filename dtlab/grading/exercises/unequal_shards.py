@@ -7,7 +7,7 @@ import torch
 from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.compare import difference
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, normals, real, sent_at_most, values
+from dtlab.grading.standard import COLLECTIVES, normals, real, ring_bytes, sent_at_most, values
 
 
 def _unchanged(case: Case, outcome: Outcome) -> Verdict:
@@ -28,8 +28,7 @@ def _build(seed: int) -> list[Check]:
 
     def allowed(case: Case) -> int:
         """One all-reduce; the count may travel alone."""
-        n, p = len(case.args[0][0]), case.ranks
-        return 2 * (p - 1) * (-(-(n + 1) // p) * 8 + 8)
+        return ring_bytes(case.ranks, len(case.args[0][0]) + 1) + ring_bytes(case.ranks, 1)
 
     k = seed % 3
     equal = [case("equal shards", 5, 8, 8), case("equal shards", 12, *[3 + k] * 4)]

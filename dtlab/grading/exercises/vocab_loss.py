@@ -14,6 +14,7 @@ from dtlab.grading.standard import (
     normals,
     numbers,
     real,
+    ring_bytes,
     sent_at_most,
     values,
 )
@@ -53,7 +54,7 @@ def _build(seed: int) -> list[Check]:
         Check("stable", 1, "logits of thousands", stable, loss, "The exponentials overflow, or "
               "vanish: subtract the largest logit of the row, the same on all ranks."),
         Check("bytes", 2, "three numbers a row", large, sent_at_most(
-            lambda case: 2 * (case.ranks - 1) * (3 * -(-case.facts["rows"] // case.ranks) * 8 + 24),
+            lambda case: 3 * ring_bytes(case.ranks, case.facts["rows"] + case.ranks),
             "three numbers a row"),
             "Too much moves: no rank needs others' logits. Reduce the largest logit, the sum of "
             "the exponentials and the target's logit.", loss),
