@@ -160,14 +160,11 @@ def _tried(check: Check, outcomes: Mapping[Case, Outcome], before: Set[Case]) ->
     trials = []
     for number, case in enumerate(check.cases):
         outcome = outcomes[case]
-        if check.provided is not None:
-            provided = verdict_of(check.provided, case, outcome)
-            if not provided.passed and case in before:
-                continue
-            if not provided.passed:
-                trials.append(Trial(number, case, outcome, provided))
-                continue
-        trials.append(Trial(number, case, outcome, verdict_of(check.judge, case, outcome)))
+        provided = verdict_of(check.provided or check.judge, case, outcome)
+        if provided.passed and check.provided:
+            trials.append(Trial(number, case, outcome, verdict_of(check.judge, case, outcome)))
+        elif not check.provided or case not in before:
+            trials.append(Trial(number, case, outcome, provided))
     return trials
 
 
