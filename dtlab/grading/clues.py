@@ -15,6 +15,9 @@ from dtlab.grading.compare import difference
 NOT_YOURS = ", which is the library's own: only what you write yourself earns points."
 
 
+REAL = "It works in the simulator, but not on real processes over Gloo."
+
+
 def clue(case: Case, outcome: Outcome) -> str:
     """The mistake that the outcome shows, if it is one of those; else ""."""
     if outcome.failure is not None:

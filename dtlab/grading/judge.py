@@ -52,7 +52,7 @@ def grade_answer(server: RankServer, submission: Submission, exercise: Exercise,
     checks, sandbox = exercise.build(seed), Sandbox(submission, server)
     if known is None:
         def known() -> Sequence[Traces]:
-            return recorded(exercise.id) if seed == 0 else ()
+            return recorded(exercise.id).mistakes if seed == 0 else ()
     try:
         report = report_of(exercise, checks, try_all(checks, sandbox.run_case), known)
         sandbox.close()
@@ -105,9 +105,13 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
     """The report on an answer; its hints are of the mistakes that are `known`."""
     report = Report(exercise.id, exercise.title)
     failed = {name for name, each in trials.items() if not all(t.verdict.passed for t in each)}
+    usual = recorded(exercise.id).hints
     for check in checks:
         if check.name in trials:
-            row = _row_of(check, trials[check.name], report.rows, known, failed)
+            row = _row_of(check, trials[check.name])
+            if row.looked_at and not row.passed:
+                row.hint = _hint(check, trials[check.name], report.rows, known(), failed,
+                                 clues.REAL if is_real(check) else usual.get(check.name, ""))
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
         report.rows.append(row)
@@ -176,42 +180,41 @@ def not_tried(check: Check, why: str) -> Row:
     return Row(check.name, False, 0, check.points, check.tried, "not tried", why, looked_at=False)
 
 
-def _row_of(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: Known,
-            failed: Set[str]) -> Row:
+def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
     """The report's row: a summary if all passed, else the first case that did not."""
     if not trials:
         return not_tried(check, "right values here first")
     bad = next((trial for trial in trials if not trial.verdict.passed), None)
+    v = (bad or trials[-1]).verdict
     if bad is None:
-        v = trials[-1].verdict
         few = len(trials) < len(check.cases)
         tried = check.tried + few * f"; {len(trials)} of {len(check.cases)} cases have right values"
-        return Row(check.name, True, check.points, check.points, tried, v.came, v.expected,
-                   v.nbytes, v.rounds)
-    if bad.outcome.failure is not None and bad.outcome.failure.kind == "skipped":
-        return not_tried(check, bad.outcome.failure.message)
-    v = bad.verdict
-    good = sum(trial.verdict.passed for trial in trials)
-    score = f"; {good} of {len(trials)} cases right" if len(trials) > 1 else ""
-    return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
-               v.nbytes, v.rounds, _hint(check, bad, earlier,
-                                        hint_of(known(), check.name, prints_of(trials), failed)))
+        points = check.points
+    else:
+        if bad.outcome.failure is not None and bad.outcome.failure.kind == "skipped":
+            return not_tried(check, bad.outcome.failure.message)
+        good, points = sum(trial.verdict.passed for trial in trials), 0
+        tried = bad.case.tried + (len(trials) > 1) * f"; {good} of {len(trials)} cases right"
+    return Row(check.name, bad is None, points, check.points, tried, v.came, v.expected, v.nbytes,
+               v.rounds)
 
 
-def _hint(check: Check, bad: Trial, earlier: Sequence[Row], known: str) -> str:
-    """The hint of a known mistake, or what the verdict itself tells; else the check's own, if the
+def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: Sequence[Traces],
+          failed: Set[str], usual: str) -> str:
+    """The hint of a known mistake, or what the verdict itself tells; else the usual one, if the
     first check passed, so that what is special about this one is to blame; else the general clue.
     """
+    bad = next(trial for trial in trials if not trial.verdict.passed)
     if bad.outcome.objects and bad.verdict.nbytes:
         return clues.OBJECTS
-    if hint := known or bad.verdict.clue:
+    if hint := hint_of(known, check.name, prints_of(trials), failed) or bad.verdict.clue:
         return hint
     clue = clues.clue(bad.case, bad.outcome)
     failure = bad.outcome.failure
     ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
     special = ended and earlier and (earlier[0].passed if not is_real(check)
                                      else all(row.passed for row in earlier))
-    return (check.hint or clue) if special else clue or (check.hint if not earlier else "")
+    return (usual or clue) if special else clue or (usual if not earlier else "")
 
 
 def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:

@@ -1,5 +1,22 @@
 from dtlab.grading.mistakes import Mistake
 
+HINTS = {
+    "no crash": "The tail, which answers reads, must be the last to have an add, and the one that "
+        "acknowledges it.",
+    "asked again": "The same message may come again, from the client or from the node before: "
+        "remember the numbers of adds that you have carried out, and pass these on without adding.",
+    **dict.fromkeys(("head dies", "tail dies"), "The tail answers every add, also one that it has "
+        "had already: the first answer may have been lost with the node that sent it. Which node "
+        "is the tail now?"),
+    "middle dies": "Each node keeps what it has passed on until the tail's acknowledgement comes "
+        "back; when the chain changes, it sends all of that to its new successor.",
+    "two die": "An acknowledged add is lost, so it was acknowledged too early, or forgotten too "
+        "early. Only the tail may answer the client: what it has, all nodes have. Each node keeps "
+        "what it has passed on until the tail's acknowledgement comes back; when the chain "
+        "changes, it sends all of that to its new successor.",
+    "messages": "An add costs one message down each link, one back up, and the answer.",
+}
+
 MISTAKES = [
     Mistake({"            kept[add[1]] = add\n": ""}, "Messages on their way to the dead node are "
             "lost, and no node sends them again: each node keeps what it has passed on until the "

@@ -53,15 +53,9 @@ def _build(seed: int) -> list[Check]:
     edges = [case(2, 100_000_000, ETHERNET), case(16, 4, ETHERNET), case(2, 4, NVLINK),
              case(8, 0, ETHERNET), case(5, int(1000 * grow), NVLINK)]
     return [
-        Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge,
-              "Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where "
-              "is their sum least?"),
-        Check("short chains", 1, "3 and 4 ranks", short, _judge,
-              "Nearly: with few segments, one more or less counts. The factor is p − 2; and take "
-              "the nearest whole number: don't round up, nor down, as int() does."),
-        Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge,
-              "With two ranks, or a few bytes, the formula gives less than 1: there is always one "
-              "segment."),
+        Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge),
+        Check("short chains", 1, "3 and 4 ranks", short, _judge),
+        Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge),
     ]
 
 

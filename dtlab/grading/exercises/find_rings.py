@@ -162,17 +162,10 @@ def _build(seed: int) -> list[Check]:
     large = [_case("torus 5 × 5", 25, _grid(5, 5), seed),
              _case("mesh", 13, _two_rings(13, 6, seed), seed)]
     return [
-        Check("easy meshes", 1, "every rank joined to every other", easy, _judge,
-              "Go on only along `links`; they lead both ways. A ring visits each rank exactly "
-              "once, and its last rank has a link to the first."),
-        Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge,
-              "A link of two wires may be used twice: count wires, don't only mark links as used."),
-        Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge,
-              "Most first rings cut off the second: when there is no second ring, take the first "
-              "one back and go on searching (backtracking)."),
-        Check("no rings", 1, "meshes without two rings", none, _judge,
-              "These links hold no two rings without a common wire, so the answer is None. Return "
-              "it once every possibility has been tried."),
+        Check("easy meshes", 1, "every rank joined to every other", easy, _judge),
+        Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge),
+        Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge),
+        Check("no rings", 1, "meshes without two rings", none, _judge),
         Check("larger meshes", 1, "13 and 25 ranks", large, _judge),
     ]
 

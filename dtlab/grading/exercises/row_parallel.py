@@ -44,18 +44,12 @@ def _build(seed: int) -> list[Check]:
     large = [case(64, 100 + k, 8, 8, 8, 8), case(50, 60, 10, 10)]
     forward = items("y")
     return [
-        Check("forward", 2, "2 to 4 ranks", even, forward,
-              "y is the sum over the ranks of x Wᵀ, each of its own part, in one all-reduce; then "
-              "b."),
-        Check("gradients", 3, "2 to 4 ranks", even, gradients,
-              "Backward each rank works alone, on its own x and W: dy W, dyᵀ x, and the sum of "
-              "dy's rows.", forward),
+        Check("forward", 2, "2 to 4 ranks", even, forward),
+        Check("gradients", 3, "2 to 4 ranks", even, gradients, forward),
         Check("uneven", 1, "inputs that t doesn't divide; one rank", odd, gradients,
               provided=forward),
-        Check("bytes", 1, "one all-reduce of y", large, sent_at_most(
-            lambda case: ring_bytes(case.ranks, case.facts["n"]), "one all-reduce of y"),
-            "More moves than one all-reduce of y: don't gather x or the weight, and send nothing "
-            "backward.", forward),
+        Check("bytes", 1, "one all-reduce of y", large, sent_at_most(lambda case:
+              ring_bytes(case.ranks, case.facts["n"]), "one all-reduce of y"), forward),
         real(case(4, 6, 2, 2, 1, gloo=True), values, forward),
     ]
 

@@ -78,21 +78,11 @@ def _build(seed: int) -> list[Check]:
     large = [_case(machines, 5_000 + 96 * k, seed) for machines in (
         [[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2], [3, 4], [5, 6], [7, 8]], [[3, 5, 1], [2], [4, 6]])]
     return [
-        Check("weights", 2, "2 or 3 machines, all alike", plain, values,
-              "Some gradients are missing, or counted twice. Which ranks are in a machine is what "
-              "`machines` says; their numbers need not follow each other."),
-        Check("uneven machines", 2, "1 to 5 workers in a machine", uneven, values,
-              "It works only where all machines hold equally many workers. The mean of the "
-              "machines' means is not the mean: send sums, divide by the number of all workers."),
-        Check("any layout", 1, "1 machine; 1 worker; ranks in any order", layouts, values,
-              "A machine's ranks need not follow each other, a machine may hold one worker, the "
-              "vector may be empty: look it up in `machines`."),
-        Check("any dtype", 1, "float64, bfloat16", dtypes, values,
-              "It works for float32 only: make room with torch.empty_like(weights)."),
-        Check("between machines", 3, "2 to 4 machines, 20 kB", large, _between,
-              "More than one vector goes to the server, or comes from it, for each machine; or "
-              "machines send to each other past the server. An aggregator talks to the ranks of "
-              "its own machine, and to the server.", values),
+        Check("weights", 2, "2 or 3 machines, all alike", plain, values),
+        Check("uneven machines", 2, "1 to 5 workers in a machine", uneven, values),
+        Check("any layout", 1, "1 machine; 1 worker; ranks in any order", layouts, values),
+        Check("any dtype", 1, "float64, bfloat16", dtypes, values),
+        Check("between machines", 3, "2 to 4 machines, 20 kB", large, _between, values),
         real(_case([[1], [2, 3]], 1_000, seed, gloo=True)),
     ]
 

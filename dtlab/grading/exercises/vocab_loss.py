@@ -42,22 +42,13 @@ def _build(seed: int) -> list[Check]:
     stable = [case(4, 3, 3, scale=1e4), case(5, 4, 4, 4, scale=1e3)]
     large = [case(20 + k, 300, 300, 300), case(16, 1000, 1000)]
     return [
-        Check("loss", 2, "2 to 4 ranks", even, loss,
-              "Three numbers of each row are over all ranks: the largest logit, the sum of "
-              "exp(logit − largest), and the target's logit less the largest, which the rank with "
-              "its column gives (column targets − first there), and the others as 0. The loss is "
-              "the mean of log(sum) − target's."),
-        Check("gradient", 3, "of each rank's own logits", even, gradient,
-              "It is (softmax − one-hot)/rows, in this rank's own columns: divide by the sum of "
-              "the exponentials over all ranks, and take 1 off in column targets − first.", loss),
+        Check("loss", 2, "2 to 4 ranks", even, loss),
+        Check("gradient", 3, "of each rank's own logits", even, gradient, loss),
         Check("uneven", 1, "columns that t doesn't divide; one rank", odd, gradient, provided=loss),
-        Check("stable", 1, "logits of thousands", stable, loss, "The exponentials overflow, or "
-              "vanish: subtract the largest logit of the row, the same on all ranks."),
+        Check("stable", 1, "logits of thousands", stable, loss),
         Check("bytes", 2, "three numbers a row", large, sent_at_most(
             lambda case: 3 * ring_bytes(case.ranks, case.facts["rows"] + case.ranks),
-            "three numbers a row"),
-            "Too much moves: no rank needs others' logits. Reduce the largest logit, the sum of "
-            "the exponentials and the target's logit.", loss),
+            "three numbers a row"), loss),
         real(case(8, 4, 3, 2, gloo=True), values, loss),
     ]
 

@@ -75,15 +75,10 @@ def _build(seed: int) -> list[Check]:
     uneven = [case(2, 7), case(3, 10 + 3 * k), case(4, 3), case(5, 1), case(4, 1001, F32)]
     large = [case(2, 4000), case(4, 4000 + 400 * k), case(3, 3001)]
     return [
-        Check("weights", 3, "1 to 4 ranks, 3 steps", even, values,
-              "v = mu · v_before + the mean of all ranks' gradients; then weights − lr · v."),
-        Check("any length", 2, "lengths that N does not divide, float32", uneven, values,
-              "It fails where N does not divide n: pad the vector with zeros to a multiple of N."),
-        Check("state", 2, "what a rank keeps", large, _state,
-              "`state` holds more than a shard of the momentum.", values),
-        Check("traffic", 2, "bytes that a rank sends", large, traffic,
-              "A reduce-scatter of the gradients and an all-gather of the weights are enough: an "
-              "all-reduce sends the sums of all shards to every rank.", values),
+        Check("weights", 3, "1 to 4 ranks, 3 steps", even, values),
+        Check("any length", 2, "lengths that N does not divide, float32", uneven, values),
+        Check("state", 2, "what a rank keeps", large, _state, values),
+        Check("traffic", 2, "bytes that a rank sends", large, traffic, values),
         real(case(3, 100 + k, gloo=True), traffic, values),
     ]
 

@@ -114,20 +114,10 @@ def _build(seed: int) -> list[Check]:
     deep = [case(2, *[128] * 14, meter=True), case(4, *[96 + 4 * k] * 14, meter=True)]
     right, traffic = items("the gradients", "shards"), sent_at_most(allowed, "3(N−1)/N·Ψ")
     return [
-        Check("gradients", 3, "1 to 4 ranks, up to 4 layers", even, right,
-              "The loss is half the sum of the squares of the last layer's output, so backward "
-              "begins with that output; each layer's backward takes the input that its forward "
-              "had."),
-        Check("any size", 2, "layers that N does not divide", uneven, right,
-              "It fails where N does not divide a layer: its shards are padded with zeros. Cut the "
-              "gathered vector to layer.numel, and pad the gradient again."),
-        Check("peak", 2, "14 layers, live memory", deep, _peak,
-              "Are all layers gathered before the first runs, is one that has been used still "
-              "held, in a list or a variable, or are whole gradients kept until the end? Gather "
-              "one, use it, free it.", right),
-        Check("traffic", 2, "14 layers, bytes sent", deep, traffic,
-              "Two gathers and a reduce-scatter for each layer are enough. An all-reduce of the "
-              "gradients sends every rank the sums of all shards, of which it needs one.", right),
+        Check("gradients", 3, "1 to 4 ranks, up to 4 layers", even, right),
+        Check("any size", 2, "layers that N does not divide", uneven, right),
+        Check("peak", 2, "14 layers, live memory", deep, _peak, right),
+        Check("traffic", 2, "14 layers, bytes sent", deep, traffic, right),
         real(case(3, *[10 + k] * 3, gloo=True), traffic, right),
     ]
 
