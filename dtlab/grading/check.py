@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Submission
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.rank_server import RankServer, preload_for
 from dtlab.grading.report import Report
+from dtlab.grading.sandbox import pickled_by_value
 from dtlab.ranks.own_code import own_module
 
 
@@ -69,7 +68,8 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
             f"write check(…, {name}) without calling it"
         )
     try:
-        pickled = _pickled(function)
+        # With its module, unless that is an installed one: a learner's file may not be found there.
+        pickled = pickled_by_value(function, own_module(function))
     except Exception as error:
         raise ConfigError(
             f"{name} can't be sent to the processes that try it: {error}; create what it needs "
@@ -80,19 +80,6 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
     except OSError:  # it has been deleted
         folder = "/"
     return Submission(pickled, list(sys.path), folder, _cell_sources(function))
-
-
-def _pickled(function: Callable[..., Any]) -> bytes:
-    """By value, with its module, unless that is an installed one: a file of the learner's may not
-    be importable elsewhere."""
-    module = own_module(function)
-    if module is not None:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps(function))
-    finally:
-        if module is not None:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _cell_sources(function: Callable[..., Any]) -> dict[str, str]:

@@ -78,18 +78,10 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """For scripts and `--json`."""
-        return {
-            "exercise": self.exercise,
-            "title": self.title,
-            "points": self.points,
-            "max_points": self.max_points,
-            "passed": self.passed,
-            "rows": [asdict(row) for row in self.rows],
-            "hints": self.hints,
-            "printed": self.printed,
-            "details": self.details,
-            "seconds": round(self.seconds, 3),
-        }
+        told = asdict(self)
+        del told["_shown_in"]
+        return told | {"points": self.points, "max_points": self.max_points, "hints": self.hints,
+                       "passed": self.passed, "seconds": round(self.seconds, 3)}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Report:

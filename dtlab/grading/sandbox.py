@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -80,26 +81,28 @@ def new_outcome(case: Case) -> Outcome:
 def send_calls(case: Case, submission: Submission, processes: Sequence[UntrustedProcess],
                port: int = 0) -> None:
     """Let every rank's process begin. port: where they meet over Gloo; 0: in the simulator."""
-    harness = pickled_by_value(case.harness)
+    harness = pickled_by_value(case.harness, exercises)  # which the sandbox does not have
     for rank, args in enumerate(case.args):
         process = processes[rank]
         process.start_timing()
         # Errors show when the rank's next frame is awaited.
         with suppress(FrameTimeout, ConnectionClosed):
             process.socket.send(
-                "call", submission.pickled, pickled_by_value(args), harness,
+                "call", submission.pickled, pickled_by_value(args, exercises), harness,
                 until_s=time.monotonic() + CASE_LIMIT_S, path=submission.path,
                 cwd=submission.cwd, sources=submission.sources, rank=rank, size=case.ranks,
                 comm=case.comm, meter=case.meter, library=case.library, port=port)
 
 
-def pickled_by_value(value: Any) -> bytes:
-    """With what it uses of the exercises' modules, which the sandbox does not have."""
-    cloudpickle.register_pickle_by_value(exercises)
+def pickled_by_value(value: Any, module: ModuleType | None) -> bytes:
+    """`value` with what it uses of `module`, which where it goes may not be there to import."""
+    if module is None:
+        return bytes(cloudpickle.dumps(value))
+    cloudpickle.register_pickle_by_value(module)
     try:
         return bytes(cloudpickle.dumps(value))
     finally:
-        cloudpickle.unregister_pickle_by_value(exercises)
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def free_port() -> int:

@@ -10,14 +10,7 @@ import torch
 
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import (
-    DTYPES,
-    F32,
-    real,
-    rounds_at_most,
-    summing_case,
-    values,
-)
+from dtlab.grading.standard import DTYPES, F32, real, rounds_at_most, summing_case, values
 from dtlab.topology import link_bytes, racks
 from dtlab.wires import enter
 
