@@ -15,7 +15,15 @@ from pathlib import Path
 
 from dtlab.grading import catalogue
 from dtlab.grading.exercise import find_exercise
-from dtlab.grading.mistakes import Traces, mistakes_in, record_file, record_text, recorded
+from dtlab.grading.mistakes import (
+    Record,
+    Traces,
+    hints_in,
+    mistakes_in,
+    record_file,
+    record_text,
+    recorded,
+)
 from dtlab.grading.trusted import judge_mistakes
 
 SOLUTIONS = Path(__file__).resolve().parent.parent / "solutions"
@@ -44,20 +52,22 @@ def main() -> int:
         counts = len(mistakes), lose, named
         total = [a + b for a, b in zip(total, counts, strict=True)]
         print(f"{exercise_id:22}{counts[0]:9}{counts[1]:13}{counts[2]:13}")
+        record = Record(hints_in(find_exercise(exercise_id), SOLUTIONS), judged.traces)
         if not asked.check:
-            record_file(exercise_id).write_text(record_text(judged.traces))
-        elif not up_to_date(exercise_id, judged.traces):
+            record_file(exercise_id).write_text(record_text(record))
+        elif not up_to_date(exercise_id, record):
             found.append(f"{record_file(exercise_id)} is out of date: make mistakes")
     print(f"{'all':22}{total[0]:9}{total[1]:13}{total[2]:13}")
     print("\n" * bool(found) + "\n".join(found))
     return bool(found)
 
 
-def up_to_date(exercise_id: str, traces: list[Traces]) -> bool:
+def up_to_date(exercise_id: str, record: Record) -> bool:
     """Is that what is recorded, up to rounding?"""
-    kept = recorded(exercise_id)
-    return len(kept) == len(traces) and all(
-        a.hint == b.hint and _same_prints(a, b) for a, b in zip(kept, traces, strict=True))
+    hints, kept = recorded(exercise_id)
+    return hints == record.hints and len(kept) == len(record.mistakes) and all(
+        a.hint == b.hint and _same_prints(a, b)
+        for a, b in zip(kept, record.mistakes, strict=True))
 
 
 def _same_prints(kept: Traces, new: Traces) -> bool:

@@ -129,8 +129,8 @@ def _watched(each: Iterable[Any], total: int) -> Iterable[Any]:
 def _grade_each(paths: list[Path], seed: int | None, sandbox: str | None, course: Path | None,
                 as_json: bool, as_csv: bool) -> None:
     from dtlab.grading.class_grading import grade_hand_in
+    from dtlab.grading.class_report import class_table, to_csv
     from dtlab.grading.isolation import choose_sandbox
-    from dtlab.grading.notebook import class_table, to_csv
     from dtlab.grading.submissions import find_each
 
     box = choose_sandbox(sandbox)

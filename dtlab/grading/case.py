@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dtlab.topology import Topology
+from dtlab.topology import Topology, uniform
 from dtlab.trace import Trace
 
 
@@ -75,6 +75,11 @@ class Case:
         """How many ranks take part."""
         return len(self.args)
 
+    @property
+    def network(self) -> Topology:
+        """What its messages cross."""
+        return self.cluster or uniform(self.ranks, self.latency_s, self.bandwidth_Bps)
+
 
 @dataclass(frozen=True)
 class CaseFailure:
@@ -103,6 +108,10 @@ class Outcome:
     printed: list[str] = field(default_factory=list)
     objects: int = 0  # how many messages carried an object, not a tensor
     failure: CaseFailure | None = None
+
+    def printed_by(self, rank: int) -> str:
+        """What this rank has printed, as far as it is known."""
+        return self.printed[rank] if rank < len(self.printed) else ""
 
 
 def counted(count: float, noun: str) -> str:

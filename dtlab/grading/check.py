@@ -9,18 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Submission
 from dtlab.grading.exercise import find_exercise
-from dtlab.grading.judge import grade_answer, prepare_to_fork
+from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.rank_server import RankServer, preload_for
 from dtlab.grading.report import Report
-from dtlab.processes import run
+from dtlab.grading.sandbox import pickled_by_value
 from dtlab.ranks.own_code import own_module
-
-LIMIT_S = 600.0  # nothing hangs; the judge has stricter limits of its own
 
 
 def check(
@@ -44,8 +40,7 @@ def check(
         raise ConfigError(f"seed is a whole number, 0 or more, not {seed!r}")
     if not isinstance(submission, Submission):
         submission = seal(submission, exercise.function)
-    told = run(_judge, submission, exercise.id, seed, preload_for(exercise.chapter), ranks=1,
-               timeout=LIMIT_S, trace=False, echo=False).values[0]
+    told = in_own_process(_judge, submission, exercise.id, seed)
     report = Report.from_dict(told)
     if show:
         report.show()
@@ -59,12 +54,10 @@ def _say_whom_it_trusts() -> None:
           "trust. For other people's notebooks there is dtlab grade.)")
 
 
-def _judge(_comm: Any, submission: Submission, exercise_id: str, seed: int,
-           preload: tuple[str, ...]) -> dict[str, Any]:
-    """In a process that the learner's notebook has not touched."""
-    prepare_to_fork()
-    with RankServer("none", preload) as server:
-        return grade_answer(server, submission, find_exercise(exercise_id), seed).to_dict()
+def _judge(submission: Submission, exercise_id: str, seed: int) -> dict[str, Any]:
+    exercise = find_exercise(exercise_id)
+    with RankServer("none", preload_for(exercise.chapter)) as server:
+        return grade_answer(server, submission, exercise, seed).to_dict()
 
 
 def seal(function: Callable[..., Any], name: str) -> Submission:
@@ -75,7 +68,8 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
             f"write check(…, {name}) without calling it"
         )
     try:
-        pickled = _pickled(function)
+        # With its module, unless that is an installed one: a learner's file may not be found there.
+        pickled = pickled_by_value(function, own_module(function))
     except Exception as error:
         raise ConfigError(
             f"{name} can't be sent to the processes that try it: {error}; create what it needs "
@@ -86,19 +80,6 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
     except OSError:  # it has been deleted
         folder = "/"
     return Submission(pickled, list(sys.path), folder, _cell_sources(function))
-
-
-def _pickled(function: Callable[..., Any]) -> bytes:
-    """By value, with its module, unless that is an installed one: a file of the learner's may not
-    be importable elsewhere."""
-    module = own_module(function)
-    if module is not None:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps(function))
-    finally:
-        if module is not None:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _cell_sources(function: Callable[..., Any]) -> dict[str, str]:

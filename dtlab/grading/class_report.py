@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from dtlab.grading.class_grading import Graded
-from dtlab.grading.report import Report, printable, whole
+from dtlab.grading.exercise import catalogue
+from dtlab.grading.notebook import NotebookReport
+from dtlab.grading.report import Report, pages, printable, text_table, whole
 from dtlab.grading.similarity import SHORTEST, similar_pairs
 
 SHOWN = 15  # rows of the summary's lists
@@ -69,16 +69,14 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None
     """Write index.html, class.csv, and for each learner a page and Gradescope's results.json."""
     rows = rows_of(graded)
     (out / "learners").mkdir(parents=True, exist_ok=True)
-    pages = jinja2.Environment(loader=jinja2.PackageLoader("dtlab.grading", "pages"),
-                               autoescape=True, undefined=jinja2.StrictUndefined)
-    pages.globals["points"] = lambda number: f"{number:g}"
     for row in rows:
-        text = pages.get_template("learner.html").render(row=row)
+        text = pages().get_template("learner.html").render(row=row)
         (out / "learners" / f"{row.page}.html").write_text(text, encoding="utf-8")
         (out / "learners" / f"{row.page}.json").write_text(json.dumps(
             gradescope_results(row.reports, row.notes), indent=1), encoding="utf-8")
-    (out / "class.csv").write_text(class_csv(rows), encoding="utf-8")
-    (out / "index.html").write_text(pages.get_template("class.html").render(
+    (out / "class.csv").write_text(points_csv("learner", "notes", [
+        (row.learner, row, row.reports, "; ".join(row.notes)) for row in rows]), encoding="utf-8")
+    (out / "index.html").write_text(pages().get_template("class.html").render(
         rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows), shortest=SHORTEST,
         seconds=sum(report.seconds for row in rows for report in row.reports),
         hardest=_hardest(rows), mistakes=_mistakes(rows),
@@ -94,18 +92,33 @@ def rows_of(graded: Sequence[Graded]) -> list[LearnerRow]:
             for number, name in enumerate(sorted(theirs), 1)]
 
 
-def class_csv(rows: Sequence[LearnerRow]) -> str:
-    """One line a learner: points in all, of each exercise, and notes."""
-    ids = list(dict.fromkeys(report.exercise for row in rows for report in row.reports))
+def to_csv(reports: Sequence[NotebookReport]) -> str:
+    """One line a notebook."""
+    return points_csv("notebook", "error", [(r.path, r, r.exercises, r.error) for r in reports])
+
+
+def points_csv(who: str, what: str, rows: Sequence[
+        tuple[str, LearnerRow | NotebookReport, Sequence[Report], str]]) -> str:
+    """One line for each of `rows`, which are (name, all points, exercises, notes). who, what: the
+    titles of the first column and the last."""
+    ids = [each for each in catalogue() if any(r.exercise == each for row in rows for r in row[2])]
     page = io.StringIO()
     writer = csv.writer(page, lineterminator="\n")
-    writer.writerow(["learner", "points", "max_points", *ids, "notes"])
-    for row in rows:
-        earned = {report.exercise: report.points for report in row.reports}
-        writer.writerow([_plain_cell(row.learner), row.points, row.max_points,
-                         *(earned.get(each, "") for each in ids),
-                         _plain_cell("; ".join(row.notes))])
+    writer.writerow([who, "points", "max_points", *ids, what])
+    for name, total, reports, notes in rows:
+        earned = {report.exercise: report.points for report in reports}
+        sums = [total.points, total.max_points] if reports else ["", ""]
+        writer.writerow([_plain_cell(name), *sums, *(earned.get(each, "") for each in ids),
+                         _plain_cell(notes)])
     return page.getvalue()
+
+
+def class_table(reports: Sequence[NotebookReport], width: int = 110) -> str:
+    """The same as `to_csv`, for people."""
+    rows = [(report.path, f"{report.points:g} of {report.max_points:g}", ", ".join(
+        f"{e.exercise} {e.points:g}/{e.max_points:g}" for e in report.exercises))
+        for report in reports]
+    return text_table(("notebook", "points", "exercises"), rows, width)
 
 
 def _plain_cell(text: str) -> str:

@@ -15,6 +15,9 @@ from dtlab.grading.compare import difference
 NOT_YOURS = ", which is the library's own: only what you write yourself earns points."
 
 
+REAL = "It works in the simulator, but not on real processes over Gloo."
+
+
 def clue(case: Case, outcome: Outcome) -> str:
     """The mistake that the outcome shows, if it is one of those; else ""."""
     if outcome.failure is not None:
@@ -119,16 +122,23 @@ def failure_clue(failure: CaseFailure) -> str:
     """The likely mistake behind a call that gave no result; "" if it isn't clear."""
     if failure.kind == "deadlock":
         return _deadlock_clue(failure)
-    if failure.kind == "pending":
-        return ("Call wait() on everything that isend, irecv, post and begin return, or cancel() "
-                f"it, before the function returns. This line began it: {failure.at}.")
-    if failure.kind in ("hung", "limit"):
+    if failure.kind != "raised":
         at = f" The last line seen: {failure.at}." if failure.at else ""
-        return f"The function does not end: look for an infinite loop.{at}"
-    if failure.kind == "died":
-        return ("A rank's process ended before the function returned. Don't call exit; return, or "
-                "raise an error.")
-    return _raised_clue(failure) if failure.kind == "raised" else ""
+        return _ENDS.get(failure.kind, "").format(at=failure.at, seen=at)
+    said = f"{failure.error}: {failure.message}"
+    hint = next((hint for pattern, hint in _RAISED if re.search(pattern, said)), "")
+    return hint.replace("{message}", failure.message[:1].upper() + failure.message[1:])
+
+
+_ENDLESS = "The function does not end: look for an infinite loop.{seen}"
+_ENDS = {
+    "pending": "Call wait() on everything that isend, irecv, post and begin return, or cancel() "
+               "it, before the function returns. This line began it: {at}.",
+    "hung": _ENDLESS,
+    "limit": _ENDLESS,
+    "died": "A rank's process ended before the function returned. Don't call exit; return, or "
+            "raise an error.",
+}
 
 
 def _deadlock_clue(failure: CaseFailure) -> str:
@@ -150,24 +160,6 @@ def _deadlock_clue(failure: CaseFailure) -> str:
             "and the one that you receive from send to you? The table says who waits for whom.")
 
 
-def _raised_clue(failure: CaseFailure) -> str:
-    error, message = failure.error, failure.message
-    if error == "NotYourOwn":
-        return f"{message[:1].upper()}{message[1:]}{NOT_YOURS}"
-    if error == "NotImplementedError":
-        return "Not written yet: replace `raise NotImplementedError` by your answer."
-    if error == "NameError":
-        return (f"{message.capitalize()}: define what the function needs in the solution cell "
-                "itself, or import it there.")
-    if error == "MemoryError":
-        return "The function asks for more memory than there is."
-    if error == "ShapeMismatch":
-        return _OBJECT if "an object" in message else _SIZES
-    if message.startswith("split is not for sending"):
-        return f"S{message[1:]}."
-    return next((hint for pattern, hint in _RAISED if re.search(pattern, message)), "")
-
-
 _NO_LEADER = ("comm.split returns None to a rank whose colour is None: only the ranks of that "
               "group may use its communicator (`if group is not None: …`).")
 _OBJECT = (
@@ -178,7 +170,16 @@ _SIZES = (
     "What one rank sends differs in size from what the other receives into. Do both ends mean the "
     "same part of the vector, and cut it in the same places? Its parts differ in size when p does "
     "not divide n.")
-_RAISED = [  # part of an error's message → hint
+_RAISED = [  # part of "error: message" → hint
+    (r"^NotYourOwn: ", "{message}" + NOT_YOURS),
+    (r"^NotImplementedError: ",
+     "Not written yet: replace `raise NotImplementedError` by your answer."),
+    (r"^NameError: ", "{message}: define what the function needs in the solution cell itself, or "
+     "import it there."),
+    (r"^MemoryError: ", "The function asks for more memory than there is."),
+    (r"^ShapeMismatch: .*an object", _OBJECT),
+    (r"^ShapeMismatch: ", _SIZES),
+    (r": split is not for sending", "{message}."),
     (r"'tuple' object does not support item assignment",
      "x.tensor_split gives a tuple: its tensors can be changed, the tuple can't, and "
      "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "

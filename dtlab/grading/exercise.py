@@ -62,15 +62,14 @@ class Check:
     tried: str  # the cases in one phrase, shown when all pass
     cases: Sequence[Case]
     judge: Judge
-    hint: str = ""  # the likely mistake if this fails, the first check passes, and none is known
     provided: Judge | None = None
 
 
 @dataclass(frozen=True)
 class Exercise:
     """`build(seed)` makes the checks: the notebook's check uses seed 0, the hidden tests another,
-    so that an answer fitted to the shown cases earns nothing. The mistakes that people make in it
-    are in `solutions/mistakes/`, beside the solution: see `dtlab.grading.mistakes`."""
+    so that an answer fitted to the shown cases earns nothing. The mistakes that people make in it,
+    and all hints, are in `solutions/mistakes/`: see `dtlab.grading.mistakes`."""
 
     id: str
     title: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,10 +19,13 @@ from dtlab.grading.compare import Fingerprint, fingerprint
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.mistakes import Traces, hint_of, recorded
 from dtlab.grading.rank_server import RankServer, ServerEnded
+from dtlab.grading.referee import CASE_LIMIT_S
 from dtlab.grading.report import Report, Row
-from dtlab.grading.sandbox import CASE_LIMIT_S, Sandbox
+from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.verdicts import verdict_of
+from dtlab.processes import run
 
+LIMIT_S = 3600.0  # of a process; nothing hangs, and what follows is stricter
 TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes one
 
 RunCase = Callable[[Case], Outcome]
@@ -49,7 +52,7 @@ def grade_answer(server: RankServer, submission: Submission, exercise: Exercise,
     checks, sandbox = exercise.build(seed), Sandbox(submission, server)
     if known is None:
         def known() -> Sequence[Traces]:
-            return recorded(exercise.id) if seed == 0 else ()
+            return recorded(exercise.id).mistakes if seed == 0 else ()
     try:
         report = report_of(exercise, checks, try_all(checks, sandbox.run_case), known)
         sandbox.close()
@@ -58,6 +61,17 @@ def grade_answer(server: RankServer, submission: Submission, exercise: Exercise,
         return Report(exercise.id, exercise.title, rows)
     report.seconds = time.monotonic() - began
     return report
+
+
+def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+    """What `function(*args)` returns in a process that the caller's has not touched, and that may
+    fork."""
+    return run(_alone, function, args, ranks=1, timeout=LIMIT_S, trace=False, echo=False).values[0]
+
+
+def _alone(_comm: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    prepare_to_fork()
+    return function(*args)
 
 
 def prepare_to_fork() -> None:
@@ -91,13 +105,24 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
     """The report on an answer; its hints are of the mistakes that are `known`."""
     report = Report(exercise.id, exercise.title)
     failed = {name for name, each in trials.items() if not all(t.verdict.passed for t in each)}
+    usual = recorded(exercise.id).hints
     for check in checks:
         if check.name in trials:
-            row = _row_of(check, trials[check.name], report.rows, known, failed)
+            row = _row_of(check, trials[check.name])
+            if row.looked_at and not row.passed:
+                row.hint = _hint(check, trials[check.name], report.rows, known(), failed,
+                                 clues.REAL if is_real(check) else usual.get(check.name, ""))
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
         report.rows.append(row)
-    report.details, report.printed = _evidence(trials, report)
+    # What helps to find the first mistake: a traceback or the waiting table; what was printed.
+    failed_first = (trial.outcome for row in report.rows if row.looked_at and not row.passed
+                    for trial in trials.get(row.name, []) if not trial.verdict.passed)
+    if outcome := next(failed_first, None):
+        failure = outcome.failure
+        if failure and failure.error != "NotImplementedError":
+            report.details = failure.details
+        report.printed = outcome.printed_by(max(failure.rank, 0) if failure else 0)
     return report
 
 
@@ -139,14 +164,11 @@ def _tried(check: Check, outcomes: Mapping[Case, Outcome], before: Set[Case]) ->
     trials = []
     for number, case in enumerate(check.cases):
         outcome = outcomes[case]
-        if check.provided is not None:
-            provided = verdict_of(check.provided, case, outcome)
-            if not provided.passed and case in before:
-                continue
-            if not provided.passed:
-                trials.append(Trial(number, case, outcome, provided))
-                continue
-        trials.append(Trial(number, case, outcome, verdict_of(check.judge, case, outcome)))
+        provided = verdict_of(check.provided or check.judge, case, outcome)
+        if provided.passed and check.provided:
+            trials.append(Trial(number, case, outcome, verdict_of(check.judge, case, outcome)))
+        elif not check.provided or case not in before:
+            trials.append(Trial(number, case, outcome, provided))
     return trials
 
 
@@ -158,42 +180,41 @@ def not_tried(check: Check, why: str) -> Row:
     return Row(check.name, False, 0, check.points, check.tried, "not tried", why, looked_at=False)
 
 
-def _row_of(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: Known,
-            failed: Set[str]) -> Row:
+def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
     """The report's row: a summary if all passed, else the first case that did not."""
     if not trials:
         return not_tried(check, "right values here first")
     bad = next((trial for trial in trials if not trial.verdict.passed), None)
+    v = (bad or trials[-1]).verdict
     if bad is None:
-        v = trials[-1].verdict
         few = len(trials) < len(check.cases)
         tried = check.tried + few * f"; {len(trials)} of {len(check.cases)} cases have right values"
-        return Row(check.name, True, check.points, check.points, tried, v.came, v.expected,
-                   v.nbytes, v.rounds)
-    if bad.outcome.failure is not None and bad.outcome.failure.kind == "skipped":
-        return not_tried(check, bad.outcome.failure.message)
-    v = bad.verdict
-    good = sum(trial.verdict.passed for trial in trials)
-    score = f"; {good} of {len(trials)} cases right" if len(trials) > 1 else ""
-    return Row(check.name, False, 0, check.points, bad.case.tried + score, v.came, v.expected,
-               v.nbytes, v.rounds, _hint(check, bad, earlier,
-                                        hint_of(known(), check.name, prints_of(trials), failed)))
+        points = check.points
+    else:
+        if bad.outcome.failure is not None and bad.outcome.failure.kind == "skipped":
+            return not_tried(check, bad.outcome.failure.message)
+        good, points = sum(trial.verdict.passed for trial in trials), 0
+        tried = bad.case.tried + (len(trials) > 1) * f"; {good} of {len(trials)} cases right"
+    return Row(check.name, bad is None, points, check.points, tried, v.came, v.expected, v.nbytes,
+               v.rounds)
 
 
-def _hint(check: Check, bad: Trial, earlier: Sequence[Row], known: str) -> str:
-    """The hint of a known mistake, or what the verdict itself tells; else the check's own, if the
+def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: Sequence[Traces],
+          failed: Set[str], usual: str) -> str:
+    """The hint of a known mistake, or what the verdict itself tells; else the usual one, if the
     first check passed, so that what is special about this one is to blame; else the general clue.
     """
+    bad = next(trial for trial in trials if not trial.verdict.passed)
     if bad.outcome.objects and bad.verdict.nbytes:
         return clues.OBJECTS
-    if hint := known or bad.verdict.clue:
+    if hint := hint_of(known, check.name, prints_of(trials), failed) or bad.verdict.clue:
         return hint
     clue = clues.clue(bad.case, bad.outcome)
     failure = bad.outcome.failure
     ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
     special = ended and earlier and (earlier[0].passed if not is_real(check)
                                      else all(row.passed for row in earlier))
-    return (check.hint or clue) if special else clue or (check.hint if not earlier else "")
+    return (usual or clue) if special else clue or (usual if not earlier else "")
 
 
 def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:
@@ -201,21 +222,3 @@ def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:
     return {t.number: None if t.verdict.passed else fingerprint(
         t.verdict.shows, [t.outcome.trace.sent_bytes(rank) for rank in range(t.outcome.trace.ranks)]
     ) for t in trials}
-
-
-def _evidence(trials: Trials, report: Report) -> tuple[str, str]:
-    """What helps to find the first mistake: a traceback or the waiting table; what was printed."""
-    for row in report.rows:
-        for trial in trials.get(row.name, []) if row.looked_at and not row.passed else ():
-            if not trial.verdict.passed:
-                return _evidence_of(trial.outcome)
-    return "", ""
-
-
-def _evidence_of(outcome: Outcome) -> tuple[str, str]:
-    failure = outcome.failure
-    rank = max(failure.rank, 0) if failure else 0
-    printed = outcome.printed[rank] if rank < len(outcome.printed) else ""
-    if failure is None or failure.error == "NotImplementedError":
-        return "", printed
-    return failure.details, printed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 SLACK_BYTES = 65_536  # Python objects any function makes: frames, views, caches
 
@@ -27,10 +27,9 @@ class Meter(TorchDispatchMode):
 
     def __init__(self, given: Any = ()):
         super().__init__()
-        self._known = {
-            _address(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)
-        }
-        self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._known = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(given)
+                       if isinstance(leaf, torch.Tensor)}
+        self._live = WeakIdKeyDictionary()  # storages
         self._tensor_peak = 0
         self._python_peak = 0
         self._python_start = 0
@@ -62,8 +61,8 @@ class Meter(TorchDispatchMode):
                 if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                     storage = leaf.untyped_storage()
                     if storage.data_ptr() not in self._known:
-                        self._live[id(storage)] = weakref.ref(storage)
-            self._tensor_peak = max(self._tensor_peak, self._live_bytes())
+                        self._live[storage] = None
+            self._tensor_peak = max(self._tensor_peak, sum(s.nbytes() for s in self._live))
         return result
 
     @property
@@ -97,17 +96,3 @@ class Meter(TorchDispatchMode):
     def _note_python(self) -> None:
         if tracemalloc.is_tracing():
             self._python_peak = max(self._python_peak, tracemalloc.get_traced_memory()[1])
-
-    def _live_bytes(self) -> int:
-        total = 0
-        for key, reference in list(self._live.items()):
-            storage = reference()
-            if storage is None:
-                del self._live[key]
-            else:
-                total += storage.nbytes()
-        return total
-
-
-def _address(x: torch.Tensor) -> int:
-    return x.untyped_storage().data_ptr()

@@ -1,4 +1,5 @@
-"""Mistakes as data: wrong answers, and the hints that they earn.
+"""Mistakes as data: wrong answers, and the hints that they earn; and the usual hint of a check, for
+answers whose mistake is not known.
 
 A mistake is a variation of the course's solution, so its code gives the solution away: it stands in
 `solutions/mistakes/`, which no learner's bundle holds. What learners have is what each mistake
@@ -14,12 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dtlab
 from dtlab.errors import ConfigError
 from dtlab.grading import exercises
 from dtlab.grading.compare import Fingerprint
 from dtlab.grading.exercise import Exercise, module_name
 
+Hints = Mapping[str, str]  # check → what to say when it fails and no mistake is known
 Prints = Mapping[str, Sequence[Fingerprint | None]]  # check → of its cases, None where it passes
 
 
@@ -38,22 +39,32 @@ class Traces(NamedTuple):
     prints: Prints
 
 
+class Record(NamedTuple):
+    """The usual hints of an exercise's checks, and what its mistakes leave behind on the cases that
+    `check` shows."""
+
+    hints: Hints
+    mistakes: Sequence[Traces]
+
+
 # ---- the mistakes themselves --------------------------------------------------------------------
-
-
-def solutions_folder() -> Path:
-    """Where a teacher's checkout has the solutions."""
-    return Path(dtlab.__file__).parent.parent / "solutions"
 
 
 def mistakes_in(exercise: Exercise, folder: Path) -> list[Mistake]:
     """The exercise's mistakes, in the order in which they are looked through; [] without a file."""
-    file = folder / "mistakes" / f"{module_name(exercise.id)}.py"
-    if not file.exists():
-        return []
-    space: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec"), space)
-    return list(space["MISTAKES"])
+    return list(_space(exercise, folder).get("MISTAKES", ()))
+
+
+def hints_in(exercise: Exercise, folder: Path) -> Hints:
+    """The usual hints of the exercise's checks."""
+    return dict(_space(exercise, folder).get("HINTS", {}))
+
+
+def _space(exercise: Exercise, folder: Path) -> dict[str, Any]:
+    file, space = folder / "mistakes" / f"{module_name(exercise.id)}.py", dict[str, Any]()
+    if file.exists():
+        exec(compile(file.read_text(), str(file), "exec"), space)
+    return space
 
 
 def answer_of(mistake: Mistake, exercise: Exercise, folder: Path) -> Callable[..., Any]:
@@ -98,14 +109,15 @@ def solution_cells(folder: Path) -> Mapping[str, tuple[str, str]]:
 
 
 @cache
-def recorded(exercise_id: str) -> Sequence[Traces]:
-    """What the exercise's mistakes leave behind on the cases that `check` shows."""
+def recorded(exercise_id: str) -> Record:
+    """What learners have of the exercise's file in `solutions/mistakes/`."""
     file = record_file(exercise_id)
     if not file.exists():
-        return ()
-    return [Traces(each["hint"], {
+        return Record({}, ())
+    told = json.loads(file.read_text())
+    return Record(told["hints"], [Traces(each["hint"], {
         check: [row and Fingerprint(row[0], (row[1], row[2]), *row[3:]) for row in rows]
-        for check, rows in each["prints"].items()}) for each in json.loads(file.read_text())]
+        for check, rows in each["prints"].items()}) for each in told["mistakes"]])
 
 
 def record_file(exercise_id: str) -> Path:
@@ -113,7 +125,7 @@ def record_file(exercise_id: str) -> Path:
     return Path(exercises.__path__[0]) / f"{module_name(exercise_id)}.json"
 
 
-def record_text(traces: Sequence[Traces]) -> str:
+def record_text(record: Record) -> str:
     """The content of that file: a line for each check of each mistake."""
     def row(print_: Fingerprint | None) -> str:
         if print_ is None:
@@ -122,12 +134,13 @@ def record_text(traces: Sequence[Traces]) -> str:
         return json.dumps([print_.kind, *(float(f"{x:.9g}") for x in numbers), print_.sent])
 
     blocks = []
-    for hint, prints in traces:
+    for hint, prints in record.mistakes:
         lines = [f'  {json.dumps(check)}: [{", ".join(map(row, rows))}]'
                  for check, rows in prints.items() if any(rows)]
         blocks.append(f'{{"hint": {json.dumps(hint, ensure_ascii=False)},\n "prints": {{\n'
                       + ",\n".join(lines) + "}}")
-    return "[\n" + ",\n".join(blocks) + "\n]\n"
+    hints = json.dumps(record.hints, ensure_ascii=False, indent=1)
+    return f'{{"hints": {hints},\n"mistakes": [\n' + ",\n".join(blocks) + "\n]}\n"
 
 
 def hint_of(known: Sequence[Traces], check: str, prints: Mapping[int, Fingerprint | None],

@@ -1,11 +1,9 @@
-"""Grading a whole notebook, or a class's."""
+"""Grading a whole notebook."""
 
 from __future__ import annotations
 
 import ast
-import csv
-import io
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -13,17 +11,15 @@ from typing import Any
 
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.grading.cell_executor import Executed, execute_cells
-from dtlab.grading.exercise import catalogue, find_exercise
+from dtlab.grading.exercise import find_exercise
 from dtlab.grading.isolation import check_secrets, choose_sandbox
-from dtlab.grading.judge import grade_answer, prepare_to_fork
+from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.mistakes import mistakes_in
 from dtlab.grading.rank_server import RankServer, ServerEnded, preload_for
-from dtlab.grading.report import Report, Row, text_table, whole
+from dtlab.grading.report import Report, Row, whole
 from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submitted
-from dtlab.grading.trusted import traces_of
-from dtlab.processes import run
+from dtlab.grading.trusted import try_mistakes
 
-LIMIT_S = 3600.0  # nothing hangs; the judge has stricter limits of its own
 ENDED = "it ended the process that graded it"
 
 
@@ -95,8 +91,7 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None,
     if box == "nobody":
         check_secrets([folder, Path(path).parent])
     try:
-        told = run(_judge, str(path), str(folder), seed, box, ranks=1, timeout=LIMIT_S,
-                   trace=False, echo=False).values[0]
+        told = in_own_process(_judge, str(path), str(folder), seed, box)
     except DtlabError as error:  # what was read ended the process that read it
         headline = str(error).splitlines()[0]
         raise ConfigError(f"{path}: {ENDED} ({headline})") from None
@@ -105,9 +100,8 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None,
     return NotebookReport.from_dict(told)
 
 
-def _judge(_comm: Any, path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, Any]:
+def _judge(path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, Any]:
     """In a process of its own, which forks those of the submission if there is no sandbox."""
-    prepare_to_fork()
     try:
         notebook = read_submitted(path, folder)
     except ConfigError as error:
@@ -123,43 +117,6 @@ def _judge(_comm: Any, path: str, folder: str, seed: int | None, sandbox: str) -
         report.exercises = [_grade(server, test, notebook, executed, seed, Path(folder))
                             for test in notebook.tests]
     return report.to_dict() | {"answers": report.answers}
-
-
-def grade_many(
-    paths: Iterable[str | Path], solutions: str | Path | None = None, seed: int | None = None,
-    sandbox: str | None = None,
-) -> Iterator[NotebookReport]:
-    """Grade notebooks one after the other. One that can't be graded is reported, by its `error`,
-    and does not stop the others."""
-    for path in paths:
-        try:
-            yield grade_notebook(path, solutions, seed, sandbox)
-        except ConfigError as error:
-            yield NotebookReport(str(path), error=str(error).removeprefix(f"{path}: "))
-
-
-def to_csv(reports: Iterable[NotebookReport]) -> str:
-    """One line per notebook: its points, those of each exercise, and why it has none."""
-    reports = list(reports)
-    ids = [i for i in catalogue() if any(e.exercise == i for r in reports for e in r.exercises)]
-    page = io.StringIO()
-    writer = csv.writer(page, lineterminator="\n")
-    writer.writerow(["notebook", "points", "max_points", *ids, "error"])
-    for report in reports:
-        by_id = {each.exercise: each.points for each in report.exercises}
-        points = ["" if report.error else report.points, report.max_points or ""]
-        writer.writerow([report.path, *points, *(by_id.get(i, "") for i in ids), report.error])
-    return page.getvalue()
-
-
-def class_table(reports: Iterable[NotebookReport], width: int = 110) -> str:
-    """The same as `to_csv`, for people: one line per notebook."""
-    rows = []
-    for report in reports:
-        each = ", ".join(f"{e.exercise} {e.points:g}/{e.max_points:g}" for e in report.exercises)
-        points = "–" if report.error else f"{report.points:g} of {report.max_points:g}"
-        rows.append((report.path, points, report.error or each))
-    return text_table(("notebook", "points", "exercises"), rows, width)
 
 
 # ---- one graded cell ---------------------------------------------------------------------------
@@ -180,7 +137,8 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
     if hidden == 0:
         return grade_answer(server, submission, exercise, 0)
     report = grade_answer(server, submission, exercise, hidden,
-                          cache(lambda: traces_of(exercise, hidden, course, server)))
+                          cache(lambda: [traces for traces, _ in try_mistakes(
+                              exercise, hidden, course, server)]))
     if report.passed:
         return report
     shown = grade_answer(server, submission, exercise, 0)

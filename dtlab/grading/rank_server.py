@@ -7,7 +7,6 @@ referee keeps what it must not lose: it kills and watches the ranks itself.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -25,8 +24,9 @@ from typing import Any
 from dtlab.errors import DtlabError
 from dtlab.grading.frames import FrameSocket, frame_socket_pair
 from dtlab.grading.isolation import start_isolated
-from dtlab.grading.sandboxed_process import die_with_parent, run_untrusted
+from dtlab.grading.sandboxed_process import run_untrusted
 from dtlab.grading.system_calls import can_restrict
+from dtlab.processes.forking import die_with_parent, share_memory
 
 START_LIMIT_S = 120.0  # loading torch takes seconds, on a busy machine many
 ANSWER_LIMIT_S = 20.0
@@ -134,8 +134,7 @@ def _run_server(fd: int, preload: Sequence[str], restricted: bool) -> None:
             import_module(name)
         import numpy.random  # noqa: F401
 
-        gc.collect()
-        gc.freeze()  # the collector would touch, and so copy, every page that ranks share
+        share_memory()
         _serve(socket.socket(fileno=fd), restricted)
     except OSError:
         pass  # the referee is gone
@@ -189,7 +188,4 @@ def _how_it_ended(pid: int) -> str:
 
 def main() -> None:
     """The server as a program of its own: arguments are the socket's number, and what to import."""
-    import torch
-
-    torch.set_num_threads(1)
     _run_server(int(sys.argv[1]), sys.argv[2:], restricted=True)

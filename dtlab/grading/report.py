@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import io
 import re
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
 
 COLUMNS = ("", "check", "tried", "result", "expected", "bytes sent", "rounds", "points")
 
@@ -75,24 +78,19 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """For scripts and `--json`."""
-        return {
-            "exercise": self.exercise,
-            "title": self.title,
-            "points": self.points,
-            "max_points": self.max_points,
-            "passed": self.passed,
-            "rows": [asdict(row) for row in self.rows],
-            "hints": self.hints,
-            "printed": self.printed,
-            "details": self.details,
-            "seconds": round(self.seconds, 3),
-        }
+        told = asdict(self)
+        del told["_shown_in"]
+        return told | {"points": self.points, "max_points": self.max_points, "hints": self.hints,
+                       "passed": self.passed, "seconds": round(self.seconds, 3)}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Report:
         """The report that `to_dict` described; what learners print or raise may hold sequences that
         a terminal obeys: they are taken out here."""
-        rows = [Row(**_printable_row(row)) for row in data["rows"]]
+        rows = [Row(**row) for row in data["rows"]]
+        for row in rows:
+            vars(row).update({name: printable(value) for name, value in vars(row).items()
+                              if isinstance(value, str)})
         return Report(data["exercise"], data["title"], rows, printable(data["printed"]),
                       printable(data["details"]), data["seconds"])
 
@@ -133,22 +131,8 @@ class Report:
         return f"<Report {self.headline}>"
 
     def _repr_html_(self) -> str:
-        shown = self._columns()
-        head = "".join(f"<th>{html.escape(COLUMNS[c])}</th>" for c in shown)
-        body = "".join(_html_row(row, shown) for row in self.rows)
-        hints = "".join(f"<li>{_html(hint)}</li>" for hint in self.hints)
-        below = f'<div class="dt-hints"><b>Hint</b><ul>{hints}</ul></div>' if hints else ""
-        for heading, text in self._extras():
-            opened = " open" if text.count("\n") < 12 else ""
-            below += (f"<details{opened}><summary>{heading}</summary>"
-                      f"<pre>{html.escape(text)}</pre></details>")
-        return (
-            f'<div class="dt-report"><style>{_STYLE}</style>'
-            f'<div class="dt-head"><b>{html.escape(self.title)}</b> '
-            f"<span>{self.points:g} of {self.max_points:g} points</span></div>"
-            f'<table role="table" aria-label="{html.escape(self.headline)}">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
-        )
+        return pages().get_template("report.html").render(
+            report=self, columns=COLUMNS, shown=self._columns(), extras=self._extras())
 
     def show(self) -> None:
         """Show the report: as HTML in a notebook, as text elsewhere."""
@@ -201,11 +185,6 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).rstrip()
 
 
-def _printable_row(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: printable(value) if isinstance(value, str) else value
-            for name, value in row.items()}
-
-
 def printable(text: str) -> str:
     """`text` without escape sequences, control characters, marks that turn its direction, and what
     UTF-8 can't hold."""
@@ -221,39 +200,16 @@ def _plain(text: str) -> str:
     return text.replace("`", "")
 
 
-def _html(text: str) -> str:
-    """`text` as HTML, what stands between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+@cache
+def pages() -> jinja2.Environment:
+    """The templates of what is shown as HTML."""
+    import jinja2  # here, as the judge shows nothing
+    from markupsafe import Markup, escape
 
-
-def _html_row(row: Row, shown: list[int]) -> str:
-    cells = row.cells()
-    word = "passed" if row.passed else "failed" if row.looked_at else "not tried"
-    out = []
-    for c in shown:
-        attributes = f' title="{word}" aria-label="{word}"' if c == 0 else ""
-        out.append(f'<td class="dt-c{c}"{attributes}>{_html(cells[c])}</td>')
-    return f'<tr class="dt-{word}">{"".join(out)}</tr>'
-
-
-# Colours of Okabe & Ito, which people with colour-blindness tell apart; backgrounds are left to
-# the notebook's theme, so that light and dark both work.
-_STYLE = """
-.dt-report{font-size:13px;line-height:1.35}
-.dt-report .dt-head{display:flex;gap:1em;align-items:baseline;margin:.3em 0 .4em}
-.dt-report .dt-head b{font-size:15px}
-.dt-report table{border-collapse:collapse;margin:0;width:auto;max-width:100%;table-layout:auto}
-.dt-report th,.dt-report td{text-align:left!important;vertical-align:top;max-width:22em;
- padding:.3em 1.2em .3em 0!important;white-space:normal;border:0;
- border-bottom:1px solid rgba(128,128,128,.3)!important}
-.dt-report tr{background:none!important}
-.dt-report th{font-weight:600;opacity:.75}
-.dt-report td.dt-c0{font-weight:700;padding-left:.6em!important}
-.dt-report td.dt-c1{white-space:nowrap;font-weight:600}
-.dt-report td.dt-c5,.dt-report td.dt-c6,.dt-report td.dt-c7{white-space:nowrap}
-.dt-report .dt-passed td.dt-c0{color:#009e73}
-.dt-report .dt-failed td.dt-c0{color:#d55e00;box-shadow:inset 3px 0 0 #d55e00}
-.dt-report .dt-hints{margin:.6em 0;padding:.1em .9em;border-left:3px solid #0072b2}
-.dt-report .dt-hints ul{margin:.2em 0 .3em;padding-left:1.1em}
-.dt-report pre{font-size:12px;overflow-x:auto;margin:.3em 0 .6em 1em}
-""".replace("\n", "")
+    found = jinja2.Environment(loader=jinja2.PackageLoader("dtlab.grading", "pages"),
+                               autoescape=True, undefined=jinja2.StrictUndefined)
+    found.globals["points"] = lambda number: f"{number:g}"
+    # What stands between backticks is code.
+    found.filters["code"] = lambda text: Markup(
+        re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    return found

@@ -4,64 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, DtlabError, ShapeMismatch
-from dtlab.grading.case import Case, CaseFailure, Outcome
-from dtlab.grading.frames import Frame, decode, tensor_bytes, tensor_from
+from dtlab.grading.case import CaseFailure
+from dtlab.grading.frames import Frame, tensor_bytes, tensor_from
+from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
 
 Answer = tuple[dict[str, Any], Sequence[bytes]]  # fields, blobs
-
-
-class Aborted(Exception):
-    """The case has failed; `outcome.failure` says why."""
-
-
-class Referee(Protocol):
-    """What the handlers of a case's ranks share."""
-
-    case: Case
-    outcome: Outcome
-    ranks: list[RankState]
-
-    def next_request(self, rank: int, stream: int) -> Frame:
-        """The next request of one of the rank's streams."""
-
-    def answer(self, rank: int, stream: int, fields: dict[str, Any],
-               blobs: Sequence[bytes] = ()) -> None:
-        """Answer it."""
-
-    def fail(self, failure: CaseFailure) -> NoReturn:
-        """End the case: raises `Aborted`."""
-
-
 LABEL = 200  # characters of a label that are kept
 AGREEMENTS, LARGEST_COLOR = 8, 1024  # what is agreed on costs no bytes, so it has to be little
-# What handling a frame raises that no rank of ours would send.
-INVALID = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError,
-           StopIteration, MemoryError)
-
-
-def note_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:
-    """The learner's function has returned, so note what; or it has raised: why it failed."""
-    said = request.fields
-    outcome.printed[rank] = str(said["printed"])
-    if request.kind == "raise":
-        return raised(rank, request)
-    outcome.values[rank] = decode(said["value"], request.blobs)
-    outcome.after[rank] = decode(said["after"], request.blobs)
-    outcome.peak_bytes[rank] = int(said["peak"])
-    return None
-
-
-def raised(rank: int, request: Frame) -> CaseFailure:
-    """The failure that a rank reports."""
-    said = request.fields
-    return CaseFailure("raised", rank, str(said["error"]), str(said["message"]), str(said["at"]),
-                       str(said["traceback"]))
 
 
 class PickledObject(NamedTuple):
@@ -81,29 +36,6 @@ class Refused(Work):
 
     def cancel(self) -> None:
         pass
-
-
-class Pending(NamedTuple):
-    """Work that the process has neither waited for nor cancelled."""
-
-    work: Work
-    into: Any  # what it receives into, None if it doesn't
-    what: str  # "isend to rank 1"
-    begun_at: str  # the learner's line
-
-
-class RankState:
-    """What the streams of one rank share."""
-
-    def __init__(self) -> None:
-        self.groups: list[Comm] = []  # 0: the whole run
-        self.pending: dict[int, Pending] = {}  # by the numbers that the process gives
-        # What begun functions have raised, by the same numbers, until the rank waits for them.
-        self.raised: dict[int, CaseFailure] = {}
-        self.places: dict[int, str] = {}  # stream → its line when it last made a request
-        self.requests = 0
-        self.agreements = 0
-        self.mismatch: CaseFailure | None = None  # its messages must not tell sizes that differ
 
 
 class RequestHandler:
@@ -143,8 +75,7 @@ class RequestHandler:
     def _end(self, request: Frame) -> None:
         """The function has returned or raised: note the result, or fail the case."""
         if not self.stream:
-            failure = note_end(self.referee.outcome, self.rank, request)
-            if failure is not None:
+            if failure := note_end(self.referee.outcome, self.rank, request):
                 self.referee.fail(failure)
         elif request.kind == "raise":
             self.state.raised[int(request.fields["work"])] = raised(self.rank, request)
@@ -169,21 +100,14 @@ class RequestHandler:
             self.state.pending[int(number)] = Pending(work, into, what, str(said["at"]))
 
     def _do_wait(self, request: Frame) -> Answer:
-        """Wait for works; the answer brings what has arrived."""
-        peers, blobs = [], []
-        for number in request.fields["works"]:
-            work, into, *_ = self.state.pending.pop(int(number))
-            peers.append(work.wait())
-            self.state.raised.pop(int(number), None)  # the process raises it itself
-            if isinstance(into, torch.Tensor):
-                blobs.append(tensor_bytes(into))
-            elif into is not None:
-                blobs.append(into[0].data)
-        return {"peers": peers}, blobs
-
-    def _do_exchange(self, request: Frame) -> Answer:
-        self._do_post(request)
-        return self._do_wait(request)
+        """Wait for a work; the answer brings what has arrived."""
+        number = int(request.fields["work"])
+        work, into, *_ = self.state.pending.pop(number)
+        peer = work.wait()
+        self.state.raised.pop(number, None)  # the process raises it itself
+        if isinstance(into, torch.Tensor):
+            return {"peer": peer}, [tensor_bytes(into)]
+        return {"peer": peer}, [] if into is None else [into[0].data]
 
     def _do_wait_any(self, request: Frame) -> Answer:
         """Wait for the first of some works; the answer says which, None if none was in time."""
@@ -197,8 +121,7 @@ class RequestHandler:
         return {"done": first, "refused": False}, ()
 
     def _do_cancel(self, request: Frame) -> None:
-        for number in request.fields["works"]:
-            self.state.pending.pop(int(number)).work.cancel()
+        self.state.pending.pop(int(request.fields["work"])).work.cancel()
 
     def _do_begin(self, request: Frame) -> Answer:
         """Begin a function: a strand of the simulation serves its requests."""

@@ -43,20 +43,20 @@ class SandboxWork(Work):
     def _wait(self, requests: StreamRequests) -> None:
         self.ended = True
         try:
-            self._take(requests.ask("wait", works=[self.number]))
+            self._take(requests.ask("wait", work=self.number))
         except errors.DtlabError as error:
             self.error = error
 
     def _take(self, answer: Frame) -> None:
         """It is done."""
-        self._value = int(answer.fields["peers"][0])
+        self._value = int(answer.fields["peer"])
         deliver(self._into, answer.blobs)
         self._into = None
 
     def cancel(self) -> None:
         if not self.ended:
             self.ended, self._into = True, None
-            self._connection.current().tell("cancel", works=[self.number])
+            self._connection.current().tell("cancel", work=self.number)
 
 
 class BegunFunction(SandboxWork):
@@ -104,12 +104,11 @@ class Stream:
 
 
 def deliver(into: Any, blobs: list[bytes]) -> None:
-    """Put the first of `blobs` where it was wanted; `into` is None for a send, which has none."""
+    """Put what has come where it was wanted; `into` is None for a send, which brings nothing."""
     if isinstance(into, torch.Tensor):
-        data = blobs.pop(0)
-        into.detach().copy_(tensor_from(data, dtype_name(into.dtype), list(into.shape)))
+        into.detach().copy_(tensor_from(blobs[0], dtype_name(into.dtype), list(into.shape)))
     elif into is not None:
-        into.append(pickle.loads(blobs.pop(0)))
+        into.append(pickle.loads(blobs[0]))
 
 
 class SandboxComm(Comm):
@@ -122,42 +121,20 @@ class SandboxComm(Comm):
         self._streams: list[Stream] = []  # the one of `begin`, once needed
 
     def post(self, *ops: Send | Recv) -> list[Work]:
-        requests = self._connection.current()
-        with requests.paused_meter():
-            numbers = self._post(requests, ops)
-        return [
-            SandboxWork(self._connection, number, op.x if isinstance(op, Recv) else None)
-            for number, op in zip(numbers, ops, strict=True)
-        ]
-
-    def exchange(self, *ops: Send | Recv) -> None:
-        """As in `Comm`, but in one request."""
-        requests = self._connection.current()
-        with requests.paused_meter():
-            self._exchange(requests, ops)
-
-    # Functions of their own, so that their data is freed before the meter goes on.
-
-    def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv]) -> list[int]:
-        fields, blobs = self._described(ops)
-        requests.tell("post", *blobs, **fields)
-        numbers: list[int] = fields["works"]
-        return numbers
-
-    def _exchange(self, requests: StreamRequests, ops: Sequence[Send | Recv]) -> None:
-        fields, blobs = self._described(ops)
-        answer = requests.ask("exchange", *blobs, **fields)
-        for op in ops:
-            deliver(op.x if isinstance(op, Recv) else None, answer.blobs)
-
-    def _described(self, ops: Sequence[Send | Recv]) -> tuple[dict[str, Any], list[bytes]]:
-        """The fields of a request for these operations, and the data that they send."""
         check_overlap(self.rank, ops)
+        requests = self._connection.current()
+        works = [SandboxWork(self._connection, next(self._connection.numbers),
+                             op.x if isinstance(op, Recv) else None) for op in ops]
+        with requests.paused_meter():
+            self._post(requests, ops, [work.number for work in works])
+        return list[Work](works)
+
+    def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv], works: list[int]) -> None:
+        """A function of its own, so that its data is freed before the meter goes on."""
         blobs: list[bytes] = []
         described = [self._operation(op, blobs) for op in ops]
-        works = [next(self._connection.numbers) for _ in ops]
-        fields = {"group": self.group, "label": self.label, "ops": described, "works": works}
-        return fields, blobs
+        requests.tell("post", *blobs, group=self.group, label=self.label, ops=described,
+                      works=works)
 
     def _operation(self, op: Send | Recv, blobs: list[bytes]) -> list[Any]:
         """[verb, peer, [dtype, shape] of a tensor or None for an object]."""

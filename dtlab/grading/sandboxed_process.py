@@ -3,19 +3,16 @@ serves the referee. The first frame says as what."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
-import sys
 
 from dtlab.grading import sandboxed_cells, sandboxed_rank
 from dtlab.grading.frames import ConnectionClosed, FrameSocket
 from dtlab.grading.system_calls import restrict
+from dtlab.processes.forking import die_with_parent
 
 PROCESSOR_S = 300  # what a process may use in all; the referee is stricter with each call
 OPEN_FILES = 128
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def run_untrusted(sock: FrameSocket, restricted: bool) -> None:
@@ -40,12 +37,6 @@ def run_untrusted(sock: FrameSocket, restricted: bool) -> None:
         code = 0  # the referee is done
     finally:
         os._exit(code)
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def discard_output() -> None:

@@ -112,24 +112,19 @@ def forbid_library(frame: FrameType, event: str, _arg: Any) -> None:
             raise NotYourOwn(f"the answer calls {module}.{name}")
 
 
-class Printed(io.TextIOBase):
+class Printed(io.StringIO):
     """Keeps the beginning of what a rank prints and drops the rest at once."""
 
     def __init__(self) -> None:
-        self._kept = io.StringIO()
+        super().__init__()
         self._count = 0
 
     def write(self, text: str) -> int:
-        if self._count < OUTPUT_CHARS:
-            self._kept.write(text[: OUTPUT_CHARS - self._count])
+        super().write(text[: max(OUTPUT_CHARS - self._count, 0)])
         self._count += len(text)
         return len(text)
-
-    def writable(self) -> bool:
-        return True
 
     def text(self) -> str:
         """What was kept; a last line says how much was not."""
         lost = self._count - OUTPUT_CHARS
-        cut = f"\n… {lost:,} more characters" if lost > 0 else ""
-        return self._kept.getvalue() + cut
+        return self.getvalue() + (f"\n… {lost:,} more characters" if lost > 0 else "")

@@ -16,8 +16,6 @@ F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 DTYPES = (F64, I64, torch.int32, BF16, torch.complex64)
 COLLECTIVES: dict[str, Any] = {  # of a case in which the library's collectives may be called
     "library": True, "latency_s": 1e-6, "bandwidth_Bps": 1e9}
-FLOAT32_ONLY = ("It works for float32 only: make room with torch.empty_like(x), or "
-                "dtype=x.dtype.")
 
 Bound = Callable[[Case], float]
 
@@ -25,6 +23,11 @@ Bound = Callable[[Case], float]
 def lg_ceil(p: int) -> int:
     """⌈lg p⌉."""
     return (p - 1).bit_length()
+
+
+def ring_bytes(p: int, n: int, item: int = 8) -> int:
+    """What a rank sends at most in a ring all-reduce of n elements: 2(p−1) chunks."""
+    return 2 * (p - 1) * -(-n // p) * item
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, most: int = 99) -> torch.Tensor:
@@ -93,9 +96,7 @@ def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | 
          ) -> Check:
     """The same on real processes."""
     cases = [cases] if isinstance(cases, Case) else cases
-    return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge,
-                 "It works in the simulator, but not on real processes over Gloo.",
-                 provided=provided)
+    return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge, provided)
 
 
 # ---- what runs cost -----------------------------------------------------------------------------

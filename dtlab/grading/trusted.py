@@ -8,24 +8,20 @@ from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dtlab import topology
 from dtlab.comm import Comm
-from dtlab.errors import Deadlock, DtlabError, UnwaitedWork, waiting_table
+from dtlab.errors import Deadlock, DtlabError, UnwaitedWork
 from dtlab.grading.case import Case, CaseFailure, Outcome
 from dtlab.grading.check import seal
-from dtlab.grading.compare import Fingerprint
 from dtlab.grading.exercise import Check, Exercise, find_exercise
 from dtlab.grading.frames import decode, encode
-from dtlab.grading.judge import Trials, is_real, prepare_to_fork, prints_of, report_of, try_all
+from dtlab.grading.judge import Trials, in_own_process, is_real, prints_of, report_of, try_all
 from dtlab.grading.learner_errors import describe_error
-from dtlab.grading.mistakes import Mistake, Traces, answer_of, mistakes_in
+from dtlab.grading.mistakes import Mistake, Prints, Traces, answer_of, mistakes_in
 from dtlab.grading.rank_server import RankServer, preload_for
+from dtlab.grading.referee import deadlocked
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import Sandbox, new_outcome
-from dtlab.processes import run
 from dtlab.simulator import simulate
-
-LIMIT_S = 600.0
 
 
 def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: RankServer
@@ -45,8 +41,6 @@ def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: R
 def run_here(function: Callable[..., Any], case: Case) -> Outcome:
     """Call the function on every rank of `case`, all in this process."""
     outcome = new_outcome(case)
-    network = case.cluster or topology.uniform(case.ranks, case.latency_s, case.bandwidth_Bps)
-
     takes_comm, harness = case.comm, case.harness  # ranks get copies of what they use
 
     def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
@@ -57,7 +51,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
         return _as_sent(value), _as_sent(kept)
 
     try:
-        result = simulate(rank_main, case.args, network=network, echo=False)
+        result = simulate(rank_main, case.args, network=case.network, echo=False)
     except DtlabError as error:
         outcome.failure = _failure(error)
     else:
@@ -75,9 +69,7 @@ def _as_sent(value: Any) -> Any:
 
 def _failure(error: DtlabError) -> CaseFailure:
     if isinstance(error, Deadlock):
-        headline = str(error).split("\n")[0].removeprefix("deadlock: ")
-        return CaseFailure("deadlock", error="Deadlock", message=headline,
-                           details=waiting_table(error.waiting))
+        return deadlocked(error, error.waiting)
     rank, cause = getattr(error, "rank", -1), error.__cause__ or error
     if isinstance(error, UnwaitedWork):
         return CaseFailure("pending", rank, message=str(cause))
@@ -97,40 +89,37 @@ class Judged(NamedTuple):
     traces: list[Traces]
 
 
-def judge_mistakes(exercise_id: str, folder: Path, seed: int = 0) -> Judged:
+def judge_mistakes(exercise_id: str, folder: Path) -> Judged:
     """In a process of its own, judge the exercise's solution and all its mistakes, each by what all
     of them leave behind."""
-    told: Judged = run(_judge_mistakes, exercise_id, folder, seed, ranks=1, timeout=LIMIT_S,
-                       trace=False, echo=False).values[0]
+    told: Judged = in_own_process(_judge_mistakes, exercise_id, folder)
     return told
 
 
-def traces_of(exercise: Exercise, seed: int, folder: Path, server: RankServer) -> list[Traces]:
-    """What the exercise's mistakes, if they are in `folder`, leave behind with this seed."""
-    checks = exercise.build(seed)
-    return [_traces(checks, try_trusted(checks, answer_of(mistake, exercise, folder), server),
-                    mistake.hint) for mistake in mistakes_in(exercise, folder)]
-
-
-def _judge_mistakes(_comm: Any, exercise_id: str, folder: Path, seed: int) -> Judged:
-    prepare_to_fork()
+def _judge_mistakes(exercise_id: str, folder: Path) -> Judged:
     exercise = find_exercise(exercise_id)
-    checks = exercise.build(seed)
+    checks = exercise.build(0)
     with RankServer("none", preload_for(exercise.chapter)) as server:
-        tried = [try_trusted(checks, answer_of(mistake, exercise, folder), server)
-                 for mistake in [Mistake({}, "the solution"), *mistakes_in(exercise, folder)]]
-    traces = [_traces(checks, trials, mistake.hint)
-              for trials, mistake in zip(tried[1:], mistakes_in(exercise, folder), strict=True)]
-    reports = [report_of(exercise, checks, trials, lambda: traces) for trials in tried]
+        solution = try_trusted(checks, answer_of(Mistake({}, ""), exercise, folder), server)
+        traced = try_mistakes(exercise, 0, folder, server)
+    traces = [trace for trace, _ in traced]
+    reports = [report_of(exercise, checks, trials, lambda: traces)
+               for trials in (solution, *(trials for _, trials in traced))]
     return Judged(reports[0], reports[1:], traces)
 
 
-def _traces(checks: Sequence[Check], trials: Trials, hint: str) -> Traces:
+def try_mistakes(exercise: Exercise, seed: int, folder: Path, server: RankServer
+                 ) -> list[tuple[Traces, Trials]]:
+    """What the exercise's mistakes, if they are in `folder`, leave behind with this seed."""
+    checks, found = exercise.build(seed), []
+    for mistake in mistakes_in(exercise, folder):
+        trials = try_trusted(checks, answer_of(mistake, exercise, folder), server)
+        found.append((Traces(mistake.hint, _prints(checks, trials)), trials))
+    return found
+
+
+def _prints(checks: Sequence[Check], trials: Trials) -> Prints:
     """Of what runs in the simulator: real processes need not fail twice alike."""
-    prints: dict[str, list[Fingerprint | None]] = {}
-    for check in checks:
-        if is_real(check):
-            continue
-        found = prints_of(trials.get(check.name, []))
-        prints[check.name] = [found.get(number) for number in range(len(check.cases))]
-    return Traces(hint, prints)
+    return {check.name: [found.get(number) for number in range(len(check.cases))]
+            for check in checks if not is_real(check)
+            for found in [prints_of(trials.get(check.name, []))]}

@@ -13,6 +13,7 @@ from typing import Any
 
 from dtlab.grading.frames import ConnectionClosed, Frame, FrameTimeout
 from dtlab.grading.rank_server import RankServer
+from dtlab.processes.forking import kill_group
 
 STARVED_FACTOR = 6  # on a busy machine, a process that gets no processor may take this much longer
 FRAMES_KEPT = 10_000  # of other streams than the one that is waited for
@@ -110,9 +111,7 @@ class UntrustedProcess:
 
     def end(self) -> None:
         """Kill the process; it could not start others, but where only its group holds them."""
-        for kill in (os.killpg, os.kill):  # in its first moments it has no group yet
-            with suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
         self._server.forget(self._inside)
         self.socket.close()
 

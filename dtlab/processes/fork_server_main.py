@@ -6,7 +6,6 @@ See `fork_server`, which starts it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import selectors
 import signal
@@ -15,8 +14,8 @@ import struct
 from importlib import import_module
 
 import numpy.random  # noqa: F401  ranks need it: loaded once, before they are forked
-import torch
 
+from dtlab.processes.forking import kill_group, share_memory
 from dtlab.processes.rank_main import rank_main
 
 STATUS = struct.Struct("<ii")  # rank, wait status
@@ -79,7 +78,7 @@ class _Server:
             return
         self._select.unregister(group.channel)
         for pid in group.alive:
-            _kill_group(pid)
+            kill_group(pid)
         self._groups.remove(group)
         for pid, rank in list(group.alive.items()):
             self._tell(group, rank, os.waitpid(pid, 0)[1])
@@ -126,7 +125,7 @@ class _Server:
     def _end(self) -> None:
         for group in self._groups:
             for pid in group.alive:
-                _kill_group(pid)
+                kill_group(pid)
         os._exit(0)
 
 
@@ -137,17 +136,10 @@ def _ended(pid: int) -> int | None:
         # kill its own children and no stranger.
         if not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return None
-        _kill_group(pid)
+        kill_group(pid)
         return os.waitpid(pid, 0)[1]
     done, status = os.waitpid(pid, os.WNOHANG)
     return status if done else None
-
-
-def _kill_group(pid: int) -> None:
-    """Kill a rank and the processes it started (unless they left its group)."""
-    for kill in (os.killpg, os.kill):  # the group is not there yet in a rank's first moments
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
 
 
 def main(fd: int) -> None:
@@ -157,7 +149,5 @@ def main(fd: int) -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, every page that ranks share
+    share_memory()
     _Server(socket.socket(fileno=fd)).serve()

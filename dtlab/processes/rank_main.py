@@ -12,7 +12,6 @@ import random
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -26,6 +25,7 @@ from dtlab.processes import failures
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 from dtlab.processes.endpoint import Endpoint, Reply
+from dtlab.processes.forking import die_with_parent
 from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
 from dtlab.processes.store import RankStore
@@ -41,7 +41,6 @@ _GLOO = {
 # Torch would note the Python stack of every message, in case someone asks. Who asks may set it.
 _NO_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "0"}
 _NO_DISPLAY = {"MPLBACKEND": "Agg"}  # a notebook's own backend would need its kernel
-_PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
@@ -61,27 +60,13 @@ class Settings(NamedTuple):
 
 def rank_main(sock: socket.socket) -> NoReturn:
     """The life of a rank. Ends the process."""
-    _die_with_parent()
+    die_with_parent()
     os.setpgid(0, 0)  # so that what the rank starts can be stopped with it
     control = ControlChannel(sock)
     with contextlib.suppress(ChannelClosed, OSError):  # the launcher said goodbye, or is gone
         Rank(control, *control.recv()).serve()
     _flush()
     os._exit(0)
-
-
-def _die_with_parent() -> None:
-    server = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == server:
-            time.sleep(0.5)
-        os._exit(1)
-
-    if hasattr(_libc, "prctl"):
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=watch, daemon=True).start()
 
 
 class Rank:

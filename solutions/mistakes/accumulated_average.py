@@ -4,6 +4,17 @@ LOOP = "        total[:-1] += len(batch) * gradient(batch)\n        total[-1] +=
 REDUCE, RETURN = 'all_reduce(comm, total, algorithm="ring")', "total[:-1] / total[-1]"
 NONE = "torch.zeros(length, dtype=torch.float64)"
 
+HINTS = {
+    "equal": "Add up samples · gradient over a rank's micro-batches, and the samples; sum both "
+        "over the ranks, and divide one by the other.",
+    "unequal": "Weigh each gradient with its number of samples, and divide the sum by all samples "
+        "of all ranks.",
+    "empty": "A rank without micro-batches must take part in the all-reduce all the same, with "
+        "zeros of the given length, and a count of 0.",
+    "traffic": "The gradients are reduced more than once. Add up on each rank first; one "
+        "all-reduce of the sums, after the last micro-batch, is enough.",
+}
+
 MISTAKES = [
     Mistake({LOOP: "        total[:-1] += gradient(batch) / len(batches)\n",
              RETURN: "total[:-1] / comm.size"}, "An average of averages: a sample in a small "
@@ -24,8 +35,7 @@ MISTAKES = [
     Mistake({RETURN: RETURN + " / comm.size"}, "The gradients are divided by the number of ranks: "
             "the sum over all ranks, divided by all samples, is the mean already."),
     Mistake({f"    {REDUCE}\n": f"    if not batches:\n        return {NONE}\n    {REDUCE}\n"},
-            "A rank without micro-batches must take part in the all-reduce all the same, with zeros "
-            "of the given length, and a count of 0."),
+            HINTS["empty"]),
     Mistake({LOOP: "        part = torch.cat([len(batch) * gradient(batch), torch.tensor([float(len(batch))])])\n"
              "        total += all_reduce(comm, part, algorithm=\"ring\")\n", f"    {REDUCE}\n": ""},
             "A reduction for each micro-batch: ranks with fewer of them leave the others waiting. "

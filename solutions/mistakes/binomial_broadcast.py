@@ -28,6 +28,20 @@ FOLLOWS = ("One message follows the other. Every rank that has x must send it in
 TWICE = ("A rank receives what it has already: each rank but the root receives x once, and no rank "
          "sends to the root.")
 
+HINTS = {
+    "values": "Every rank but the root receives once, from its parent, and then sends to its "
+        "children.",
+    "any p": "It works for powers of two only. A child whose number is p or more does not exist: "
+        "leave it out.",
+    "any root": "It works for root 0 only. Renumber the ranks: me = (comm.rank - root) % p is 0 "
+        "at the root; where you send or receive, turn back: (… + root) % p.",
+    "any x": "Receive straight into x, whatever its dtype and length.",
+    "rounds": "Every rank that has x must send it in the very next round, and in every round that "
+        "is left, so that each round doubles the number of ranks that have it.",
+    "bytes": "A rank receives what it has already: each rank but the root receives x once, and no "
+        "rank sends to the root.",
+}
+
 MISTAKES = [
     Mistake(FLAT, FOLLOWS),
     Mistake(TREE.format(below="pass", parent="me - 1", children="[me + 1]"), FOLLOWS),
@@ -39,18 +53,16 @@ MISTAKES = [
     Mistake(TREE.format(below="bit = 1 << me.bit_length()", parent="me - bit // 2", children="[me "
                         "+ (1 << k) for k in reversed(range(bit.bit_length() - 1, p.bit_length()))]"
                         ), LARGEST),
-    Mistake({"if me < distance and me + distance < p:\n            comm.send(x, " + SEND:
-             "if me + distance < p:\n            comm.send(x, " + SEND,
-             "elif distance <= me < 2 * distance:": "if me >= distance:"}, TWICE),
-    Mistake({"comm.send(x, " + SEND: "comm.send(x, " + SEND + "; comm.send(x, " + SEND,
-             "comm.recv(x, " + RECV: "comm.recv(x, " + RECV + "; comm.recv(x, " + RECV}, TWICE),
+    Mistake({"if me < distance and me + distance < p:\n            comm.send(x, " + SEND: "if me + distance < p:\n            comm.send(x, " + SEND, "elif distance <= me < 2 * distance:": "if me >= distance:"},
+            HINTS["bytes"]),
+    Mistake({"comm.send(x, " + SEND: "comm.send(x, " + SEND + "; comm.send(x, " + SEND, "comm.recv(x, " + RECV: "comm.recv(x, " + RECV + "; comm.recv(x, " + RECV},
+            HINTS["bytes"]),
     Mistake({"(comm.rank - root) % p": "comm.rank", SEND: "me + distance)", RECV: "me - distance)"},
             "Every rank has rank 0's x. Renumber the ranks so that the root is 0: "
             "me = (comm.rank - root) % p; for send and recv, turn back: (… + root) % p."),
     Mistake({SEND: "me + distance)", RECV: "me - distance)"}, "It works for root 0 only: where you "
             "send or receive, turn back to the ranks' own numbers: (… + root) % p."),
-    Mistake({" and me + distance < p": ""}, "It works for powers of two only. A child whose number "
-            "is p or more does not exist: leave it out."),
+    Mistake({" and me + distance < p": ""}, HINTS["any p"]),
     Mistake({"while distance < p": "while 2 * distance <= p"}, "It works for powers of two only: "
             "with other numbers of ranks there is one more round, in which not all send."),
     Mistake({"comm.send(x, " + SEND: "comm.send(inbox, " + SEND, "comm.recv(x, " + RECV:

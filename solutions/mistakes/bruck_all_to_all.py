@@ -9,6 +9,19 @@ COPY = ("The result holds this rank's own parts only: what arrived is not in it.
 ALL = ("All parts leave in every round. In the round of hop 2^k only those move whose distance d has "
        "the bit 2^k: half of them.")
 
+HINTS = {
+    "values": "At the start row d is for the rank d further on: parts.roll(-r, 0). In the round "
+        "of hop 2^k, the rows whose d has that bit move 2^k ranks ahead, and what comes takes "
+        "their places; after the rounds, row d has come from rank (r − d) % p.",
+    "any p": "It works for powers of two only. Bruck's hops go (r + 2^k) % p, for any p; partners "
+        "r ^ 2^k exist for powers of two only.",
+    "any parts": "parts has shape (p, …), any dtype, and may be empty: torch.empty_like makes a "
+        "buffer for what arrives.",
+    "rounds": "Sending each part straight to its rank takes p − 1 rounds. Let parts hop 1, 2, 4, "
+        "… ranks ahead, many in one message: one sendrecv per round.",
+    "bytes": "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer.",
+}
+
 MISTAKES = [
     Mistake({BACK: "moving[rows].copy_(arriving)"}, COPY),
     Mistake({END: "    result.copy_(moving)\n"}, "Only the last turn is missing: row d has come "
@@ -36,8 +49,7 @@ def bruck_all_to_all(comm, parts):
     for d in range(1, p):
         comm.sendrecv(parts[(me + d) % p], (me + d) % p, result[(me - d) % p], (me - d) % p)
     return result
-""", "Sending each part straight to its rank takes p − 1 rounds. Let parts hop 1, 2, 4, … ranks "
-            "ahead, many in one message: one sendrecv per round."),
+""", HINTS["rounds"]),
     Mistake({"leaving = moving[rows]": "leaving = moving", BACK: "moving[rows] = arriving[rows]"},
             ALL),
     Mistake("""
@@ -50,8 +62,7 @@ def bruck_all_to_all(comm, parts):
         moving[rows] = arriving
         hop *= 2
     return moving
-""", "It works for powers of two only. Bruck's hops go (r + 2^k) % p, for any p; partners r ^ 2^k "
-            "exist for powers of two only."),
+""", HINTS["any p"]),
     Mistake({"    return result": "    return result.float()"}, "parts may have any dtype: "
             "torch.empty_like makes a buffer for what arrives."),
 ]

@@ -4,6 +4,15 @@ REDUCE = 'all_reduce(comm, vector, "avg", algorithm="ring")'
 FULL, LAST = "sum(map(len, bucket)) >= least", " or number == 0"
 HOLDS = "A bucket is closed once it holds at least `least` elements, and not before."
 
+HINTS = {
+    "averages": "Join a bucket with torch.cat, average it, and copy each part back into its own "
+        "gradient: split it by the lengths of the gradients, in the order in which they were "
+        "joined: `bucket.split([len(g) for g in ...])`.",
+    "any sizes": "It fails where the last bucket isn't full, or a gradient is small.",
+    **dict.fromkeys(("messages", "order"), "Fill the buckets from the end of `grads`; close each "
+        "once it holds `least` elements."),
+}
+
 MISTAKES = [
     Mistake({'"avg", ': ""}, "The gradients are summed, but not averaged: divide by the number of "
             "ranks, or op=\"avg\"."),

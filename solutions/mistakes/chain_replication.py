@@ -1,5 +1,22 @@
 from dtlab.grading.mistakes import Mistake
 
+HINTS = {
+    "no crash": "The tail, which answers reads, must be the last to have an add, and the one that "
+        "acknowledges it.",
+    "asked again": "The same message may come again, from the client or from the node before: "
+        "remember the numbers of adds that you have carried out, and pass these on without adding.",
+    **dict.fromkeys(("head dies", "tail dies"), "The tail answers every add, also one that it has "
+        "had already: the first answer may have been lost with the node that sent it. Which node "
+        "is the tail now?"),
+    "middle dies": "Each node keeps what it has passed on until the tail's acknowledgement comes "
+        "back; when the chain changes, it sends all of that to its new successor.",
+    "two die": "An acknowledged add is lost, so it was acknowledged too early, or forgotten too "
+        "early. Only the tail may answer the client: what it has, all nodes have. Each node keeps "
+        "what it has passed on until the tail's acknowledgement comes back; when the chain "
+        "changes, it sends all of that to its new successor.",
+    "messages": "An add costs one message down each link, one back up, and the answer.",
+}
+
 MISTAKES = [
     Mistake({"            kept[add[1]] = add\n": ""}, "Messages on their way to the dead node are "
             "lost, and no node sends them again: each node keeps what it has passed on until the "
@@ -23,4 +40,14 @@ MISTAKES = [
             "last to have an add, and the one that acknowledges it."),
     Mistake({'answer = [("client", ("done", add[1]))]': "answer = []"},
             "The client waits for an answer that never comes: the tail answers every add."),
+    Mistake({"return [] if before is None else [(before, message)]":
+             'return [(before, message), (node["me"], message)]'}, "The messages never end: does a "
+            "node answer a message that needs no answer, or send one to itself?"),
+    Mistake({'number, node["values"].get(message[2], 0)': 'number, node["values"].get(message[2])'},
+            "(\"value\", number, value): the value is node[\"values\"].get(key, 0), a whole number."),
+    Mistake({'had: set[int] = node.setdefault("had", set())': 'shared = chain_node.__dict__\n'
+             '    if message[:2] == ("add", 1):\n        shared.clear()\n'
+             '    had: set[int] = shared.setdefault("had", set())',
+             'node["values"]': 'shared.setdefault("values", {})'}, "A node knows only what its own "
+            "messages have brought: what another node has in its memory is out of reach."),
 ]

@@ -3,6 +3,16 @@ from dtlab.grading.mistakes import Mistake
 RECOMPUTE = '("none", "selective", "full"):'
 STAGES = "(0,) if dp == 1 else (1,) if pp > 1 else (1, 2, 3)"
 
+HINTS = {
+    "fits": "predict gives None for what can't be laid out (with dp = 1, say, there is no other "
+        "stage than 0): test for None before you unpack it, and try every stage.",
+    **dict.fromkeys(("good", "best"), "Does your search try other values of what is expected to "
+        "differ?"),
+    "few predictions": "Ask only for what can be right: what pp, dp and tp multiply to, what "
+        "divides the batch; and once you know that a smaller micro-batch doesn't fit, a larger "
+        "one won't.",
+}
+
 MISTAKES = [
     Mistake({"found and found[1] <= memory_bytes": "found"},
             "The fastest of all takes more memory than there is: leave out what doesn't fit before "
@@ -17,11 +27,8 @@ MISTAKES = [
     Mistake({"range(1, devices + 1)": "range(1, 2)"}, "pp stays 1: try pipelines, too."),
     Mistake({"range(1, batch // dp + 1)": "range(1, 2)"}, "Micro-batches of one sample only: "
             "larger ones are faster, where they fit."),
-    Mistake({"if pp * tp * dp != devices or pp > layers or heads % tp:": "if False:",
-             STAGES: "(0, 1, 2, 3)", "                            break\n                    else:\n"
-             "                        break  # a larger micro-batch won't fit either\n": ""},
-            "Ask only for what can be right: what pp, dp and tp multiply to, what divides the "
-            "batch; and once you know that a smaller micro-batch doesn't fit, a larger one won't."),
+    Mistake({"if pp * tp * dp != devices or pp > layers or heads % tp:": "if False:", STAGES: "(0, 1, 2, 3)", "                            break\n                    else:\n" "                        break  # a larger micro-batch won't fit either\n": ""},
+            HINTS["few predictions"]),
     Mistake({"return best": "return tuple(best.values())"}, "Return a dictionary with pp, dp, tp, "
             "micro_batch, stage, recompute."),
 ]

@@ -6,6 +6,21 @@ ELSEWHERE = ("Python's hash() of a text differs from process to process (or your
              "numbers): workers would ask the wrong servers. Take hashlib: "
              "int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), \"big\").")
 
+HINTS = {
+    "a placement": "Return a dict: each key, and no other, → a list of different servers.",
+    "balance": "With few points on the ring, shares are a matter of luck: put each server there "
+        "about a hundred times, each time under another name: f\"{server}/{v}\".",
+    "a server comes": "The new server takes keys, and nothing else moves. A key's place may "
+        "depend on no count of servers (hash mod n does) and on no server's place in the list: "
+        "only on the key's hash and the servers' own.",
+    "a server dies": "All keys of the dead server fall to one neighbour, and may overload it. "
+        "With few points on the ring, shares are a matter of luck: put each server there about a "
+        "hundred times, each time under another name: f\"{server}/{v}\".",
+    "everywhere the same": "Two workers may list the same servers in another order. A key's place "
+        "may depend on no count of servers (hash mod n does) and on no server's place in the "
+        "list: only on the key's hash and the servers' own.",
+}
+
 MISTAKES = [
     Mistake({BLAKE: "hash(name)"}, ELSEWHERE),
     Mistake({"range(150)": "range(1)"}, "Each server has one point on the ring, so shares are a "

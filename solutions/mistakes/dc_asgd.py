@@ -3,6 +3,14 @@ from dtlab.grading.mistakes import Mistake
 TERM, PULL = "lam * g * g * (w - backups[worker])", "backups[worker] = w.clone()"
 UPDATE = "w -= lr * (g + " + TERM + ")"
 
+HINTS = {
+    **dict.fromkeys(("equation", "a pull makes it anew"), "The update is w ← w − lr·[g + λ·g⊙g⊙(w "
+        "− w_bak)], w_bak what that worker pulled last."),
+    "own backup": "A pull keeps a copy in backups[worker]; a push reads it, and leaves it there: "
+        "more pushes may follow.",
+    "loss under delay": "Training with your update ends at a higher loss than DC-ASGD does.",
+}
+
 MISTAKES = [
     Mistake({UPDATE: "w = w - lr * (g + " + TERM + ")"},
             "w never changes: a push changes w in place, with w -= … or w.sub_(…)."),

@@ -5,6 +5,16 @@ SERIAL = "serial = sum(a * y for a, y in line) / sum(a * a for a, _ in line)"
 LAST = "n, t = max(times.items())"
 WHEREVER = "T_1 is times[1], wherever it stands: dictionaries have an order of their own."
 
+HINTS = {
+    "speedup": "The speedup is T_1/T_n; T_1 is times[1], wherever it stands.",
+    "efficiency": "The efficiency is T_1/(n·T_n); T_1 is times[1], wherever it stands.",
+    **dict.fromkeys(("serial share", "least squares"), "Find the one s that fits T_n/T_1 − 1/n = "
+        "s·(1 − 1/n) best for all n, by least squares: a line through 0. It may lie below 0 or "
+        "above 1."),
+    "edges": "T_1 is times[1], wherever it stands; n devices may be more than n times as fast, or "
+        "slower than one, so cut nothing off at 0 or 1.",
+}
+
 MISTAKES = [
     Mistake({"return speedup, efficiency": "return efficiency, speedup"}, "This is the efficiency: "
             "the speedup is T_1/T_n. Speedups come first, then efficiencies."),

@@ -6,15 +6,23 @@ BACKTRACK = ("There are two here, but most first rings cut off the second: when 
 WIRES = ("Take the first ring's wires away before you look for the second. (Backwards round the same "
          "ring is over the same wires: only a link of two wires serves both.)")
 
+HINTS = {
+    "easy meshes": "Go on only along `links`; they lead both ways. A ring visits each rank "
+        "exactly once, and its last rank has a link to the first.",
+    "bundled wires": "A link of two wires may be used twice: count wires, don't only mark links "
+        "as used.",
+    "misleading meshes": "Most first rings cut off the second: when there is no second ring, take "
+        "the first one back and go on searching (backtracking).",
+    "no rings": "These links hold no two rings without a common wire, so the answer is None. "
+        "Return it once every possibility has been tried.",
+}
+
 MISTAKES = [
     Mistake({TAKE_BACK: "        return None\n    return None"}, BACKTRACK),
-    Mistake({TAKE_BACK: "    return [list(range(ranks)), list(range(ranks))]"}, "These links hold "
-            "no two rings without a common wire, so the answer is None. Return it once every "
-            "possibility has been tried."),
+    Mistake({TAKE_BACK: "    return [list(range(ranks)), list(range(ranks))]"}, HINTS["no rings"]),
     Mistake({"        take(first, 1)\n": "", "        take(first, -1)  # put them back\n": ""}, WIRES),
     Mistake({"return [first, second]": "return [first, first[::-1]]"}, WIRES),
-    Mistake({"free[b][a] = wires": "free[b][a] = 1"}, "A link of two wires may be used twice: count "
-            "wires, don't only mark links as used."),
+    Mistake({"free[b][a] = wires": "free[b][a] = 1"}, HINTS["bundled wires"]),
     Mistake({"return [first, second]": "return [first + first[:1], second + second[:1]]"},
             "Name the first rank once: a ring closes by itself."),
     Mistake({"return [first, second]": "return first"},

@@ -4,6 +4,19 @@ ENTER, SCALE, NAMED = "copy_to(comm, x * norm)", "copy_to(comm, scale)", '{"norm
 BIAS = "It is added after the sum, to what is the same on all ranks"
 PARTS = "up and down are cut: each rank has the whole gradient of its own part."
 
+HINTS = {
+    "place": "Return y and a set of the names of the arguments whose gradients the printed layer "
+        "gets wrong, of norm, up, scale, down, bias.",
+    "norm": "The gradient of `norm` is wrong, which lies before the region: does h enter the "
+        "region through copy_to?",
+    "scale": "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own "
+        "columns by it, so each has a part of its gradient.",
+    "bias": "The gradient of `bias` is wrong: it is added after the sum, to what is the same on "
+        "all ranks.",
+    "bytes": "More is reduced than must be: one copy_to for each tensor that is the same on all "
+        "ranks and enters the region, and none for others.",
+}
+
 MISTAKES = [
     Mistake({"h @ down.T)\n    return x + y + bias": "h @ down.T + bias)\n    return x + y"},
             "The bias is added on every rank before the sum, so it counts t times: leave it where "

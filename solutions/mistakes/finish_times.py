@@ -2,6 +2,20 @@ from dtlab.grading.mistakes import Mistake
 
 RATES = "rates = fair_rates(list(left))"
 
+HINTS = {
+    "alone": "A flow that shares nothing takes its bytes over its narrowest link's capacity.",
+    "equal flows": "Flows that share a link share its capacity: look at all links of a route.",
+    "one ends": "When a flow ends, the others share what it leaves. Go from end to end: work out "
+        "all rates, go on to the next end, take off what has moved, work out all rates again.",
+    "held back elsewhere": "Not every flow can use its equal share of a link: one that is held "
+        "back elsewhere leaves the rest to the others. Fix the rates on the tightest link, take "
+        "them off all other links, repeat.",
+    "unseen clusters": "Fix the tightest link's flows first, and take what they use from every "
+        "link that they cross; when a flow ends, work out all rates again.",
+    "edges": "Without flows return an empty list; a flow of 0 bytes ends at 0 s, and slows down "
+        "no other flow.",
+}
+
 MISTAKES = [
     Mistake({"return ends": "return [8 * end for end in ends]"},
             "Capacities are bytes per second, sizes are bytes: no factor of 8."),

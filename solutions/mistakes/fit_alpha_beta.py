@@ -8,6 +8,18 @@ LOST = ("α is lost in the noise. Plain least squares looks at absolute errors, 
         "the time), or fit α on the short messages and β on the long ones. Some times are far too "
         "long: take the median of each size first.")
 
+HINTS = {
+    "exact times": "Return two numbers: α, the seconds that a message of no bytes would take, and "
+        "β, those that each byte adds.",
+    "short messages": "α is lost in the noise. Plain least squares looks at absolute errors, so a "
+        "few percent of noise on the 64 MB messages outweigh every short one: make the errors "
+        "relative (divide by the time), or fit α on the short messages and β on the long ones.",
+    "long messages": "β is off: the long messages decide it. Times that were disturbed are far "
+        "too long: take the median of each size first, not the mean.",
+    "outliers": "Times that were disturbed are far too long: take the median of each size first, "
+        "not the mean.",
+}
+
 MISTAKES = [
     Mistake({RETURN: "return float(alpha), float(1 / beta)"},
             "β is seconds per byte; you returned bytes per second: take 1/β."),

@@ -4,6 +4,13 @@ MOVE, RETURN = "comm.sendrecv(value, right, inbox, left)", "return inbox[0]"
 PASSED_ON = ("Each rank sends its own value to its right, not what it has received, and returns "
              "what comes from its left.")
 
+HINTS = {
+    "odd circles": "In an odd circle two neighbours have the same parity: try your order of sends "
+        "and receives on paper for 3 ranks.",
+    "alone": "A rank can't send to itself: if comm.size is 1, there is nothing to send, and its "
+        "left neighbour's value is its own.",
+}
+
 MISTAKES = [
     Mistake({RETURN: "return value"},
             "Each rank returned its own value: return what came from the left neighbour."),
@@ -25,6 +32,5 @@ MISTAKES = [
     comm.send(value, right)
     if comm.rank == 0:
         comm.recv(inbox, left)"""}, PASSED_ON),
-    Mistake({"    if comm.size == 1:\n        return value\n": ""}, "A rank can't send to itself: if "
-            "comm.size is 1, there is nothing to send, and its left neighbour's value is its own."),
+    Mistake({"    if comm.size == 1:\n        return value\n": ""}, HINTS["alone"]),
 ]

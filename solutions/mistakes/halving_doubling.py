@@ -10,6 +10,27 @@ SAME_PIECE = ("In each round, you and your partner hold the same piece: one keep
               "first half, the other its second; each sends what the other keeps, and the next "
               "round halves what was kept.")
 
+HINTS = {
+    "sums": "Some contributions are missing, or stand twice. In each round, you and your partner "
+        "hold the same piece: one keeps (and adds) its first half, the other its second; each "
+        "sends what the other keeps, and the next round halves what was kept. Then swap complete "
+        "pieces with the same partners, the nearest first.",
+    "any p": "It works for powers of two only: with other numbers, rank ^ distance may be no rank "
+        "at all. Fold p − p′ of the ranks into neighbours first, and hand them the sum at the end.",
+    "any n": "It fails where halves differ in size. Both partners must cut at the same place: "
+        "compute the edges of a piece the same way on both sides, and cut your inbox to the size "
+        "of what comes.",
+    "any dtype": "It works for float32 only: make room with torch.empty_like(x), or dtype=x.dtype.",
+    "bytes": "Round k moves n/2ᵏ: first one half of x, then one half of what was kept. The way "
+        "back moves as much.",
+    "rounds": "The distance to the partner changes by a factor of two from round to round: lg p "
+        "rounds there, lg p back; in each, send and receive at once, with comm.sendrecv(give, "
+        "partner, inbox, partner).",
+    "memory": "More is held than the largest message that arrives: half of x; all of x only on a "
+        "rank that takes in a neighbour. Make one inbox of that size, once, and use slices of it; "
+        "pieces of x can be sent, and on the way back received into, as they are.",
+}
+
 MISTAKES = [
     Mistake({ADD: "        keep.copy_(inbox[: len(keep)])\n"}, "Nothing has been added: each "
             "element is what some rank held at the start. On the way there (the halving) add what "

@@ -7,6 +7,24 @@ BROADCAST = 'broadcast(team, x, root=0, algorithm="scatter_allgather")'
 IF = "    if leaders is not None:\n"
 EQUALLY = "In a ring of leaders, all send equally much."
 
+HINTS = {
+    "sums": "Sum up inside each group, at its first rank; all-reduce among these leaders; "
+        "broadcast inside each group.",
+    "any groups": "It works for some groups only: a group may have one rank, and there may be one "
+        "group only. A rank that is alone has no rank to send to.",
+    "any n": "It fails where the group does not divide n: x.tensor_split(k) cuts any n.",
+    "any dtype": "It works for float32 only: make room with torch.empty_like(x), or dtype=x.dtype.",
+    "slow links": "More crosses the spine than a ring of leaders needs. Rank r belongs to group r "
+        "// group, of `group` ranks; only the groups' leaders all-reduce across the spine, by a "
+        "ring (not a tree, nor recursive doubling), in which all send equally much.",
+    "time": "Inside the groups whole vectors travel one after the other, so the leader's port is "
+        "the bottleneck. For long vectors: reduce-scatter the group, then gather the parts at the "
+        "leader (collectives.reduce(…, algorithm='rabenseifner')); and back: scatter, all-gather "
+        "(algorithm='scatter_allgather').",
+    "rounds": "Groups must work at the same time: 2(k−1) rounds to the leaders, 2(p/k−1) among "
+        "them, 2(k−1) back.",
+}
+
 MISTAKES = [
     Mistake({BROADCAST: "pass"}, "Only the leaders hold the sum: broadcast it inside each group."),
     Mistake({IF + "        " + ACROSS: ""}, "Each rank holds the sum of its own group only: the "
@@ -59,4 +77,7 @@ MISTAKES = [
     Mistake({"root=0": "root=comm.rank // group * group"}, "In a communicator that comm.split "
             "returns, ranks are numbered anew, from 0: the first rank of every group is 0 there, "
             "and so is the root."),
+    Mistake({BROADCAST: 'pass\n    all_reduce(comm, x, algorithm="hierarchical", group=group)'}, "The "
+            "answer calls the library's own algorithm=hierarchical, which does just what the "
+            "exercise asks for: build it out of others."),
 ]

@@ -2,6 +2,14 @@ from dtlab.grading.mistakes import Mistake
 
 FIRST = "min(m, p - r)"
 
+HINTS = {
+    "runs": "Return a list with, for each rank, a list of texts such as \"0F0\".",
+    "any p, any m": "It fails where there are fewer micro-batches than a rank wants to begin "
+        "with: begin with min(m, p − i).",
+    "memory": "Rank i begins with p − i forwards: the last rank with one, the first with p.",
+    "bubble": "Rank i begins with p − i forwards; with fewer it waits again and again.",
+}
+
 MISTAKES = [
     Mistake({FIRST: "min(m, p - r + 1)"}, "One forward too many: rank i begins with p − i of them, "
             "and the next waits for the first backward."),
@@ -13,6 +21,5 @@ MISTAKES = [
             "rank waits again and again. Rank i begins with p − i."),
     Mistake({FIRST: "min(m, 1)"}, "Every rank begins with one forward, so the ranks work one after "
             "the other: rank i begins with p − i, then it waits no more."),
-    Mistake({FIRST: "p - r"}, "It fails where there are fewer micro-batches than a rank wants to "
-            "begin with: begin with min(m, p − i)."),
+    Mistake({FIRST: "p - r"}, HINTS["any p, any m"]),
 ]

@@ -4,6 +4,14 @@ RESULT = "list(min(permutations(sizes), key=seconds))"
 FIT = ("The axis that sends the most is last, but that isn't all: do its groups fit into a server? "
        "Count for each order the rings that cross a card.")
 
+HINTS = {
+    "an order": "Return a list of the axes' names, each once; the last varies fastest.",
+    **dict.fromkeys(("time", "other loads"), "A ring inside a server never touches the network: "
+        "which axis gains most by that?"),
+    "groups too large": "The axis that sends the most isn't always best inside: count for each "
+        "order how many rings leave a server, and share its card.",
+}
+
 MISTAKES = [
     Mistake({RESULT: "list(max(permutations(sizes), key=seconds))"},
             "That is the slowest order, as if the first axis varied fastest: the last "

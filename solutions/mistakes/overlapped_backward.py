@@ -8,6 +8,15 @@ NOTHING = ("Nothing overlaps: each reduction is waited for before the next layer
 TAKES = ("`begin` takes the function and its arguments, but not comm, and calls it itself: "
          "comm.begin(all_reduce, layer.grad, \"avg\").")
 
+HINTS = {
+    "averages": "From the last layer to the first: `layer.backward()`, then "
+        "`comm.begin(all_reduce, layer.grad, \"avg\")`. `begin` takes the function and its "
+        "arguments, but not comm, and calls it itself. Wait for all that began at the end.",
+    **dict.fromkeys(("fast network", "slow network"), "Some reductions hide, but not all that "
+        "could: begin each as soon as its gradient is there, and wait for none before all layers "
+        "have computed."),
+}
+
 MISTAKES = [
     Mistake({'"avg", ': ""}, "The gradients are summed, but not averaged: op=\"avg\", or divide."),
     Mistake({BEGIN: "pass"}, "Each rank has its own gradients still: nothing was reduced."),

@@ -27,6 +27,21 @@ ALL = """    coming = [comm.irecv(part, behind) for part in parts if place > 0]
     [work.wait() for work in going]
 """
 
+HINTS = {
+    "values": "Send segment i only after it has come: in round i, receive segment i while you "
+        "send segment i − 1.",
+    "any p, root, k": "It works for root 0, or for even cuts, only. me = (comm.rank - root) % p "
+        "is a rank's place in the chain, and x.tensor_split(segments) cuts any x.",
+    "edges": "x may have fewer elements than there are segments, even none, and any dtype.",
+    "time": "Receiving and sending take turns, or wait for more than they need. Ports are full "
+        "duplex: post both together, comm.exchange(Recv(segment i, behind), Send(segment i − 1, "
+        "ahead)).",
+    "bytes": "Each rank sends each segment to the next one, once; no rank after the last one "
+        "needs x: a chain, not a ring.",
+    "memory": "More than a segment is held beside x. Segments from x.tensor_split(segments) are "
+        "views: receive into them, and send them, as they are.",
+}
+
 MISTAKES = [
     Mistake({LOOP: TURN}, "Receiving and sending take turns. Ports are full duplex: post both "
             "together, comm.exchange(Recv(segment i, behind), Send(segment i − 1, ahead))."),
@@ -56,8 +71,6 @@ MISTAKES = [
              "        comm.exchange(*ops)": "        if p > 1 and place == 0 and i > 0:\n            "
              "ops.append(Recv(torch.empty_like(parts[i - 1]), behind))\n        comm.exchange(*ops)"},
             "No rank after the last one needs x: a chain, not a ring."),
-    Mistake({CUT: "[part.clone() for part in x.tensor_split(segments)]",
-             "    return x": "    return x.copy_(torch.cat(parts))"}, "More than a segment is held "
-            "beside x. Segments from x.tensor_split(segments) are views: receive into them, and "
-            "send them, as they are."),
+    Mistake({CUT: "[part.clone() for part in x.tensor_split(segments)]", "    return x": "    return x.copy_(torch.cat(parts))"},
+            HINTS["memory"]),
 ]

@@ -2,6 +2,13 @@ from dtlab.grading.mistakes import Mistake
 
 RETURN, BY_ROOM = "[host for rack in most_room_first for host in rack][:ranks]", ", reverse=True"
 
+HINTS = {
+    "a placement": "Return a list of host numbers, one for each rank of the job.",
+    **dict.fromkeys(("time, empty racks", "time, busy racks", "bytes over the spine", "small jobs"),
+        "Let all hosts of a rack stand next to each other in the list, and begin with the racks "
+        "that have most free hosts."),
+}
+
 MISTAKES = [
     Mistake({RETURN: "free[:ranks]"}, "The ring leaves a rack and comes back, again and again. Let "
             "all hosts of a rack stand next to each other in the list."),

@@ -10,6 +10,18 @@ FIRST_PHASE = ("In step s of the first phase rank r sends chunk r − s, and add
 SECOND_PHASE = ("which chunk do you send in step s of the all-gather? Begin with the one that is "
                 "complete here, chunk r + 1, then pass on what came in the step before.")
 
+HINTS = {
+    "any p": "It works for some numbers of ranks only: a ring needs no power of two.",
+    "any n": "It fails where p does not divide n. x.tensor_split(p) cuts any n: sizes differ by "
+        "one element at most, and may be 0; cut your inbox to the size of what comes.",
+    "any dtype": "It works for float32 only: make room with torch.empty_like(x), or dtype=x.dtype.",
+    "bytes": "A ring sends one chunk of n/p a step, in 2(p − 1) steps.",
+    "rounds": "Let every rank send to the right and receive from the left in the same step: "
+        "comm.sendrecv(chunk, right, inbox, left); each of the two phases has p − 1.",
+    "memory": "More than one chunk is held. One inbox is enough: make it once, before the loop; "
+        "chunks of x can be sent, and in the second phase received into, as they are.",
+}
+
 MISTAKES = [
     Mistake({ADD: "arriving.copy_(summand)"},
             "All ranks agree, but each chunk is what one rank had at the start. Either nothing is "

@@ -4,6 +4,15 @@ Y = "all_reduce(comm, x @ weight.T) + bias"
 RETURN = "dy @ weight, dy.T @ x, dy.sum(0)"
 MANY = "dy is the same on all ranks, and whole: don't reduce it, or what comes of it."
 
+HINTS = {
+    "forward": "y is the sum over the ranks of x Wᵀ, each of its own part, in one all-reduce; "
+        "then b.",
+    "gradients": "Backward each rank works alone, on its own x and W: dy W, dyᵀ x, and the sum of "
+        "dy's rows.",
+    "bytes": "More moves than one all-reduce of y: don't gather x or the weight, and send nothing "
+        "backward.",
+}
+
 MISTAKES = [
     Mistake({Y: "all_reduce(comm, x @ weight.T + bias)"},
             "The bias is added on every rank before the sum, so it counts t times: add it after."),

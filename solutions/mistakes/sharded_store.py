@@ -6,6 +6,24 @@ CUT = ("Cut every key into one part per server (w.tensor_split(servers)), or lay
        "and cut that; no hash can cut a huge key.")
 GRADS, ANSWER = "for g in part(grads, s)))", "for w in part(weights, s)))"
 
+HINTS = {
+    "weights": "What a server adds up must be the same part of the same key, from every worker: "
+        "do both ends agree which server holds it, and where the cuts are?",
+    "any servers": "It works for some numbers of servers and workers only: the ranks below "
+        "`servers` serve, all the others work.",
+    "uneven keys": "It fails where a key does not divide evenly, or is smaller than the number of "
+        "servers: w.tensor_split(servers) cuts any size, into parts that may be empty.",
+    "any order": "It fails where ranks list their keys in different orders: agree on one order, "
+        "sorted(weights).",
+    "balance": "A server gets more than its share. Cut every key into one part per server "
+        "(w.tensor_split(servers)), or lay all keys end to end and cut that; no hash can cut a "
+        "huge key.",
+    "traffic": "A worker sends each server its part only, and gets that part from it.",
+    "time": "Ports are idle. If every worker sends to server 0 first, the other servers wait: "
+        "post all sends and receives together (comm.exchange), or let worker w begin with server "
+        "w % servers.",
+}
+
 MISTAKES = [
     Mistake({"def part(": "weights = {key: w.clone() for key, w in weights.items()}\n\n    def part("},
             "The weights are as they were on every worker: write the new ones into the tensors that "
@@ -28,11 +46,9 @@ MISTAKES = [
              "    if comm.rank in workers:": "    if comm.rank in workers[1:]:\n        comm.exchange"
              "(*(Send(g, s) for s in range(servers) " + GRADS + "\n    elif comm.rank in workers:"},
             "One worker has the new weights: send them to all the others, too."),
-    Mistake({"for key in sorted(weights)]": "for key in weights]"}, "It fails where ranks list "
-            "their keys in different orders: agree on one order, sorted(weights)."),
-    Mistake({PART: "[tensors[key].view(servers, -1)[server] for key in sorted(weights)]"}, "It fails "
-            "where a key does not divide evenly, or is smaller than the number of servers: "
-            "w.tensor_split(servers) cuts any size, into parts that may be empty."),
+    Mistake({"for key in sorted(weights)]": "for key in weights]"}, HINTS["any order"]),
+    Mistake({PART: "[tensors[key].view(servers, -1)[server] for key in sorted(weights)]"},
+            HINTS["uneven keys"]),
     Mistake({PART: "[tensors[key][server * (len(tensors[key]) // servers) : (server + 1) * "
              "(len(tensors[key]) // servers)] for key in sorted(weights)]"}, "The last elements of a "
             "key that does not divide evenly never change: w.tensor_split(servers) cuts any size."),
@@ -47,10 +63,6 @@ MISTAKES = [
              "zip(mine, gradients": "zip(mine, [g.tensor_split(servers)[comm.rank] for g in "
              "gradients]"}, "Every server gets more than its share: send each one only its own "
             "part."),
-    Mistake({"comm.exchange(*(Send(g, s) for s in range(servers) " + GRADS: "[comm.send(g, s) for s "
-             "in range(servers) " + GRADS[:-2] + "]", "comm.exchange(*(Recv(g, worker) for worker in "
-             "workers for g in pushed[worker]))": "[comm.recv(g, worker) for worker in workers for g "
-             "in pushed[worker]]"}, "Ports are idle. If every worker sends to server 0 first, the "
-            "other servers wait: post all sends and receives together (comm.exchange), or let "
-            "worker w begin with server w % servers."),
+    Mistake({"comm.exchange(*(Send(g, s) for s in range(servers) " + GRADS: "[comm.send(g, s) for s " "in range(servers) " + GRADS[:-2] + "]", "comm.exchange(*(Recv(g, worker) for worker in " "workers for g in pushed[worker]))": "[comm.recv(g, worker) for worker in workers for g " "in pushed[worker]]"},
+            HINTS["time"]),
 ]

@@ -2,6 +2,15 @@ from dtlab.grading.mistakes import Mistake
 
 MOVE, INTO = "comm.sendrecv(x, right, arrived, left)", "arrived = torch.empty_like(x)"
 
+HINTS = {
+    "edges": "One rank alone gets its own x back, as a new tensor; x may be empty, or of any "
+        "shape and dtype.",
+    "time": "The shift takes as long as several messages one after the other. Ports are full "
+        "duplex: all ranks can send and receive at once, with comm.sendrecv, or by posting both "
+        "(comm.exchange, comm.isend) before waiting for either.",
+    "bytes": "Each rank sends its x once and nothing else; don't pass on what others sent.",
+}
+
 MISTAKES = [
     Mistake({"return arrived": "return x.clone()"},
             "Each rank returned its own x: return the tensor that you received into."),

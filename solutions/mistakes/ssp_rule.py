@@ -2,6 +2,12 @@ from dtlab.grading.mistakes import Mistake
 
 RULE = 'request == "push" or clock - min(clocks) <= staleness'
 
+HINTS = {
+    "the rule": "A pull may be answered if its worker is at most s clocks ahead of the slowest "
+        "worker; a push always.",
+    "pushes": "A push is finished work: it is always accepted.",
+}
+
 MISTAKES = [
     Mistake({RULE: 'request == "push" or clock - min(clocks) < staleness'},
             "Off by one, too strict: a worker that is s clocks ahead may still read."),

@@ -6,6 +6,14 @@ LOST = ("The memory ends as it began, so what isn't sent is lost. `memory += g` 
         "that you were given; `memory = memory + g` makes a new one. Choose from the sum, and set to "
         "0 only the places that you sent.")
 
+HINTS = {
+    **dict.fromkeys(("mean", "memory"), "memory += g; send its k largest entries (by absolute "
+        "value, with their signs) and their places; set these to 0 in the memory. g belongs to "
+        "the caller."),
+    "edges": "If k is larger than the vector, send all of it: k = min(k, len(g)).",
+    "bytes": "Send only k values and their k places (all_gather), not a whole vector.",
+}
+
 MISTAKES = [
     Mistake({"total / comm.size": "total"},
             "That is the sum over the ranks: divide by comm.size."),
@@ -32,8 +40,7 @@ MISTAKES = [
             "like g, with 0 where no rank has sent."),
     Mistake({"    memory += g\n": "    g += memory\n    memory.copy_(g)\n"},
             "g belongs to the caller: change only the memory."),
-    Mistake({"min(k, len(g))": "k"}, "If k is larger than the vector, send all of it: "
-            "k = min(k, len(g))."),
+    Mistake({"min(k, len(g))": "k"}, HINTS["edges"]),
     Mistake({ADD: "[total.add_(row) for row in all_gather(comm, torch.zeros_like(g).index_copy_(0, "
              "places, values))]", "    everywhere = all_gather(comm, places)\n": ""},
             "Send only values and their k places (all_gather), not a whole vector."),

@@ -5,6 +5,19 @@ HAND_OUT = "        comm.exchange(*(Send(weights, neighbour) for neighbour in ne
 PULL = "        comm.recv(weights, aggregator)  # 7\n"
 ANSWER = "Send(weights, aggregator) for aggregator in aggregators"
 
+HINTS = {
+    "weights": "Some gradients are missing, or counted twice. Which ranks are in a machine is "
+        "what `machines` says; their numbers need not follow each other.",
+    "uneven machines": "It works only where all machines hold equally many workers. The mean of "
+        "the machines' means is not the mean: send sums, divide by the number of all workers.",
+    "any layout": "A machine's ranks need not follow each other, a machine may hold one worker, "
+        "the vector may be empty: look it up in `machines`.",
+    "any dtype": "It works for float32 only: make room with torch.empty_like(weights).",
+    "between machines": "More than one vector goes to the server, or comes from it, for each "
+        "machine; or machines send to each other past the server. An aggregator talks to the "
+        "ranks of its own machine, and to the server.",
+}
+
 MISTAKES = [
     Mistake({"    server, aggregators =": "    weights = weights.clone()\n    server, aggregators ="},
             "The weights are as they were on every worker: write the new ones into the tensors that "
@@ -44,6 +57,6 @@ MISTAKES = [
              "[[next(numbers) for _ in machine] for machine in machines]\n    server, aggregators ="},
             "Bytes go from machine to machine past the server: a machine's ranks need not follow "
             "each other, look them up in `machines`."),
-    Mistake({"inbox = torch.empty_like(weights)": "inbox = torch.empty(len(weights))"}, "It works "
-            "for float32 only: make room with torch.empty_like(weights)."),
+    Mistake({"inbox = torch.empty_like(weights)": "inbox = torch.empty(len(weights))"},
+            HINTS["any dtype"]),
 ]

@@ -2,6 +2,17 @@ from dtlab.grading.mistakes import Mistake
 
 TOTAL, RETURN = "samples * gradient, gradient", "total[:-1] / total[-1]"
 
+HINTS = {
+    "equal shards": "Sum samples · gradient over the ranks, and the samples, too; divide one by "
+        "the other.",
+    "unequal shards": "Weight each gradient by its number of samples, and divide the sum by all "
+        "samples.",
+    "empty shards": "It fails where a rank has no sample: it must take part, with a weight of 0.",
+    "unchanged": "`all_reduce` works in place: give it a new tensor, such as `samples * gradient`.",
+    "bytes": "More is sent than an all-reduce of one gradient and a number takes: don't gather "
+        "all gradients, add them up.",
+}
+
 MISTAKES = [
     Mistake({TOTAL: "gradient, gradient", RETURN: "total[:-1] / comm.size"}, "An average of "
             "averages: a sample on a small shard counts more. Weight each gradient by its number of "
@@ -17,13 +28,11 @@ MISTAKES = [
     Mistake({RETURN: "total[:-1] / (max(samples, 1) * comm.size)"}, "Each rank divides by its own "
             "number of samples, times the ranks. Divide by the samples of all ranks: `all_reduce` "
             "their number, too."),
-    Mistake({"    all_reduce": "    if not samples:\n        return gradient.clone()\n"
-             "    all_reduce"}, "It fails where a rank has no sample: it must take part, with a "
-            "weight of 0."),
+    Mistake({"    all_reduce": "    if not samples:\n        return gradient.clone()\n" "    all_reduce"},
+            HINTS["empty shards"]),
     Mistake({"    total =": "    gradient *= samples\n    total =", TOTAL: "gradient, gradient"},
             "The gradient that came in has changed (`all_reduce` and `*=` work in place): make a "
             "new tensor, such as `samples * gradient`."),
-    Mistake({"all_reduce(comm, total)": "from dtlab.collectives import all_gather\n    "
-             "total = all_gather(comm, total).sum(0)"}, "More is sent than an all-reduce of one "
-            "gradient and a number takes: don't gather all gradients, add them up."),
+    Mistake({"all_reduce(comm, total)": "from dtlab.collectives import all_gather\n    " "total = all_gather(comm, total).sum(0)"},
+            HINTS["bytes"]),
 ]

@@ -3,6 +3,19 @@ from dtlab.grading.mistakes import Mistake
 TOP = 'logits - all_reduce(comm, logits.amax(1), "max")[:, None]'
 LOSS = "(total.log() - target).mean()"
 
+HINTS = {
+    "loss": "Three numbers of each row are over all ranks: the largest logit, the sum of "
+        "exp(logit − largest), and the target's logit less the largest, which the rank with its "
+        "column gives (column targets − first there), and the others as 0. The loss is the mean "
+        "of log(sum) − target's.",
+    "gradient": "It is (softmax − one-hot)/rows, in this rank's own columns: divide by the sum of "
+        "the exponentials over all ranks, and take 1 off in column targets − first.",
+    "stable": "The exponentials overflow, or vanish: subtract the largest logit of the row, the "
+        "same on all ranks.",
+    "bytes": "Too much moves: no rank needs others' logits. Reduce the largest logit, the sum of "
+        "the exponentials and the target's logit.",
+}
+
 MISTAKES = [
     Mistake({LOSS: LOSS + " / comm.size"},
             "The loss is divided by the number of ranks: it is the mean over rows only."),
@@ -35,8 +48,6 @@ MISTAKES = [
     Mistake({"z.exp() / total[:, None]": "z.softmax(1)"},
             "The softmax is over this rank's own columns: divide by the sum of the exponentials "
             "over all ranks."),
-    Mistake({"    gradient = z.exp()":
-             "    [all_reduce(comm, z[:, :1] + 0) for _ in range(width)]\n    gradient = z.exp()"},
-            "Too much moves: no rank needs others' logits. Reduce the largest logit, the sum of "
-            "the exponentials and the target's logit."),
+    Mistake({"    gradient = z.exp()": "    [all_reduce(comm, z[:, :1] + 0) for _ in range(width)]\n    gradient = z.exp()"},
+            HINTS["bytes"]),
 ]

@@ -5,6 +5,15 @@ SHARD, BACK = "rows(weights)[comm.rank] - lr * v", "weights.copy_(all_gather(com
 REDUCE = "    from dtlab.collectives import all_reduce\n    mean ="
 ALL_REDUCED = 'rows(all_reduce(comm, grad, "avg"))[comm.rank].clone()'
 
+HINTS = {
+    "weights": "v = mu · v_before + the mean of all ranks' gradients; then weights − lr · v.",
+    "any length": "It fails where N does not divide n: pad the vector with zeros to a multiple of "
+        "N.",
+    "state": "`state` holds more than a shard of the momentum.",
+    "traffic": "A reduce-scatter of the gradients and an all-gather of the weights are enough: an "
+        "all-reduce sends the sums of all shards to every rank.",
+}
+
 MISTAKES = [
     Mistake({"weights.copy_": "weights = weights.clone().copy_"}, "The weights are as they were: "
             "write the new ones into `weights` itself (weights.copy_(…)), not into a copy."),

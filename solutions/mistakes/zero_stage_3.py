@@ -4,6 +4,18 @@ FORWARD, BACKWARD = "layer.forward(whole(i), x)", "layers[i].backward(whole(i), 
 REDUCE = 'reduce_scatter(comm, padded.view(comm.size, -1), op="avg")'
 ALL_REDUCE = '(__import__("dtlab").collectives.all_reduce(comm, padded, "avg")).view(comm.size, -1)'
 
+HINTS = {
+    "gradients": "The loss is half the sum of the squares of the last layer's output, so backward "
+        "begins with that output; each layer's backward takes the input that its forward had.",
+    "any size": "It fails where N does not divide a layer: its shards are padded with zeros. Cut "
+        "the gathered vector to layer.numel, and pad the gradient again.",
+    "peak": "Are all layers gathered before the first runs, is one that has been used still held, "
+        "in a list or a variable, or are whole gradients kept until the end? Gather one, use it, "
+        "free it.",
+    "traffic": "Two gathers and a reduce-scatter for each layer are enough. An all-reduce of the "
+        "gradients sends every rank the sums of all shards, of which it needs one.",
+}
+
 MISTAKES = [
     Mistake({', op="avg"': ""}, "The gradients are summed, but not averaged: divide by the number "
             "of ranks, or op=\"avg\"."),

@@ -10,7 +10,7 @@ import pytest
 
 from dtlab.grading import catalogue, grade_notebook
 from dtlab.grading.exercise import find_exercise
-from dtlab.grading.mistakes import answer_of, mistakes_in
+from dtlab.grading.mistakes import Record, answer_of, hints_in, mistakes_in
 from dtlab.grading.trusted import judge_mistakes
 from tests.exercises.answers import ROOT, SOLUTIONS, first_hint, judged
 
@@ -28,7 +28,9 @@ def test_each_mistake_loses_points_and_earns_its_own_hint_first(exercise):
     for mistake, report in zip(mistakes, judged.mistakes, strict=True):
         assert report.points < report.max_points, mistake.hint
         assert report.hints[0] == mistake.hint
-    assert up_to_date(exercise, judged.traces), "make mistakes"
+    record = Record(hints_in(find_exercise(exercise), SOLUTIONS), judged.traces)
+    assert up_to_date(exercise, record), "make mistakes"
+    assert set(record.hints) <= {check.name for check in find_exercise(exercise).build(0)}
 
 
 @pytest.mark.parametrize(("exercise", "number"), [

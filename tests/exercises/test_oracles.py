@@ -93,7 +93,7 @@ def test_nobody_is_too_early_only_if_all_have_begun(workers):
     """Where nobody moves, nobody is ahead."""
     case = Case("", [()] * 3, facts={"paces": [[1.0], [1.0]], "staleness": 1})
     spans = [Span(worker + 1, "compute", 0.0, 1.0, "0") for worker in range(workers)]
-    verdict = bounding._not_too_early(case, Outcome(trace=Trace(3, spans=spans)))
+    verdict = bounding.begins(late=False)(case, Outcome(trace=Trace(3, spans=spans)))
     assert verdict.passed == (workers == 2)
 
 
@@ -140,13 +140,13 @@ node = solution("chain-replication")
 def test_a_crash_changes_nothing_before_it():
     """So the moments of a calm run are the moments at which a node could have died."""
     calm = chain_run.ChainRun(node, 3, 5).run()
-    for crash in chain_run.points(calm, 1):
+    for crash in calm.points(1):
         run = chain_run.ChainRun(node, 3, 5, [crash]).run()
         assert run.handled[1] == calm.handled[1][: crash.event + 1]
 
 
 def test_every_moment_of_every_node_is_tried():
-    counts = [len(chain.run_crashes(node, 3, victim, [7])) for victim in range(3)]
+    counts = [len(list(chain.run_all(node, 3, [7], [(victim,)]))) for victim in range(3)]
     calm = chain_run.ChainRun(node, 3, 7).run()
     assert counts == [sum(max(sent, 1) for sent in calm.handled[victim]) for victim in range(3)]
     assert min(counts) > chain_run.ADDS

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from dtlab import ConfigError
-from dtlab.grading import grade_many
 from dtlab.grading import grade_notebook as grade_in_sandbox
-from dtlab.grading.notebook import class_table, to_csv
+from dtlab.grading.class_grading import grade_hand_in
+from dtlab.grading.class_report import class_table, to_csv
+from dtlab.grading.submissions import find_each
 
 ROOT = Path(__file__).resolve().parents[2]
 grade_notebook = partial(grade_in_sandbox, sandbox="none")
@@ -233,13 +234,14 @@ def test_one_bad_notebook_does_not_stop_the_others(tmp_path, welcome):
     (tmp_path / "bob.ipynb").write_text("{")
     marked(welcome, "hello-ranks")["source"] = "def hello(comm): return 0"
     (tmp_path / "cyd.ipynb").write_text(json.dumps(welcome))
-    reports = list(grade_many(sorted(tmp_path.glob("*.ipynb")), sandbox="none"))
+    reports = [grade_hand_in(each, None, None, "none")
+               for each in find_each(sorted(tmp_path.glob("*.ipynb")), tmp_path)]
     assert [report.points for report in reports] == [8, 0, 4]
     assert [bool(report.error) for report in reports] == [False, True, False]
     rows = list(csv.DictReader(io.StringIO(to_csv(reports))))
     assert [row["points"] for row in rows] == ["8", "", "4"]
     assert [row["hello-ranks"] for row in rows] == ["4", "", "0"]
     assert "not a notebook" in rows[1]["error"]
-    table = class_table(reports)
+    table = class_table([report for report in reports if not report.error])
     assert "hello-ranks 0/4" in table
     assert "ada.ipynb" in table

@@ -7,9 +7,9 @@ adds 4ⁱ: the digits of a value to base 4 tell how often each add is in it.
 
 from __future__ import annotations
 
-import copy
+import pickle
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,10 +33,6 @@ class Crash(NamedTuple):
     messages: int
 
 
-class Flood(Exception):
-    """The messages don't end. Its argument: the crashes of the run, if there are any."""
-
-
 class Client:
     """Sends adds and reads, several at a time, and sends them again to a new head or tail."""
 
@@ -45,10 +41,12 @@ class Client:
         self._post, self.chain = post, chain
         self.adds: dict[int, ChainMessage] = {}  # all that were sent, by number
         self.open: dict[int, ChainMessage] = {}  # adds and reads without an answer
-        self.certain = 0  # bit i: add i was acknowledged, or seen by a read
-        self.guessed = 0  # bit i: a node has answered with add i, of which no message told it
-        self.reads: list[list[Any]] = []  # [value, certain before, adds sent before the answer]
-        self._before: dict[int, int] = {}
+        self.certain: set[int] = set()  # adds that were acknowledged, or seen by a read
+        self.guessed: set[int] = set()  # with which a node has answered, though no message told it
+        # Of each read: its value (None: no number), and the adds to its key that were certain when
+        # it was sent, and those that were sent before its answer.
+        self.reads: list[tuple[int | None, set[int], set[int]]] = []
+        self._before: dict[int, set[int]] = {}
         self._numbers = 0
         self._script: deque[str] = deque()
         for _ in range(ADDS):
@@ -79,34 +77,30 @@ class Client:
     def read(self, key: str) -> None:
         """Ask the tail for a value."""
         message = ("read", self._number(), key)
-        self.open[message[1]], self._before[message[1]] = message, self.certain
+        self.open[message[1]], self._before[message[1]] = message, set(self.certain)
         self._post(self.chain[-1], message)
 
-    def receive(self, message: ChainMessage, known: int) -> None:
-        """An answer, or the master's list of the nodes that live. known: bit i: messages have told
-        the sender of add i."""
+    def receive(self, message: ChainMessage, known: set[int]) -> None:
+        """An answer, or the master's list of the nodes that live. known: the adds of which messages
+        have told its sender."""
         if message[0] == "chain":
             old, self.chain = self.chain, message[1]
             if (old[0], old[-1]) != (self.chain[0], self.chain[-1]):
                 for asked in list(self.open.values()):
                     self._post(self.chain[0 if asked[0] == "add" else -1], asked)
-            return
-        asked_for = self.open.pop(message[1], None)
-        if asked_for is None:
-            return  # answered before
-        if message[0] == "done":
-            self.certain |= 1 << list(self.adds).index(message[1])
-        else:
-            self._note(asked_for, message[2], known)
+        elif request := self.open.pop(message[1], ()):  # else it was answered before
+            if message[0] == "done":
+                self.certain.add(place_of(request))
+            else:
+                self._note(request, message[2], known)
 
-    def _note(self, asked: ChainMessage, value: Any, known: int) -> None:
-        mine = sum(1 << place for place, add in enumerate(self.adds.values()) if add[2] == asked[2])
+    def _note(self, asked: ChainMessage, value: Any, known: set[int]) -> None:
+        sent = {place for place, add in enumerate(self.adds.values()) if add[2] == asked[2]}
         number = value if isinstance(value, int) and value >= 0 else None
-        self.reads.append([number, self._before[asked[1]] & mine, mine])
-        for place in range(len(self.adds)):
-            if number is not None and mine >> place & 1 and number // 4**place % 4:
-                self.certain |= 1 << place
-                self.guessed |= ~known & 1 << place
+        self.reads.append((number, self._before[asked[1]] & sent, sent))
+        seen = {place for place in sent if number is not None and number // 4**place % 4}
+        self.certain |= seen
+        self.guessed |= seen - known
 
     def _number(self) -> int:
         self._numbers += 1
@@ -122,12 +116,13 @@ class ChainRun:
         self.alive = list(range(nodes))
         self._states = {n: {"me": n, "chain": list(range(nodes)), "values": {}}
                         for n in range(nodes)}
-        self._known: dict[Name, int] = {}  # bit i: messages have told the node of add i
-        self._links: dict[tuple[Name, Name], deque[tuple[ChainMessage, int]]] = {}
-        self._crashes = {crash.node: crash for crash in crashes}
+        self._known: defaultdict[Name, set[int]] = defaultdict(set)  # adds that messages told of
+        self._links: defaultdict[tuple[Name, Name], deque[Any]] = defaultdict(deque)
+        self.crashes = {crash.node: crash for crash in crashes}
         # How many messages each node sent, by event.
         self.handled: dict[int, list[int]] = {n: [] for n in range(nodes)}
         self.delivered = 0
+        self.flood = False  # the messages don't end
         self._unannounced = False
         self._notices: list[tuple[list[int], set[int]]] = []  # members; nodes not yet notified
         self.client = Client(partial(self._post, CLIENT), list(range(nodes)), again,
@@ -143,25 +138,28 @@ class ChainRun:
 
     def settle(self) -> None:
         """Do what can happen, one step at a time in the schedule's order, until nothing is left."""
-        while moves := list(self._moves()):
+        while not self.flood and (moves := list(self._moves())):
             self._random.choice(moves)()
 
     def kill(self, node: int) -> None:
         """The process dies, and all that was on its way to it is lost."""
         self.alive.remove(node)
         self._unannounced = True
-        self._links = {ends: link for ends, link in self._links.items() if ends[1] != node}
+        self._close(lambda src, dst: dst == node)
         for _, waiting in self._notices:
             waiting.discard(node)
         self._tell_client()
 
-    def facts(self) -> dict[str, Any]:
-        """What the client knows at the end, as numbers."""
-        open_adds = [place for place, number in enumerate(self.client.adds)
-                     if number in self.client.open]
-        silent = sum(number not in self.client.adds for number in self.client.open)
-        return {"reads": self.client.reads, "unanswered": open_adds, "silent reads": silent,
-                "guessed": self.client.guessed}
+    def points(self, node: int) -> list[Crash]:
+        """Every moment at which `node` could have died: during each event, after none, some or
+        nearly all of the messages that it sent then."""
+        return [Crash(node, event, messages) for event, sent in enumerate(self.handled[node])
+                for messages in range(max(sent, 1))]
+
+    def _close(self, closed: Callable[[Name, Name], bool]) -> None:
+        """Lose what is under way on links from src to dst for which closed(src, dst)."""
+        for ends in [ends for ends in self._links if closed(*ends)]:
+            del self._links[ends]
 
     def _moves(self) -> Iterator[Callable[[], None]]:
         for ends, link in self._links.items():
@@ -186,25 +184,23 @@ class ChainRun:
 
     def _post(self, src: Name, dst: Name, message: ChainMessage) -> None:
         if dst == CLIENT or dst in self.alive:
-            known = self._known.get(src, 0)
+            known = self._known[src]
             if src == CLIENT and message[0] == "add":
-                known = 1 << list(self.client.adds).index(message[1])
-            self._links.setdefault((src, dst), deque()).append((copied(message), known))
+                known = {place_of(message)}
+            self._links[src, dst].append((copied(message), set(known)))
 
     def _deliver(self, src: Name, dst: Name) -> None:
         self.delivered += 1
-        if self.delivered > MOST_MESSAGES:
-            raise Flood
+        self.flood = self.delivered == MOST_MESSAGES
         message, known = self._links[src, dst].popleft()
         if not isinstance(dst, int):
             self.client.receive(message, known)
             return
-        self._known[dst] = self._known.get(dst, 0) | known
+        self._known[dst] |= known
         if src == MASTER:  # links to nodes that it left out are closed
-            self._links = {ends: link for ends, link in self._links.items()
-                           if ends[1] != dst or ends[0] in (*message[1], CLIENT, MASTER)}
+            self._close(lambda a, b: b == dst and a not in (*message[1], CLIENT, MASTER))
         sent = checked(self._receive(self._states[dst], message), len(self._states))
-        crash = self._crashes.get(dst)
+        crash = self.crashes.get(dst)
         dies = crash is not None and crash.event == len(self.handled[dst])
         self.handled[dst].append(len(sent))
         for to, own in sent[: crash.messages] if crash is not None and dies else sent:
@@ -216,14 +212,14 @@ class ChainRun:
             self.kill(dst)
 
 
+def place_of(add: ChainMessage) -> int:
+    """Its number among the adds: i of ("add", number, key, 4ⁱ)."""
+    return int(add[3]).bit_length() // 2
+
+
 def copied(sent: Any) -> Any:
-    """A copy that shares nothing with `sent` that could change."""
-    return sent if _is_plain(sent) else copy.deepcopy(sent)
-
-
-def _is_plain(value: Any) -> bool:
-    """Numbers, texts and tuples of them, for which copy.deepcopy takes long."""
-    return type(value) in (int, str) or (type(value) is tuple and all(map(_is_plain, value)))
+    """As it would come to another process: it shares nothing with `sent`."""
+    return pickle.loads(pickle.dumps(sent))
 
 
 def checked(sent: Any, nodes: int) -> list[tuple[Name, ChainMessage]]:
@@ -232,22 +228,12 @@ def checked(sent: Any, nodes: int) -> list[tuple[Name, ChainMessage]]:
         raise TypeError(f"chain_node returned {type(sent).__name__}, not the list of (to, message) "
                         f"that it sends")
     for one in sent:
-        if not (isinstance(one, (list, tuple)) and len(one) == 2):
-            raise TypeError(f"chain_node sends {one!r:.60}, which is no pair (to, message)")
-        to, message = one
-        if to != CLIENT and (to not in range(nodes) or isinstance(to, bool)):
-            raise TypeError(f"chain_node sends a message to {to!r:.20}; nodes are 0 to "
-                            f"{nodes - 1}, and there is \"client\"")
-        if not isinstance(message, tuple) or not message:
-            raise TypeError(f"chain_node sends {message!r:.60}, and a message is a tuple")
-        if to == CLIENT and (message[0], len(message)) not in (("done", 2), ("value", 3)):
-            raise TypeError(f"chain_node sends the client {message!r:.60}; it understands "
-                            f'("done", number) and ("value", number, value)')
+        match one:
+            case ("client", ("done", _) | ("value", _, _)):
+                continue
+            case (int() as to, tuple((_, *_))) if to in range(nodes):
+                continue
+        raise TypeError(f"chain_node sends {one!r:.80}, which is no (to, message): a tuple to a "
+                        f"node, 0 to {nodes - 1}, or (\"done\", number) or (\"value\", number, "
+                        f"value) to \"client\"")
     return list(sent)
-
-
-def points(run: ChainRun, node: int) -> list[Crash]:
-    """Every moment at which `node` could have died in `run`: during each event, after none, some
-    or nearly all of the messages that it sent then."""
-    return [Crash(node, event, messages) for event, sent in enumerate(run.handled[node])
-            for messages in range(max(sent, 1))]

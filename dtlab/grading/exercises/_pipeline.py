@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
@@ -31,12 +30,7 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
     """Decorates a function that judges a schedule which can run, and is for the case's ranks and
     micro-batches; any other is judged here."""
     def judged(case: Case, outcome: Outcome) -> Verdict:
-        value: Any = outcome.values[0]
-        p, m = case.args[0][:2]
-        if not (isinstance(value, list) and value and all(isinstance(row, list) for row in value)
-                and all(isinstance(word, str) for row in value for word in row)):
-            return Verdict(False, f"returned {str(value)[:60]}", "a list of actions for each rank",
-                           clue='Return a list with, for each rank, a list of texts such as "0F0".')
+        value, (p, m) = outcome.values[0], case.args[0][:2]
         if sum(map(len, value)) > MOST_ACTIONS:
             return Verdict(False, f"{sum(map(len, value)):,} actions", f"at most {MOST_ACTIONS:,}")
         try:

@@ -10,11 +10,6 @@ LR = 0.3  # no share of a few ranks
 EXACT = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
-def numbers(n: int, dtype: torch.dtype, random: torch.Generator) -> torch.Tensor:
-    """Whole numbers from 1 to 9."""
-    return torch.randint(1, 10, (n,), generator=random).to(dtype)
-
-
 def stepped(before: torch.Tensor, grads: Sequence[torch.Tensor]) -> torch.Tensor:
     """before − LR · the mean of the workers' gradients."""
     mean = torch.stack([g.double() for g in grads]).mean(0)

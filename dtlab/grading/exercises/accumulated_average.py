@@ -11,7 +11,7 @@ from torch import Tensor
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, normals, real, sent_at_most, values
+from dtlab.grading.standard import COLLECTIVES, normals, real, ring_bytes, sent_at_most, values
 
 
 def mean_gradient(samples: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def _build(seed: int) -> list[Check]:
 
     def allowed(case: Case) -> int:
         """One all-reduce; the count may travel alone."""
-        return int(2 * (case.ranks - 1) * (-(-(case.args[0][1] + 1) // case.ranks) * 8 + 8))
+        return ring_bytes(case.ranks, case.args[0][1] + 1) + ring_bytes(case.ranks, 1)
 
     equal = [case("equal micro-batches", 8, [4, 4], [4, 4]),
              case("equal micro-batches", 12, *[[2, 2, 2]] * 4)]
@@ -48,19 +48,11 @@ def _build(seed: int) -> list[Check]:
              case("many micro-batches", 1000, *[[2, 1, 1, 3]] * 2),
              case("many micro-batches", 301, [1, 1, 2], [3], [1, 1])]
     return [
-        Check("equal", 2, "equal micro-batches", equal, values,
-              "Add up samples · gradient over a rank's micro-batches, and the samples; sum both "
-              "over the ranks, and divide one by the other."),
-        Check("unequal", 2, "unequal micro-batches and ranks", uneven, values,
-              "Weigh each gradient with its number of samples, and divide the sum by all samples "
-              "of all ranks."),
-        Check("empty", 1, "ranks without samples; one rank", empty, values,
-              "A rank without micro-batches must take part in the all-reduce all the same, with "
-              "zeros of the given length, and a count of 0."),
-        Check("traffic", 2, "bytes that a rank sends", large, sent_at_most(
-            allowed, "one all-reduce"),
-            "The gradients are reduced more than once. Add up on each rank first; one all-reduce "
-            "of the sums, after the last micro-batch, is enough.", values),
+        Check("equal", 2, "equal micro-batches", equal, values),
+        Check("unequal", 2, "unequal micro-batches and ranks", uneven, values),
+        Check("empty", 1, "ranks without samples; one rank", empty, values),
+        Check("traffic", 2, "bytes that a rank sends", large,
+              sent_at_most(allowed, "one all-reduce"), values),
         real(case("over Gloo", 50, [2, 3], [1], [4, 1, 1], gloo=True)),
     ]
 

@@ -31,8 +31,7 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     expected = f"≤ {1 + TOLERANCE:g} × {best_time:.4g} s, as with {best}"
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         return Verdict(False, f"{k!r}"[:60], f"{expected} segments",
-                       clue="A number of segments is a whole number, and at least 1: "
-                            "max(1, round(…)) makes it so.")
+                       shows="no number of segments")
     ranks, nbytes, alpha, beta = case.args[0]
     took = chain_s(ranks, nbytes, alpha, beta, k)
     return Verdict(took <= best_time * (1 + TOLERANCE), f"{counted(k, 'segment')}: {took:.4g} s",
@@ -54,15 +53,9 @@ def _build(seed: int) -> list[Check]:
     edges = [case(2, 100_000_000, ETHERNET), case(16, 4, ETHERNET), case(2, 4, NVLINK),
              case(8, 0, ETHERNET), case(5, int(1000 * grow), NVLINK)]
     return [
-        Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge,
-              "Multiply T(k) = (p − 2 + k)(α + nβ/k) out: two of its four terms depend on k. Where "
-              "is their sum least?"),
-        Check("short chains", 1, "3 and 4 ranks", short, _judge,
-              "Nearly: with few segments, one more or less counts. The factor is p − 2; and take "
-              "the nearest whole number: don't round up, nor down, as int() does."),
-        Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge,
-              "With two ranks, or a few bytes, the formula gives less than 1: there is always one "
-              "segment."),
+        Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge),
+        Check("short chains", 1, "3 and 4 ranks", short, _judge),
+        Check("edges", 1, "2 ranks; a few bytes; none", edges, _judge),
     ]
 
 

@@ -40,25 +40,14 @@ def _build(seed: int) -> list[Check]:
         ((2, 3), F32), ((), F32), ((0,), F32), ((n,), F64), ((n,), I64), ((n,), BF16))]
     timed = [*plain, *any_p[1:]]
     return [
-        Check("values", 2, "2, 4, 8 ranks", plain, values,
-              "At the start row d is for the rank d further on: parts.roll(-r, 0). In the round of "
-              "hop 2^k, the rows whose d has that bit move 2^k ranks ahead, and what comes takes "
-              "their places; after the rounds, row d has come from rank (r − d) % p."),
-        Check("any p", 2, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, values,
-              "It works for powers of two only. Bruck's hops go (r + 2^k) % p, for any p; partners "
-              "r ^ 2^k exist for powers of two only."),
-        Check("any parts", 1, "2-d parts, numbers, empty; float64, int64, bfloat16", kinds, values,
-              "parts has shape (p, …), any dtype, and may be empty: torch.empty_like makes a "
-              "buffer for what arrives."),
-        Check("rounds", 2, "2 to 13 ranks, simulated", timed, rounds_at_most(
-            lambda case: lg_ceil(case.ranks), "⌈lg p⌉"),
-            "Sending each part straight to its rank takes p − 1 rounds. Let parts hop 1, 2, 4, … "
-            "ranks ahead, many in one message: one sendrecv per round.", values),
+        Check("values", 2, "2, 4, 8 ranks", plain, values),
+        Check("any p", 2, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, values),
+        Check("any parts", 1, "2-d parts, numbers, empty; float64, int64, bfloat16", kinds, values),
+        Check("rounds", 2, "2 to 13 ranks, simulated", timed,
+              rounds_at_most(lambda case: lg_ceil(case.ranks), "⌈lg p⌉"), values),
         Check("bytes", 2, "2 to 13 ranks", timed, sent_at_most(
             lambda case: case.ranks * lg_ceil(case.ranks) // 2 * case.facts["part"],
-            "n/2·⌈lg p⌉"),
-            "In the round of hop 2^k, only rows d with d & 2^k move: half of them, or fewer.",
-            values),
+            "n/2·⌈lg p⌉"), values),
         real(_case(4, (250,), seed=seed, gloo=True)),
     ]
 

@@ -64,17 +64,12 @@ def _build(seed: int) -> list[Check]:
     plain = [case(2, [8, 4, 12, 6], 10), case(4, [16, 16, 16, 16], 32), case(3, [5, 40, 7, 3], 12)]
     odd = [case(3, [4, 4, 4], 5), case(5, [1, 2, 3, 4, 5], 6), case(4, [3], 100),
            case(2, [7, 1, 1, 1], 1), case(4, [30, 2, 9, 11], 13, F32)]
-    fill = "Fill the buckets from the end of `grads`; close each once it holds `least` elements."
     return [
-        Check("averages", 2, "2 to 4 ranks", plain, values,
-              "Join a bucket with torch.cat, average it, and copy each part back into its own "
-              "gradient: split it by the lengths of the gradients, in the order in which they were "
-              "joined: `bucket.split([len(g) for g in ...])`."),
+        Check("averages", 2, "2 to 4 ranks", plain, values),
         Check("any sizes", 1, "1 to 5 gradients, a bucket that is never full, float32", odd,
-              values, "It fails where the last bucket isn't full, or a gradient is small."),
-        Check("messages", 2, "one all-reduce for each bucket", [*plain, *odd], _messages, fill,
               values),
-        Check("order", 2, "what is in which bucket", [*plain, *odd], _order, fill, values),
+        Check("messages", 2, "one all-reduce for each bucket", [*plain, *odd], _messages, values),
+        Check("order", 2, "what is in which bucket", [*plain, *odd], _order, values),
         real(case(3, [100, 20, 33], 50, gloo=True)),
     ]
 

@@ -3,55 +3,51 @@ possible moment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import permutations
 from typing import Any
 
-from dtlab.grading.case import Case, Outcome
+from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._chain_run import (
-    ADDS,
-    ChainMessage,
-    ChainRun,
-    Crash,
-    Flood,
-    Receive,
-    copied,
-    points,
-)
+from dtlab.grading.exercises._chain_run import ChainMessage, ChainRun, Crash, Receive, copied
 
-Facts = dict[str, Any]
-Experiment = Callable[..., list[Any]]  # (receive, nodes, …): calls receive, gives what came of it
+Experiment = Callable[..., Iterable[Any]]  # (receive, nodes, …): calls receive, gives what comes
 ROLES = {"head": 0, "middle": 1, "tail": 2}
 
 
 # ---- experiments: in the learner's process with its function, then in the judge with its answers
 
 
-def run_calm(receive: Receive, nodes: int, schedules: list[int], again: bool) -> list[Facts]:
-    """Runs in which no node dies; `again`: the client sends every add twice."""
-    return [_facts(ChainRun(receive, nodes, schedule, again=again), ()) for schedule in schedules]
-
-
-def run_crashes(receive: Receive, nodes: int, victim: int, schedules: list[int]) -> list[Facts]:
-    """A run for every moment at which `victim` could die."""
-    found = []
+def run_all(receive: Receive, nodes: int, schedules: Sequence[int],
+            victims: Sequence[tuple[int, ...]] = ((),), stride: int = 1, again: bool = False
+            ) -> Iterator[ChainRun]:
+    """A run for each of the moments at which all of some victims could die, or for one in `stride`
+    of them, until messages have no end. again: the client sends every add twice."""
     for schedule in schedules:
-        for crash in points(ChainRun(receive, nodes, schedule).run(), victim):
-            found.append(_facts(ChainRun(receive, nodes, schedule, [crash]), [crash]))
-    return found
+        for who in victims:
+            for crashes in _moments(receive, nodes, schedule, who, stride):
+                run = ChainRun(receive, nodes, schedule, crashes, again).run()
+                yield run
+                if run.flood:
+                    return
 
 
-def run_pairs(receive: Receive, nodes: int, schedule: int, stride: int) -> list[Facts]:
-    """Two nodes die: one in `stride` of all pairs of moments."""
-    return [_facts(ChainRun(receive, nodes, schedule, pair), pair)
-            for pair in _pairs(receive, nodes, schedule, stride)]
+def _moments(receive: Receive, nodes: int, schedule: int, victims: tuple[int, ...], stride: int
+             ) -> Iterator[list[Crash]]:
+    """When the victims could die, one after the other: a moment for each of them."""
+    if not victims:
+        yield []
+        return
+    for crashes in _moments(receive, nodes, schedule, victims[:-1], stride):
+        run = ChainRun(receive, nodes, schedule, crashes).run()
+        points = [] if run.flood else run.points(victims[-1])[::stride]
+        yield from ([*crashes, point] for point in points) if points else [crashes]
 
 
 def count_messages(receive: Receive, nodes: int) -> list[int]:
     """How many messages the nodes send for one add, after all earlier ones have ended; how many
-    when the node next to the head dies after that; how many adds stay unanswered if it dies at
+    when the node next to the head dies after that; how many requests stay unanswered if it dies at
     once."""
     run = ChainRun(receive, nodes, 0)
     counts = []
@@ -60,75 +56,27 @@ def count_messages(receive: Receive, nodes: int) -> list[int]:
         happens()
         run.settle()
         counts.append(sum(map(sum, run.handled.values())) - before)
-    crashed = _facts(ChainRun(receive, nodes, 0, [Crash(1, 0, 0)]), ())
-    return [*counts[1:], len(crashed.get("unanswered", "?"))]
-
-
-def _facts(run: ChainRun, crashes: Any) -> Facts:
-    crashes = [tuple(crash) for crash in crashes]
-    try:
-        return run.run().facts() | {"crashes": crashes}
-    except Flood:
-        raise Flood(crashes) from None
-
-
-def _pairs(receive: Receive, nodes: int, schedule: int, stride: int) -> Iterator[list[Crash]]:
-    count = 0
-    calm = ChainRun(receive, nodes, schedule).run()
-    for first in range(nodes):
-        for crash in points(calm, first):
-            count += 1
-            if count % stride:
-                continue
-            one = ChainRun(receive, nodes, schedule, [crash]).run()
-            for second in range(nodes):
-                if second != first:
-                    yield from ([crash, other] for other in points(one, second)[::stride])
+    return [*counts[1:], len(ChainRun(receive, nodes, 0, [Crash(1, 0, 0)]).run().client.open)]
 
 
 # ---- in the learner's process ------------------------------------------------------------------
 
 
 def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
-    """What `receive` returned, call after call, until messages have no end."""
+    """What `receive` returned, call after call."""
     answers: list[Any] = []
 
     def recorded(node: dict[str, Any], message: ChainMessage) -> Any:
         sent = receive(node, message)
-        answers.append([*map(copied, sent)] if type(sent) is list else copied(sent))
+        answers.append(copied(sent))
         return sent
 
-    with suppress(Flood):
-        experiment(recorded, *args)
+    for _ in experiment(recorded, *args):
+        pass
     return answers
 
 
 # ---- in the judge ------------------------------------------------------------------------------
-
-_CLUES = {
-    "flood": "The messages never end: does a node answer a message that needs no answer, or send "
-             "one to itself?",
-    "no number": "(\"value\", number, value): the value is node[\"values\"].get(key, 0), a whole "
-                 "number.",
-    "guessed": "A node knows only what its own messages have brought: what another node has in its "
-               "memory is out of reach.",
-    "twice": "An add was carried out twice. The same message may come again, from the client or "
-             "from the node before: remember the numbers of adds that you have carried out, and "
-             "pass these on without adding.",
-    "lost": "An acknowledged add is lost, so it was acknowledged too early, or forgotten too "
-            "early. Only the tail may answer the client: what it has, all nodes have. And each "
-            "node keeps what it has passed on until the tail's acknowledgement comes back; when "
-            "the chain changes, it sends all of that to its new successor.",
-    "stale": "A read doesn't see an add that was acknowledged before the read was sent: the tail, "
-             "which answers reads, must be the last to have an add, and the one that acknowledges "
-             "it.",
-    "stuck": "Messages on their way to the dead node are lost, and no node sends them again. Each "
-             "node keeps what it has passed on until the tail's acknowledgement comes back; when "
-             "the chain changes, it sends all of that to its new successor.",
-    "unanswered": "The client waits for an answer that never comes. The tail answers every add, "
-                  "also one that it has had already: the first answer may have been lost with the "
-                  "node that sent it. Which node is the tail now?",
-}
 
 
 def _replayed(case: Case, outcome: Outcome) -> list[Any]:
@@ -137,99 +85,56 @@ def _replayed(case: Case, outcome: Outcome) -> list[Any]:
     answers = iter(outcome.values[0])
     try:
         return list(case.facts["experiment"](lambda *_: next(answers), *case.args[0]))
-    except Flood as flood:
-        return [{"flood": True, "crashes": flood.args[0] if flood.args else []}]
     except Exception:
         return []
 
 
-def _problem(facts: Facts, nodes: int) -> tuple[str, str]:
-    """The first thing that is wrong with one run: its kind, and in words. Or two empty texts."""
-    if facts.get("flood"):
-        return "flood", "messages without end"
-    if facts["guessed"]:
-        return "guessed", "a node answered with an add of which no message told it"
-    for value, certain, sent in facts["reads"]:
+def _problem(run: ChainRun) -> str:
+    """The first thing that is wrong with one run, or ""."""
+    client = run.client
+    if run.flood:
+        return "messages without end"
+    if client.guessed:
+        return "a node answered with an add of which no message told it"
+    for value, certain, sent in client.reads:
         if value is None:
-            return "no number", "a read was answered with something that is not a number"
-        for place in range(ADDS):
-            count = value // 4**place % 4
-            if count > 1 and sent >> place & 1:
-                return "twice", f"add {place} counts {count} times"
-            if count == 0 and certain >> place & 1:
-                kind = "lost" if facts["crashes"] else "stale"
-                return kind, f"add {place}, acknowledged or seen before, is not in a later read"
-            if count and not sent >> place & 1:
-                return "no number", f"a read returned {value}, which no adds make"
-    if facts["unanswered"]:
-        inner = any(0 < crash[0] < nodes - 1 for crash in facts["crashes"])
-        return ("stuck" if inner else "unanswered",
-                f"add {facts['unanswered'][0]} was never answered")
-    if facts["silent reads"]:
-        return "unanswered", "a read was never answered"
-    return "", ""
+            return "a read was answered with something that is not a number"
+        counts = {place: value // 4**place % 4 for place in range(len(client.adds))}
+        if twice := [place for place in sent if counts[place] > 1]:
+            return f"add {twice[0]} counts {counts[twice[0]]} times"
+        if lost := [place for place in certain if not counts[place]]:
+            return f"add {lost[0]}, acknowledged or seen before, is not in a later read"
+        if value != sum(4**place for place in sent if counts[place]):
+            return f"a read returned {value}, which no adds make"
+    for request in client.open.values():
+        return "a read was never answered" if request[0] == "read" else "an add was never answered"
+    return ""
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
-    runs: list[Facts] = _replayed(case, outcome)
-    for facts in runs:
-        kind, words = _problem(facts, case.facts["nodes"])
-        if kind:
-            when = "; ".join(_crash_text(crash, case) for crash in facts["crashes"])
-            return Verdict(False, words + (f", after {when}" if when else ""),
-                           "each add once, none lost", clue=_CLUES[kind])
+    runs: list[ChainRun] = _replayed(case, outcome)
+    wanted = "each add once, none lost"
+    for run in runs:
+        if problem := _problem(run):
+            when = "; ".join(f"node {node} died in its event {event}, "
+                             f"{counted(messages, 'message')} sent"
+                             for node, event, messages in run.crashes.values())
+            return Verdict(False, problem + f", after {when}" * bool(when), wanted, shows=problem)
     if not runs:
-        return Verdict(False, "no messages", "each add once, none lost")
-    tried = f"{len(runs)} crash points" if runs[0]["crashes"] else f"{len(runs)} runs"
-    return Verdict(True, f"{tried}: none lost, none twice", "each add once, none lost")
-
-
-def _crash_text(crash: tuple[int, int, int], case: Case) -> str:
-    node, event, messages = crash
-    sent = f"{messages} message{'s' * (messages != 1)} sent"
-    return f"node {node} died in its event {event}, {sent}"
+        return Verdict(False, "no messages", wanted)
+    tried = counted(len(runs), "crash point" if runs[0].crashes else "run")
+    return Verdict(True, f"{tried}: none lost, none twice", wanted)
 
 
 def _messages(case: Case, outcome: Outcome) -> Verdict:
     each, after, _ = _replayed(case, outcome)
-    nodes = case.facts["nodes"]
+    nodes = case.args[0][0]
     most = 2 * nodes - 1  # t − 1 down, t − 1 up, 1 to the client
     if each <= most and after > nodes:
         return Verdict(False, f"{after} messages when a node died, though all was acknowledged",
-                       f"≤ {nodes}",
-                       clue="A node may forget an add once the tail has it: let the tail's "
-                            "acknowledgement travel back up the chain, node by node.")
+                       f"≤ {nodes}")
     return Verdict(each <= most, f"{each} messages per add", f"≤ {most} messages per add",
-                   shows=each,
-                   clue="An add costs one message down each link, one back up, and the answer.")
-
-
-def _build(seed: int) -> list[Check]:
-    def case(text: str, experiment: Experiment, *args: Any, nodes: int = 3) -> Case:
-        return Case(text, [(nodes, *args)], comm=False, harness=partial(record, experiment),
-                    facts={"nodes": nodes, "experiment": experiment})
-
-    schedules = [100 * seed + number for number in range(6)]
-    calm = [case(f"{n} node{'s' * (n > 1)}, no crash", run_calm, schedules, False, nodes=n)
-            for n in range(1, 5)]
-    again = [case(f"{n} node{'s' * (n > 1)}, each add sent twice", run_calm, schedules, True,
-                  nodes=n) for n in (1, 3, 4)]
-    dies = {role: [case(f"3 nodes, the {role} dies", run_crashes, node, [schedule])
-                   for schedule in schedules]
-            for role, node in ROLES.items()}
-    pairs = [case("3 nodes, two die", run_pairs, schedule, 7 - number)
-             for number, schedule in enumerate(schedules[:3])]
-    pairs.append(case("4 nodes, two die", run_pairs, schedules[3], 13, nodes=4))
-    return [
-        Check("no crash", 1, "1, 2, 3, 4 nodes", calm, _judge),
-        Check("asked again", 1, "the client sends each add twice", again, _judge),
-        *(Check(f"{role} dies", points, f"3 nodes, every moment, {len(schedules)} schedules",
-                dies[role], _judge, provided=_any) for role, points in
-          (("head", 1), ("middle", 4), ("tail", 1))),
-        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, provided=_any),
-        Check("messages", 1, "3 and 5 nodes", [case(f"{n} nodes", count_messages, nodes=n)
-                                              for n in (3, 5)], _messages, provided=_answers),
-    ]
+                   shows=each)
 
 
 def _answers(case: Case, outcome: Outcome) -> Verdict:
@@ -241,6 +146,36 @@ def _answers(case: Case, outcome: Outcome) -> Verdict:
 def _any(case: Case, outcome: Outcome) -> Verdict:
     """Crashes count, all of them, once the chain works without them."""
     return Verdict(True, "", "")
+
+
+def _build(seed: int) -> list[Check]:
+    def case(text: str, experiment: Experiment, *args: Any, nodes: int = 3, **more: Any) -> Case:
+        whole = partial(experiment, **more)
+        return Case(text, [(nodes, *args)], comm=False, harness=partial(record, whole),
+                    facts={"experiment": whole})
+
+    schedules = [100 * seed + number for number in range(6)]
+    calm = [case(f"{counted(n, 'node')}, no crash", run_all, schedules, nodes=n)
+            for n in range(1, 5)]
+    again = [case(f"{counted(n, 'node')}, each add sent twice", run_all, schedules, nodes=n,
+                  again=True) for n in (1, 3, 4)]
+    dies = {role: [case(f"3 nodes, the {role} dies", run_all, [schedule], victims=[(node,)])
+                   for schedule in schedules]
+            for role, node in ROLES.items()}
+    pairs = [case(f"{n} nodes, two die", run_all, [schedule], nodes=n, stride=stride,
+                  victims=list(permutations(range(n), 2)))
+             for n, schedule, stride in zip((3, 3, 3, 4), schedules, (7, 6, 5, 13), strict=False)]
+    return [
+        Check("no crash", 1, "1, 2, 3, 4 nodes", calm, _judge),
+        Check("asked again", 1, "the client sends each add twice", again, _judge),
+        *(Check(f"{role} dies", points, f"3 nodes, every moment, {len(schedules)} schedules",
+                dies[role], _judge, provided=_any)
+          for role, points in (("head", 1), ("middle", 4), ("tail", 1))),
+        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, provided=_any),
+        Check("messages", 1, "3 and 5 nodes",
+              [case(f"{n} nodes", count_messages, nodes=n) for n in (3, 5)], _messages,
+              provided=_answers),
+    ]
 
 
 EXERCISE = Exercise("chain-replication", "Chain replication", "chain_node", _build)

@@ -15,8 +15,6 @@ Place = Callable[[list[str], list[str], int], Any]
 KEYS = 2_000
 BUSIEST = 1.4  # of the mean: about 100 points a server keep within it
 SHARE = 1.5  # of 1/(n+1): what may move to a new server
-DEPENDS = ("A key's place may depend on no count of servers (hash mod n does) and on no server's "
-           "place in the list: only on the key's hash and the servers' own.")
 
 
 def elsewhere(place: Place, keys: list[str], servers: list[str], copies: int, far: bool) -> Any:
@@ -36,14 +34,10 @@ def _placed(case: Case, outcome: Outcome) -> Verdict:
     for placed, servers in zip(outcome.values, case.facts["servers"], strict=True):
         count = min(case.facts["copies"], len(servers))
         wanted = f"a dict: each key → a list of {count} of the servers"
-        if not isinstance(placed, dict) or set(placed) != set(keys):
-            came = f"{len(placed)} keys" if isinstance(placed, dict) else f"{placed!r:.60}"
-            return Verdict(False, came, wanted, clue="Return a dict with every key, and no other.")
+        if set(placed) != set(keys):
+            return Verdict(False, f"{len(placed)} keys", wanted)
         for key in keys:
             mine = placed[key]
-            if not isinstance(mine, (list, tuple)):
-                return Verdict(False, f"{key} → {mine!r:.60}", wanted,
-                               clue="Each key has a *list* of servers, also if it is only one.")
             if not set(mine) <= set(servers) or len(set(mine)) < len(mine) or len(mine) != count:
                 twice = " twice" * (len(set(mine)) < len(mine))
                 return Verdict(False, f"{key} → {mine}"[:80], wanted, shows=(len(mine), twice))
@@ -77,14 +71,11 @@ def _gone(case: Case, outcome: Outcome) -> Verdict:
     (dead,) = set(case.facts["servers"][0]) - set(case.facts["servers"][1])
     needless = [key for key in before if dead not in before[key] and before[key] != after[key]]
     if needless:
-        return Verdict(False, f"{len(needless)} keys move that {dead} never held", "none of them",
-                       clue=f"Only what the dead server held may move. {DEPENDS}")
+        return Verdict(False, f"{len(needless)} keys move that {dead} never held", "none of them")
     orphans = [key for key in before if before[key][0] == dead]
     if cold := [key for key in orphans if after[key][0] != before[key][1]]:
         return Verdict(False, f"{len(cold)} of {len(orphans)} keys go to a server without a copy",
-                       "each to the server with its second copy",
-                       clue="The copies of a key are the next different servers round the ring. "
-                            "Then, when the first dies, the next one is first, and has the copy.")
+                       "each to the server with its second copy")
     heirs = Counter(after[key][0] for key in orphans)
     most, fair = max(heirs.values(), default=0), len(orphans) / len(case.facts["servers"][1])
     return Verdict(most <= 3 * fair, f"one server inherits {most} of {len(orphans)} keys",
@@ -139,20 +130,14 @@ def _build(seed: int) -> list[Check]:
     calls = [(keys, five, 2, False), (keys, five, 2, True), (keys[::-1], five[::-1], 2, False)]
     other = Case("3 calls, 5 servers", calls, comm=False, harness=elsewhere,
                  facts={"keys": keys, "servers": [five] * 3, "copies": 2})
-    points = ("With few points on the ring, shares are a matter of luck: put each server there "
-              "about a hundred times, each time under another name: f\"{server}/{v}\".")
     return [
-        Check("a placement", 1, "1 to 9, 13 servers", one, _placed, "Behind the last point "
-              "the ring begins anew: take the index modulo the number of points."),
+        Check("a placement", 1, "1 to 9, 13 servers", one, _placed),
         Check("copies", 2, "2 and 3 copies", many, _placed),
-        Check("balance", 2, "2, 5, 8 servers", even, _balance, points, _placed),
-        Check("a server comes", 2, "to 1, 3, 4, 8 servers", more, _moved,
-              "The new server takes keys, and nothing else moves. " + DEPENDS, _placed),
-        Check("a server dies", 2, "one of 4, 8, 6", fewer, _gone,
-              "All keys of the dead server fall to one neighbour, and may overload it. " + points,
-              _placed),
+        Check("balance", 2, "2, 5, 8 servers", even, _balance, _placed),
+        Check("a server comes", 2, "to 1, 3, 4, 8 servers", more, _moved, _placed),
+        Check("a server dies", 2, "one of 4, 8, 6", fewer, _gone, _placed),
         Check("everywhere the same", 1, "another process, another order", [other], _stable,
-              "Two workers may list the same servers in another order. " + DEPENDS, _placed),
+              _placed),
     ]
 
 

@@ -108,14 +108,12 @@ def _build(seed: int) -> list[Check]:
     again = [_case("pulls again", "p0 g0 g0 p0 g0 g0", seed),
              _case("others pull", "p0 p3 g0 p3 g3 g0 p0 g3 g0", seed)]
     loss = [Case(f"digits, {WORKERS} workers in turn", [(seed,)], comm=False, harness=train)]
-    update = "The update is w ← w − lr·[g + λ·g⊙g⊙(w − w_bak)], w_bak what that worker pulled last."
     return [
-        Check("equation", 3, "unseen tensors, float64", delayed, values, update),
-        Check("own backup", 2, "2 and 3 workers", own, values, "A pull keeps a copy in "
-              "backups[worker]; a push reads it, and leaves it there: more pushes may follow."),
-        Check("a pull makes it anew", 1, "pulls between pushes", again, values, update),
+        Check("equation", 3, "unseen tensors, float64", delayed, values),
+        Check("own backup", 2, "2 and 3 workers", own, values),
+        Check("a pull makes it anew", 1, "pulls between pushes", again, values),
         Check("loss under delay", 2, f"digits, {WORKERS} workers in turn, {GRADIENTS} gradients",
-              loss, _loss, "Training with your update ends at a higher loss than DC-ASGD does."),
+              loss, _loss),
     ]
 
 

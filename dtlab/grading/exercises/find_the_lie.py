@@ -13,7 +13,7 @@ from torch.nn.functional import gelu
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most
+from dtlab.grading.standard import COLLECTIVES, items, normals, real, ring_bytes, sent_at_most
 from dtlab.parallel.conversions import copy_to, reduce_from
 
 NAMES = ("norm", "up", "scale", "down", "bias")
@@ -50,45 +50,29 @@ def _wanted(t: int, x: Tensor, *parameters: Tensor) -> Wanted:
 
 def _build(seed: int) -> list[Check]:
     def case(t: int, rows: int, hidden: int, gloo: bool = False) -> Case:
-        random = torch.Generator().manual_seed(13 * seed + t + rows)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=random, dtype=F64)
-
-        x, norm, bias = normal(rows, hidden), normal(hidden), normal(hidden)
-        up, down, scale = normal(6 * t, hidden), normal(hidden, 6 * t), normal(2)
+        x, norm, bias, up, down, scale = normals(13 * seed + t + rows, (rows, hidden), hidden,
+                                                 hidden, (6 * t, hidden), (hidden, 6 * t), 2)
         args = [(x, norm, u, scale, d, bias) for u, d in zip(
             up.chunk(t), down.chunk(t, 1), strict=True)]
         return Case(f"{t} ranks, {rows} rows, {hidden} columns", args, harness=run_layer, gloo=gloo,
                     wanted=_wanted(t, x, norm, up, scale, down, bias),
                     facts={"numel": rows * hidden}, **COLLECTIVES)
 
-    def allowed(case: Case) -> float:
-        t = case.ranks
-        return float(2 * (t - 1) * 8 * (2 * -(-case.facts["numel"] // t) + -(-2 // t)))
+    def allowed(case: Case) -> int:
+        return 2 * ring_bytes(case.ranks, case.facts["numel"]) + ring_bytes(case.ranks, 2)
 
     k, forward = seed % 3, items("y")
     cases = [case(2, 3 + k, 4), case(3, 5, 6), case(4, 2, 8 + k)]
     gradients = items(*ITEMS[1:-1])
     return [
         Check("forward", 1, "2 to 4 ranks", cases, forward),
-        Check("place", 1, "which gradients were wrong", cases[:1], items("the names"),
-              "Return y and a set of the names of the arguments whose gradients the printed layer "
-              f"gets wrong, of {', '.join(NAMES)}."),
-        Check("norm", 2, "its gradient", cases, items(*(
-            f"the gradient of {name}" for name in ("norm", "up", "down", "x"))),
-            "The gradient of `norm` is wrong, which lies before the region: does h enter the "
-            "region through copy_to?", forward),
-        Check("scale", 1, "its gradient", cases, items("the gradient of scale"),
-              "The gradient of `scale` is wrong: all ranks hold it, and each multiplies its own "
-              "columns by it, so each has a part of its gradient.", forward),
-        Check("bias", 1, "its gradient", cases, items("the gradient of bias"),
-              "The gradient of `bias` is wrong: it is added after the sum, to what is the same on "
-              "all ranks.", forward),
-        Check("bytes", 1, "no all-reduce too many", [case(4, 40, 60)], sent_at_most(
-            allowed, "two all-reduces of x, one of scale"),
-            "More is reduced than must be: one copy_to for each tensor that is the same on all "
-            "ranks and enters the region, and none for others.", gradients),
+        Check("place", 1, "which gradients were wrong", cases[:1], items("the names")),
+        Check("norm", 2, "its gradient", cases,
+              items(*(f"the gradient of {name}" for name in ("norm", "up", "down", "x"))), forward),
+        Check("scale", 1, "its gradient", cases, items("the gradient of scale"), forward),
+        Check("bias", 1, "its gradient", cases, items("the gradient of bias"), forward),
+        Check("bytes", 1, "no all-reduce too many", [case(4, 40, 60)],
+              sent_at_most(allowed, "two all-reduces of x, one of scale"), gradients),
         real(case(3, 4, 5, gloo=True), gradients, forward),
     ]
 

@@ -19,14 +19,10 @@ def _build(seed: int) -> list[Check]:
     four = [_case(4)]
     others = [_case(ranks) for ranks in (2, 3, 5 + seed % 4)]
     return [
-        Check("who am I", 1, "4 ranks", four, items("rank", "size"),
-              "comm.rank is this rank's number, comm.size how many there are."),
-        Check("neighbours", 1, "4 ranks", four, items("left", "right"),
-              "The ranks stand in a circle: beyond the last comes rank 0, before rank 0 comes the "
-              "last. The remainder does that: (rank + 1) % size, (rank - 1) % size."),
+        Check("who am I", 1, "4 ranks", four, items("rank", "size")),
+        Check("neighbours", 1, "4 ranks", four, items("left", "right")),
         Check("any size", 1, f"2, 3 and {others[-1].ranks} ranks", others, values),
-        Check("alone", 1, "1 rank", [_case(1)], values,
-              "A rank that is alone is its own neighbour on both sides."),
+        Check("alone", 1, "1 rank", [_case(1)], values),
     ]
 
 

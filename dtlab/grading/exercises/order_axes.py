@@ -38,10 +38,8 @@ def step_s(where: tuple[int, int, float], axes: tuple[tuple[str, int, int], ...]
 
 def _valid(case: Case, outcome: Outcome) -> Verdict:
     value, names = outcome.values[0], sorted(case.args[0][0])
-    good = isinstance(value, (list, tuple)) and sorted(map(str, value)) == names
-    return Verdict(good, "an order" if good else f"returned {value!r}"[:60],
-                   f"{', '.join(names)}, in an order",
-                   clue="Return a list of the axes' names, each once; the last varies fastest.")
+    return Verdict(sorted(value) == names, f"returned {value!r}"[:60],
+                   f"{', '.join(names)}, in an order")
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
@@ -73,14 +71,12 @@ def _build(seed: int) -> list[Check]:
     fast = [case(2, 3, 200e9, dp=(2, 4e8), tp=(3, 4e8)),
             case(4, 3, 200e9, dp=(3, 1e9), pp=(2, 6e8), tp=(2, 3e8)),
             case(4, 6, 200e9, dp=(2, 4e8), pp=(3, 3e8), tp=(4, 5e8))]
-    inside = "A ring inside a server never touches the network: which axis gains most by that?"
     return [
         Check("an order", 1, "each name once", [*plain, *other, *odd, *fast], _valid),
-        Check("time", 3, "tp sends the most", plain, _time, inside, _valid),
-        Check("other loads", 2, "dp sends the most", other, _time, inside, _valid),
+        Check("time", 3, "tp sends the most", plain, _time, _valid),
+        Check("other loads", 2, "dp sends the most", other, _time, _valid),
         Check("groups too large", 2, "an axis that no server has room for; fast cards",
-              [*odd, *fast], _time, "The axis that sends the most isn't always best inside: count "
-              "for each order how many rings leave a server, and share its card.", _valid),
+              [*odd, *fast], _time, _valid),
     ]
 
 

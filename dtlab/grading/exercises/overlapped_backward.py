@@ -78,18 +78,13 @@ def _build(seed: int) -> list[Check]:
     hidden = [case(2, [200] * 8, [1]), case(4, [400] * 6, [1, 3]),  # reductions are quicker
               case(3, [120, 60, 600, 120, 60, 600, 120, 900], [3, 1])]  # but for the large ones
     queued = [case(4, [4000] * 6, [1]), case(2, [5000] * 5, [1, 3, 2])]  # and slower
-    how = ("From the last layer to the first: `layer.backward()`, then `comm.begin(all_reduce, "
-           "layer.grad, \"avg\")`. `begin` takes the function and its arguments, but not comm, and "
-           "calls it itself. Wait for all that began at the end.")
-    begin = ("Some reductions hide, but not all that could: begin each as soon as its gradient is "
-             "there, and wait for none before all layers have computed.")
     return [
-        Check("averages", 2, "2 to 4 ranks", plain, values, how),
+        Check("averages", 2, "2 to 4 ranks", plain, values),
         Check("any number", 1, "1 rank, 1 layer, 5 ranks", odd, values),
         Check("fast network", 2, "reductions shorter than a layer's backward", hidden, _exposed,
-              begin, values),
+              values),
         Check("slow network", 2, "reductions longer than a layer's backward", queued, _exposed,
-              begin, values),
+              values),
         real(case(3, [50] * 4, [0.0], gloo=True)),
     ]
 

@@ -54,26 +54,15 @@ def _build(seed: int) -> list[Check]:
              *(case(4, 12, 0, 3, dtype) for dtype in (F64, I64, BF16))]
     timed = [*plain, *others[1:]]
     return [
-        Check("values", 2, "2, 4, 8 ranks, root 0", plain, values,
-              "Send segment i only after it has come: in round i, receive segment i while you send "
-              "segment i − 1."),
-        Check("any p, root, k", 2, "1 to 13 ranks, 1 to 12 segments", others, values,
-              "It works for root 0, or for even cuts, only. me = (comm.rank - root) % p is a "
-              "rank's place in the chain, and x.tensor_split(segments) cuts any x."),
-        Check("edges", 1, "more segments than elements; dtypes", edges, values,
-              "x may have fewer elements than there are segments, even none, and any dtype."),
-        Check("time", 3, "2 to 13 ranks, simulated", timed, _time,
-              "Receiving and sending take turns, or wait for more than they need. Ports are full "
-              "duplex: post both together, comm.exchange(Recv(segment i, behind), "
-              "Send(segment i − 1, ahead)).", values),
-        Check("bytes", 1, "2 to 13 ranks", timed, _bytes,
-              "Each rank sends each segment to the next one, once; no rank after the last one "
-              "needs x: a chain, not a ring.", values),
+        Check("values", 2, "2, 4, 8 ranks, root 0", plain, values),
+        Check("any p, root, k", 2, "1 to 13 ranks, 1 to 12 segments", others, values),
+        Check("edges", 1, "more segments than elements; dtypes", edges, values),
+        Check("time", 3, "2 to 13 ranks, simulated", timed, _time, values),
+        Check("bytes", 1, "2 to 13 ranks", timed, _bytes, values),
         Check("memory", 1, "4 ranks, 192000 × float32, 8 segments",
-              [case(4, 192_000, 0, 8, meter=True)], held_at_most(
-                  lambda case: case.facts["nbytes"] // case.args[0][2], ": one segment"),
-              "More than a segment is held beside x. Segments from x.tensor_split(segments) are "
-              "views: receive into them, and send them, as they are.", values),
+              [case(4, 192_000, 0, 8, meter=True)],
+              held_at_most(lambda case: case.facts["nbytes"] // case.args[0][2], ": one segment"),
+              values),
         real(case(4, 1000, 2, 5, gloo=True)),
     ]
 

@@ -99,17 +99,10 @@ def _case(where: Hall, ranks: int) -> Case:
 def _valid(case: Case, outcome: Outcome) -> Verdict:
     value, where, ranks = outcome.values[0], case.facts["hall"], case.facts["ranks"]
     wanted = f"{ranks} different free hosts"
-    if not isinstance(value, (list, tuple)) or not all(
-            isinstance(host, int) and not isinstance(host, bool) for host in value):
-        return Verdict(False, f"returned {value!r}"[:80], wanted,
-                       clue="Return a list of host numbers, one for each rank of the job.")
     if taken := [host for host in value if host not in where.free]:
-        return Verdict(False, f"host {taken[0]}", wanted,
-                       clue="Only hosts that are in `free` may be used; the others have a job.")
-    if len(value) != ranks or len(set(value)) < ranks:
-        return Verdict(False, f"{len(value)} hosts, {len(set(value))} different", wanted,
-                       clue="A job of p ranks gets p hosts, each one once.")
-    return Verdict(True, wanted, wanted)
+        return Verdict(False, f"host {taken[0]}", wanted)
+    return Verdict(len(value) == ranks == len(set(value)),
+                   f"{len(value)} hosts, {len(set(value))} different", wanted)
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
@@ -118,7 +111,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
     mine = cost_of(where, tuple(outcome.values[0])).elapsed_s
     return Verdict(mine <= offered / 2, f"{mine * 1e3:.4g} ms",
                    f"≤ {offered / 2 * 1e3:.4g} ms: half of what the list's order takes",
-                   clue=_clue(case, outcome))
+                   shows=_lies(case, outcome))
 
 
 def _spine(case: Case, outcome: Outcome) -> Verdict:
@@ -127,24 +120,17 @@ def _spine(case: Case, outcome: Outcome) -> Verdict:
     mine = cost_of(where, tuple(outcome.values[0])).spine_bytes
     # Pieces of a vector differ by an element.
     return Verdict(mine <= 1.01 * least, f"{mine:,} B over the spine", f"{least:,} B",
-                   f"{mine:,} / {least:,}", clue=_clue(case, outcome))
+                   f"{mine:,} / {least:,}", shows=_lies(case, outcome))
 
 
-def _clue(case: Case, outcome: Outcome) -> str:
+def _lies(case: Case, outcome: Outcome) -> str:
     """Does it visit racks again and again, or too many of them?"""
     where, ranks = case.facts["hall"], case.facts["ranks"]
     visited = [where.rack_of[host] for host in outcome.values[0]]
     hops = sum(a != b for a, b in zip(visited, visited[1:] + visited[:1], strict=True))
-    used = len(set(visited))
-    few = len({where.rack_of[host] for host in compact(where, ranks)})
-    if hops > used:
-        return (f"{hops} of the ring's {ranks} hops cross the spine, where {few if few > 1 else 0} "
-                f"would do: the ring leaves a rack and comes back. Let all hosts of a rack stand "
-                f"next to each other in the list.")
-    if used > few:
-        return (f"The job lies in {used} racks, and {few} would do: begin with the racks that have "
-                f"most free hosts.")
-    return ""
+    few = {where.rack_of[host] for host in compact(where, ranks)}
+    comes_back, too_many = hops > len(set(visited)), len(set(visited)) > len(few)
+    return f"comes back to a rack: {comes_back}, too many racks: {too_many}"
 
 
 def _build(seed: int) -> list[Check]:
@@ -159,11 +145,10 @@ def _build(seed: int) -> list[Check]:
              for taken, ranks in (((3, 2, 0, 4), 6), ((4, 3, 2, 1), 5))]
     return [
         Check("a placement", 1, "free hosts, each once", [*empty, *busy, *small], _valid),
-        Check("time, empty racks", 2, "all hosts are free", empty, _time, provided=_valid),
-        Check("time, busy racks", 2, "some hosts are taken", busy, _time, provided=_valid),
-        Check("bytes over the spine", 2, "4 placements", [*empty, *busy], _spine,
-              provided=_valid),
-        Check("small jobs", 1, "a rack has room for all", small, _spine, provided=_valid),
+        Check("time, empty racks", 2, "all hosts are free", empty, _time, _valid),
+        Check("time, busy racks", 2, "some hosts are taken", busy, _time, _valid),
+        Check("bytes over the spine", 2, "4 placements", [*empty, *busy], _spine, _valid),
+        Check("small jobs", 1, "a rack has room for all", small, _spine, _valid),
     ]
 
 

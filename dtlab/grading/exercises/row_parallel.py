@@ -7,7 +7,15 @@ from torch import Tensor
 
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most, values
+from dtlab.grading.standard import (
+    COLLECTIVES,
+    items,
+    normals,
+    real,
+    ring_bytes,
+    sent_at_most,
+    values,
+)
 
 GRADIENTS = "the gradient of x", "the gradient of the weight", "the gradient of the bias"
 
@@ -21,18 +29,14 @@ def _right(parts: list[tuple[Tensor, Tensor]], bias: Tensor, dy: Tensor
 
 def _build(seed: int) -> list[Check]:
     def case(rows: int, out: int, *widths: int, gloo: bool = False) -> Case:
-        random = torch.Generator().manual_seed(97 * seed + rows + out)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=random, dtype=F64)
-
-        bias, dy = normal(out), normal(rows, out)
-        parts = [(normal(rows, n), normal(out, n)) for n in widths]
+        bias, dy, *both = normals(97 * seed + rows + out, out, (rows, out), *(
+            shape for n in widths for shape in ((rows, n), (out, n))))
+        parts = list(zip(both[::2], both[1::2], strict=True))
         wanted = Wanted(_right(parts, bias, dy), items=("y", *GRADIENTS), rtol=1e-9,
                         what="that of one device")
         return Case(f"{len(widths)} ranks, {rows} × {sum(widths)} → {out}",
                     [(*part, bias, dy) for part in parts], wanted=wanted, gloo=gloo,
-                    facts={"nbytes": 8 * rows * out}, **COLLECTIVES)
+                    facts={"n": rows * out}, **COLLECTIVES)
 
     k, gradients = seed % 3, items(*GRADIENTS)
     even = [case(3, 4 + k, 2, 2), case(5, 6, 3, 3, 3), case(2, 8, 4, 4, 4, 4)]
@@ -40,19 +44,12 @@ def _build(seed: int) -> list[Check]:
     large = [case(64, 100 + k, 8, 8, 8, 8), case(50, 60, 10, 10)]
     forward = items("y")
     return [
-        Check("forward", 2, "2 to 4 ranks", even, forward,
-              "y is the sum over the ranks of x Wᵀ, each of its own part, in one all-reduce; then "
-              "b."),
-        Check("gradients", 3, "2 to 4 ranks", even, gradients,
-              "Backward each rank works alone, on its own x and W: dy W, dyᵀ x, and the sum of "
-              "dy's rows.", forward),
+        Check("forward", 2, "2 to 4 ranks", even, forward),
+        Check("gradients", 3, "2 to 4 ranks", even, gradients, forward),
         Check("uneven", 1, "inputs that t doesn't divide; one rank", odd, gradients,
               provided=forward),
-        Check("bytes", 1, "one all-reduce of y", large, sent_at_most(
-            lambda case: 2 * (case.ranks - 1) * -(-case.facts["nbytes"] // (8 * case.ranks)) * 8,
-            "one all-reduce of y"),
-            "More moves than one all-reduce of y: don't gather x or the weight, and send nothing "
-            "backward.", forward),
+        Check("bytes", 1, "one all-reduce of y", large, sent_at_most(lambda case:
+              ring_bytes(case.ranks, case.facts["n"]), "one all-reduce of y"), forward),
         real(case(4, 6, 2, 2, 1, gloo=True), values, forward),
     ]
 

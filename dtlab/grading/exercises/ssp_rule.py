@@ -18,7 +18,7 @@ SAME_S = 1e-3  # of virtual time: messages take far less
 Rule = Callable[[str, int, list[int], float], Any]  # request, clock, clocks, staleness
 Query = tuple[str, int, list[int], float]
 NO, YES = "stuck", "go on"
-_ALL_WAIT = "All workers wait: even the slowest may not read. It is 0 clocks ahead, and 0 ≤ s."
+
 
 def _right(request: str, clock: int, clocks: list[int], staleness: float) -> bool:
     return request == "push" or clock - min(clocks) <= staleness
@@ -54,7 +54,7 @@ def _answers(what: str) -> Judge:
             asked = f"{request!r}, clock {clock}, clocks {clocks}, s = {_shown(s)}"
             if type(answer) not in (bool, int) or answer not in (0, 1):
                 return Verdict(False, f"{asked}: {answer!r}"[:200], str(_right(*query)),
-                               clue="Return True or False.")
+                               shows="neither True nor False")
             if request == what and bool(answer) != _right(*query):
                 return Verdict(False, f"{asked}: {bool(answer)}"[:200], str(_right(*query)),
                                shows=[bool(each) for each in answers])
@@ -77,16 +77,14 @@ def cluster(function: Rule, comm: Comm, pace: Sequence[float], staleness: float)
             pass
         if _request(comm, "push") == NO:
             return NO
-        comm.send(["clock"], 0)
-    comm.send(["finish"], 0)
+        comm.send("clock", 0)
+    comm.send("finish", 0)
     return YES
 
 
 def _request(comm: Comm, what: str) -> str:
-    answer: list[Any] = []
-    comm.send([what], 0)
-    comm.recv(answer, 0)
-    return str(answer[0][0])
+    comm.send(what, 0)
+    return str(comm.recv_object(0))
 
 
 def _serve(function: Rule, comm: Comm, staleness: float) -> str:
@@ -97,7 +95,7 @@ def _serve(function: Rule, comm: Comm, staleness: float) -> str:
     while active:
         message: list[Any] = []
         src = comm.recv(message)
-        what = message[0][0]
+        (what,) = message
         if what == "finish":
             active.remove(src)
         elif what == "clock":
@@ -107,10 +105,10 @@ def _serve(function: Rule, comm: Comm, staleness: float) -> str:
         for worker, request in list(held.items()):
             if function(request, clocks[worker], list(clocks.values()), staleness):
                 del held[worker]
-                comm.send([YES], worker)
+                comm.send(YES, worker)
         if active and active == set(held):
             for worker in held:
-                comm.send([NO], worker)
+                comm.send(NO, worker)
             return NO
     return YES
 
@@ -136,47 +134,32 @@ def begins_s(paces: Sequence[Sequence[float]], staleness: float) -> list[list[fl
     return begins
 
 
-def _begun(outcome: Outcome) -> dict[tuple[int, int], float]:
-    """(worker from 1, iteration) → when it began: from the referee's own trace."""
-    return {(span.rank, int(span.label)): span.start_s for span in outcome.trace.spans if span.rank}
+def begins(early: bool = True, late: bool = True) -> Judge:
+    """Does each worker begin each iteration when SSP lets it, by the referee's own trace? early,
+    late: which of the two is wrong; where a worker never begins, nobody is ahead, which proves
+    nothing, and is wrong too."""
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        s, promises = case.facts["staleness"], [
+            "no worker more than s ahead"] * early + ["a worker s ahead or less goes on"] * late
+        begun = {(span.rank, int(span.label)): span.start_s for span in outcome.trace.spans}
+        wanted = {(worker, step): right_s
+                  for worker, row in enumerate(begins_s(case.facts["paces"], s), 1)
+                  for step, right_s in enumerate(row)}
+        for (worker, step), right_s in sorted(wanted.items(), key=lambda item: item[1]):
+            at_s, said = begun.get((worker, step)), f"worker {worker} began iteration {step}"
+            if at_s is None:
+                if late or not step:
+                    return Verdict(False, said.replace("began", "never began"), promises[0])
+            elif early and at_s < right_s - SAME_S:
+                return Verdict(False, f"{said} at {at_s:.2f} s, {int(s) + 1} or more ahead of the "
+                               f"slowest", f"not before {right_s:.2f} s, when the slowest has "
+                               f"passed clock {step} − s")
+            elif late and at_s > right_s + SAME_S:
+                return Verdict(False, f"{said} at {at_s:.2f} s", f"at {right_s:.2f} s: no worker "
+                               "was more than s clocks behind it then")
+        return Verdict(True, "; ".join(promises), "; ".join(promises))
 
-
-def _not_too_early(case: Case, outcome: Outcome) -> Verdict:
-    s, wanted = case.facts["staleness"], begins_s(case.facts["paces"], case.facts["staleness"])
-    promise, begun = "no worker more than s ahead", _begun(outcome)
-    for worker in range(1, len(wanted) + 1):
-        if (worker, 0) not in begun:  # where nobody moves, nobody is ahead: that proves nothing
-            return Verdict(False, f"worker {worker} never began iteration 0", promise,
-                           clue=_ALL_WAIT)
-    for (worker, step), at in sorted(begun.items(), key=lambda pair: pair[1]):
-        right = wanted[worker - 1][step]
-        if at < right - SAME_S:
-            return Verdict(False, f"worker {worker} began iteration {step} at {at:.2f} s, "
-                           f"{int(s) + 1} or more ahead of the slowest", promise,
-                           clue=f"It has to wait until {right:.2f} s, when the slowest worker has "
-                           f"passed clock {step} − s.")
-    return Verdict(True, promise, promise)
-
-
-def _not_too_late(case: Case, outcome: Outcome) -> Verdict:
-    wanted = begins_s(case.facts["paces"], case.facts["staleness"])
-    begun, promise = _begun(outcome), "a worker s ahead or less goes on at once"
-    for step, worker in product(range(STEPS), range(1, len(wanted) + 1)):
-        right = wanted[worker - 1][step]
-        at = begun.get((worker, step))
-        if at is None:
-            return Verdict(False, f"worker {worker} never began iteration {step}", promise,
-                           clue=_ALL_WAIT)
-        if at > right + SAME_S:
-            return Verdict(False, f"worker {worker} began iteration {step} at {at:.2f} s", promise,
-                           clue=f"It could have begun at {right:.2f} s: no worker was more than s "
-                           "clocks behind it then.")
-    return Verdict(True, promise, promise)
-
-
-def _exactly(case: Case, outcome: Outcome) -> Verdict:
-    early = _not_too_early(case, outcome)
-    return early if not early.passed else _not_too_late(case, outcome)
+    return judge
 
 
 def _shown(staleness: float) -> str:
@@ -195,16 +178,13 @@ def _build(seed: int) -> list[Check]:
     ends = [_run("random speeds", paces(3), s) for s in (0, math.inf)]
     asked = [_queries(s, seed) for s in (0, 1, 2, 5, math.inf)]
     return [
-        Check("the rule", 2, "pulls, 1 to 13 workers, s = 0, 1, 2, 5, ∞", asked,
-              _answers("pull"), "A pull may be answered if its worker is at most s clocks ahead of "
-              "the slowest worker; a push always."),
-        Check("pushes", 1, "pushes, 1 to 13 workers", asked, _answers("push"),
-              "A push is finished work: it is always accepted."),
+        Check("the rule", 2, "pulls, 1 to 13 workers, s = 0, 1, 2, 5, ∞", asked, _answers("pull")),
+        Check("pushes", 1, "pushes, 1 to 13 workers", asked, _answers("push")),
         Check("never more than s ahead", 2, "2 to 4 workers, s = 1 to 3, simulated", runs,
-              _not_too_early),
+              begins(late=False)),
         Check("s ahead is allowed", 2, "2 to 4 workers, s = 1 to 3, simulated", runs,
-              _not_too_late),
-        Check("both ends", 1, "s = 0 is BSP, s = ∞ is ASP, simulated", ends, _exactly),
+              begins(early=False)),
+        Check("both ends", 1, "s = 0 is BSP, s = ∞ is ASP, simulated", ends, begins()),
     ]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import networkx as nx
 import torch
 
-from dtlab.grading.case import ANY, Case, Outcome, Wanted
+from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises._server_step import EXACT, LR, numbers, stepped
-from dtlab.grading.standard import BF16, F32, F64, real, values
+from dtlab.grading.exercises._server_step import EXACT, LR, stepped
+from dtlab.grading.standard import BF16, F32, F64, numbers, real, values
 from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 
@@ -21,14 +21,12 @@ SLACK = 1.02
 def _case(machines: list[list[int]], n: int, seed: int, dtype: torch.dtype = F32,
           **options: Any) -> Case:
     """Rank 0 serves, on a machine of its own; `machines`: the workers by machine."""
-    random = torch.Generator().manual_seed(7919 * seed + 10 * n + len(machines))
     workers = sum(map(len, machines))
-    weights = numbers(n, dtype, random)
-    args: list[tuple[Any, ...]] = [
-        (machines, weights.clone(), numbers(n, dtype, random) if rank else None, LR)
-        for rank in range(1 + workers)]
-    right = stepped(weights, [grad for _, _, grad, _ in args[1:]])
-    text = (f"{len(machines)} machine{'s' * (len(machines) > 1)} of "
+    weights, *grads = [numbers((n,), dtype, 7919 * seed + 100 * n + rank, most=9)
+                       for rank in range(1 + workers)]
+    args = [(machines, weights.clone(), grad, LR) for grad in (None, *grads)]
+    right = stepped(weights, grads)
+    text = (f"{counted(len(machines), 'machine')} of "
             f"{', '.join(str(len(machine)) for machine in machines)}, {n} × {str(dtype)[6:]}")
     nbytes = n * dtype.itemsize
     wanted = Wanted(leaves=[(), *[(ANY, right)] * workers], names=("machines", "weights"),
@@ -59,9 +57,8 @@ def _between(case: Case, outcome: Outcome) -> Verdict:
     allowed = int(SLACK * 2 * len(machines) * vector)
     if total <= allowed and min(into, out) < len(machines) * vector:
         return Verdict(False, f"{into:,} B to the server, {out:,} B from it",
-                       f"≥ {len(machines) * vector:,} B each way",
-                       clue="Through the server: each machine's aggregator sends it one sum and "
-                            "gets the new weights from it.")
+                       f"≥ {len(machines) * vector:,} B each way: from each machine's aggregator "
+                       "one sum, to it the new weights")
     return Verdict(total <= allowed, f"{total:,} B between machines",
                    f"≤ {allowed:,} B: 2·S a machine", f"{total:,} / {allowed:,}",
                    shows=(total, into, out))
@@ -81,21 +78,11 @@ def _build(seed: int) -> list[Check]:
     large = [_case(machines, 5_000 + 96 * k, seed) for machines in (
         [[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2], [3, 4], [5, 6], [7, 8]], [[3, 5, 1], [2], [4, 6]])]
     return [
-        Check("weights", 2, "2 or 3 machines, all alike", plain, values,
-              "Some gradients are missing, or counted twice. Which ranks are in a machine is what "
-              "`machines` says; their numbers need not follow each other."),
-        Check("uneven machines", 2, "1 to 5 workers in a machine", uneven, values,
-              "It works only where all machines hold equally many workers. The mean of the "
-              "machines' means is not the mean: send sums, divide by the number of all workers."),
-        Check("any layout", 1, "1 machine; 1 worker; ranks in any order", layouts, values,
-              "A machine's ranks need not follow each other, a machine may hold one worker, the "
-              "vector may be empty: look it up in `machines`."),
-        Check("any dtype", 1, "float64, bfloat16", dtypes, values,
-              "It works for float32 only: make room with torch.empty_like(weights)."),
-        Check("between machines", 3, "2 to 4 machines, 20 kB", large, _between,
-              "More than one vector goes to the server, or comes from it, for each machine; or "
-              "machines send to each other past the server. An aggregator talks to the ranks of "
-              "its own machine, and to the server.", values),
+        Check("weights", 2, "2 or 3 machines, all alike", plain, values),
+        Check("uneven machines", 2, "1 to 5 workers in a machine", uneven, values),
+        Check("any layout", 1, "1 machine; 1 worker; ranks in any order", layouts, values),
+        Check("any dtype", 1, "float64, bfloat16", dtypes, values),
+        Check("between machines", 3, "2 to 4 machines, 20 kB", large, _between, values),
         real(_case([[1], [2, 3]], 1_000, seed, gloo=True)),
     ]
 

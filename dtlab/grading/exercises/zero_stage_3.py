@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.comm import Comm
 from dtlab.grading.case import ANY, Case, Outcome, Wanted
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, F64, items, real, sent_at_most
+from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most
 
 PEAK_LAYERS = 7.5  # of live memory: a layer and the next, a gradient and its copies, activations
 SLACK = 1.02  # of bytes: counts and other small messages
@@ -85,11 +85,11 @@ def _peak(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, *widths: int, samples: int = 2, **options: Any) -> Case:
-        random = torch.Generator().manual_seed(7919 * seed + 100 * ranks + len(widths))
         layers = [Layer(width, [0]) for width in widths]
-        weights = [torch.randn(la.numel, generator=random, dtype=F64) / la.width**0.5
-                   for la in layers]
-        xs = [torch.randn(samples, widths[0], generator=random, dtype=F64) for _ in range(ranks)]
+        drawn = normals(7919 * seed + 100 * ranks + len(widths), *(la.numel for la in layers),
+                        *[(samples, widths[0])] * ranks)
+        weights = [w / la.width**0.5 for w, la in zip(drawn, layers, strict=False)]
+        xs = drawn[len(layers):]
         every = [gradients(layers, weights, x) for x in xs]
         mean = [_cut(torch.stack(g).mean(0), ranks) for g in zip(*every, strict=True)]
         cuts = [_cut(w, ranks) for w in weights]
@@ -114,20 +114,10 @@ def _build(seed: int) -> list[Check]:
     deep = [case(2, *[128] * 14, meter=True), case(4, *[96 + 4 * k] * 14, meter=True)]
     right, traffic = items("the gradients", "shards"), sent_at_most(allowed, "3(N−1)/N·Ψ")
     return [
-        Check("gradients", 3, "1 to 4 ranks, up to 4 layers", even, right,
-              "The loss is half the sum of the squares of the last layer's output, so backward "
-              "begins with that output; each layer's backward takes the input that its forward "
-              "had."),
-        Check("any size", 2, "layers that N does not divide", uneven, right,
-              "It fails where N does not divide a layer: its shards are padded with zeros. Cut the "
-              "gathered vector to layer.numel, and pad the gradient again."),
-        Check("peak", 2, "14 layers, live memory", deep, _peak,
-              "Are all layers gathered before the first runs, is one that has been used still "
-              "held, in a list or a variable, or are whole gradients kept until the end? Gather "
-              "one, use it, free it.", right),
-        Check("traffic", 2, "14 layers, bytes sent", deep, traffic,
-              "Two gathers and a reduce-scatter for each layer are enough. An all-reduce of the "
-              "gradients sends every rank the sums of all shards, of which it needs one.", right),
+        Check("gradients", 3, "1 to 4 ranks, up to 4 layers", even, right),
+        Check("any size", 2, "layers that N does not divide", uneven, right),
+        Check("peak", 2, "14 layers, live memory", deep, _peak, right),
+        Check("traffic", 2, "14 layers, bytes sent", deep, traffic, right),
         real(case(3, *[10 + k] * 3, gloo=True), traffic, right),
     ]
 

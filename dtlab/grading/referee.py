@@ -1,0 +1,151 @@
+"""One case under way: takes the requests of its ranks' processes, and says why the case failed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
+
+from dtlab.comm import Comm, Work
+from dtlab.errors import Deadlock, DtlabError, Waiting, waiting_table
+from dtlab.grading.case import Case, CaseFailure, Outcome
+from dtlab.grading.frames import ConnectionClosed, Frame, FrameTimeout, decode
+from dtlab.grading.untrusted_process import UntrustedProcess
+from dtlab.simulator.works import MessageWork
+
+CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
+REQUESTS_PER_RANK = 3_000  # of one call; a right answer makes a few dozen
+# What handling a frame raises that no rank of ours would send.
+INVALID = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError,
+           StopIteration, MemoryError)
+
+
+class Aborted(Exception):
+    """The case has failed; `outcome.failure` says why."""
+
+
+class Pending(NamedTuple):
+    """Work that the process has neither waited for nor cancelled."""
+
+    work: Work
+    into: Any  # what it receives into, None if it doesn't
+    what: str  # "isend to rank 1"
+    begun_at: str  # the learner's line
+
+
+class RankState:
+    """What the streams of one rank share."""
+
+    def __init__(self) -> None:
+        self.groups: list[Comm] = []  # 0: the whole run
+        self.pending: dict[int, Pending] = {}  # by the numbers that the process gives
+        # What begun functions have raised, by the same numbers, until the rank waits for them.
+        self.raised: dict[int, CaseFailure] = {}
+        self.places: dict[int, str] = {}  # stream → its line when it last made a request
+        self.requests = 0
+        self.agreements = 0
+        self.mismatch: CaseFailure | None = None  # its messages must not tell sizes that differ
+
+
+class Referee:
+    """One case, under way: what the request handlers of its ranks share."""
+
+    def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
+        self.case, self.outcome, self.processes = case, outcome, processes
+        self.ranks = [RankState() for _ in range(case.ranks)]
+
+    def unwaited(self, error: DtlabError | None = None) -> CaseFailure | None:
+        """The first error of a begun function that no rank waited for; or, unless ranks can't go on
+        (`error`), the first work that no rank waited for."""
+        for state in self.ranks:
+            for failure in state.raised.values():
+                return failure
+        for rank, state in enumerate(self.ranks):
+            for pending in state.pending.values():
+                if not isinstance(error, Deadlock):
+                    return CaseFailure("pending", rank, message=pending.what, at=pending.begun_at)
+        return None
+
+    def mismatch(self) -> CaseFailure | None:
+        """A message whose ends differ in size fails the case, even if a rank has caught the error.
+        """
+        return next((state.mismatch for state in self.ranks if state.mismatch), None)
+
+    def ended(self, error: DtlabError) -> CaseFailure:
+        """Why the simulation ended, though no rank's process has reported an error."""
+        if not isinstance(error, Deadlock):
+            return CaseFailure("raised", error=type(error).__name__, message=str(error))
+        return deadlocked(error, [self._in_full(row) for row in error.waiting])
+
+    def _in_full(self, row: Waiting) -> Waiting:
+        """The row with the learner's line, and as an exchange if the rank has more under way than
+        what it waits for first."""
+        state = self.ranks[row.rank]
+        peers = [work.what.split()[-1] for work in state.pending.values()
+                 if isinstance(work.work, MessageWork) and not work.work.is_done()]
+        if peers and row.doing in ("send", "recv"):
+            peer = " and ".join(dict.fromkeys([row.peer, *peers]))
+            row = row._replace(doing="exchange", peer=peer)
+        stream = re.search(r"\(stream (\d+)\)", row.doing)
+        return row._replace(line=state.places.get(int(stream[1]) if stream else 0, ""))
+
+    def fail(self, failure: CaseFailure) -> NoReturn:
+        """End the case: the first failure is the one that counts."""
+        self.outcome.failure = self.outcome.failure or failure
+        raise Aborted
+
+    def next_request(self, rank: int, stream: int) -> Frame:
+        """The next request of one of the rank's streams; fails the case if none comes, or if the
+        rank makes too many."""
+        if self.outcome.failure is not None:
+            raise Aborted
+        state = self.ranks[rank]
+        state.requests += 1
+        if state.requests > REQUESTS_PER_RANK:
+            self.fail(CaseFailure("limit", rank, at=state.places.get(stream, ""),
+                                  message=f"more than {REQUESTS_PER_RANK:,} operations"))
+        process = self.processes[rank]
+        try:
+            request = process.recv(CASE_LIMIT_S, stream)
+        except FrameTimeout:
+            self.fail(CaseFailure("hung", rank, message=f"no end after {CASE_LIMIT_S} s",
+                                  at=process.place(stream)))
+        except ConnectionClosed as error:
+            self.fail(CaseFailure("died", rank, message=process.how_it_ended() or str(error),
+                                  at=state.places.get(stream, "")))
+        state.places[stream] = str(request.fields.get("at", ""))
+        return request
+
+    def answer(self, rank: int, stream: int, fields: dict[str, Any],
+               blobs: Sequence[bytes] = ()) -> None:
+        """Answer a request."""
+        with suppress(FrameTimeout, ConnectionClosed):  # shows when the next frame is awaited
+            self.processes[rank].socket.send("answer", *blobs, stream=stream,
+                                             until_s=time.monotonic() + CASE_LIMIT_S, **fields)
+
+
+def deadlocked(error: Deadlock, rows: Sequence[Waiting]) -> CaseFailure:
+    """The failure of ranks that wait for each other."""
+    headline = str(error).split("\n")[0].removeprefix("deadlock: ")
+    return CaseFailure("deadlock", error="Deadlock", message=headline, details=waiting_table(rows))
+
+
+def note_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:
+    """The learner's function has returned, so note what; or it has raised: why it failed."""
+    said = request.fields
+    outcome.printed[rank] = str(said["printed"])
+    if request.kind == "raise":
+        return raised(rank, request)
+    outcome.values[rank] = decode(said["value"], request.blobs)
+    outcome.after[rank] = decode(said["after"], request.blobs)
+    outcome.peak_bytes[rank] = int(said["peak"])
+    return None
+
+
+def raised(rank: int, request: Frame) -> CaseFailure:
+    """The failure that a rank reports."""
+    said = request.fields
+    return CaseFailure("raised", rank, str(said["error"]), str(said["message"]), str(said["at"]),
+                       str(said["traceback"]))
