@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,26 @@ def full_state_dict(model: DistributedModule) -> dict[str, Any]:
         elif first[value] in full:  # tied parameters have several names; those of a Hybrid differ
             full[name] = full[first[value]]
     return full
+
+
+def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> None:
+    """Set parameters and buffers to those of one device's `state_dict`, the same on all ranks,
+    which all call it. The optimizer's state stays.
+
+    Raises `ConfigError`, on all ranks and before anything is changed, if names or shapes differ.
+    """
+    check_distributed(model, "load_full_state_dict")
+    needed = set().union(*model.comm._all_gather_objects(set(_shapes(model))))
+    other_names = set(model.module.state_dict(keep_vars=True))  # of tied parameters
+    found = {name: x for name, x in state.items() if name not in other_names - needed}
+    tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    saved = {"pieces": {("", name): [(0, x.detach().reshape(-1))] for name, x in tensors.items()},
+             "values": {("", name): found[name] for name in found.keys() - tensors},
+             "shapes": {name: tuple(x.shape) if name in tensors else None
+                        for name, x in found.items()}}
+    with files.on_all_ranks(model.comm, "load_full_state_dict", None):
+        _check_model(model, saved, needed)
+    _fill(model, None, [], saved)
 
 
 # ---- what is saved -------------------------------------------------------------------------------
@@ -231,24 +252,22 @@ def _check_state(model: DistributedModule, optimizer: Optimizer, groups: list[li
             if name not in saved["options"]:
                 raise ConfigError(f"{name!r} was in no parameter group when it was saved; load it "
                                   f"without the optimizer")
-            _check_equal("one parameter group", names[0], name, saved["options"])
+            _check_group(names[0], name, saved["options"])
     state: dict[str, dict[str, Any]] = defaultdict(dict)
     for (kind, name), value in saved["values"].items():
         state[name][kind] = value
-    first: dict[Tensor, str] = {}
     for region in _regions(model):
         for kind, value in state[region.name].items():
             _check_value(kind, value, region)
-        _check_equal("one shard", first.setdefault(region.tensor, region.name), region.name, state)
 
 
-def _check_equal(place: str, a: str, b: str, found: dict[str, dict[str, Any]]) -> None:
+def _check_group(a: str, b: str, found: dict[str, dict[str, Any]]) -> None:
     of_a, of_b = (tree_map_only(Tensor, Tensor.tolist, found[name]) for name in (a, b))
     for key in of_a | of_b:
         if of_a.get(key) != of_b.get(key):
             raise ConfigError(f"{a!r} was saved with the {key} {of_a.get(key)}, {b!r} with "
-                              f"{of_b.get(key)}, but this optimizer has them in {place}; "
-                              f"make it as it was when it was saved")
+                              f"{of_b.get(key)}, but this optimizer has them in one parameter "
+                              f"group; make it as it was when it was saved")
 
 
 # ---- reading -------------------------------------------------------------------------------------

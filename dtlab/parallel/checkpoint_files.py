@@ -41,7 +41,7 @@ def check_replaceable(folder: Path) -> None:
 
 
 @contextmanager
-def on_all_ranks(comm: Comm, call: str, folder: Path) -> Iterator[None]:
+def on_all_ranks(comm: Comm, call: str, folder: Path | None) -> Iterator[None]:
     """What goes wrong inside on one rank is a `ConfigError` on all."""
     mine = None
     try:

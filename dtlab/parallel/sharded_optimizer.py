@@ -62,19 +62,25 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
             pieces[unit.names[piece.parameter]].append(master)
     masters = {master for mine in pieces.values() for master in mine}
     step_pieces: Any = optimizer.step
-    if hasattr(step_pieces, "hooked"):  # torch has put hooks around it, which run around ours
-        step_pieces = step_pieces.__wrapped__
+    if not hasattr(step_pieces, "hooked"):  # so that hooks run around this, once
+        step_pieces = torch.optim.Optimizer.profile_hook_step(step_pieces)
 
     class Sharded(optimizer):  # type: ignore[misc, valid-type]
         """The optimizer of this rank's pieces: see `zero`."""
 
         def step(self, closure: Callable[[], Any] | None = None) -> Any:
-            with torch.enable_grad():
+            def evaluate() -> Any:
                 loss = closure() if closure is not None else None
-            model.hand_gradients_to_optimizer()
-            step_pieces(self)
+                model.hand_gradients_to_optimizer()
+                return loss
+
+            if closure is None:
+                evaluate()
+            loss = step_pieces(self, evaluate if closure is not None else None)
             model.share_parameters()
             return loss
+
+        step.hooked = True  # type: ignore[attr-defined]  # torch adds no hooks to those within
 
         def add_param_group(self, param_group: dict[str, Any]) -> None:
             if any(p not in masters for p in param_group["params"]):

@@ -20,6 +20,11 @@ from dtlab.parallel.memory import mark
 from dtlab.parallel.types import VARYING, declare, known_letters
 
 
+def local_gradient(p: nn.Parameter) -> Any:
+    """What this rank's backward has computed, until it is reduced."""
+    return Tensor.grad.__get__(p)  # type: ignore[union-attr]
+
+
 class GradientPart(Tensor):
     """A rank's part of a gradient. Its norm would be taken for that of the whole."""
 
@@ -39,8 +44,7 @@ class ShardedParameter(nn.Parameter):
 
     @property
     def grad(self) -> Any:
-        own = Tensor.grad.__get__(self)  # while backward computes it, or within no_sync
-        unit = self.__dict__.get("unit")
+        own, unit = local_gradient(self), self.__dict__.get("unit")
         return unit.gradient_of(self) if own is None and unit is not None else own
 
     @grad.setter
@@ -48,7 +52,7 @@ class ShardedParameter(nn.Parameter):
         if isinstance(gradient, GradientPart):  # as `p.grad *= 2` does
             self.grad.copy_(gradient)
         else:
-            Tensor.grad.__set__(self, gradient)
+            Tensor.grad.__set__(self, gradient)  # type: ignore[union-attr]
 
 
 class FreedParameter(ShardedParameter):
@@ -75,17 +79,17 @@ class FreedParameter(ShardedParameter):
                           f"`with model.gathered():`, which all ranks enter, or take "
                           f"full_state_dict(model)")
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"<{self.unit.names[self]}, {tuple(self.shape)}, freed>"
 
 
 class Piece(NamedTuple):
-    """`count` elements of `parameter`, from `start` on, lie in this rank's shard from `at` on."""
+    """`length` elements of `parameter`, from `start` on, lie in this rank's shard from `at` on."""
 
-    parameter: ShardedParameter
+    parameter: nn.Parameter
     start: int
     at: int
-    count: int
+    length: int
 
 
 class Unit:
@@ -186,6 +190,7 @@ class Unit:
 
     def take_step(self) -> None:
         """The optimizer has stepped `master`."""
+        self.gradient = None
         for master in self.masters:
             master.grad = None
         if self.master is not self.shard:
@@ -193,9 +198,9 @@ class Unit:
 
     # ---- gradients -------------------------------------------------------------------------------
 
-    def add_gradient(self, p: ShardedParameter) -> None:
+    def add_gradient(self, p: nn.Parameter) -> None:
         """Move the gradient that backward has computed into `gradients`."""
-        gradient = Tensor.grad.__get__(p)
+        gradient = local_gradient(p)
         if gradient.is_sparse:
             raise ConfigError(f"ZeRO needs dense gradients, but that of {self.names[p]!r} is "
                               f"sparse; make embeddings with sparse=False")
@@ -208,7 +213,7 @@ class Unit:
     def take_gradients(self) -> Tensor:
         """`gradients`, which are the caller's now, with those from before this backward."""
         for p in self.parameters:
-            if Tensor.grad.__get__(p) is not None:
+            if local_gradient(p) is not None:
                 self.add_gradient(p)
         gradients, self.gradients = self.gradients, None
         return (torch.zeros(self.numel, dtype=self.shard.dtype, device=self.shard.device)
@@ -223,7 +228,7 @@ class Unit:
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""
         return self.gradients is not None or any(
-            Tensor.grad.__get__(p) is not None for p in self.parameters)
+            local_gradient(p) is not None for p in self.parameters)
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -234,10 +239,11 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 
 
 def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, str]]:
-    """The trained parameters of each layer, in order, with their names; the first layer, which is
-    the root, has those that belong to none of the others, or not to one alone."""
+    """The trained parameters of each layer that have elements, in order, with their names; the
+    first layer, which is the root, has those that belong to none of the others, or not to one
+    alone."""
     root, *others = layers
-    names = {p: name for name, p in root.named_parameters() if p.requires_grad}
+    names = {p: name for name, p in root.named_parameters() if p.requires_grad and p.numel()}
     uses = Counter(p for _, p in root.named_parameters(remove_duplicate=False))
     owners = Counter(p for layer in others for p in layer.parameters())
     owned = []

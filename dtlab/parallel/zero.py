@@ -127,7 +127,8 @@ class Stage1(SynchronizedModule):
             unit.awaited = set(unit.parameters)
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
-        self._unit_of[p].add_gradient(p)
+        if p in self._unit_of:  # it has elements
+            self._unit_of[p].add_gradient(p)
 
     def reduced(self, comm: Comm, unit: Unit) -> Tensor:
         """This rank's shard of all ranks' gradients, in the memory of its own."""
@@ -144,11 +145,10 @@ class Stage1(SynchronizedModule):
         """Before the optimizer's step: its parameters are the pieces of the shards."""
         for unit in self.units:
             unit.take_writes()
-            gradient, unit.gradient = unit.gradient, None
-            if gradient is not None:
-                gradient = gradient.to(unit.master)
+            if unit.gradient is not None:
+                unit.gradient = unit.gradient.to(unit.master)
                 for (*_, at, count), master in zip(unit.pieces, unit.masters, strict=True):
-                    master.grad = gradient[at : at + count]
+                    master.grad = unit.gradient[at : at + count]
 
     @torch.no_grad()
     def share_parameters(self) -> None:
@@ -175,7 +175,8 @@ class Stage2(Stage1):
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
         super().gradient_is_there(p)
-        self._unit_of[p].awaited.discard(p)
+        for unit in self.units:
+            unit.awaited.discard(p)
         while len(self._launched) < len(self.units) and not self._next.awaited:
             self._launch_reduction()
 
@@ -252,20 +253,22 @@ class Stage3(Stage2):
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
         when backward needs them."""
-        pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
+        outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # the user's
+        pack, unpack = outer or (lambda x: x, lambda x: x)
 
         def save(x: Tensor) -> Any:
             storage = x.untyped_storage()._cdata
             for unit in self.units:
                 if unit.whole is not None and unit.whole.untyped_storage()._cdata == storage:
                     return unit, x.size(), x.stride(), x.storage_offset()
-            return pack(x) if pack else x
+            return pack(x)
 
         def saved(packed: Any) -> Tensor:
             if isinstance(packed, tuple) and packed and isinstance(packed[0], Unit):
                 unit, *view = packed
                 return self._use(unit).as_strided(*view)
-            return unpack(packed) if unpack else packed
+            x: Tensor = unpack(packed)
+            return x
 
         with saved_tensors_hooks(save, saved):
             return super().run_module(*args, **options)

@@ -120,7 +120,7 @@ class Pipeline:
         Raises `ConfigError` unless the schedule's micro-batches divide the batch.
         """
         self._begin(inputs, targets, *extras)
-        self.loss_fn = loss_fn
+        self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
         self.total = counted(targets) if total is None else total
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
         gradients = torch.is_grad_enabled()
@@ -154,7 +154,8 @@ class Pipeline:
         if not isinstance(inputs, Tensor):
             raise ConfigError(f"a pipeline's inputs are one tensor, cut along its first dimension, "
                               f"not {type(inputs).__name__}")
-        whole = [x if x is None else torch.as_tensor(x) for x in (inputs, targets, *extras)]
+        whole: list[Any] = [x if x is None else torch.as_tensor(x)
+                            for x in (inputs, targets, *extras)]
         sizes = [x.shape[:1].numel() if x.dim() else 0 for x in whole if x is not None]
         if not sizes[0] or sizes[0] % m:
             raise ConfigError(f"{m} micro-batches need inputs whose first dimension they divide, "
@@ -266,8 +267,9 @@ class Pipeline:
         """This micro-batch's part of the mean over the batch."""
         count = counted(targets)
         if not count:  # only padding, of which the mean isn't defined
-            return sum(t.masked_fill(torch.ones_like(t, dtype=torch.bool), 0.0).sum()
-                       for t in tree_leaves(y) if t.is_floating_point())
+            nothing: Tensor = sum(t.masked_fill(torch.ones_like(t, dtype=torch.bool), 0.0).sum()
+                                  for t in tree_leaves(y) if t.is_floating_point())
+            return nothing
         assert self.loss_fn is not None
         return self.loss_fn(y, targets) * (count / self.total)
 
@@ -282,7 +284,7 @@ class Pipeline:
             form = self.forms.setdefault(message.stage, self.form)
             if form.parts() != self.form.parts():
                 raise ConfigError(f"stage {action.stage} returns {self.form} of micro-batch "
-                                  f"{action.micro_batch}, but {form} of the first")
+                                  f"{action.micro}, but {form} of the first")
         if rank == self.comm.rank:
             self.got[message] = result
             return
@@ -353,10 +355,10 @@ class Pipeline:
 def counted(targets: Any) -> int:
     """The number of targets that a mean loss counts: whole numbers other than −100, torch's
     `ignore_index`; else all elements."""
-    targets = torch.as_tensor(targets)
-    if targets.is_meta or targets.is_floating_point() or targets.is_complex():
-        return targets.numel()
-    return int((targets != -100).sum())
+    y = torch.as_tensor(targets)
+    if y.is_meta or y.is_floating_point() or y.is_complex():
+        return y.numel()
+    return int((y != -100).sum())
 
 
 def halved_backward() -> Any:
