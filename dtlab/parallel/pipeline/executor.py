@@ -209,7 +209,7 @@ class Pipeline:
         gradients = self.got.pop(Action(stage, "B", micro), None)
         if not ends:  # nothing before this stage's end is trained
             self.saved[stage, micro] = [], None, []
-            return []
+            return [] if stage else None
         if kind == "B":
             torch.autograd.backward(ends, gradients)
         elif not inputs:  # which need no gradient: W does it all

@@ -1,0 +1,247 @@
+"""Pipelines as people write them: what stages hand on, what counts in a mean, and evaluation.
+
+Truth is the same layers in a row on one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import dtlab
+from dtlab.parallel import DataParallel, Mesh, hybrid, pipeline, zero
+from tests.parallel.training import on
+
+SCHEDULES: dict[str, Callable[[int, int], pipeline.Schedule]] = {
+    "1F1B": pipeline.one_f_one_b, "ZB-H1": pipeline.zb_h1, "ZB-V": pipeline.zb_v,
+    "interleaved": lambda p, m: pipeline.interleaved(p, m, 2)}
+
+
+class Layer(nn.Module):
+    """A linear layer that takes and returns what `use` says."""
+
+    def __init__(self, number: int, use: Callable[[Layer, Any], Any] | None = None):
+        super().__init__()
+        torch.manual_seed(number)
+        self.linear, self.number, self.use = nn.Linear(4, 4).double(), number, use
+
+    def forward(self, x: Any) -> Any:
+        return self.use(self, x) if self.use else self.linear(x).tanh()
+
+
+def as_dict(layer: Layer, x: Any) -> Any:
+    """Between layers: a dict of a tensor, a list of two, and whole numbers."""
+    if layer.number:
+        assert torch.equal(x["rows"], torch.arange(len(x["h"])))
+        h = x["h"] + x["more"][0] * x["more"][1]
+    else:
+        h = x
+    h = layer.linear(h).tanh()
+    if layer.number == 7:
+        return h
+    return {"h": h, "more": [h.sin(), h[:, :1]], "rows": torch.arange(len(h))}
+
+
+def frozen_below(count: int) -> Callable[[Layer, Any], Any]:
+    def use(layer: Layer, x: Any) -> Any:
+        layer.linear.requires_grad_(layer.number >= count)
+        return layer.linear(x).tanh()
+    return use
+
+
+def layers(use: Any = None) -> list[Layer]:
+    return [Layer(number, use) for number in range(8)]
+
+
+def data(seed: int, rows: int = 8) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 4, dtype=torch.float64, generator=random)
+
+
+def gradients(made: list[Layer]) -> dict[str, Tensor | None]:
+    return {f"{layer.number}.{name}": p.grad
+            for layer in made for name, p in layer.named_parameters()}
+
+
+def pipelined(comm: dtlab.Comm, schedule: str, use: Any, batches: list[tuple[Tensor, Tensor]],
+              loss_fn: Any, wrap: Any = None, recompute: bool = False) -> Any:
+    """Losses of some steps, and this rank's gradients; `wrap` stages for the ranks of dp."""
+    mesh = Mesh(comm, pp=2, dp=comm.size // 2)
+    pp, dp = mesh["pp"], mesh["dp"]
+    plan = SCHEDULES[schedule](2, 4)
+    made = layers(use)
+    stages = pipeline.cut(made, plan.stages)
+    mine: list[Any] = [stages[number] for number in plan.stages_of(pp.rank)]
+    wrapped = [wrap(stage, dp) for stage in mine] if wrap else mine
+    pipe = pipeline.Pipeline(wrapped, plan, pp, recompute=recompute)
+    losses = []
+    for x, y in batches:
+        rows = slice(dp.rank * len(x) // dp.size, (dp.rank + 1) * len(x) // dp.size)
+        losses.append(float(pipe.step(x[rows], y[rows], loss_fn)))
+    return losses, gradients([layer for stage in mine for layer in stage])
+
+
+def one_device(use: Any, batches: list[tuple[Tensor, Tensor]], loss_fn: Any) -> Any:
+    made = layers(use)
+    losses = []
+    for x, y in batches:
+        loss = loss_fn(nn.Sequential(*made)(x), y)
+        loss.backward()
+        losses.append(float(loss))
+    return losses, gradients(made)
+
+
+def assert_equal(found: list[Any], expected: Any) -> None:
+    for losses, mine in found:
+        assert losses == pytest.approx(expected[0], rel=1e-12, nan_ok=True)
+        for name, gradient in mine.items():
+            if expected[1][name] is None:
+                assert gradient is None, name
+            else:
+                torch.testing.assert_close(gradient, expected[1][name], rtol=1e-9, atol=1e-12)
+
+
+PADDED = torch.tensor([0, 1, -100, 2, -100, -100, 3, 0])
+BATCHES: dict[str, tuple[Any, list[tuple[Tensor, Tensor]], Any]] = {
+    "a dict between stages": (as_dict, [(data(0), data(1))], mse_loss),
+    "shapes that change": (None, [(data(0), data(1)), (data(2, 4), data(3, 4)),
+                                  (data(4, 12), data(5, 12))], mse_loss),
+    "two frozen layers": (frozen_below(2), [(data(0), data(1))], mse_loss),
+    "a frozen half": (frozen_below(4), [(data(0), data(1))], mse_loss),
+    "uneven padding": (None, [(data(0), PADDED)], cross_entropy),
+    "all padding in two": (None, [(data(0), PADDED.sort(descending=True)[0])], cross_entropy),
+    "smoothed": (None, [(data(0), PADDED)],
+                 lambda y, t: cross_entropy(y, t, label_smoothing=0.1)),
+    "sorted the other way": (None, [(data(0), PADDED.sort()[0])], cross_entropy),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", BATCHES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_steps_are_those_of_one_device(schedule: str, case: str, recompute: bool) -> None:
+    use, batches, loss_fn = BATCHES[case]
+    found = on("simulator", pipelined, schedule, use, batches, loss_fn, None, recompute, ranks=2)
+    assert_equal(found.values, one_device(use, batches, loss_fn))
+
+
+def test_processes_step_as_one_device_does() -> None:
+    def all_of_them(comm: dtlab.Comm) -> Any:
+        return {(schedule, case): pipelined(comm, schedule, *BATCHES[case])
+                for schedule in SCHEDULES for case in BATCHES}
+
+    ranks = on("gloo", all_of_them, ranks=2).values
+    for schedule in SCHEDULES:
+        for case, what in BATCHES.items():
+            assert_equal([found[schedule, case] for found in ranks], one_device(*what))
+
+
+@pytest.mark.parametrize("wrap", [
+    DataParallel, lambda stage, comm: DataParallel(stage, comm, "bucket"),
+    lambda stage, comm: zero(stage, comm, 1)[0]], ids=["overlap", "bucket", "zero 1"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_wrapped_stages_reduce_once_a_step(schedule: str, wrap: Any) -> None:
+    batch = [(data(0, 16), data(1, 16))]
+    result = on("simulator", pipelined, schedule, None, batch, mse_loss, wrap, ranks=4)
+    expected = one_device(None, batch, mse_loss)[1]
+    for rank, (_, mine) in enumerate(result.values):
+        for name, gradient in mine.items():
+            if gradient is not None and gradient.shape == expected[name].shape:
+                torch.testing.assert_close(gradient, expected[name])
+            elif gradient is not None:  # a part of it: rank % 2 is the one of dp
+                part = expected[name].flatten()
+                part = part[: len(gradient)] if rank % 2 == 0 else part[-len(gradient) :]
+                torch.testing.assert_close(gradient.as_subclass(Tensor), part)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_evaluation_hands_outputs_back_and_sends_no_gradients(schedule: str) -> None:
+    def evaluate(comm: dtlab.Comm) -> Any:
+        plan = SCHEDULES[schedule](2, 4)
+        stages = pipeline.cut(layers(), plan.stages)
+        pipe = pipeline.Pipeline([stages[i] for i in plan.stages_of(comm.rank)], plan, comm)
+        with torch.no_grad():
+            loss = pipe.step(data(0), data(1), mse_loss)
+        outputs = pipe.evaluate(data(0))
+        assert all(p.grad is None for stage in stages for p in stage.parameters())
+        last = plan.rank_of[plan.stages - 1] == comm.rank
+        assert (outputs is not None) == last
+        return float(loss), outputs
+
+    expected = nn.Sequential(*layers())(data(0)).detach()
+    for loss, outputs in on("simulator", evaluate, ranks=2).values:
+        assert loss == pytest.approx(float(mse_loss(expected, data(1))))
+        if outputs is not None:
+            torch.testing.assert_close(outputs, expected)
+
+
+def changes_form(layer: Layer, x: Tensor) -> Any:
+    y = layer.linear(x)
+    return y if layer.number != 3 or x.sum() > 0 else (y, y)
+
+
+MISTAKES: dict[str, tuple[str, Any, Any, Any]] = {
+    "fewer targets": ("equally many samples, not 8, 6", None, data(0), data(1, 6)),
+    "a detached input": ("stage 1 gives no gradient to what stage 0 hands on",
+                         lambda layer, x: layer.linear(x.detach() if layer.number == 4 else x),
+                         data(0), data(1)),
+    "no tensor": ("stage 0 must return a tensor, or a tuple, list or dict",
+                  lambda layer, x: "text" if layer.number == 3 else layer.linear(x),
+                  data(0), data(1)),
+    "another form": ("stage 0 returns", changes_form, data(0) + torch.tensor(
+        [[9.0]] * 4 + [[-9.0]] * 4), data(1)),
+    "inputs of two tensors": ("inputs are one tensor", None, (data(0), data(1)), data(1)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence(mistake: str) -> None:
+    says, use, x, y = MISTAKES[mistake]
+
+    def step(comm: dtlab.Comm) -> None:
+        stages = pipeline.cut(layers(use), 2)
+        pipeline.Pipeline(stages[comm.rank], pipeline.gpipe(2, 4), comm).step(x, y, mse_loss)
+
+    with pytest.raises(dtlab.RankFailed) as caught:
+        on("simulator", step, ranks=2)
+    first = str(caught.value).splitlines()[0]
+    assert "raised ConfigError" in first
+    assert says in first
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"dp": 2, "tp": 2}])
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("padding", ["uneven", "one sample", "all"])
+def test_hybrid_means_over_all_targets_that_count(axes: dict[str, int], stage: int, padding: str
+                                                  ) -> None:
+    config = dtlab.models.GPTConfig(layers=2, hidden=16, heads=2, vocab=32, context=8)
+    pieces = torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(3))
+    tokens, targets = pieces[:, :-1], pieces[:, 1:].clone()
+    if padding == "uneven":
+        targets[0, 1:] = targets[1, 3:] = -100
+    else:
+        targets[: {"one sample": 3, "all": 4}[padding]] = -100
+
+    def step(comm: dtlab.Comm) -> Any:
+        gpt = dtlab.models.GPT(config, dtype=torch.float64)
+        model, optimizer = hybrid(gpt, Mesh(comm, **axes), micro_batches=2, stage=stage,
+                                  optimizer=torch.optim.SGD, lr=1.0)
+        loss = float(model.backward(tokens, targets))
+        optimizer.step()
+        return loss, dtlab.parallel.full_state_dict(model)
+
+    gpt = dtlab.models.GPT(config, dtype=torch.float64)
+    loss = cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten())
+    if padding != "all":
+        loss.backward()
+    ranks = 2 * len(axes)
+    for found, state in on("simulator", step, ranks=ranks).values:
+        assert found == pytest.approx(float(loss), rel=1e-12, nan_ok=True)
+        for name, p in gpt.named_parameters():
+            expected = p.detach() - (0 if p.grad is None else p.grad)
+            torch.testing.assert_close(state[name], expected, rtol=1e-9, atol=1e-12)
