@@ -29,6 +29,7 @@ from dtlab.errors import ConfigError
 from dtlab.models import GPT
 from dtlab.parallel.conversions import scatter_to
 from dtlab.parallel.data import DataParallel
+from dtlab.parallel.large_batch import Layerwise, whole_norms
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
 from dtlab.parallel.pipeline.executor import counted
@@ -105,7 +106,10 @@ def hybrid(
     pipeline = Pipeline(
         [model] if at_once else mine, schedule, pp, recompute=recompute, seconds=seconds,
         tied={"tokens": gpt.tokens.weight} if gpt.head is None and gpt.tokens.weight in own else {})
-    return Hybrid(mesh, model, pipeline, at_once, parts), stepper
+    whole = Hybrid(mesh, model, pipeline, at_once, parts)
+    if isinstance(stepper, Layerwise):
+        stepper.add_up = whole_norms(whole)
+    return whole, stepper
 
 
 class Hybrid(DistributedModule):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dtlab.collectives import all_reduce
 from dtlab.collectives.registry import check_comm
@@ -15,6 +16,7 @@ from dtlab.comm import Comm
 from dtlab.parallel.types import VARYING, declare
 
 Cut = Sequence[range]  # which rows, or columns, of a whole tensor
+holders = WeakIdKeyDictionary()  # parameter → (its module, name of the whole, is it the original?)
 
 
 class Part(NamedTuple):
@@ -67,6 +69,7 @@ class Sharded(nn.Module):
         pieces = [whole.detach().narrow(dim, rows.start, len(rows)) for rows in cut]
         parameter = nn.Parameter(torch.cat(pieces, dim), requires_grad=whole.requires_grad)
         declare(parameter, self.comm, VARYING)
+        holders[parameter] = self, whole_name, original
         self.register_parameter(name, parameter)
         self.parts[name] = Part(whole_name, whole.shape, dim, cut, original)
 

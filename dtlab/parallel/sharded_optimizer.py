@@ -11,11 +11,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dtlab.checks import short
 from dtlab.errors import ConfigError
+from dtlab.parallel.large_batch import LAMB, LARS, Layerwise, whole_norms
 from dtlab.parallel.unit import ShardedParameter
 
-ELEMENTWISE = tuple(getattr(torch.optim, name) for name in (
+ELEMENTWISE = (*(getattr(torch.optim, name) for name in (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop",
-    "ASGD"))
+    "ASGD")), LARS, LAMB)  # the last two but for norms, which are added up over the ranks
 
 
 def check_elementwise(optimizer: type[torch.optim.Optimizer]) -> None:
@@ -23,11 +24,7 @@ def check_elementwise(optimizer: type[torch.optim.Optimizer]) -> None:
     if not isinstance(optimizer, type) or not issubclass(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer must be a class, such as torch.optim.AdamW, not "
                           f"{short(optimizer)}; give its options by name")
-    says = getattr(optimizer, "elementwise", None)
-    if says is False:
-        raise ConfigError(f"{optimizer.__name__} needs the norms of whole layers, and a rank has "
-                          f"parts of them; use an optimizer that treats each element by itself")
-    if not says and optimizer not in ELEMENTWISE:
+    if not getattr(optimizer, "elementwise", False) and optimizer not in ELEMENTWISE:
         raise ConfigError(f"{optimizer.__name__} may need whole parameters, and a rank has parts "
                           f"of them; use one of {', '.join(c.__name__ for c in ELEMENTWISE)}, or a "
                           f"class with elementwise = True whose step treats each element by itself")
@@ -101,6 +98,8 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
 
     Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
     sharded: torch.optim.Optimizer = Sharded(grouped(pieces.items(), groups), **options)
+    if isinstance(sharded, Layerwise):
+        sharded.add_up = whole_norms(model)
     return sharded
 
 

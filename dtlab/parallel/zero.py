@@ -49,9 +49,9 @@ def zero(
     Train as on one device: `loss = …model(x)…; loss.backward(); optimizer.step();
     optimizer.zero_grad()`, or `model.backward(loss, samples)` where ranks have unequal batches.
 
-    optimizer: a class, called with `options`, whose step treats every element by itself: one of
-        torch's `ELEMENTWISE`, or one that says so by `elementwise = True`. Its hooks run around
-        the step of this rank's shards, before the new parameters are handed out.
+    optimizer: a class, called with `options`, whose step treats every element by itself, as torch's
+        SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop and ASGD do, and
+        others whose class says `elementwise = True`; or LARS or LAMB, whose norms are added up.
     layers: the modules whose parameters travel together; None: the elements of `module`'s outermost
         nn.ModuleLists and nn.Sequentials. What belongs to none of them, or to several, is one more.
     param_dtype: of the parameters that compute, such as torch.bfloat16; the optimizer keeps them in

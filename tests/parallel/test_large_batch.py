@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,9 +11,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dtlab
-from dtlab.models import MLP, digits
-from dtlab.parallel import LAMB, LARS, DataParallel, growing_batch
-from tests.parallel.training import on, shard_of
+from dtlab.models import GPT, MLP, GPTConfig, digits
+from dtlab.parallel import (
+    LAMB,
+    LARS,
+    DataParallel,
+    Mesh,
+    full_state_dict,
+    growing_batch,
+    hybrid,
+    tensor,
+)
+from dtlab.parallel.sharded import full_tensors
+from tests.parallel.training import difference, on, shard_of
 
 
 def weight(seed: int = 0) -> nn.Parameter:
@@ -97,8 +108,66 @@ def test_ranks_that_share_a_large_batch_train_as_one_device(make: Any) -> None:
             torch.testing.assert_close(ours, one, rtol=0, atol=1e-12)
 
 
-def test_zero_refuses_what_needs_whole_layers_and_bad_numbers_are_named() -> None:
-    with pytest.raises(dtlab.RankFailed, match="LAMB needs the norms of whole layers"):
-        on("simulator", lambda comm: dtlab.parallel.zero(nn.Linear(2, 2), comm, 1, LAMB), ranks=2)
+def test_bad_numbers_are_named() -> None:
     with pytest.raises(dtlab.ConfigError, match="lr must be a number of at least 0"):
         LARS([weight()], lr=-1)
+
+
+OPTIMIZERS = {"LARS": (LARS, {"lr": 0.5, "trust": 0.1, "weight_decay": 0.01}),
+              "LAMB": (LAMB, {"lr": 0.05, "weight_decay": 0.1})}
+CONFIG = GPTConfig(layers=2, hidden=24, heads=4, kv_heads=1, vocab=30, context=8)
+
+
+def one_device(name: str) -> dict[str, torch.Tensor]:
+    make, options = OPTIMIZERS[name]
+    gpt = GPT(CONFIG, dtype=torch.float64)
+    optimizer = make(gpt.parameters(), **options)
+    for step in range(3):
+        optimizer.zero_grad()
+        tokens, targets = batch(step)
+        cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+    return {key: p.detach() for key, p in gpt.named_parameters()}
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    pieces = torch.randint(30, (12, 9), generator=torch.Generator().manual_seed(step))
+    return pieces[:, :-1], pieces[:, 1:]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("axes", "stage"), [
+    ({"dp": 3}, 1), ({"dp": 3}, 3), ({"tp": 2}, 0), ({"tp": 4, "dp": 2}, 2),
+    ({"pp": 2, "tp": 2}, 0), ({"pp": 2, "dp": 2}, 1), ({"dp": 2}, 0)])
+def test_norms_are_those_of_whole_layers(name: str, axes: dict[str, int], stage: int) -> None:
+    def train(comm: dtlab.Comm) -> dict[str, torch.Tensor]:
+        make, options = OPTIMIZERS[name]
+        model, optimizer = hybrid(GPT(CONFIG, dtype=torch.float64), Mesh(comm, **axes),
+                                  micro_batches=2, stage=stage, optimizer=make, **options)
+        for step in range(3):
+            optimizer.zero_grad()
+            model.backward(*batch(step))
+            optimizer.step()
+        return full_state_dict(model)
+
+    expected = one_device(name)
+    for state in on("simulator", train, ranks=math.prod(axes.values())).values:
+        assert difference(state, expected) < 1e-11
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_norms_in_tensor_parallelism_by_hand(name: str) -> None:
+    def train(comm: dtlab.Comm) -> dict[str, torch.Tensor]:
+        make, options = OPTIMIZERS[name]
+        gpt = tensor.shard(GPT(CONFIG, dtype=torch.float64), comm)
+        optimizer = make(gpt.parameters(), **options)
+        for step in range(3):
+            optimizer.zero_grad()
+            tokens, targets = batch(step)
+            tensor.vocab_cross_entropy(comm, gpt(tokens), targets).backward()
+            optimizer.step()
+        return full_tensors(gpt, comm)
+
+    expected = one_device(name)
+    for state in on("simulator", train, ranks=2).values:
+        assert difference(state, expected) < 1e-11
