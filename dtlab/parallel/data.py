@@ -134,12 +134,11 @@ class DataParallel(SynchronizedModule):
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
         """Overlap: a bucket leaves once it is full, and all before it have left."""
-        if self._overlap and p in self._bucket_of:  # one without elements is in none
-            self._bucket_of[p].awaited.discard(p)
-            for bucket in self.buckets[len(self._launched) :]:
-                if bucket.awaited:
-                    break
-                self._launch_reduction()
+        self._bucket_of[p].awaited.discard(p)
+        for bucket in self.buckets[len(self._launched) :] if self._overlap else ():
+            if bucket.awaited:
+                break
+            self._launch_reduction()
 
     def _launch_reduction(self) -> None:
         """The next bucket leaves: its reduction goes on beside backward."""

@@ -110,7 +110,8 @@ class SynchronizedModule(DistributedModule):
         for tensor in (*module.parameters(), *module.buffers()):
             broadcast(comm, tensor.detach(), algorithm="auto")
         for p in self.trained:
-            p.register_post_accumulate_grad_hook(self._gradient_hook)
+            if p.numel():
+                p.register_post_accumulate_grad_hook(self._gradient_hook)
         self._wrapped = [(p, p.dtype, p.device) for p in self.trained]
         self._reduces = True  # False within no_sync
         self._last_reduces = True  # did the last forward run outside no_sync?

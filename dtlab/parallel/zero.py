@@ -127,8 +127,7 @@ class Stage1(SynchronizedModule):
             unit.awaited = set(unit.parameters)
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
-        if p in self._unit_of:  # it has elements
-            self._unit_of[p].add_gradient(p)
+        self._unit_of[p].add_gradient(p)
 
     def reduced(self, comm: Comm, unit: Unit) -> Tensor:
         """This rank's shard of all ranks' gradients, in the memory of its own."""
@@ -175,8 +174,7 @@ class Stage2(Stage1):
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
         super().gradient_is_there(p)
-        for unit in self.units:
-            unit.awaited.discard(p)
+        self._unit_of[p].awaited.discard(p)
         while len(self._launched) < len(self.units) and not self._next.awaited:
             self._launch_reduction()
 

@@ -142,7 +142,7 @@ def test_micro_batches_of_stage_3(prose: str, kept: bool) -> None:
 def test_where_each_peak_is(prose: str) -> None:
     assert "Data parallelism's peak is where backward begins" in prose
     assert "So are those of stages 2 and 3. Stage 1's is at the end of backward" in prose
-    assert max(peak_at(stage) for stage in (0, 2, 3)) < 0.5 < 0.75 < peak_at(1)
+    assert max(peak_at(stage) for stage in (0, 2, 3)) < 0.5 < 0.7 < peak_at(1)
 
 
 def test_two_layers_and_the_root_are_whole_and_half_way_only_shards(prose: str) -> None:

@@ -83,7 +83,9 @@ def work_of(shape: Shape, layout: Layout, device: Device, precision: str = "bf16
     held = kept * layers * cost.micro_batches_in_flight(
         layout.schedule, pp, layout.micro_batches, layout.chunks)
     held += whole if layout.recompute == "full" else 0  # one layer, while its backward runs
-    held += 4 * b * s * shape.vocab / tp if pp == 1 else 0  # logits; other last ranks hold less
+    # The loss holds four float32 a logit: it, shifted, its exponential, its gradient. The last of
+    # several stages holds fewer activations instead.
+    held += 16 * b * s * shape.vocab / tp if pp == 1 else 0
     return RankWork(
         layers, forward_s, memory_s, again[0],
         products_s(2 * b * s * per_layer, per_layer / (4 * h)),
