@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,33 @@ def test_torchs_schedules_can_be_read_and_are_ours(
         assert generate is None or generate(p, m) == theirs
         for line in theirs.to_csv().splitlines():
             assert all(str(TorchAction.from_str(cell)) == cell for cell in line.split(","))
+
+
+def test_what_torchs_runtime_dumps_is_read(tmp_path: Path) -> None:
+    from torch.distributed.pipelining import schedules
+
+    ours = interleaved(2, 4).to_csv()
+    runtime = object.__new__(schedules._PipelineScheduleRuntime)
+    order = {rank: [schedules._Action.from_str(cell) for cell in line.split(",")]
+             for rank, line in enumerate(ours.splitlines())}
+    sharded = {rank: schedules._add_reduce_grad(schedules._add_unshard_reshard(row), 4)
+               for rank, row in order.items()}
+    runtime.pipeline_order_with_comms = schedules._add_send_recv(sharded, lambda s: s % 2, 4)
+    runtime._dump_csv(str(tmp_path / "dump.csv"), format="compute_comms")
+    text = (tmp_path / "dump.csv").read_text()
+    assert all(word in text for word in ("UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F", "RECV_B"))
+    assert Schedule.from_csv(text) == interleaved(2, 4)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 7])
+def test_interleaved_is_no_longer_than_torchs(p: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
+
+    for m in range(1, 5 * p):
+        ours = interleaved(p, m).time().elapsed
+        if m % max(1, m // p) == 0:  # others torch refuses
+            theirs = Schedule.from_csv(torchs(ScheduleInterleaved1F1B, p, m)).time().elapsed
+            assert ours <= theirs + 1e-9
 
 
 @settings(deadline=None, max_examples=100)

@@ -8,6 +8,7 @@ Sources with each. Chapter: 12.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from dtlab.checks import check_whole
 from dtlab.errors import ConfigError
@@ -37,18 +38,20 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, v: int = 2) -> Schedule:
-    """1F1B with v chunks a rank, p micro-batches at a time through each. Bubble: (p−1)(F+B)/v, if p
-    divides m. Source: Narayanan et al. 2021 (Megatron-LM), §2.2."""
+    """1F1B with v chunks a rank. In ⌊m/p⌋ rounds, of p micro-batches each if p divides m, all of a
+    round go through one chunk, then through the next. Bubble: (p−1)(F+B)/v, if p divides m. Source:
+    Narayanan et al. 2021 (Megatron-LM), §2.2; other m: torch's ScheduleInterleaved1F1B."""
     _check(p, m, v)
+    rounds = max(m // p, 1)
+    ends = [m // rounds * n + min(n, m % rounds) for n in range(rounds + 1)]  # longer ones first
     rows = []
     for r in range(p):
-        turns = [(chunk, first + i) for first in range(0, m, p) for chunk in range(v)
-                 for i in range(p)]  # also of micro-batches that there are not
+        turns = [(chunk, i) for first, end in pairwise(ends) for chunk in range(v)
+                 for i in range(first, end)]
         forward = [(chunk * p + r, i) for chunk, i in turns]
         backward = [((v - 1 - chunk) * p + r, i) for chunk, i in turns]
-        ahead = p - r - 1 if v == 1 else 2 * (p - r - 1) + (v - 1) * p
-        rows.append([action for action in alternate(forward, backward, ahead + 1)
-                     if action.micro < m])
+        ahead = p - r - 1 if v == 1 else 2 * (p - r - 1) + (v - 1) * ends[1]
+        rows.append(alternate(forward, backward, ahead + 1))
     return Schedule.of(rows)
 
 

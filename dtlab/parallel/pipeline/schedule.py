@@ -15,6 +15,8 @@ from dtlab.parallel.pipeline.action import Action, ranks_of, run_in_order
 from dtlab.parallel.pipeline.timing import Timing, time_of
 
 _ACTION = re.compile(r"(\d{1,6})([FBIW])(\d{1,6})")
+# What torch's runtime adds to a schedule, and ours does by itself: messages, and what FSDP does.
+_ADDED = re.compile(r"\d{1,6}(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d{1,6})")
 _PAIR = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")  # torch's DualPipe-V: two actions at once
 
 
@@ -105,7 +107,8 @@ class Schedule:
     @staticmethod
     def from_csv(text: str) -> Schedule:
         """Of what torch's `_dump_csv` writes, or `to_csv`. Empty cells are idle; two actions that
-        torch overlaps follow one another."""
+        torch overlaps follow one another; messages (SEND_F, RECV_B, …), UNSHARD, RESHARD and
+        REDUCE_GRAD, which torch's runtime adds, are left out: a run adds its own."""
         if not isinstance(text, str):
             raise ConfigError(f"Schedule.from_csv takes text, not {text!r}")
         rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
@@ -125,7 +128,7 @@ class Schedule:
                     action = _ACTION.fullmatch(part.strip())
                     if action:
                         found[-1].append(Action(int(action[1]), action[2], int(action[3])))
-                    elif text not in ("", "."):
+                    elif text not in ("", ".") and not _ADDED.fullmatch(text):
                         raise ConfigError(f"{row_word} {number}, {cell_word} {place}: {cell!r} is "
                                           f"no action; write stage, F, B, I or W, and micro-batch, "
                                           f"as in 0F3")
