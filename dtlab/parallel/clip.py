@@ -25,7 +25,7 @@ def clip_grad_norm_(model: DistributedModule, max_norm: float) -> Tensor:
     gradients = model.named_gradients()
     squares = torch.zeros((), dtype=torch.float64, device=model.comm.device)
     for name, gradient in gradients:
-        if model.counts(name):
+        if model.is_original(name):
             squares += gradient.abs().double().square().sum()
     if model.sharded:
         all_reduce(model.comm, squares, algorithm="recursive_doubling")

@@ -15,8 +15,8 @@ Source: Narayanan et al. 2021 (Megatron-LM), Rajbhandari et al. 2020 (ZeRO). Cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -97,19 +97,19 @@ def hybrid(
     check_elementwise(optimizer)
     model: SynchronizedModule
     if stage:
-        model, stepper = zero(module, dp, stage, optimizer, groups=by_name, **options)
+        model, made = zero(module, dp, stage, optimizer, groups=by_name, **options)
     else:
         model = DataParallel(module, dp)
-        stepper = optimizer(grouped(((name, [p]) for name, p in module.named_parameters()),
-                                    by_name), **options)
+        made = optimizer(grouped(((name, [p]) for name, p in module.named_parameters()), by_name),
+                         **options)
     at_once = schedule.stages == 1 and (stage > 1 or schedule.micro_batches == 1)
     pipeline = Pipeline(
         [model] if at_once else mine, schedule, pp, recompute=recompute, seconds=seconds,
         tied={"tokens": gpt.tokens.weight} if gpt.head is None and gpt.tokens.weight in own else {})
     whole = Hybrid(mesh, model, pipeline, at_once, parts)
-    if isinstance(stepper, Layerwise):
-        stepper.add_up = whole_norms(whole)
-    return whole, stepper
+    if isinstance(made, Layerwise):
+        made.add_up = whole_norms(whole)
+    return whole, made
 
 
 class Hybrid(DistributedModule):
@@ -154,7 +154,7 @@ class Hybrid(DistributedModule):
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return vocab_cross_entropy(self.tp, logits, targets)
 
-    def counts(self, name: str) -> bool:
+    def is_original(self, name: str) -> bool:
         return self.parts[name][2]
 
     def named_gradients(self) -> list[tuple[str, Tensor]]:
@@ -171,6 +171,11 @@ class Hybrid(DistributedModule):
 
     def share_parameters(self) -> None:
         self.module.share_parameters()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        with self.module.gathered():
+            yield
 
 
 def _axis(mesh: Mesh, name: str) -> Comm:

@@ -38,7 +38,7 @@ class DistributedModule(nn.Module):
     module: nn.Module
     sharded = False  # do ranks step different elements, or all of them everything?
 
-    def counts(self, name: str) -> bool:
+    def is_original(self, name: str) -> bool:
         """Is this rank's part of the parameter `name` the original, if other ranks have copies?"""
         return True
 

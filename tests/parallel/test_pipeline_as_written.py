@@ -54,6 +54,11 @@ def frozen_below(count: int) -> Callable[[Layer, Any], Any]:
     return use
 
 
+def frozen_above(layer: Layer, x: Any) -> Any:
+    layer.linear.requires_grad_(layer.number < 4)
+    return layer.linear(x).tanh()
+
+
 def layers(use: Any = None) -> list[Layer]:
     return [Layer(number, use) for number in range(8)]
 
@@ -113,6 +118,7 @@ BATCHES: dict[str, tuple[Any, list[tuple[Tensor, Tensor]], Any]] = {
                                   (data(4, 12), data(5, 12))], mse_loss),
     "two frozen layers": (frozen_below(2), [(data(0), data(1))], mse_loss),
     "a frozen half": (frozen_below(4), [(data(0), data(1))], mse_loss),
+    "the other half frozen": (frozen_above, [(data(0), data(1))], mse_loss),
     "uneven padding": (None, [(data(0), PADDED)], cross_entropy),
     "all padding in two": (None, [(data(0), PADDED.sort(descending=True)[0])], cross_entropy),
     "smoothed": (None, [(data(0), PADDED)],

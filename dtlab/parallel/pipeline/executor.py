@@ -83,9 +83,10 @@ class Pipeline:
         # hooks. A single stage reduces as backward computes, so that ZeRO 2 keeps only shards.
         self.reduces_last = schedule.stages > 1 or any(a.kind == "W" for a in self.row)
         # The messages from each other rank, in the order in which it sends them.
-        self.coming = {rank: [message for action in row if (message := self._handed_on(action))
-                              and schedule.rank_of[message.stage] == comm.rank]
-                       for rank, row in enumerate(schedule.rows) if rank != comm.rank}
+        self.messages_from = {
+            rank: [message for action in row if (message := self._handed_on(action))
+                   and schedule.rank_of[message.stage] == comm.rank]
+            for rank, row in enumerate(schedule.rows) if rank != comm.rank}
         self.tied = self._tie(tied or {})
 
     # ---- who hands what to whom ------------------------------------------------------------------
@@ -167,7 +168,7 @@ class Pipeline:
         self.batch = [(x, y, tuple(more)) for x, y, *more in zip(*cut, strict=True)]
         self.saved: dict[tuple[int, int], Any] = {}  # by (stage, micro-batch)
         self.outputs: dict[int, Any] = {}  # of the last stage, by micro-batch
-        self.got: dict[Message, list[Tensor]] = {}
+        self.received: dict[Message, list[Tensor]] = {}
         self.forms: dict[int, Form] = {}  # of the inputs of each stage
         self.under_way: dict[int, list[tuple[Message, list[Tensor], list[Work]]]]
         self.under_way = defaultdict(list)
@@ -175,8 +176,8 @@ class Pipeline:
 
     def _run_row(self, row: Sequence[Action]) -> None:
         kinds = {action.kind for action in row}
-        self.left = {rank: [m for m in messages if m.kind == "F" or kinds - {"F"}]
-                     for rank, messages in self.coming.items()}
+        self.expected = {rank: [m for m in messages if m.kind == "F" or kinds - {"F"}]
+                     for rank, messages in self.messages_from.items()}
         for number, action in enumerate(row):
             self._expect(action, now=True)
             for soon in row[number + 1 : number + 2]:
@@ -206,7 +207,7 @@ class Pipeline:
                 halved_backward().stage_backward_weight(trained(module), groups)
             return None
         inputs, ends = self.saved.pop((stage, micro))
-        gradients = self.got.pop(Action(stage, "B", micro), None)
+        gradients = self.received.pop(Action(stage, "B", micro), None)
         if not ends:  # nothing before this stage's end is trained
             self.saved[stage, micro] = [], None, []
             return [] if stage else None
@@ -228,7 +229,7 @@ class Pipeline:
         x, targets, extras = self.batch[micro]
         inputs: list[Tensor] = []  # that need gradients
         if stage:
-            came, form = self.got.pop(Action(stage, "F", micro)), self.forms[stage]
+            came, form = self.received.pop(Action(stage, "F", micro)), self.forms[stage]
             inputs = [t.requires_grad_() for t, needs in zip(came, form.gradients, strict=True)
                       if needs]
             x = tree_map(came.__getitem__, form.places)
@@ -286,7 +287,7 @@ class Pipeline:
                 raise ConfigError(f"stage {action.stage} returns {self.form} of micro-batch "
                                   f"{action.micro}, but {form} of the first")
         if rank == self.comm.rank:
-            self.got[message] = result
+            self.received[message] = result
             return
         comm = self.comm.labelled(str(message))
         if first:
@@ -302,8 +303,8 @@ class Pipeline:
         if message is None:
             return
         rank = self._sender(message)
-        while message in self.left.get(rank, ()):
-            coming = self.left[rank][0]
+        while message in self.expected.get(rank, ()):
+            coming = self.expected[rank][0]
             stage = coming.stage + (coming.kind == "B")  # whose inputs these are, or gradients of
             if stage not in self.forms:
                 if not now:
@@ -316,14 +317,14 @@ class Pipeline:
                     known_letters[x] = letters if coming.kind == "F" else {}
                     into.append(x)
                     works.append(self.comm.labelled(str(coming)).irecv(x, rank))
-            self.under_way[rank].append((self.left[rank].pop(0), into, works))
+            self.under_way[rank].append((self.expected[rank].pop(0), into, works))
 
     def _receive(self, message: Message) -> None:
-        while message not in self.got:  # as it is if the stage before or after is here, too
+        while message not in self.received:  # as it is if the stage before or after is here, too
             came, into, works = self.under_way[self._sender(message)].pop(0)
             for work in works:
                 work.wait()
-            self.got[came] = into
+            self.received[came] = into
 
     def _sender(self, message: Message) -> int:
         return self.schedule.rank_of[message.stage + (-1 if message.kind == "F" else 1)]
