@@ -15,7 +15,18 @@ from torch.nn.functional import cross_entropy
 
 import dtlab
 from dtlab.models import GPT, GPTConfig, text_batch
-from dtlab.parallel import Mesh, clip_grad_norm_, full_state_dict, hybrid, load, save, types
+from dtlab.parallel import (
+    Layout,
+    MemoryMeter,
+    Mesh,
+    clip_grad_norm_,
+    full_state_dict,
+    hybrid,
+    load,
+    predict,
+    save,
+    types,
+)
 from dtlab.parallel.pipeline import Schedule, dualpipe_v, gpipe, interleaved, zb_h1, zb_h2, zb_v
 from tests.parallel.training import difference, on
 
@@ -196,3 +207,24 @@ def test_a_frozen_parameter_says_so() -> None:
 
     with pytest.raises(dtlab.ConfigError, match="some of this one are frozen"):
         on("simulator", fn, ranks=2)
+
+
+@pytest.mark.parametrize("vocab", [256, 50_000])
+def test_the_planned_memory_is_that_of_a_step(vocab: int) -> None:
+    config = GPTConfig(layers=2, hidden=64, heads=4, vocab=vocab, context=128)
+
+    def peak(comm: dtlab.Comm) -> int:
+        model, optimizer = hybrid(GPT(config), Mesh(comm, dp=1))
+        tokens = torch.arange(4 * 128).view(4, 128) % vocab
+        for _ in range(2):
+            with MemoryMeter(model.module, optimizer) as meter:
+                model.backward(tokens, tokens)
+                optimizer.step()
+                optimizer.zero_grad()
+        return meter.peak
+
+    planned = predict(dtlab.models.gpt_shape(2, 64, 4, vocab, 128),
+                      dtlab.topology.uniform(1, 5e-6, 1e10), Layout({"dp": 1}, 4, 1),
+                      precision="float32").memory_bytes
+    measured = on("simulator", peak, ranks=1).values[0]
+    assert planned / 1.4 < measured < 1.1 * planned
