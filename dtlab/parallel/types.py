@@ -11,7 +11,9 @@ R and V together make V; P stays P under linear operations, and no others take i
 and what needs no gradient. Each change of type is a conversion: a collective, or one half of a
 conjugate pair (`dtlab.parallel.conversions`). So the forward pass shows, on tensors without data,
 which gradients a forgotten conversion would spoil. Idea and rules: the public project spmd_types
-(meta-pytorch), "Local SPMD types". Chapter: 11.
+(meta-pytorch), "Local SPMD types". That is stricter in two things: there, every tensor needs a
+type, and what varies is converted to P before it is added up. Here labels, masks and constants need
+none, and all_reduce of V says itself that a sum is meant. Chapter: 11.
 """
 
 from __future__ import annotations
@@ -100,9 +102,11 @@ def check(fn: Callable[..., Any], group: Comm | Mesh, *args: Any, device: str = 
     """Run `fn(group, *args)` once on this rank and check the types of all tensors that meet. All
     ranks call it: `simulate(lambda comm: types.check(step, comm), network=…)`.
 
-    The tensors in `args`, and those that `fn` makes, lie on `device`: "meta" is without data. A
-    scalar that `fn` returns is the loss. Returns what each line has made, with its letters. Raises
-    `TypeMismatch`, which names the line, the tensor and the conversion that is missing.
+    `comm.rank` and a mesh's coordinates are Varying, and so is what arithmetic makes of them; see
+    `RankNumber` for what is not seen. The tensors in `args`, and those that `fn` makes, lie on
+    `device`: "meta" is without data. A scalar that `fn` returns is the loss. Returns what each line
+    has made, with its letters. Raises `TypeMismatch`, which names the line, the tensor and the
+    conversion that is missing.
     """
     if not callable(fn) or not isinstance(group, (Comm, Mesh)):
         raise ConfigError(f"types.check needs a function and the communicator or mesh that it gets,"
@@ -136,21 +140,11 @@ class _Checker(TorchFunctionMode):
                 or (operation in METADATA.split() and not by_rank)
                 or getattr(func, "__module__", "") == "torch.nn.init"):  # declared, if V
             return func(*args, **kwargs)
-        if operation == "backward":
-            self.check_seed(inputs[0])
-            return func(*args, **kwargs)
+        if operation in ("backward", "autograd.grad"):
+            return self._differentiated(func, args, kwargs)
         letters = {}
         for axis in self.axes:
-            if operation == "grad":
-                letters[axis] = (INVARIANT if axis in _reduced.get(args[0], ())
-                                 else GRADIENT[_letter(args[0], axis)])
-            elif isinstance(args[0] if args else None, Comm):
-                turns = getattr(func, "converts", None) or COLLECTIVES.get(operation, ("RIVP", "V"))
-                given = inspect.signature(func).bind_partial(*args, **kwargs).arguments
-                comm, x, *_ = given.values()
-                letters[axis] = _converted(operation, comm, x, axis, turns, given.get("op"))
-            else:
-                letters[axis] = _met(operation, inputs, axis, args, kwargs)
+            letters[axis] = _made(operation, func, inputs, axis, args, kwargs)
             if in_place and letters[axis] in (VARYING, PARTIAL):
                 self._check_target(operation, inputs[0], axis, letters[axis])
         if operation in READS and inputs[0].is_meta:
@@ -167,6 +161,19 @@ class _Checker(TorchFunctionMode):
         if outputs and any(letters.values()) and operation not in ("grad", "data"):
             self.made.append(Typed(line_of(calling_frame(UNSEEN)), operation,
                                    tuple(outputs[0].shape), {**known_letters.get(outputs[0], {})}))
+        return made
+
+    def _differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What `func`, backward or torch.autograd.grad, makes."""
+        for loss in tree_leaves(args[0]):
+            self.check_seed(loss)
+        made = func(*args, **kwargs)
+        if made is not None:
+            inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+            for x, gradient in zip(tree_leaves(inputs), made, strict=True):
+                if gradient is not None:
+                    known_letters[gradient] = {axis: GRADIENT[_letter(x, axis)]
+                                               for axis in self.axes}
         return made
 
     def _check_target(self, operation: str, x: Tensor, axis: str, letter: str) -> None:
@@ -192,6 +199,18 @@ def _letter(x: Any, axis: str) -> str:
     letter: str = known_letters.get(x, {}).get(axis) or (
         INVARIANT if isinstance(x, nn.Parameter) or (x.requires_grad and x.is_leaf) else "")
     return REPLICATED if letter == INVARIANT and not x.requires_grad else letter
+
+
+def _made(operation: str, func: Any, inputs: list[Any], axis: str, args: Any, kwargs: Any) -> str:
+    """The letter of what `func` makes of its arguments."""
+    if operation == "grad":
+        return INVARIANT if axis in _reduced.get(args[0], ()) else GRADIENT[_letter(args[0], axis)]
+    if not isinstance(args[0] if args else None, Comm):
+        return _met(operation, inputs, axis, args, kwargs)
+    turns = getattr(func, "converts", None) or COLLECTIVES.get(operation, ("RIVP", "V"))
+    given = inspect.signature(func).bind_partial(*args, **kwargs).arguments
+    comm, x, *_ = given.values()
+    return _converted(operation, comm, x, axis, turns, given.get("op"))
 
 
 def _converted(name: str, comm: Comm, x: Tensor, axis: str, converts: tuple[str, str], op: Any
@@ -251,6 +270,8 @@ def _operation(func: Any) -> tuple[str, bool]:
     name = getattr(func, "__name__", "")
     if name == "__float__":
         return "item", False
+    if name == "grad":  # the property of this name is below
+        return "autograd.grad", False
     if name == "__get__":
         name = func.__self__.__name__
         return name if name in VALUES else "size", False

@@ -202,8 +202,18 @@ def test_a_number_that_depends_on_the_rank_is_varying(number: Any) -> None:
     def mixed(comm: dtlab.Comm, x: Tensor) -> Tensor:
         return (x * number(comm)).sum()
 
-    with pytest.raises(dtlab.TypeMismatch, match="mul mixes x, which is Invariant, with .*Varying"):
+    with pytest.raises(dtlab.TypeMismatch, match=r"mul mixes x, which is .*, with .*Varying"):
         simulated(mixed, torch.zeros(3, requires_grad=True), ranks=2)
+
+
+def test_gradients_that_autograd_returns_have_the_types_of_gradients() -> None:
+    def step(comm: dtlab.Comm, x: Tensor, y: Tensor) -> None:
+        types.declare(y, comm, types.VARYING)
+        loss = reduce_from(comm, copy_to(comm, x) @ y)
+        found = torch.autograd.grad(loss, (x, y))
+        assert [types.known_letters[g]["ranks"] for g in found] == ["I", "V"]
+
+    simulated(step, torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True), ranks=2)
 
 
 def test_a_rank_along_one_axis_is_the_same_along_the_others() -> None:

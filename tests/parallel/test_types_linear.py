@@ -84,7 +84,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "einsum": lambda x, y: torch.einsum("ij,jk->k", x, y),
     "einsum of three": lambda x, y, z: torch.einsum("ij,jk,kl->il", x, y, z),
     "block_diag": lambda x, y: torch.block_diag(x, y),
-    "linear": lambda x, y: nnf.linear(x, y), "linear bias": lambda x, y, z: nnf.linear(x, y, bias=z[0]),
+    "linear": lambda x, y: nnf.linear(x, y),
+    "linear bias": lambda x, y, z: nnf.linear(x, y, bias=z[0]),
     "linear one": lambda x: nnf.linear(x, x, x[0]),
     **{f"conv{d}d": lambda x, y, z, d=d: getattr(nnf, f"conv{d}d")(
         x.view(1, 1, *[1] * (d - 1), 16), y.view(1, 1, *[1] * (d - 1), 16), z[0, :1], padding=2)
@@ -225,17 +226,17 @@ def test_what_is_invariant_meets_what_leaves_its_gradient_the_same_on_all_ranks(
         gradients: list[list[Tensor]] = []
         for rank, args in enumerate(ranks):
             y = fn(*args)
-            other = rank * (set(letters) != {"I"})
-            use = torch.randn(y.shape, generator=torch.Generator().manual_seed(other), dtype=y.dtype)
+            random.manual_seed(rank * (set(letters) != {"I"}))
+            use = torch.randn(y.shape, generator=random, dtype=y.dtype)
             invariant = [x for x, letter in zip(args, letters, strict=True) if letter == "I"]
             gradients.append(list(torch.autograd.grad(y, invariant, use)) if invariant else [])
 
-        def found(comm: dtlab.Comm, letters: Any = letters, ranks: Any = ranks) -> bool:
-            def step(comm: dtlab.Comm, *args: Tensor) -> None:
-                for x, letter in zip(args, letters, strict=True):
-                    types.declare(x, comm, letter)
-                fn(*args)
+        def step(comm: dtlab.Comm, *mine: Tensor, letters: Any = letters) -> None:
+            for x, letter in zip(mine, letters, strict=True):
+                types.declare(x, comm, letter)
+            fn(*mine)
 
+        def found(comm: dtlab.Comm, step: Any = step, ranks: Any = ranks) -> bool:
             try:
                 types.check(step, comm, *ranks[comm.rank], device="cpu")
             except dtlab.TypeMismatch:
