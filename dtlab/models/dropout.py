@@ -14,18 +14,21 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dtlab.errors import ConfigError
 
-def counter_dropout(x: Tensor, p: float, seeds: Tensor | None, site: int,
+
+def counter_dropout(x: Tensor, p: float, seeds: Tensor, site: int,
                     index: Tensor | None = None) -> Tensor:
     """x (b, …) with each element set to 0 with probability `p`, the others divided by 1 − p.
 
-    seeds: (b,) int64, one for each sample; None: `x` stays as it is (evaluation).
+    seeds: (b,) int64, one for each sample.
     site: the number of the place in the model.
     index: the elements' int64 indices within a whole sample, of a shape that broadcasts to
     x.shape[1:]; None where `x` is whole. A rank with a part of the features gives its own.
     """
-    if seeds is None or not p:
-        return x
+    if seeds.shape != x.shape[:1]:
+        raise ConfigError(f"dropout needs a seed for each sample: {tuple(x.shape[:1])} of them, "
+                          f"not {tuple(seeds.shape)}")
     if index is None:
         count = math.prod(x.shape[1:])
         index = torch.arange(count, device=x.device).view(x.shape[1:])
@@ -35,7 +38,8 @@ def counter_dropout(x: Tensor, p: float, seeds: Tensor | None, site: int,
 
 
 class CounterDropout(nn.Module):
-    """`counter_dropout` as a layer: with probability `p`, at the place number `site` of a model.
+    """`counter_dropout` as a layer: with probability `p`, at the place number `site` of a model,
+    in training. Raises `ConfigError` there if it gets no seeds.
 
     part: (dim, number, count) if inputs are one of `count` equal parts of samples, cut along their
     dimension `dim`: then it drops what it would drop of the whole.
@@ -47,8 +51,13 @@ class CounterDropout(nn.Module):
         self.part: tuple[int, int, int] | None = None
 
     def forward(self, x: Tensor, seeds: Tensor | None) -> Tensor:
+        if not (self.training and self.p):
+            return x
+        if seeds is None:
+            raise ConfigError(f"dropout of {self.p} needs the samples' seeds in training: pass "
+                              f"seeds (b,), the same on all ranks that share a sample")
         index = None
-        if self.part is not None and seeds is not None:
+        if self.part is not None:
             dim, number, count = self.part
             whole = [size * count if d == dim else size for d, size in enumerate(x.shape[1:])]
             index = torch.arange(math.prod(whole), device=x.device).view(whole)

@@ -6,6 +6,7 @@ Source: Radford et al. 2019 (GPT-2); grouped-query attention: Ainslie et al. 202
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -130,6 +131,7 @@ class GPT(nn.Module):
         self.to(dtype or torch.get_default_dtype())
         self.to_empty(device=device or torch.get_default_device())
         self._initialize(seed)
+        self.draw_seeds: Callable[[Tensor], Tensor] = draw_seeds  # tensor.shard needs another
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:
@@ -150,10 +152,8 @@ class GPT(nn.Module):
         if tokens.shape[-1] > self.config.context:
             raise ConfigError(f"GPT: {tokens.shape[-1]} positions are more than its context of "
                               f"{self.config.context}")
-        if not (self.training and self.config.dropout):
-            seeds = None
-        elif seeds is None:
-            seeds = torch.randint(2**62, (len(tokens),), device=tokens.device)
+        if seeds is None and self.training and self.config.dropout:
+            seeds = self.draw_seeds(tokens)
         places = torch.arange(tokens.shape[-1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)  # (b, s, h)
         x = self.dropout(x, seeds)
@@ -162,3 +162,8 @@ class GPT(nn.Module):
         x = self.norm(x)
         logits: Tensor = x @ self.tokens.weight.T if self.head is None else self.head(x)
         return logits
+
+
+def draw_seeds(tokens: Tensor) -> Tensor:
+    """Seeds (b,) for the samples of `tokens`, from torch's generator."""
+    return torch.randint(2**62, (len(tokens),), device=tokens.device)

@@ -1,6 +1,7 @@
 """Parallel training: the same model on many ranks, in whole or in parts. Each idea is one file."""
 
 from dtlab.parallel import conversions, pipeline, sequence, tensor, types
+from dtlab.parallel.batch_norm import sync_batch_norm
 from dtlab.parallel.checkpoint import full_state_dict, load, load_full_state_dict, save
 from dtlab.parallel.clip import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
@@ -16,5 +17,5 @@ from dtlab.parallel.zero import zero
 __all__ = ["A100", "BatchSampler", "DataParallel", "Device", "H100", "Hybrid", "LAMB", "LARS",
            "Layout", "MemoryMeter", "Mesh", "Plan", "charge_compute", "clip_grad_norm_",
            "conversions", "full_state_dict", "growing_batch", "hybrid", "load",
-           "load_full_state_dict", "pipeline", "plan", "predict", "save", "sequence", "tensor",
-           "types", "zero"]
+           "load_full_state_dict", "pipeline", "plan", "predict", "save", "sequence",
+           "sync_batch_norm", "tensor", "types", "zero"]

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dtlab.collectives import all_gather, all_reduce, reduce_scatter
 from dtlab.comm import Comm
@@ -42,6 +43,7 @@ class _Pair(torch.autograd.Function):
         return forward(x)
 
     @staticmethod
+    @once_differentiable  # nothing would differentiate the messages
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return ctx.move(gradient), None, None
 

@@ -36,7 +36,7 @@ from dtlab.parallel.pipeline.executor import counted
 from dtlab.parallel.sharded import Part, whole_names
 from dtlab.parallel.sharded_optimizer import check_elementwise, grouped
 from dtlab.parallel.synchronized import DistributedModule, Region, SynchronizedModule
-from dtlab.parallel.tensor import shard, vocab_cross_entropy
+from dtlab.parallel.tensor import draw_shared_seeds, shard, vocab_cross_entropy
 from dtlab.parallel.zero import zero
 
 AXES = ("pp", "dp", "tp")
@@ -106,7 +106,7 @@ def hybrid(
     pipeline = Pipeline(
         [model] if at_once else mine, schedule, pp, recompute=recompute, seconds=seconds,
         tied={"tokens": gpt.tokens.weight} if gpt.head is None and gpt.tokens.weight in own else {})
-    whole = Hybrid(mesh, model, pipeline, at_once, parts)
+    whole = Hybrid(mesh, model, pipeline, at_once, parts, gpt.config.dropout)
     if isinstance(made, Layerwise):
         made.add_up = whole_norms(whole)
     return whole, made
@@ -124,10 +124,11 @@ class Hybrid(DistributedModule):
     sharded = True
 
     def __init__(self, mesh: Mesh, model: SynchronizedModule, pipeline: Pipeline, at_once: bool,
-                 parts: dict[nn.Parameter, tuple[str, Part | None, bool]]):
+                 parts: dict[nn.Parameter, tuple[str, Part | None, bool]], dropout: float):
         super().__init__()
         self.comm, self.module, self.pipeline, self.at_once = mesh.comm, model, pipeline, at_once
         self.dp, self.tp = _axis(mesh, "dp"), _axis(mesh, "tp")
+        self.everyone, self.dropout = mesh[tuple(mesh.axes)], dropout
         self.parts = {name: parts[p] for name, p in model.module.named_parameters()}
 
     def backward(self, tokens: Tensor, targets: Tensor, seeds: Tensor | None = None) -> Tensor:
@@ -135,13 +136,16 @@ class Hybrid(DistributedModule):
         (b,) for dropout. Returns the mean loss over all targets other than −100, on all ranks; the
         gradients are that of it.
 
-        Raises `ConfigError` unless dp · micro_batches divides b.
+        Seeds that you don't give are drawn on rank 0. Raises `ConfigError` unless dp ·
+        micro_batches divides b.
         """
         pieces = self.dp.size * self.pipeline.schedule.micro_batches
         if tokens.dim() != 2 or len(tokens) % pieces or not len(tokens):
             raise ConfigError(f"a batch of shape {tuple(tokens.shape)} can't be cut for "
                               f"{self.dp.size} dp ranks with "
                               f"{self.pipeline.schedule.micro_batches} micro-batches each")
+        if seeds is None and self.dropout and self.training:
+            seeds = draw_shared_seeds(self.everyone, tokens)
         inputs, labels, *more = (scatter_to(self.dp, x, 0) for x in (tokens, targets, seeds)
                                  if x is not None)
         total = counted(targets) / self.dp.size  # the dp ranks' gradients are averaged

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from dtlab.collectives import all_reduce, exscan
+from dtlab.collectives import all_gather, all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import GPT
-from dtlab.models.gpt import Attention
+from dtlab.models.gpt import Attention, draw_seeds
 from dtlab.parallel.conversions import (
     copy_to,
     gather_from,
@@ -48,7 +48,8 @@ class ColumnLinear(Sharded):
     def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
                  sequence: bool | str = False, like: nn.Linear | None = None):
         super().__init__(comm)
-        whole = like or nn.Linear(in_features, out_features, bias)
+        whole = checked_like(like or nn.Linear(in_features, out_features, bias),
+                             out_features, in_features)
         self.sequence = checked(sequence)
         cut = [share(out_features, comm)]
         self.keep("weight", "weight", whole.weight, 0, cut)
@@ -70,12 +71,14 @@ class RowLinear(Sharded):
     def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
                  sequence: bool | str = False, like: nn.Linear | None = None):
         super().__init__(comm)
-        whole = like or nn.Linear(in_features, out_features, bias)
+        whole = checked_like(like or nn.Linear(in_features, out_features, bias),
+                             out_features, in_features)
         self.sequence = checked(sequence)
         self.keep("weight", "weight", whole.weight, 1, [share(in_features, comm)])
         self.bias = whole.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        check_dtype(x, self.weight)
         partial = linear(x, self.weight)
         leave = reduce_scatter_to if self.sequence else reduce_from
         y: Tensor = leave(self.comm, partial)
@@ -136,7 +139,8 @@ class VocabEmbedding(Sharded):
     """tokens (b, s) → (b, s, h): an embedding of which each rank holds v/t rows, cut unevenly if t
     doesn't divide v. Tokens of other ranks count as 0, and an all-reduce adds up.
 
-    Initial values as in `ColumnLinear`. sequence: the output is (b, s/t, h), by a reduce-scatter.
+    Initial values as in `ColumnLinear`; the padding_idx of `like` stays. sequence: the output is
+    (b, s/t, h), by a reduce-scatter. Raises `ConfigError` if a token is not in the vocabulary.
     """
 
     def __init__(self, comm: Comm, vocab: int, hidden: int, *, sequence: bool | str = False,
@@ -145,43 +149,71 @@ class VocabEmbedding(Sharded):
         if vocab < comm.size:
             raise ConfigError(f"{comm.size} ranks can't share a vocabulary of {vocab}")
         self.sequence = checked(sequence)
-        self.rows = share(vocab, comm)
-        whole = like or nn.Embedding(vocab, hidden)
+        self.vocab, self.rows = vocab, share(vocab, comm)
+        whole = checked_like(like or nn.Embedding(vocab, hidden), vocab, hidden)
+        if whole.max_norm is not None or whole.scale_grad_by_freq or whole.sparse:
+            raise ConfigError("VocabEmbedding takes an nn.Embedding without max_norm, "
+                              "scale_grad_by_freq and sparse")
+        padding = -1 if whole.padding_idx is None else whole.padding_idx
+        self.padding_row = padding - self.rows.start if padding in self.rows else None
         self.keep("weight", "weight", whole.weight, 0, [self.rows])
 
     def forward(self, tokens: Tensor) -> Tensor:
+        check_vocabulary("token", tokens, self.vocab)
         row, mine = local_index(tokens, self.rows.start, len(self.rows))
-        partial = embedding(row, self.weight).masked_fill(~mine.unsqueeze(-1), 0.0)
+        partial = embedding(row, self.weight, self.padding_row)
+        partial = partial.masked_fill(~mine.unsqueeze(-1), 0.0)
         leave = reduce_scatter_to if self.sequence else reduce_from
         return leave(self.comm, partial)
 
 
 def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: str = "mean",
-                        ignore_index: int = -100) -> Tensor:
+                        ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
     """torch's cross_entropy of logits (…, v) of which each rank has its columns (…, v/t), in order
     of ranks, the number of which may differ; targets (…) int64, the same on all ranks.
 
     No rank ever holds a row of all logits: three numbers a row travel, the largest logit, the sum
-    of the exponentials and the target's logit. Computed in float32 at least, and stable: the
-    largest logit is subtracted first. Cost: two all-reduces of as many rows, and an exscan of the
-    widths. Source: Shoeybi et al. 2019, §3.
+    of the exponentials and the target's logit (smoothed: plus its share of the mean logit).
+    Computed in float32 at least, and stable: the largest logit is subtracted first.
+    Cost: two all-reduces of as many rows, and an all-gather of the widths.
+    Raises `ConfigError` if a target is neither in the vocabulary nor `ignore_index`.
+    Source: Shoeybi et al. 2019, §3.
     """
     check_comm(comm, "vocab_cross_entropy(comm, …)")
     if reduction not in ("mean", "sum", "none"):
         raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ConfigError(f"label_smoothing must lie in [0, 1], not {label_smoothing!r}")
+    if targets.shape != logits.shape[:-1] or targets.dtype != torch.int64:
+        raise ConfigError(f"logits of shape {tuple(logits.shape)} need int64 targets of shape "
+                          f"{tuple(logits.shape[:-1])}, not {targets.dtype} of "
+                          f"{tuple(targets.shape)}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    first = exscan(comm, torch.tensor(logits.shape[-1], device=comm.device))
-    first = first if comm.rank else torch.zeros_like(first)  # exscan gives rank 0 nothing
+    widths = all_gather(comm, torch.tensor(logits.shape[-1], device=comm.device)).to(logits.device)
+    if not widths.is_meta and not widths.all():
+        raise ConfigError(f"each rank needs at least one column of the logits, but the ranks have "
+                          f"{widths.tolist()}")
+    counted = targets != ignore_index
+    check_vocabulary("target", targets.masked_fill(~counted, 0), widths.sum())
     highest = all_reduce(comm, logits.detach().amax(-1), op="max")
     shifted = logits - highest.unsqueeze(-1)
-    row, mine = local_index(targets, first.to(targets.device), logits.shape[-1])
+    row, mine = local_index(targets, widths[: comm.rank].sum(), logits.shape[-1])
     own = shifted.gather(-1, row.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
+    if label_smoothing:
+        own = (1 - label_smoothing) * own + label_smoothing * shifted.sum(-1) / widths.sum()
     exponentials, own = reduce_from(comm, torch.stack([shifted.exp().sum(-1), own]))
-    counted = targets != ignore_index
     losses = (exponentials.log() - own).masked_fill(~counted, 0.0)
     if reduction == "none":
         return losses  # type: ignore[no-any-return]
     return losses.sum() / (counted.sum() if reduction == "mean" else 1)  # type: ignore[no-any-return]
+
+
+def check_vocabulary(noun: str, index: Tensor, vocab: int | Tensor) -> None:
+    """Raise `ConfigError`, as torch raises IndexError, unless all of `index` lie in 0 … vocab−1."""
+    outside = (index < 0) | (index >= vocab)
+    if not index.is_meta and outside.any():
+        raise ConfigError(f"{noun} {int(index[outside][0])} is not in the vocabulary, which is 0 … "
+                          f"{int(vocab) - 1}")
 
 
 def local_index(index: Tensor, first: int | Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -193,7 +225,8 @@ def local_index(index: Tensor, first: int | Tensor, count: int) -> tuple[Tensor,
 
 def shard(gpt: GPT, comm: Comm, sequence: bool | str = False) -> GPT:
     """In place: keep of `gpt`, which is the same on all ranks, this rank's part; returns it. It
-    returns this rank's logits, (b, s, v/t): take `vocab_cross_entropy` of them.
+    returns this rank's logits, (b, s, v/t): take `vocab_cross_entropy` of them. Seeds of dropout
+    that it isn't given are rank 0's.
 
     sequence: also cut what lies between the layers' matrices by positions, of which t must divide
     the number; "regather" keeps less for backward, and gathers more.
@@ -205,6 +238,7 @@ def shard(gpt: GPT, comm: Comm, sequence: bool | str = False) -> GPT:
     sequence = checked(sequence)
     if sequence:
         cut_positions(gpt, comm)
+    gpt.draw_seeds = lambda tokens: draw_shared_seeds(comm, tokens)
     c = gpt.config
     gpt.tokens = VocabEmbedding(comm, c.vocab, c.hidden, sequence=sequence, like=gpt.tokens)
     if gpt.head is not None:
@@ -227,6 +261,11 @@ def shard(gpt: GPT, comm: Comm, sequence: bool | str = False) -> GPT:
     return gpt
 
 
+def draw_shared_seeds(comm: Comm, tokens: Tensor) -> Tensor:
+    """Seeds (b,) for the samples of `tokens`, from rank 0's generator, the same on all ranks."""
+    return broadcast(comm, draw_seeds(tokens))
+
+
 def check_shardable(gpt: GPT, comm: Comm) -> None:
     """Raise `ConfigError`, on all ranks, unless `gpt` is a whole GPT, and the same on all ranks."""
     if not isinstance(gpt, GPT):
@@ -243,6 +282,20 @@ def check_shardable(gpt: GPT, comm: Comm) -> None:
             if theirs.get(name) != value:
                 raise ConfigError(f"ranks hold different models: {name!r} on rank {rank} is not "
                                   f"what it is on rank 0; give GPT the same config and seed")
+
+
+def check_dtype(x: Tensor, weight: Tensor) -> None:
+    """Raise `ConfigError` unless the input `x` can be multiplied by `weight`."""
+    if x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
+        raise ConfigError(f"the layer computes in {weight.dtype}; convert its input with "
+                          f"x.to({weight.dtype}), which is {x.dtype}, or the layer's parameters")
+
+
+def checked_like(like: Any, *shape: int) -> Any:
+    """The module `like`, whose weight must have this shape."""
+    if like.weight.shape != shape:
+        raise ConfigError(f"`like` has a weight of shape {tuple(like.weight.shape)}, not {shape}")
+    return like
 
 
 def checked(sequence: bool | str) -> bool | str:
@@ -265,6 +318,7 @@ def enter(comm: Comm, x: Tensor, sequence: bool | str) -> Tensor:
 def enter_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None,
                  sequence: bool | str) -> Tensor:
     """`x` enters, and is multiplied by this rank's rows of a weight."""
+    check_dtype(x, weight)
     if sequence == "regather":
         product: Tensor = gather_linear(comm, x, weight, bias)
         return product

@@ -11,11 +11,14 @@ R and V together make V; P stays P under linear operations, and no others take i
 and what needs no gradient. Each change of type is a conversion: a collective, or one half of a
 conjugate pair (`dtlab.parallel.conversions`). So the forward pass shows, on tensors without data,
 which gradients a forgotten conversion would spoil. Idea and rules: the public project spmd_types
-(meta-pytorch), "Local SPMD types". Chapter: 11.
+(meta-pytorch), "Local SPMD types". That is stricter in two things: there, every tensor needs a
+type, and what varies is converted to P before it is added up. Here labels, masks and constants need
+none, and all_reduce of V says itself that a sum is meant. Chapter: 11.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,23 +32,29 @@ from dtlab import collectives
 from dtlab.collectives.registry import overridable
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, TypeMismatch
+from dtlab.parallel.linear import LINEAR, leaves, misfit
 from dtlab.parallel.mesh import Mesh
+from dtlab.parallel.rank_numbers import RankMesh, RankNumber, with_rank_number
 from dtlab.tracebacks import calling_frame, line_of, variable_name
 
 REPLICATED, INVARIANT, VARYING, PARTIAL = "R", "I", "V", "P"
 WORDS = {"R": "Replicated", "I": "Invariant", "V": "Varying", "P": "Partial"}
 GRADIENT = {"R": "P", "I": "I", "V": "V", "P": "R", "": ""}  # the type of its gradient
 # Collectives, of which autograd sees nothing: what they take, and what they return; others make V.
-COLLECTIVES = {"all_reduce": ("P", "I"), "broadcast": ("RIVP", "I"), "all_gather": ("RIV", "I"),
+COLLECTIVES = {"all_reduce": ("P", "I"), "broadcast": ("RIV", "I"), "all_gather": ("RIV", "I"),
                "reduce": ("P", "V"), "reduce_scatter": ("P", "V")}
-SUMS = {"add", "sub", "cat", "stack"}
-PRODUCTS = {"mul", "matmul", "mm", "bmm", "linear", "einsum", "div"}
-LINEAR = SUMS | PRODUCTS | {
-    "neg", "sum", "mean", "view", "reshape", "flatten", "unflatten", "transpose", "permute", "T",
-    "mT", "split", "chunk", "tensor_split", "getitem", "unbind", "select", "narrow", "expand",
-    "clone", "contiguous", "to", "float", "double", "bfloat16", "squeeze", "unsqueeze", "view_as",
-    "repeat", "repeat_interleave", "detach", "data", "gather", "index_select"}
-RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "dropout"}
+# What says something of a tensor without its values, or makes one that all ranks fill alike;
+# and so do all properties but these.
+METADATA = """
+    dim ndimension size numel nelement len stride storage_offset element_size
+    is_contiguous is_floating_point is_complex is_same_size is_tensor get_device hash repr
+    zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full
+    requires_grad retain_grad register_hook register_post_accumulate_grad_hook"""
+VALUES = {"data", "grad", "T", "mT", "H", "mH", "real", "imag"}
+READS = {"item", "tolist", "bool", "int", "numpy"}  # values, which the device meta has not
+RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+          "bernoulli", "multinomial", "dropout", "dropout1d", "dropout2d", "dropout3d",
+          "alpha_dropout", "feature_alpha_dropout"}
 UNSEEN = __file__, collectives.__path__[0], torch.__path__[0]  # their lines are not named
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -93,14 +102,17 @@ def check(fn: Callable[..., Any], group: Comm | Mesh, *args: Any, device: str = 
     """Run `fn(group, *args)` once on this rank and check the types of all tensors that meet. All
     ranks call it: `simulate(lambda comm: types.check(step, comm), network=…)`.
 
-    The tensors in `args`, and those that `fn` makes, lie on `device`: "meta" is without data. A
-    scalar that `fn` returns is the loss. Returns what each line has made, with its letters. Raises
-    `TypeMismatch`, which names the line, the tensor and the conversion that is missing.
+    `comm.rank` and a mesh's coordinates are Varying, and so is what arithmetic makes of them; see
+    `RankNumber` for what is not seen. The tensors in `args`, and those that `fn` makes, lie on
+    `device`: "meta" is without data. A scalar that `fn` returns is the loss. Returns what each line
+    has made, with its letters. Raises `TypeMismatch`, which names the line, the tensor and the
+    conversion that is missing.
     """
     if not callable(fn) or not isinstance(group, (Comm, Mesh)):
         raise ConfigError(f"types.check needs a function and the communicator or mesh that it gets,"
                           f" not {fn!r} and {group!r}")
     checker = _Checker(tuple(group.axes))
+    group = (RankMesh(group) if isinstance(group, Mesh) else with_rank_number(group, group.axes))
     args = tree_map_only(
         Tensor, lambda x: x.detach().to(device).requires_grad_(x.requires_grad), args)
     with torch.device(device), checker:
@@ -120,26 +132,25 @@ class _Checker(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operation, in_place = _operation(func)
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        inputs: list[Any] = [x for x in leaves((args, kwargs))
+                             if isinstance(x, (Tensor, RankNumber))]
+        by_rank = any(isinstance(x, RankNumber) for x in inputs)
         if (torch._C._current_graph_task_id() != -1  # backward follows from forward
                 or not (inputs or operation in RANDOM) or operation == "set"
+                or (operation in METADATA.split() and not by_rank)
                 or getattr(func, "__module__", "") == "torch.nn.init"):  # declared, if V
             return func(*args, **kwargs)
-        if operation == "backward":
-            self.check_seed(inputs[0])
+        if operation in ("backward", "autograd.grad"):
+            return self._differentiated(func, args, kwargs)
         letters = {}
         for axis in self.axes:
-            if operation == "grad":
-                letters[axis] = (INVARIANT if axis in _reduced.get(args[0], ())
-                                 else GRADIENT[_letter(args[0], axis)])
-            elif isinstance(args[0] if args else None, Comm):
-                turns = getattr(func, "converts", None) or COLLECTIVES.get(operation, ("RIVP", "V"))
-                comm, x, *_ = args
-                letters[axis] = _converted(operation, comm, x, axis, turns, kwargs.get("op"))
-            else:
-                letters[axis] = _met(operation, inputs, axis, args, kwargs)
+            letters[axis] = _made(operation, func, inputs, axis, args, kwargs)
             if in_place and letters[axis] in (VARYING, PARTIAL):
                 self._check_target(operation, inputs[0], axis, letters[axis])
+        if operation in READS and inputs[0].is_meta:
+            raise ConfigError(f"{line_of(calling_frame(UNSEEN))}: {operation} reads a value, which "
+                              f"tensors on the device meta don't have; leave it out, or give "
+                              f'types.check device="cpu"')
         made = func(*args, **kwargs)
         outputs = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
         for x in outputs or inputs[: int(in_place)]:
@@ -150,6 +161,19 @@ class _Checker(TorchFunctionMode):
         if outputs and any(letters.values()) and operation not in ("grad", "data"):
             self.made.append(Typed(line_of(calling_frame(UNSEEN)), operation,
                                    tuple(outputs[0].shape), {**known_letters.get(outputs[0], {})}))
+        return made
+
+    def _differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What `func`, backward or torch.autograd.grad, makes."""
+        for loss in tree_leaves(args[0]):
+            self.check_seed(loss)
+        made = func(*args, **kwargs)
+        if made is not None:
+            inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+            for x, gradient in zip(tree_leaves(inputs), made, strict=True):
+                if gradient is not None:
+                    known_letters[gradient] = {axis: GRADIENT[_letter(x, axis)]
+                                               for axis in self.axes}
         return made
 
     def _check_target(self, operation: str, x: Tensor, axis: str, letter: str) -> None:
@@ -168,11 +192,25 @@ class _Checker(TorchFunctionMode):
                              "declare inputs that differ from rank to rank Varying")
 
 
-def _letter(x: Tensor, axis: str) -> str:
+def _letter(x: Any, axis: str) -> str:
     """Of `x`; "" if nothing is known. Without a gradient, Invariant and Replicated are the same."""
+    if not isinstance(x, Tensor):
+        return VARYING if isinstance(x, RankNumber) and axis in x.axes else ""
     letter: str = known_letters.get(x, {}).get(axis) or (
         INVARIANT if isinstance(x, nn.Parameter) or (x.requires_grad and x.is_leaf) else "")
     return REPLICATED if letter == INVARIANT and not x.requires_grad else letter
+
+
+def _made(operation: str, func: Any, inputs: list[Any], axis: str, args: Any, kwargs: Any) -> str:
+    """The letter of what `func` makes of its arguments."""
+    if operation == "grad":
+        return INVARIANT if axis in _reduced.get(args[0], ()) else GRADIENT[_letter(args[0], axis)]
+    if not isinstance(args[0] if args else None, Comm):
+        return _met(operation, inputs, axis, args, kwargs)
+    turns = getattr(func, "converts", None) or COLLECTIVES.get(operation, ("RIVP", "V"))
+    given = inspect.signature(func).bind_partial(*args, **kwargs).arguments
+    comm, x, *_ = given.values()
+    return _converted(operation, comm, x, axis, turns, given.get("op"))
 
 
 def _converted(name: str, comm: Comm, x: Tensor, axis: str, converts: tuple[str, str], op: Any
@@ -183,6 +221,9 @@ def _converted(name: str, comm: Comm, x: Tensor, axis: str, converts: tuple[str,
         return letter
     also = {PARTIAL: VARYING,  # that their sum is meant is clear now
             INVARIANT: "" if x.requires_grad else REPLICATED}.get(takes, "")
+    if letter == PARTIAL and op not in (None, "sum", "avg"):
+        raise _error(axis, f"{name} with op={op!r} of {_called(x)}, which is Partial",
+                     "the sum is meant, and nothing else of the ranks' parts is of any use")
     if letter and letter not in takes + also and not (op in ("avg", "max", "min")
                                                       and letter in "RI"):
         why = ("it is the same on all ranks, and the sum a multiple of it" if takes == PARTIAL
@@ -193,9 +234,9 @@ def _converted(name: str, comm: Comm, x: Tensor, axis: str, converts: tuple[str,
     return gives
 
 
-def _met(operation: str, inputs: list[Tensor], axis: str, args: Any, kwargs: Any) -> str:
+def _met(operation: str, inputs: list[Any], axis: str, args: Any, kwargs: Any) -> str:
     """The letter of what an ordinary operation makes of its inputs."""
-    met: dict[str, Tensor | str] = {}  # letter → the first that has it
+    met: dict[str, Any] = {}  # letter → the first that has it
     for x in inputs:
         letter = _letter(x, axis)
         if letter in (VARYING, PARTIAL) or (letter and x.requires_grad):
@@ -208,33 +249,34 @@ def _met(operation: str, inputs: list[Tensor], axis: str, args: Any, kwargs: Any
         advice = f"copy_to(comm, {one}) is missing, which adds up the parts of its gradient"
         if other == "random numbers":
             advice = "use counter_dropout, or a generator with one seed"
-        elif operation in SUMS and letter != REPLICATED:
+        elif operation in ("add", "sub", "cat", "stack") and letter != REPLICATED:
             advice = (f"reduce_from(comm, {other}) is missing if the ranks' values are parts of a "
                       f"sum; otherwise {advice}")
         raise _error(axis, f"{operation} mixes {one}, which is Invariant, with {other}, which is "
                      f"{WORDS[letter]}", advice)
     if PARTIAL in met:
-        whole: list[Any] = [x for x in inputs if _letter(x, axis) != PARTIAL]
-        terms = [*whole, *(x for x in args if isinstance(x, (int, float)) and x)]
-        name, problem = f"{_called(met[PARTIAL])}, which is Partial", ""
-        if operation not in LINEAR:
-            problem = f"{operation} of {name}, is not linear"
-        elif (operation in SUMS and terms) or (operation == "linear" and len(inputs) > 2):
-            problem = f"{operation} adds {_called(terms[-1])} to {name}, on every rank"
-        elif operation in PRODUCTS and (VARYING in met or len(whole) < len(inputs) - 1):
-            problem = f"{operation} multiplies {name}, by what differs from rank to rank"
-        if problem:
-            raise _error(axis, problem, f"reduce_from(comm, {_called(met[PARTIAL])}) is missing")
+        problem = misfit(operation, args, kwargs, lambda x: _letter(x, axis))
+        if problem is not None:
+            (does, other), partial = problem, _called(met[PARTIAL])
+            which = f", which is {WORDS[_letter(other, axis)]}" if _letter(other, axis) else ""
+            sentence = (f"{operation} of {partial}, which is Partial, "
+                        f"{does.format(_called(other) + which)}")
+            raise _error(axis, sentence, f"reduce_from(comm, {partial}) is missing")
     return next((letter for letter in "PVIR" if letter in met), "")
 
 
 def _operation(func: Any) -> tuple[str, bool]:
     """Its name without what torch adds ("__radd__" is "add"), and does it work in place?"""
     name = getattr(func, "__name__", "")
+    if name == "__float__":
+        return "item", False
+    if name == "grad":  # the property of this name is below
+        return "autograd.grad", False
     if name == "__get__":
-        return func.__self__.__name__, False
+        name = func.__self__.__name__
+        return name if name in VALUES else "size", False
     bare = name.strip("_").replace("truediv", "div")
-    if name.startswith("__") and bare[0] in "ri" and bare[1:] in SUMS | PRODUCTS:
+    if name.startswith("__") and bare[0] in "ri" and bare[1:] in LINEAR and bare not in LINEAR:
         return bare[1:], bare[0] == "i"
     return bare, (name.endswith("_") and name[:2] != "__") or bare == "setitem"
 

@@ -212,6 +212,10 @@ class ProcessComm(Comm):
         return header
 
     def _check_tensor(self, x: torch.Tensor) -> None:
+        if x.is_meta:
+            raise ConfigError(f"rank {self.rank}: a tensor on the device meta has no data to send: "
+                              f"make its module on {self.device}, or fill what "
+                              f"module.to_empty(device=comm.device) makes")
         if x.device != self.device:
             raise ConfigError(
                 f"rank {self.rank}: the tensor is on {x.device}, this communicator works on "

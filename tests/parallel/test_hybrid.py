@@ -199,6 +199,38 @@ def test_what_does_not_fit_says_so(axes: dict[str, int], options: dict[str, Any]
         on("simulator", train, axes, CONFIG, "adam", size, options, ranks=4)
 
 
+@pytest.mark.parametrize(("axes", "options"), [
+    ({"pp": 2, "dp": 2, "tp": 2}, {"micro_batches": 2, "sequence": True, "stage": 1}),
+    ({"dp": 8}, {"stage": 3}),
+])
+def test_dropout_without_seeds_is_that_of_one_device_with_rank_zeros_generator(
+        axes: dict[str, int], options: dict[str, Any]) -> None:
+    tokens, targets, _ = batch_of(0, 8)
+
+    def fn(comm: dtlab.Comm) -> tuple[float, float]:
+        model, _ = built(comm, axes, CONFIG, "adam", options)
+        torch.manual_seed(4 + comm.rank)
+        loss = model.backward(tokens, targets)
+        model.eval()
+        return float(loss), float(model.backward(tokens, targets))
+
+    gpt = GPT(CONFIG, dtype=torch.float64)
+    torch.manual_seed(4)
+    expected = [float(cross_entropy(gpt.train(mode)(tokens).flatten(0, 1).detach(),
+                                    targets.flatten())) for mode in (True, False)]
+    for found in on("simulator", fn, ranks=8).values:
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_types_accept_dropout_without_seeds() -> None:
+    def step(mesh: Mesh, tokens: Tensor) -> None:
+        model, _ = hybrid(GPT(CONFIG), mesh, sequence=True)
+        model.backward(tokens, tokens)
+
+    on("simulator", lambda comm: types.check(step, Mesh(comm, dp=2, tp=2),
+                                             torch.zeros(4, 8, dtype=torch.int64)), ranks=4)
+
+
 def test_a_frozen_parameter_says_so() -> None:
     def fn(comm: dtlab.Comm) -> None:
         gpt = GPT(CONFIG)

@@ -164,34 +164,37 @@ class Largest(TorchDispatchMode):
 @given(ranks=st.sampled_from([1, 2, 3, 4, 5, 8, 13]), vocab=st.integers(13, 40),
        rows=st.sampled_from([(1,), (4,), (2, 3)]), seed=st.integers(0, 99),
        reduction=st.sampled_from(["mean", "sum", "none"]),
-       scale=st.sampled_from([1.0, 1e3]), ignored=st.booleans(),
+       scale=st.sampled_from([1.0, 1e3]), ignored=st.sampled_from([0, 1, 6]),
+       smoothing=st.sampled_from([0.0, 0.1, 1.0]),
        dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
 def test_the_loss_is_torchs_and_no_rank_sees_all_logits(
         ranks: int, vocab: int, rows: tuple[int, ...], seed: int, reduction: str, scale: float,
-        ignored: bool, dtype: torch.dtype) -> None:
+        ignored: int, smoothing: float, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(seed)
     logits = (scale * torch.randn(*rows, vocab, generator=random)).to(dtype)
     targets = torch.randint(vocab, rows, generator=random)
-    targets.view(-1)[0] = -100 if ignored else vocab - 1
+    targets.view(-1)[0] = vocab - 1
+    targets.view(-1)[:ignored] = 5  # the one to ignore; with 6 rows, all
     weights = torch.rand(rows if reduction == "none" else (), generator=random)
 
     def parts(comm: dtlab.Comm) -> tuple[Tensor, Tensor, int]:
         mine = logits.tensor_split(comm.size, -1)[comm.rank].clone().requires_grad_()
         with Largest() as largest:
-            loss = vocab_cross_entropy(comm, mine, targets, reduction)
+            loss = vocab_cross_entropy(comm, mine, targets, reduction, 5, smoothing)
             (loss * weights).sum().backward()
         assert mine.grad is not None
         return loss.detach(), mine.grad, largest.elements
 
     whole = logits.to(torch.promote_types(dtype, torch.float32), copy=True).requires_grad_()
-    expected = cross_entropy(whole.flatten(0, -2), targets.flatten(), reduction=reduction)
+    expected = cross_entropy(whole.flatten(0, -2), targets.flatten(), reduction=reduction,
+                             ignore_index=5, label_smoothing=smoothing)
     (expected * weights.flatten() if reduction == "none" else expected * weights).sum().backward()
     values = on("simulator", parts, ranks=ranks).values
     near = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 1e-2}[dtype]
     options = {"rtol": near, "atol": near, "equal_nan": True}
     for loss, _, largest in values:
         torch.testing.assert_close(loss.flatten(), expected.detach().flatten().to(loss), **options)
-        assert largest <= max(2 * logits[..., 0].numel(), -(-vocab // ranks)
+        assert largest <= max(ranks, 2 * logits[..., 0].numel(), -(-vocab // ranks)
                               * logits[..., 0].numel())
     found = torch.cat([gradient for _, gradient, _ in values], -1)
     assert whole.grad is not None
@@ -266,7 +269,77 @@ def test_chunks_hide_the_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits[4] < 0.3 * waits[1]
 
 
+def test_an_embeddings_padding_row_gets_no_gradient() -> None:
+    whole = torch.nn.Embedding(7, 3, padding_idx=5)
+    tokens = torch.tensor([[5, 0, 6], [4, 5, 5]])
+
+    def fn(comm: dtlab.Comm) -> Tensor:
+        mine = VocabEmbedding(comm, 7, 3, like=whole)
+        mine(tokens).square().sum().backward()
+        return full_tensors(mine, comm, lambda p: p.grad)["weight"]
+
+    whole(tokens).square().sum().backward()
+    for found in on("simulator", fn, ranks=3).values:
+        torch.testing.assert_close(found, whole.weight.grad)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "simulator"])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_dropout_without_seeds_is_rank_zeros_on_all_ranks(backend: str, sequence: bool) -> None:
+    config = config_of(4, 4)
+    tokens, targets = text_batch(0, 3, 12)
+
+    def fn(comm: dtlab.Comm) -> dict[str, Tensor]:
+        gpt = shard(GPT(config, dtype=torch.float64), comm, sequence)
+        torch.manual_seed(4 + comm.rank)
+        vocab_cross_entropy(comm, gpt(tokens), targets).backward()
+        return full_tensors(gpt, comm, lambda p: p.grad)
+
+    gpt = GPT(config, dtype=torch.float64)
+    torch.manual_seed(4)
+    cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten()).backward()
+    gradients = {name: p.grad for name, p in gpt.named_parameters() if p.grad is not None}
+    for found in on(backend, fn, ranks=2).values:
+        assert difference(found, gradients) < 1e-12
+
+
 # ---- what doesn't fit ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("says", "call"), [
+    ("token 10 is not in the vocabulary, which is 0 … 9",
+     lambda comm, _: VocabEmbedding(comm, 10, 4)(torch.tensor([3, 10]))),
+    ("token -1 is not", lambda comm, _: VocabEmbedding(comm, 10, 4)(torch.tensor([3, -1]))),
+    ("target 10 is not in the vocabulary, which is 0 … 9",
+     lambda comm, x: vocab_cross_entropy(comm, x, torch.tensor([10, 0]))),
+    ("target -1 is not", lambda comm, x: vocab_cross_entropy(comm, x, torch.tensor([-1, -100]))),
+    (r"need int64 targets of shape \(2,\), not torch.int64 of \(1,\)",
+     lambda comm, x: vocab_cross_entropy(comm, x, torch.tensor([1]))),
+    (r"label_smoothing must lie in \[0, 1\], not 1.5",
+     lambda comm, x: vocab_cross_entropy(comm, x, torch.tensor([1, 1]), label_smoothing=1.5)),
+    (r"at least one column of the logits, but the ranks have \[5, 0\]",
+     lambda comm, x: vocab_cross_entropy(comm, x[:, : 5 - 5 * comm.rank], torch.tensor([1, 1]))),
+    ("without max_norm", lambda comm, _: VocabEmbedding(
+        comm, 10, 4, like=torch.nn.Embedding(10, 4, max_norm=1.0))),
+    (r"`like` has a weight of shape \(4, 3\), not \(4, 2\)",
+     lambda comm, _: RowLinear(comm, 2, 4, like=torch.nn.Linear(3, 4))),
+    (r"computes in torch.bfloat16; convert its input with x.to\(torch.bfloat16\)",
+     lambda comm, x: ColumnLinear(comm, 5, 4).bfloat16()(x)),
+    (r"seed for each sample: \(2,\) of them, not \(1,\)",
+     lambda comm, _: shard(GPT(config_of(4, 4)), comm)(
+         torch.ones(2, 4, dtype=torch.int64), torch.tensor([7]))),
+    ("dropout of 0.1 needs the samples' seeds",
+     lambda comm, _: GPT(config_of(4, 4)).blocks[0](torch.ones(2, 3, 24))),
+])
+def test_what_torch_refuses_or_would_differ_on_ranks_is_a_sentence_on_every_rank(
+        says: str, call: Any) -> None:
+    def fn(comm: dtlab.Comm) -> str:
+        with pytest.raises(dtlab.ConfigError, match=says) as caught:
+            call(comm, torch.ones(2, 5))
+        return str(caught.value)
+
+    on("simulator", fn, ranks=2)
+
 
 
 @pytest.mark.parametrize(("config", "sequence", "says"), [

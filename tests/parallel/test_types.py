@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dtlab
+from dtlab.collectives import all_reduce, broadcast, reduce
 from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import DataParallel, Mesh, tensor, types, zero
 from dtlab.parallel.conversions import copy_to, reduce_from
@@ -115,7 +116,7 @@ def test_data_parallelism_without_a_reduction_is_named() -> None:
     ("R", "R", "mul", "R"), ("I", "I", "mul", "I"), ("V", "V", "mul", "V"), ("R", "V", "mul", "V"),
     ("P", "P", "add", "P"), ("P", "R", "mul", "P"), ("P", "R", "matmul", "P"),
     ("I", "R", "add", ""), ("I", "V", "mul", ""), ("I", "P", "add", ""), ("P", "R", "add", ""),
-    ("P", "V", "add", ""), ("P", "P", "mul", ""), ("P", "V", "mul", ""),
+    ("P", "V", "add", ""), ("P", "P", "mul", ""), ("P", "V", "mul", ""), ("R", "P", "div", ""),
 ])
 def test_what_meets_makes(left: str, right: str, operation: str, makes: str) -> None:
     def step(comm: dtlab.Comm) -> None:
@@ -144,6 +145,87 @@ def test_partial_goes_through_linear_operations_only(operation: str) -> None:
         simulated(step, ranks=2)
 
 
+def test_metadata_of_partial_and_a_partial_loss_are_accepted() -> None:
+    def step(comm: dtlab.Comm, x: Tensor) -> None:
+        types.declare(x, comm, types.PARTIAL)
+        assert (x.shape, x.dim(), x.dtype, len(x), x.numel()) == ((2, 3), 2, torch.float32, 2, 6)
+        assert x.is_leaf
+        assert x.device == torch.zeros_like(x).device == x.new_full((2,), 1.0).device
+        (torch.zeros_like(x) + torch.ones(2, 3)).relu()
+        loss = (x * 3).sum()
+        loss.backward()
+
+    simulated(step, torch.zeros(2, 3, requires_grad=True), ranks=2)
+
+
+@pytest.mark.parametrize(("says", "use"), [
+    (r"item of x, which is Partial, is not linear: reduce_from\(comm, x\)",
+     lambda _, x: x.item()),
+    ("item of x, which is Partial, is not linear", lambda _, x: float(x)),
+    ("rdiv of x, which is Partial, is not linear", lambda _, x: 1 / x),
+    ("mul of x, which is Partial, multiplies it by", lambda _, x: (x + x) * x),
+    ("linear of x, which is Partial, multiplies it by x",
+     lambda _, x: torch.nn.functional.linear(x, x, x)),
+    ("add of x, which is Partial, adds 1 on every rank", lambda _, x: x + 1),
+    ("all_reduce with op='max' of x, which is Partial", lambda comm, x: all_reduce(comm, x, "max")),
+    ("reduce with op='prod' of", lambda comm, x: reduce(comm, x, op="prod")),
+    ("broadcast takes what is Replicated, but x is Partial", broadcast),
+    (r"mul of x, which is Partial, multiplies it by 0\.?0?, which is Varying",
+     lambda comm, x: x * (comm.rank * 0.5)),
+    ("narrow of .* which is Partial, takes 0, which is Varying",
+     lambda comm, x: x.view(1).expand(2).narrow(0, comm.rank, 1)),
+])
+def test_partial_is_refused_in_a_sentence(says: str, use: Any) -> None:
+    def step(comm: dtlab.Comm) -> None:
+        x = torch.zeros(())
+        types.declare(x, comm, types.PARTIAL)
+        use(comm, x)
+
+    with pytest.raises(dtlab.TypeMismatch, match=says):
+        simulated(step, ranks=2)
+
+
+@pytest.mark.parametrize("number", [
+    lambda comm: comm.rank, lambda comm: 2 * comm.rank + 1, lambda comm: comm.rank * 0.5,
+    lambda comm: 1 / (comm.rank + 1), lambda comm: -comm.rank % 3, lambda comm: 2**comm.rank // 2,
+])
+def test_a_number_that_depends_on_the_rank_is_varying(number: Any) -> None:
+    def scaled(comm: dtlab.Comm, x: Tensor) -> None:
+        types.declare(x, comm, types.REPLICATED)
+        assert types.known_letters[x * number(comm)] == {"ranks": "V"}
+        assert types.known_letters[torch.tensor(number(comm))] == {"ranks": "V"}
+        assert types.known_letters[x[: comm.rank + 1]] == {"ranks": "V"}
+        assert comm.rank == int(comm.rank) in range(2)
+
+    simulated(scaled, torch.zeros(3, requires_grad=True), ranks=2)
+
+    def mixed(comm: dtlab.Comm, x: Tensor) -> Tensor:
+        return (x * number(comm)).sum()
+
+    with pytest.raises(dtlab.TypeMismatch, match=r"mul mixes x, which is .*, with .*Varying"):
+        simulated(mixed, torch.zeros(3, requires_grad=True), ranks=2)
+
+
+def test_gradients_that_autograd_returns_have_the_types_of_gradients() -> None:
+    def step(comm: dtlab.Comm, x: Tensor, y: Tensor) -> None:
+        types.declare(y, comm, types.VARYING)
+        loss = reduce_from(comm, copy_to(comm, x) @ y)
+        found = torch.autograd.grad(loss, (x, y))
+        assert [types.known_letters[g]["ranks"] for g in found] == ["I", "V"]
+
+    simulated(step, torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True), ranks=2)
+
+
+def test_a_rank_along_one_axis_is_the_same_along_the_others() -> None:
+    def step(mesh: Mesh, x: Tensor) -> None:
+        types.declare(x, mesh["dp", "tp"], types.REPLICATED)
+        for number in (mesh["tp"].rank, mesh.coordinates["tp"] + 1):
+            assert types.known_letters[x * number] == {"dp": "R", "tp": "V"}
+        assert types.known_letters[x * mesh.comm.rank] == {"dp": "V", "tp": "V"}
+
+    simulated(step, torch.zeros(3, requires_grad=True), dp=2, tp=2)
+
+
 def test_a_conversion_of_the_wrong_type_says_what_it_takes() -> None:
     def twice(comm: dtlab.Comm) -> None:
         copy_to(comm, copy_to(comm, torch.zeros(2, requires_grad=True)))
@@ -160,6 +242,8 @@ def test_a_conversion_of_the_wrong_type_says_what_it_takes() -> None:
 def test_bad_calls_say_so() -> None:
     with pytest.raises(dtlab.ConfigError, match="needs a function and the communicator or mesh"):
         on("simulator", lambda comm: types.check(comm, lambda c: None), ranks=2)  # type: ignore[arg-type]
+    with pytest.raises(dtlab.ConfigError, match=r'item reads a value.* device="cpu"'):
+        on("simulator", lambda comm: types.check(lambda c: float(torch.ones(1)), comm), ranks=2)
     with pytest.raises(dtlab.ConfigError, match="a type is one of R, I, V, P"):
         on("simulator", lambda comm: types.declare(torch.zeros(1), comm, "X"), ranks=2)
 

@@ -56,7 +56,7 @@ class Embed(nn.Module):
     def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
         places = torch.arange(tokens.shape[-1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)
-        return self.dropout(x, seeds if self.training and self.dropout.p else None)  # type: ignore[no-any-return]
+        return self.dropout(x, seeds)  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):

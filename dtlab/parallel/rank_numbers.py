@@ -1,0 +1,71 @@
+"""Numbers that know that they depend on the rank, for `types.check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dtlab.comm import Comm
+from dtlab.parallel.mesh import Mesh
+
+
+class RankNumber:
+    """An int or float that differs from rank to rank along `axes`, as what is computed from it
+    does by + − * / // % **; but not by `float(rank)`, `0.5 * rank`, `range(rank)` or `if rank`,
+    which Python computes without asking it: write `rank * 0.5`."""
+
+    axes: frozenset[str]
+
+
+class RankInt(RankNumber, int):
+    pass
+
+
+class RankFloat(RankNumber, float):
+    pass
+
+
+def rank_number(x: Any, axes: Iterable[str]) -> Any:
+    """`x` if it is no number, such as NotImplemented."""
+    if type(x) not in (int, float, RankInt, RankFloat):
+        return x
+    kind: Any = RankInt if isinstance(x, int) else RankFloat
+    number = kind(x)
+    number.axes = frozenset(axes)
+    return number
+
+
+def _operator(kind: type, name: str) -> Callable[..., Any]:
+    def operate(self: Any, *others: Any) -> Any:
+        floats = kind is int and any(isinstance(x, float) for x in others)
+        made = getattr(float(self) if floats else kind(self), name)(*others)
+        return rank_number(made, self.axes.union(*(getattr(x, "axes", ()) for x in others
+                                                   if isinstance(x, RankNumber))))
+
+    return operate
+
+
+for _kind, _cls in ((int, RankInt), (float, RankFloat)):
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        for _method in (f"__{_name}__", f"__r{_name}__", "__neg__"):
+            setattr(_cls, _method, _operator(_kind, _method))
+
+
+def with_rank_number(comm: Comm, axes: Iterable[str]) -> Comm:
+    """`comm`, whose rank is a `RankNumber`."""
+    seen = comm.labelled(comm.label)
+    seen.rank = rank_number(int(comm.rank), axes)
+    return seen
+
+
+class RankMesh(Mesh):
+    """`mesh`, whose communicators' ranks and whose coordinates are `RankNumber`s."""
+
+    def __init__(self, mesh: Mesh):
+        self.comm, self.axes = with_rank_number(mesh.comm, mesh.axes), mesh.axes
+        self.coordinates = {name: rank_number(place, [name])
+                            for name, place in mesh.coordinates.items()}
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
+        group = super().__getitem__(names)
+        return with_rank_number(group, group.axes)
