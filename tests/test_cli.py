@@ -59,6 +59,14 @@ def script(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
                           env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=60)
 
 
+def test_it_starts_without_what_only_some_commands_need() -> None:
+    loaded = "import dtlab.cli, sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True,
+                             check=True).stdout.split()
+    assert not {"matplotlib", "torch.distributed.fsdp", "torch.distributed.pipelining",
+                "torch.distributed.tensor"} & set(modules)
+
+
 def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
     polite = script("simulate", "all_reduce", "-p", "0")
     assert polite.returncode == 2

@@ -86,7 +86,7 @@ def test_ps_is_timed_beside_rpc_and_gloo() -> None:
 @pytest.mark.slow
 def test_training_steps_are_timed_and_measured_beside_torchs(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = GPTConfig(layers=6, hidden=64, heads=4, context=16)
+    small = GPTConfig(layers=4, hidden=64, heads=4, context=16)
     monkeypatch.setattr("dtlab.bench.measure_parallel", partial(measure_parallel, config=small))
     picture = tmp_path / "steps.png"
     result = bench("parallel", "-p", "2", "--repeats", "1", "--json", "--plot", str(picture))
@@ -97,7 +97,7 @@ def test_training_steps_are_timed_and_measured_beside_torchs(
     # Counts, not speed: what each keeps follows from the algorithm.
     assert rows["DataParallel overlap"]["peak_ratio"] < 1
     assert rows["zero stage 1"]["peak_ratio"] < 1
-    assert rows["zero stage 3"]["peak_bytes"] < 0.65 * rows["DataParallel overlap"]["peak_bytes"]
+    assert rows["zero stage 3"]["peak_bytes"] < 0.85 * rows["DataParallel overlap"]["peak_bytes"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

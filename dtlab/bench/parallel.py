@@ -11,17 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    loss_parallel,
-    parallelize_module,
-)
 from torch.nn.functional import cross_entropy
 
 from dtlab.comm import Comm
@@ -37,6 +26,7 @@ WARM_UP = 2  # steps
 ADAMW = torch.optim.AdamW
 
 Trained = tuple[Any, torch.optim.Optimizer]
+# Each contestant imports of torch what it needs: all of it takes as long as torch itself.
 
 
 class Step(NamedTuple):
@@ -128,6 +118,8 @@ def _zero_redundancy(gpt: GPT, comm: Comm) -> Trained:
 
 
 def _fsdp(gpt: GPT, comm: Comm) -> Trained:
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", (comm.size,))
     for block in gpt.blocks:
         fully_shard(block, mesh=mesh)
@@ -157,6 +149,8 @@ def _dtensor(gpt: GPT, comm: Comm) -> Trained:
 
 
 def _dtensor_loss(comm: Comm, model: nn.Module, tokens: Tensor, targets: Tensor) -> None:
+    from torch.distributed.tensor.parallel import loss_parallel
+
     with loss_parallel():
         _loss(comm, model, tokens, targets)
 
@@ -164,9 +158,13 @@ def _dtensor_loss(comm: Comm, model: nn.Module, tokens: Tensor, targets: Tensor)
 def torch_tensor_parallel(gpt: GPT, mesh: DeviceMesh) -> GPT:
     """`gpt`, cut by torch's `parallelize_module` as `tensor.shard` cuts it: with its queries, keys
     and values put in order of ranks, and logits that stay cut. In place."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel as colwise  # noqa: N813
+    from torch.distributed.tensor.parallel import PrepareModuleOutput, parallelize_module
+    from torch.distributed.tensor.parallel import RowwiseParallel as rowwise  # noqa: N813
+
     ranks = mesh.size()
-    rowwise, colwise = RowwiseParallel, ColwiseParallel
-    plan: dict[str, ParallelStyle] = {
+    plan: dict[str, Any] = {
         "tokens": rowwise(input_layouts=Replicate()),
         "head": colwise(output_layouts=Shard(-1), use_local_output=False),
         "norm": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(),
@@ -208,6 +206,12 @@ def _pipeline(chunks: int) -> Callable[[GPT, Comm], Trained]:
 
 def _torch_pipeline(chunks: int) -> Callable[[GPT, Comm], Trained]:
     def make(gpt: GPT, comm: Comm) -> Trained:
+        from torch.distributed.pipelining import (
+            PipelineStage,
+            Schedule1F1B,
+            ScheduleInterleaved1F1B,
+        )
+
         stages = _stages(gpt, comm, chunks)
         theirs = [PipelineStage(stage, comm.rank + chunk * comm.size, chunks * comm.size,
                                 torch.device("cpu")) for chunk, stage in enumerate(stages)]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from matplotlib.ticker import MaxNLocator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import dtlab
@@ -34,8 +33,6 @@ from dtlab.cli.train_job import (
 )
 from dtlab.models import GPTConfig
 from dtlab.parallel.checkpoint_files import INDEX, check_replaceable
-from dtlab.plots.palette import line_style
-from dtlab.plots.picture import page
 from dtlab.units import bytes_text, seconds_text
 
 
@@ -99,6 +96,11 @@ def summary(found: dict[str, Any]) -> str:
 
 def draw(job: Job, losses: list[float | None], path: Path) -> None:
     """The loss curve."""
+    from matplotlib.ticker import MaxNLocator
+
+    from dtlab.plots.palette import line_style
+    from dtlab.plots.picture import page
+
     values = [math.nan if loss is None else loss for loss in losses]
     with page(11, 5.8, f"Training a GPT on {mesh_text(job.axes)} (measured)",
                     f"{job.batch} samples of {job.config.context} tokens a step; ZeRO {job.zero}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -111,6 +112,7 @@ class Tree(NamedTuple):
             right //= 2
         return [self._named(place + step) for step in (-left, right) if step]
 
+    @cache  # noqa: B019 - asked for each segment; a tree is two small numbers
     def height(self, rank: int) -> int:
         """The longest way from `rank` down to a leaf."""
         return max((1 + self.height(child) for child in self.children(rank)), default=0)

@@ -14,7 +14,7 @@ from dtlab.grading.cell_executor import Executed, execute_cells
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.isolation import check_secrets, choose_sandbox
 from dtlab.grading.judge import grade_answer, in_own_process
-from dtlab.grading.mistakes import mistakes_in
+from dtlab.grading.mistakes import Traces, mistakes_in
 from dtlab.grading.rank_server import RankServer, ServerEnded, preload_for
 from dtlab.grading.report import Report, Row, whole
 from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submitted
@@ -136,13 +136,19 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
     hidden = seeds[-1] if seed is None else seed
     if hidden == 0:
         return grade_answer(server, submission, exercise, 0)
-    report = grade_answer(server, submission, exercise, hidden,
-                          cache(lambda: [traces for traces, _ in try_mistakes(
-                              exercise, hidden, course, server)]))
+    shown = cache(lambda: grade_answer(server, submission, exercise, 0))
+
+    @cache
+    def known() -> list[Traces]:
+        """A hint on hidden inputs is read where the answer is right with the shown ones."""
+        if not any(row.passed for row in shown().rows):
+            return []
+        return [traces for traces, _ in try_mistakes(exercise, hidden, course, server)]
+
+    report = grade_answer(server, submission, exercise, hidden, known)
     if report.passed:
         return report
-    shown = grade_answer(server, submission, exercise, 0)
-    return without_hidden_inputs(report, shown, {m.hint for m in mistakes_in(exercise, course)})
+    return without_hidden_inputs(report, shown(), {m.hint for m in mistakes_in(exercise, course)})
 
 
 def without_hidden_inputs(hidden: Report, shown: Report, ours: Set[str] = frozenset()) -> Report:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import sys
+from collections.abc import Iterable
 from importlib import import_module
-from types import CellType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -89,6 +91,23 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if cls not in _arrived:
             _defined_here.add(cls)
         return *reduced[:-1], _set_class_state
+
+
+def _imported_submodules(code: CodeType, globals_: Iterable[Any]) -> list[ModuleType]:
+    """The submodules that `code` may reach from the packages among its globals.
+
+    cloudpickle's own function looks at every module of the process, for each of these packages:
+    this took 5 ms for each function that a call refers to, longer than all else about the call.
+    """
+    names = [x.__name__ for x in globals_
+             if isinstance(x, ModuleType) and getattr(x, "__package__", None)]
+    packages = len(names)
+    for name in names:  # which grows
+        names += [below for part in code.co_names if (below := f"{name}.{part}") in sys.modules]
+    return [sys.modules[name] for name in names[packages:]]
+
+
+cloudpickle.cloudpickle._find_imported_submodules = _imported_submodules
 
 
 def _set_class_state(cls: type, state: Any) -> None:

@@ -156,7 +156,7 @@ class Engine:
                     self.running = following
                     return following
         except BaseException as error:  # must not surface in the rank that happened to pause
-            self._broken = error
+            self._broken, self.stopping = error, True
             return None
 
     def _pass_time(self) -> None:

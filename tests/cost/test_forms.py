@@ -15,7 +15,6 @@ from dtlab.cost.model import FORMS
 from tests import oracle
 
 ALPHA, BETA, GAMMA = 3.1e-6, 1 / 0.7e9, 1 / 2.9e9
-RANKS = range(1, 18)
 # Elements and dtype: no element, one, fewer than ranks, uneven, even; 1 to 16 bytes each.
 VECTORS = [(0, torch.float32), (1, torch.float64), (5, torch.uint8), (23, torch.float16),
            (67, torch.complex128), (720, torch.float32)]
@@ -48,7 +47,8 @@ def test_every_algorithm_has_a_form_and_every_form_an_algorithm() -> None:
 def test_time_bytes_and_messages_are_what_the_simulator_measures(
     collective: str, algorithm: str
 ) -> None:
-    for p in RANKS:
+    """test_every_algorithm.py has more ranks, and elements of 8 bytes."""
+    for p in oracle.RANKS:
         for n, dtype in VECTORS:
             item = dtype.itemsize
             nbytes = n * item * (p if collective in IN_PIECES else 1)
@@ -65,7 +65,7 @@ def test_time_bytes_and_messages_are_what_the_simulator_measures(
 def test_rounds_are_counted_by_a_network_without_limit_of_bandwidth(
     collective: str, algorithm: str
 ) -> None:
-    for p in RANKS:
+    for p in oracle.RANKS:
         result = simulated(collective, algorithm, p, 20, torch.float32, 1.0, math.inf, 0.0)
         asked = (collective, algorithm, p, 80 * (p if collective in IN_PIECES else 1))
         assert as_told(asked, result.elapsed_s, cost.rounds(*asked))
@@ -75,7 +75,7 @@ def test_rounds_are_counted_by_a_network_without_limit_of_bandwidth(
 def test_no_algorithm_is_faster_than_the_lower_bound_allows(
     collective: str, algorithm: str
 ) -> None:
-    for p in RANKS:
+    for p in oracle.RANKS:
         for terms in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):  # each bound by itself
             time_s = cost.time_s(collective, algorithm, p, 40 * p, *terms)
             assert time_s >= cost.lower_bound_s(collective, p, 40 * p, *terms) - 1e-9

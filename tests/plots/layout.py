@@ -17,8 +17,9 @@ from dtlab.plots.picture import styled
 @lru_cache(maxsize=4)
 def texts_of(picture: Picture) -> list[tuple[str, Bbox]]:
     """Every text that is drawn, with its place in pixels."""
-    with styled():
-        picture.canvas.draw()  # lays it out
+    if picture.stale:  # not drawn yet
+        with styled():
+            picture.canvas.draw()  # lays it out
     renderer = picture.canvas.get_renderer()  # type: ignore[attr-defined]
     found, hidden = [], _hidden(picture)
     for text in picture.findobj(Text):

@@ -49,6 +49,12 @@ def test_four_ranks_unless_told_otherwise() -> None:
     assert run(scaled, 5).values == [15, 16, 17, 18]
 
 
+def test_submodules_that_only_the_caller_has_imported_are_there() -> None:
+    import xml.sax.saxutils
+
+    assert run(lambda comm: xml.sax.saxutils.escape("<"), ranks=1).values == ["&lt;"]
+
+
 def test_any_function_runs() -> None:
     offset = 10
 

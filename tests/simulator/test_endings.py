@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ import torch
 import dtlab
 from dtlab import Comm, Recv, Send, simulate, topology
 from dtlab.collectives import all_reduce, barrier
+from dtlab.simulator.network import Network
 from tests.simulator.shared import Shared
 
 
@@ -125,6 +127,22 @@ def test_ctrl_c_stops_a_simulation_and_the_next_one_works(strands: str) -> None:
     assert sorted(cleaned) == [0, 1, 2]
     assert simulate(lambda comm: comm.rank, network=net(2)).values == [0, 1]
     assert not [t for t in threading.enumerate() if t.name.startswith("rank ")]
+
+
+@pytest.mark.parametrize("strands", ["greenlet", "thread"])
+def test_an_interrupt_is_not_lost_while_the_clock_moves(
+        strands: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle, calls = Network.settle, itertools.count()
+
+    def interrupted(network: Network, now_s: float) -> Any:
+        if next(calls) == 10:
+            raise KeyboardInterrupt
+        return settle(network, now_s)
+
+    monkeypatch.setattr(Network, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(lambda comm: [barrier(comm) for _ in range(100)], network=net(3), strands=strands)
+    assert next(calls) == 11  # and nothing has moved since
 
 
 @pytest.mark.parametrize("strands", ["greenlet", "thread"])
