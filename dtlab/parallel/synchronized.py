@@ -227,7 +227,7 @@ class SynchronizedModule(DistributedModule):
                 self._share_buffers()
             self.all_samples.fill_(self.samples)
             all_reduce(self.comm, self.all_samples, algorithm="recursive_doubling")
-        if loss is not None and samples:
+        if loss is not None:
             self._counting = True
             try:
                 (loss * samples).backward()

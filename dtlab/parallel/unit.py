@@ -25,6 +25,10 @@ def local_gradient(p: nn.Parameter) -> Any:
     return Tensor.grad.__get__(p)  # type: ignore[union-attr]
 
 
+def set_local_gradient(p: nn.Parameter, gradient: Tensor | None) -> None:
+    Tensor.grad.__set__(p, gradient)  # type: ignore[union-attr]
+
+
 class GradientPart(Tensor):
     """A rank's part of a gradient. Its norm would be taken for that of the whole."""
 
@@ -49,10 +53,16 @@ class ShardedParameter(nn.Parameter):
 
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:
+        unit = self.__dict__.get("unit")
         if isinstance(gradient, GradientPart):  # as `p.grad *= 2` does
             self.grad.copy_(gradient)
+        elif gradient is None and unit is not None and unit.gradient is not None:
+            unit.dropped.add(self)  # its optimizer leaves it alone
         else:
-            Tensor.grad.__set__(self, gradient)  # type: ignore[union-attr]
+            set_local_gradient(self, gradient)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return nn.Parameter, (self.detach(), self.requires_grad)  # elsewhere, no unit holds it
 
 
 class FreedParameter(ShardedParameter):
@@ -132,6 +142,7 @@ class Unit:
         self.awaited = set(parameters)  # those whose gradient this backward has not computed yet
         self.gradients: Tensor | None = None
         self.gradient: Tensor | None = None
+        self.dropped: set[nn.Parameter] = set()  # those whose gradient the user has set to None
         self.pieces = list(self._pieces())
         self.masters = [nn.Parameter(self.master[at : at + count])
                         for _, _, at, count in self.pieces]
@@ -191,6 +202,7 @@ class Unit:
     def take_step(self) -> None:
         """The optimizer has stepped `master`."""
         self.gradient = None
+        self.dropped.clear()
         for master in self.masters:
             master.grad = None
         if self.master is not self.shard:
@@ -208,7 +220,7 @@ class Unit:
             self.gradients = mark(torch.zeros(self.numel, dtype=self.shard.dtype,
                                               device=self.shard.device), "gradients")
         self.gradients[self.starts[p] : self.starts[p] + p.numel()] += gradient.flatten()
-        p.grad = None
+        set_local_gradient(p, None)
 
     def take_gradients(self) -> Tensor:
         """`gradients`, which are the caller's now, with those from before this backward."""
@@ -223,7 +235,7 @@ class Unit:
         """This rank's part of the reduced gradient."""
         return next((self.gradient[at : at + count].as_subclass(GradientPart)
                      for q, _, at, count in self.pieces
-                     if q is p and self.gradient is not None), None)
+                     if q is p and self.gradient is not None and p not in self.dropped), None)
 
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""

@@ -106,7 +106,7 @@ class Stage1(SynchronizedModule):
     def named_gradients(self) -> list[tuple[str, Tensor]]:
         return [(unit.names[p], unit.gradient[at : at + count])
                 for unit in self.units if unit.gradient is not None
-                for p, _, at, count in unit.pieces]
+                for p, _, at, count in unit.pieces if p not in unit.dropped]
 
     def regions(self) -> list[Region]:
         for unit in self.units:
@@ -119,6 +119,7 @@ class Stage1(SynchronizedModule):
         """Forget all gradients."""
         for unit in self.units:
             unit.gradients = unit.gradient = None
+            unit.dropped.clear()
         for p in self.trained:
             p.grad = None
 
@@ -146,8 +147,8 @@ class Stage1(SynchronizedModule):
             unit.take_writes()
             if unit.gradient is not None:
                 unit.gradient = unit.gradient.to(unit.master)
-                for (*_, at, count), master in zip(unit.pieces, unit.masters, strict=True):
-                    master.grad = unit.gradient[at : at + count]
+                for (p, _, at, count), master in zip(unit.pieces, unit.masters, strict=True):
+                    master.grad = None if p in unit.dropped else unit.gradient[at : at + count]
 
     @torch.no_grad()
     def share_parameters(self) -> None:
@@ -271,6 +272,7 @@ class Stage3(Stage2):
         with saved_tensors_hooks(save, saved):
             return super().run_module(*args, **options)
 
+    @torch.inference_mode(False)  # what is gathered there may be used in training, too
     def _use(self, unit: Unit) -> Tensor:
         """`unit`'s parameters are needed now, and soon those of the unit that follows."""
         self._prefetch(unit)
@@ -293,6 +295,7 @@ class Stage3(Stage2):
             whole = mark(unit.shard.new_empty(unit.numel), "parameters")
             self._gathers[unit] = self.comm.begin(self.gather, unit, whole), whole
 
+    @torch.inference_mode(False)
     def _free(self, unit: Unit) -> None:
         if unit in self._gathers:
             self._gathers.pop(unit)[0].wait()

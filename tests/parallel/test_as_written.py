@@ -5,6 +5,8 @@ Truth is one process in float64 that adds the gradients of all ranks' losses and
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +129,19 @@ def without_the_wrapper(model: Any, x: Tensor) -> None:
     mean(getattr(model, "module", model), x)
 
 
+def evaluated_between(model: Any, x: Tensor) -> None:
+    mean(model, x)
+    model.eval()
+    with torch.inference_mode():
+        model(x)
+    model.train()
+
+
+def one_gradient_dropped(model: Any, x: Tensor) -> None:
+    mean(model, x)
+    getattr(model, "module", model).layers[1].weight.grad = None
+
+
 def an_error_first(model: Any, x: Tensor) -> None:
     y = model(x)
 
@@ -174,6 +189,8 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "accumulated": (None, accumulated),
     "without the wrapper": (None, without_the_wrapper),
     "an error first": (None, an_error_first),
+    "evaluated between": (None, evaluated_between),
+    "one gradient dropped": (None, one_gradient_dropped),
     "frozen first": (lambda net, x: net.in_turn(net.frozen(x)), mean),
     "batch norm twice": (lambda net, x: net.in_turn(net.norm(net.norm(x) * 2)), mean),
     "checkpointed twice": (twice(False), mean),
@@ -235,7 +252,7 @@ def wrapped(comm: dtlab.Comm, wrapper: str, **options: Any) -> tuple[Any, Any]:
 
 READS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda net: net.layers[0].weight.sum(),
-    "copy": lambda net: __import__("copy").deepcopy(net.layers[1]).weight,
+    "copy": lambda net: copy.deepcopy(net.layers[1]).weight,
     "double": lambda net: net.layers[1].double().weight.detach(),
     "to": lambda net: net.layers[1].to("cpu").weight.detach(),
     "state_dict": lambda net: net.state_dict()["layers.2.bias"],
@@ -243,6 +260,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "penalty": lambda net: sum(p.square().sum() for p in net.parameters()),
     "numpy": lambda net: net.layers[0].bias.detach().numpy(),
     "averaged": lambda net: torch.optim.swa_utils.AveragedModel(net).module.scale,
+    "pickle": lambda net: pickle.loads(pickle.dumps(net.layers[0].bias)),
     "print": lambda net: repr(list(net.parameters())) and None,
 }
 
