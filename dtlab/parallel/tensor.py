@@ -180,19 +180,9 @@ def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: 
     Source: Shoeybi et al. 2019, §3.
     """
     check_comm(comm, "vocab_cross_entropy(comm, …)")
-    if reduction not in ("mean", "sum", "none"):
-        raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise ConfigError(f"label_smoothing must lie in [0, 1], not {label_smoothing!r}")
-    if targets.shape != logits.shape[:-1] or targets.dtype != torch.int64:
-        raise ConfigError(f"logits of shape {tuple(logits.shape)} need int64 targets of shape "
-                          f"{tuple(logits.shape[:-1])}, not {targets.dtype} of "
-                          f"{tuple(targets.shape)}")
+    check_loss(logits, targets, reduction, label_smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    widths = all_gather(comm, torch.tensor(logits.shape[-1], device=comm.device)).to(logits.device)
-    if not widths.is_meta and not widths.all():
-        raise ConfigError(f"each rank needs at least one column of the logits, but the ranks have "
-                          f"{widths.tolist()}")
+    widths = column_counts(comm, logits)
     counted = targets != ignore_index
     check_vocabulary("target", targets.masked_fill(~counted, 0), widths.sum())
     highest = all_reduce(comm, logits.detach().amax(-1), op="max")
@@ -206,6 +196,27 @@ def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: 
     if reduction == "none":
         return losses  # type: ignore[no-any-return]
     return losses.sum() / (counted.sum() if reduction == "mean" else 1)  # type: ignore[no-any-return]
+
+
+def check_loss(logits: Tensor, targets: Tensor, reduction: str, label_smoothing: float) -> None:
+    """Raise `ConfigError` unless these are arguments of `vocab_cross_entropy`."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ConfigError(f"label_smoothing must lie in [0, 1], not {label_smoothing!r}")
+    if targets.shape != logits.shape[:-1] or targets.dtype != torch.int64:
+        raise ConfigError(f"logits of shape {tuple(logits.shape)} need int64 targets of shape "
+                          f"{tuple(logits.shape[:-1])}, not {targets.dtype} of "
+                          f"{tuple(targets.shape)}")
+
+
+def column_counts(comm: Comm, logits: Tensor) -> Tensor:
+    """The number of each rank's columns. Raises `ConfigError`, on all ranks, if one has none."""
+    widths = all_gather(comm, torch.tensor(logits.shape[-1], device=comm.device)).to(logits.device)
+    if not widths.is_meta and not widths.all():
+        raise ConfigError(f"each rank needs at least one column of the logits, but the ranks have "
+                          f"{widths.tolist()}")
+    return widths
 
 
 def check_vocabulary(noun: str, index: Tensor, vocab: int | Tensor) -> None:
