@@ -74,8 +74,8 @@ def overridable(function: Function) -> Function:
     @functools.wraps(function)
     def call(comm: Comm, *args: Any, **options: Any) -> Any:
         check_comm(comm, f"{function.__name__}(comm, …)")
-        if has_torch_function(args):
-            return handle_torch_function(call, args, comm, *args, **options)
+        if has_torch_function((*args, *options.values())):
+            return handle_torch_function(call, (*args, *options.values()), comm, *args, **options)
         return function(comm, *args, **options)
 
     return cast(Function, call)

@@ -18,7 +18,7 @@ UNARY = """
     split chunk unsafe_chunk tensor_split split_with_sizes hsplit vsplit dsplit unbind unfold
     getitem select narrow narrow_copy index_select gather take take_along_dim masked_select
     diagonal diag diag_embed tril triu expand expand_as broadcast_to view_as reshape_as
-    repeat repeat_interleave tile real imag conj detach data clone contiguous
+    repeat repeat_interleave tile real imag conj detach data clone contiguous deepcopy zero
     to type_as float double half bfloat16 avg_pool1d avg_pool2d avg_pool3d
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"""
 # Arguments by name or place: + is a term, the × together are one term, of which they are the
@@ -55,7 +55,7 @@ def leaves(x: Any) -> Iterator[Any]:
     for leaf in tree_leaves(x):
         if isinstance(leaf, slice):
             yield from leaves((leaf.start, leaf.stop, leaf.step))
-        elif isinstance(leaf, (Tensor, int, float, str)):
+        elif isinstance(leaf, (Tensor, int, float, complex, str)):
             yield leaf
 
 
@@ -79,7 +79,7 @@ def misfit(operation: str, args: Any, kwargs: Any, letter: Callable[[Any], str]
             factors.append(x)
         elif isinstance(x, str):
             return NOT_LINEAR
-        elif role == "+" and (isinstance(x, Tensor) or x):
+        elif role == "+" and (isinstance(x, Tensor) or x or letter(x)):  # a rank may be 0
             terms.append([x])
     for term in [*terms, factors] if factors else terms:
         parts = [x for x in term if letter(x) == "P"]

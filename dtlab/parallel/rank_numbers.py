@@ -10,9 +10,9 @@ from dtlab.parallel.mesh import Mesh
 
 
 class RankNumber:
-    """An int or float that differs from rank to rank along `axes`, as what is computed from it
-    does by + − * / // % **; but not by `float(rank)`, `0.5 * rank`, `range(rank)` or `if rank`,
-    which Python computes without asking it: write `rank * 0.5`."""
+    """An int or float that differs from rank to rank along `axes`, as does what + − * / // % ** and
+    abs make of it. Python computes `float(rank)`, `0.5 * rank`, `range(rank)`, `if rank` and seeds
+    of generators without asking it, so that these are not seen: write `rank * 0.5`."""
 
     axes: frozenset[str]
 
@@ -26,7 +26,7 @@ class RankFloat(RankNumber, float):
 
 
 def rank_number(x: Any, axes: Iterable[str]) -> Any:
-    """`x` if it is no number, such as NotImplemented."""
+    """The number `x` as a `RankNumber`; anything else, such as NotImplemented, as it is."""
     if type(x) not in (int, float, RankInt, RankFloat):
         return x
     kind: Any = RankInt if isinstance(x, int) else RankFloat
@@ -36,6 +36,8 @@ def rank_number(x: Any, axes: Iterable[str]) -> Any:
 
 
 def _operator(kind: type, name: str) -> Callable[..., Any]:
+    """The method `name` of int or float, whose result depends on the rank, too."""
+
     def operate(self: Any, *others: Any) -> Any:
         floats = kind is int and any(isinstance(x, float) for x in others)
         made = getattr(float(self) if floats else kind(self), name)(*others)
@@ -47,7 +49,7 @@ def _operator(kind: type, name: str) -> Callable[..., Any]:
 
 for _kind, _cls in ((int, RankInt), (float, RankFloat)):
     for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-        for _method in (f"__{_name}__", f"__r{_name}__", "__neg__"):
+        for _method in (f"__{_name}__", f"__r{_name}__", "__neg__", "__abs__"):
             setattr(_cls, _method, _operator(_kind, _method))
 
 

@@ -78,7 +78,7 @@ class RowLinear(Sharded):
         self.bias = whole.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        check_dtype(x, self.weight)
+        check_input(x, self.weight)
         partial = linear(x, self.weight)
         leave = reduce_scatter_to if self.sequence else reduce_from
         y: Tensor = leave(self.comm, partial)
@@ -159,6 +159,7 @@ class VocabEmbedding(Sharded):
         self.keep("weight", "weight", whole.weight, 0, [self.rows])
 
     def forward(self, tokens: Tensor) -> Tensor:
+        check_input(tokens, self.weight, multiplied=False)
         check_vocabulary("token", tokens, self.vocab)
         row, mine = local_index(tokens, self.rows.start, len(self.rows))
         partial = embedding(row, self.weight, self.padding_row)
@@ -180,19 +181,9 @@ def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: 
     Source: Shoeybi et al. 2019, §3.
     """
     check_comm(comm, "vocab_cross_entropy(comm, …)")
-    if reduction not in ("mean", "sum", "none"):
-        raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise ConfigError(f"label_smoothing must lie in [0, 1], not {label_smoothing!r}")
-    if targets.shape != logits.shape[:-1] or targets.dtype != torch.int64:
-        raise ConfigError(f"logits of shape {tuple(logits.shape)} need int64 targets of shape "
-                          f"{tuple(logits.shape[:-1])}, not {targets.dtype} of "
-                          f"{tuple(targets.shape)}")
+    check_loss(logits, targets, reduction, label_smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    widths = all_gather(comm, torch.tensor(logits.shape[-1], device=comm.device)).to(logits.device)
-    if not widths.is_meta and not widths.all():
-        raise ConfigError(f"each rank needs at least one column of the logits, but the ranks have "
-                          f"{widths.tolist()}")
+    widths = column_counts(comm, logits)
     counted = targets != ignore_index
     check_vocabulary("target", targets.masked_fill(~counted, 0), widths.sum())
     highest = all_reduce(comm, logits.detach().amax(-1), op="max")
@@ -206,6 +197,27 @@ def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: 
     if reduction == "none":
         return losses  # type: ignore[no-any-return]
     return losses.sum() / (counted.sum() if reduction == "mean" else 1)  # type: ignore[no-any-return]
+
+
+def check_loss(logits: Tensor, targets: Tensor, reduction: str, label_smoothing: float) -> None:
+    """Raise `ConfigError` unless these are arguments of `vocab_cross_entropy`."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
+    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
+        raise ConfigError(f"label_smoothing must lie in [0, 1], not {label_smoothing!r}")
+    if targets.shape != logits.shape[:-1] or targets.dtype != torch.int64:
+        raise ConfigError(f"logits of shape {tuple(logits.shape)} need int64 targets of shape "
+                          f"{tuple(logits.shape[:-1])}, not {targets.dtype} of "
+                          f"{tuple(targets.shape)}")
+
+
+def column_counts(comm: Comm, logits: Tensor) -> Tensor:
+    """The number of each rank's columns. Raises `ConfigError`, on all ranks, if one has none."""
+    widths = all_gather(comm, torch.tensor(logits.shape[-1], device=comm.device)).to(logits.device)
+    if not widths.is_meta and not widths.all():
+        raise ConfigError(f"each rank needs at least one column of the logits, but the ranks have "
+                          f"{widths.tolist()}")
+    return widths
 
 
 def check_vocabulary(noun: str, index: Tensor, vocab: int | Tensor) -> None:
@@ -284,9 +296,14 @@ def check_shardable(gpt: GPT, comm: Comm) -> None:
                                   f"what it is on rank 0; give GPT the same config and seed")
 
 
-def check_dtype(x: Tensor, weight: Tensor) -> None:
-    """Raise `ConfigError` unless the input `x` can be multiplied by `weight`."""
-    if x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
+def check_input(x: Tensor, weight: Tensor, multiplied: bool = True) -> None:
+    """Raise `ConfigError` unless `x` and `weight` lie on one device and, if they are multiplied,
+    have one dtype."""
+    if x.device != weight.device:
+        raise ConfigError(f"the layer's parameters lie on {weight.device}, its input on "
+                          f"{x.device}; move one of them (what is on the device meta has no data: "
+                          f"fill what module.to_empty(device=…) makes)")
+    if multiplied and x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
         raise ConfigError(f"the layer computes in {weight.dtype}; convert its input with "
                           f"x.to({weight.dtype}), which is {x.dtype}, or the layer's parameters")
 
@@ -318,7 +335,7 @@ def enter(comm: Comm, x: Tensor, sequence: bool | str) -> Tensor:
 def enter_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None,
                  sequence: bool | str) -> Tensor:
     """`x` enters, and is multiplied by this rank's rows of a weight."""
-    check_dtype(x, weight)
+    check_input(x, weight)
     if sequence == "regather":
         product: Tensor = gather_linear(comm, x, weight, bias)
         return product

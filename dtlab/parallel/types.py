@@ -249,7 +249,8 @@ def _met(operation: str, inputs: list[Any], axis: str, args: Any, kwargs: Any) -
         advice = f"copy_to(comm, {one}) is missing, which adds up the parts of its gradient"
         if other == "random numbers":
             advice = "use counter_dropout, or a generator with one seed"
-        elif operation in ("add", "sub", "cat", "stack") and letter != REPLICATED:
+        elif letter == PARTIAL or (operation in ("add", "sub", "cat", "stack")
+                                   and letter == VARYING):
             advice = (f"reduce_from(comm, {other}) is missing if the ranks' values are parts of a "
                       f"sum; otherwise {advice}")
         raise _error(axis, f"{operation} mixes {one}, which is Invariant, with {other}, which is "

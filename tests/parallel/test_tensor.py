@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import dtlab
 from dtlab import cost
 from dtlab.models import GPT, GPTConfig, text_batch
-from dtlab.parallel import MemoryMeter
+from dtlab.parallel import DataParallel, MemoryMeter, Mesh, hybrid, zero
 from dtlab.parallel.sequence import gather_linear
 from dtlab.parallel.sharded import full_tensors
 from dtlab.parallel.tensor import (
@@ -317,6 +317,8 @@ def test_dropout_without_seeds_is_rank_zeros_on_all_ranks(backend: str, sequence
      lambda comm, x: vocab_cross_entropy(comm, x, torch.tensor([1]))),
     (r"label_smoothing must lie in \[0, 1\], not 1.5",
      lambda comm, x: vocab_cross_entropy(comm, x, torch.tensor([1, 1]), label_smoothing=1.5)),
+    (r"label_smoothing must lie in \[0, 1\], not 'a'",
+     lambda comm, x: vocab_cross_entropy(comm, x, torch.tensor([1, 1]), label_smoothing="a")),
     (r"at least one column of the logits, but the ranks have \[5, 0\]",
      lambda comm, x: vocab_cross_entropy(comm, x[:, : 5 - 5 * comm.rank], torch.tensor([1, 1]))),
     ("without max_norm", lambda comm, _: VocabEmbedding(
@@ -355,6 +357,24 @@ def test_what_does_not_divide_says_so(config: GPTConfig, sequence: Any, says: st
 
     with pytest.raises(dtlab.DtlabError, match=says):
         on("simulator", fn, ranks=3)
+
+
+def test_a_module_without_data_is_a_sentence_on_processes() -> None:
+    gpt = GPTConfig(layers=1, hidden=8, heads=2, context=4)
+    calls: list[Any] = [
+        lambda comm: DataParallel(torch.nn.Linear(2, 2, device="meta"), comm),
+        lambda comm: zero(torch.nn.Linear(2, 2, device="meta"), comm, 3),
+        lambda comm: hybrid(GPT(gpt, device="meta"), Mesh(comm, dp=2)),
+        lambda comm: hybrid(GPT(gpt, device="meta"), Mesh(comm, tp=2))[0].backward(
+            *2 * [torch.zeros(2, 4, dtype=torch.int64)]),
+    ]
+
+    def fn(comm: dtlab.Comm) -> None:
+        for call in calls:
+            with pytest.raises(dtlab.ConfigError, match=r"device meta has no data.* module\.to_empty"):
+                call(comm)
+
+    dtlab.run(fn, ranks=2)
 
 
 def test_a_module_sharded_twice_or_different_on_a_rank_says_so() -> None:

@@ -168,16 +168,20 @@ def test_metadata_of_partial_and_a_partial_loss_are_accepted() -> None:
      lambda _, x: torch.nn.functional.linear(x, x, x)),
     ("add of x, which is Partial, adds 1 on every rank", lambda _, x: x + 1),
     ("all_reduce with op='max' of x, which is Partial", lambda comm, x: all_reduce(comm, x, "max")),
+    ("all_reduce with op='min' of", lambda comm, x: all_reduce(comm, x=x, op="min")),
     ("reduce with op='prod' of", lambda comm, x: reduce(comm, x, op="prod")),
     ("broadcast takes what is Replicated, but x is Partial", broadcast),
+    ("add of x, which is Partial, adds [01], which is Varying", lambda comm, x: x + comm.rank),
+    ("linear mixes .* which is Invariant, with x, .*Partial: reduce_from",
+     lambda _, x: nn.Linear(1, 1)(x)),
     (r"mul of x, which is Partial, multiplies it by 0\.?0?, which is Varying",
      lambda comm, x: x * (comm.rank * 0.5)),
     ("narrow of .* which is Partial, takes 0, which is Varying",
-     lambda comm, x: x.view(1).expand(2).narrow(0, comm.rank, 1)),
+     lambda comm, x: x.expand(2).narrow(0, comm.rank, 1)),
 ])
 def test_partial_is_refused_in_a_sentence(says: str, use: Any) -> None:
     def step(comm: dtlab.Comm) -> None:
-        x = torch.zeros(())
+        x = torch.zeros(1)
         types.declare(x, comm, types.PARTIAL)
         use(comm, x)
 
@@ -187,7 +191,7 @@ def test_partial_is_refused_in_a_sentence(says: str, use: Any) -> None:
 
 @pytest.mark.parametrize("number", [
     lambda comm: comm.rank, lambda comm: 2 * comm.rank + 1, lambda comm: comm.rank * 0.5,
-    lambda comm: 1 / (comm.rank + 1), lambda comm: -comm.rank % 3, lambda comm: 2**comm.rank // 2,
+    lambda comm: 1 / (comm.rank + 1), lambda comm: abs(-comm.rank) % 3, lambda comm: 2**comm.rank // 2,
 ])
 def test_a_number_that_depends_on_the_rank_is_varying(number: Any) -> None:
     def scaled(comm: dtlab.Comm, x: Tensor) -> None:

@@ -3,6 +3,7 @@ pass through it if and only if what it makes of them adds up to what it makes of
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -61,10 +62,11 @@ def into(x: Tensor, key: Any, value: Any) -> Tensor:
 # Each on as many tensors of 4 × 4; those after a "?" are int64 indices, after a "!" masks.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: unary(name) for name, signature in LINEAR.items()
-       if signature == ["input+"] and name != "getitem"},
+       if signature == ["input+"] and name not in ("getitem", "zero", "deepcopy")},
     "getitem": lambda x: x[1:, 2], "getitem ?": lambda x, i: x[i],
     "gather ?": lambda x, i: x.gather(0, i),
     "add": lambda x, y: x + y, "add 1": lambda x: x + 1, "add 0": lambda x: 0 + x,
+    "add 1j": lambda x: x + 1j, "mul 1j": lambda x: 1j * x,
     "add alpha": lambda x, y: torch.add(x, y, alpha=3),
     "add other": lambda x, y: torch.add(x, other=y),
     "add in place": lambda x, y: x.clone().add_(y),
@@ -124,6 +126,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "select_scatter": lambda x, y: torch.select_scatter(x, y[0], 0, 1),
     "slice_scatter": lambda x, y: torch.slice_scatter(x, y[:2], 0, 1, 3),
     "diagonal_scatter": lambda x, y: torch.diagonal_scatter(x, y[0]),
+    "zero": lambda x: x.clone().zero_(), "deepcopy": lambda x: copy.deepcopy(x),
     "copy": lambda x, y: x.clone().copy_(y),
     "to int": lambda x: (9 * x).to(torch.int64),
     "sum int": lambda x: (9 * x).sum(dtype=torch.int64),
