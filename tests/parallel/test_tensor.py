@@ -371,7 +371,7 @@ def test_a_module_without_data_is_a_sentence_on_processes() -> None:
 
     def fn(comm: dtlab.Comm) -> None:
         for call in calls:
-            with pytest.raises(dtlab.ConfigError, match=r"device meta has no data.* module\.to_empty"):
+            with pytest.raises(dtlab.ConfigError, match=r"meta has no data.* module\.to_empty"):
                 call(comm)
 
     dtlab.run(fn, ranks=2)

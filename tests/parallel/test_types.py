@@ -191,7 +191,8 @@ def test_partial_is_refused_in_a_sentence(says: str, use: Any) -> None:
 
 @pytest.mark.parametrize("number", [
     lambda comm: comm.rank, lambda comm: 2 * comm.rank + 1, lambda comm: comm.rank * 0.5,
-    lambda comm: 1 / (comm.rank + 1), lambda comm: abs(-comm.rank) % 3, lambda comm: 2**comm.rank // 2,
+    lambda comm: 1 / (comm.rank + 1), lambda comm: abs(-comm.rank) % 3,
+    lambda comm: 2**comm.rank // 2,
 ])
 def test_a_number_that_depends_on_the_rank_is_varying(number: Any) -> None:
     def scaled(comm: dtlab.Comm, x: Tensor) -> None:

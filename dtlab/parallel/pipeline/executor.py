@@ -5,45 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
-from dtlab.checks import short
-from dtlab.collectives import all_reduce, broadcast
+from dtlab.collectives import broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.pipeline.action import Action
+from dtlab.parallel.pipeline.form import Form, taken_apart
 from dtlab.parallel.pipeline.schedule import Schedule
+from dtlab.parallel.pipeline.tied import reduce_tied, tie
 from dtlab.parallel.synchronized import SynchronizedModule
 from dtlab.parallel.types import known_letters
 
 Message = Action  # what an F (activations) or a B or I (their gradients, here always "B") hands on
-
-
-class Form(NamedTuple):
-    """What a stage hands on. places: the same containers, with numbers in place of the tensors.
-    gradients: which of them need one. letters: their types, as `dtlab.parallel.types` knows them.
-    """
-
-    places: Any
-    shapes: list[torch.Size]
-    dtypes: list[torch.dtype]
-    gradients: list[bool]
-    letters: list[dict[str, str]]
-
-    def parts(self) -> list[tuple[torch.Size, torch.dtype, bool, dict[str, str]]]:
-        """Those of each tensor."""
-        return list(zip(*self[1:], strict=True))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{dtype} {tuple(shape)}{'' if needs else ' without gradient'}"
-                         for shape, dtype, needs, _ in self.parts())
 
 
 class Pipeline:
@@ -87,7 +68,7 @@ class Pipeline:
             rank: [message for action in row if (message := self._handed_on(action))
                    and schedule.rank_of[message.stage] == comm.rank]
             for rank, row in enumerate(schedule.rows) if rank != comm.rank}
-        self.tied = self._tie(tied or {})
+        self.tied = tie(comm, tied or {})
 
     # ---- who hands what to whom ------------------------------------------------------------------
 
@@ -132,7 +113,7 @@ class Pipeline:
                     stack.enter_context(module.no_sync())
             self._run_row([a for a in self.row if gradients or a.kind == "F"])
         if gradients:
-            self._reduce_tied()
+            reduce_tied(self.tied)
             for module in wrapped if self.reduces_last else ():
                 module.reduce()
         last = self.schedule.rank_of[self.schedule.stages - 1]
@@ -251,17 +232,8 @@ class Pipeline:
             self.loss += loss.detach()
             self.saved[stage, micro] = inputs, [loss] if loss.requires_grad else []
             return None
-        tensors, tree = tree_flatten(y)
-        if not tensors or not all(isinstance(t, Tensor) for t in tensors):
-            raise ConfigError(f"stage {stage} must return a tensor, or a tuple, list or dict of "
-                              f"tensors, not {short(y)}")
-        # A view can't be detached from what it looks at: see `halved_backward`.
-        tensors = [t.clone() if t._is_view() else t for t in tensors]
+        self.form, tensors = taken_apart(y, f"stage {stage}")
         self.saved[stage, micro] = inputs, [t for t in tensors if t.requires_grad]
-        places = tree_unflatten(range(len(tensors)), tree)
-        self.form = Form(places, [t.shape for t in tensors], [t.dtype for t in tensors],
-                         [t.requires_grad for t in tensors],
-                         [known_letters.get(t, {}) for t in tensors])
         return [t.detach() for t in tensors]
 
     def _loss(self, y: Any, targets: Any) -> Tensor:
@@ -332,25 +304,6 @@ class Pipeline:
     def _device(self) -> torch.device:
         p = next((p for module in self.modules.values() for p in module.parameters()), None)
         return self.comm.device if p is None else p.device
-
-    # ---- parameters that several stages share ----------------------------------------------------
-
-    def _tie(self, tied: Mapping[str, nn.Parameter]) -> list[tuple[Comm, nn.Parameter]]:
-        everyone = self.comm._all_gather_objects(sorted(tied))
-        pairs = []
-        for name in sorted({name for names in everyone for name in names}):
-            ranks = [rank for rank, names in enumerate(everyone) if name in names]
-            if len(ranks) > 1 and name in tied:
-                group = self.comm.subgroup(ranks)
-                broadcast(group, tied[name].detach())
-                pairs.append((group, tied[name]))
-        return pairs
-
-    def _reduce_tied(self) -> None:
-        for group, parameter in self.tied:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            all_reduce(group, parameter.grad)
 
 
 def counted(targets: Any) -> int:

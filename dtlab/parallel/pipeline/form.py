@@ -1,0 +1,47 @@
+"""What a stage hands on: tensors, in the containers that it returned."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from dtlab.checks import short
+from dtlab.errors import ConfigError
+from dtlab.parallel.types import known_letters
+
+
+class Form(NamedTuple):
+    """The tensors without their values. places: the containers, with numbers in place of tensors.
+    gradients: which of them need one. letters: their types, as `dtlab.parallel.types` knows them.
+    """
+
+    places: Any
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    gradients: list[bool]
+    letters: list[dict[str, str]]
+
+    def parts(self) -> list[tuple[torch.Size, torch.dtype, bool, dict[str, str]]]:
+        """Those of each tensor."""
+        return list(zip(*self[1:], strict=True))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{dtype} {tuple(shape)}{'' if needs else ' without gradient'}"
+                         for shape, dtype, needs, _ in self.parts())
+
+
+def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
+    """The form of `y`, which `stage` has returned, and its tensors."""
+    tensors, tree = tree_flatten(y)
+    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
+        raise ConfigError(f"{stage} must return a tensor, or a tuple, list or dict of tensors, not "
+                          f"{short(y)}")
+    # Torch's halved backward detaches what it is given, which a view doesn't allow.
+    tensors = [t.clone() if t._is_view() else t for t in tensors]
+    form = Form(tree_unflatten(range(len(tensors)), tree), [t.shape for t in tensors],
+                [t.dtype for t in tensors], [t.requires_grad for t in tensors],
+                [known_letters.get(t, {}) for t in tensors])
+    return form, tensors
