@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent
 # What takes long begins first, so that no worker has it left when the others are done; cells are
 # short, so the browser, which now and then waits to be alone, doesn't wait long for them.
 LONG_FIRST = ("tests/browser/", "notebooks/", "tests/ps/test_killed.py", "tests/exercises/",
-              "tests/ps/", "tests/processes/", "tests/notebooks/")
+              "tests/ps/", "tests/processes/", "tests/notebooks/", "tests/grading/",
+              "tests/parallel/", "tests/test_cli")
 RANK_LINES = re.compile(r"(?:^\[rank \d+\].*\n?)+", flags=re.MULTILINE)
 
 
