@@ -56,10 +56,11 @@ class ShardedParameter(nn.Parameter):
         unit = self.__dict__.get("unit")
         if isinstance(gradient, GradientPart):  # as `p.grad *= 2` does
             self.grad.copy_(gradient)
-        elif gradient is None and unit is not None and unit.gradient is not None:
+            return
+        if gradient is None and unit is not None and (part := unit.gradient_of(self)) is not None:
+            part.zero_()
             unit.dropped.add(self)  # its optimizer leaves it alone
-        else:
-            set_local_gradient(self, gradient)
+        set_local_gradient(self, gradient)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return nn.Parameter, (self.detach(), self.requires_grad)  # elsewhere, no unit holds it
@@ -220,6 +221,7 @@ class Unit:
             self.gradients = mark(torch.zeros(self.numel, dtype=self.shard.dtype,
                                               device=self.shard.device), "gradients")
         self.gradients[self.starts[p] : self.starts[p] + p.numel()] += gradient.flatten()
+        self.dropped.discard(p)
         set_local_gradient(p, None)
 
     def take_gradients(self) -> Tensor:
