@@ -221,7 +221,7 @@ def test_a_collective_within_a_collective_goes_by_both_names(where: str) -> None
         return [mine.label, inner.label, comm.collective("gather(x)").label, comm.label]
 
     assert on(where, fn, 1)[0] == [
-        "all_reduce(mine)", "all_reduce(mine) > gather(x) > scatter(x)", "gather(x)", ""
+        "push: all_reduce(mine)", "push: all_reduce(mine) > gather(x) > scatter(x)", "gather(x)", ""
     ]
 
 
