@@ -220,8 +220,7 @@ class SynchronizedModule(DistributedModule):
             raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
                               f"call zero_grad() before backward(loss, samples)")
         self.samples = (self.samples or 0) + samples
-        self._due |= self._reduces
-        reduces = self._due
+        self._due = reduces = self._reduces
         if reduces:
             if loss is None and self.training:
                 self._share_buffers()

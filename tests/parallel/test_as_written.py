@@ -243,6 +243,25 @@ def test_processes_step_as_one_device_does() -> None:
             assert difference(state, one_device(2, use)) < 1e-12
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_forward_without_a_backward_ends_no_accumulation(wrapper: str) -> None:
+    def counted(comm: dtlab.Comm) -> dict[str, Tensor]:
+        model, optimizer = WRAPPERS[wrapper](Net(), comm)
+        model(data(100))  # as one validates without torch.no_grad
+        x = data(comm.rank)
+        with model.no_sync():
+            assert model.backward(model(x[:1]).square().mean(), 1) == 1
+        assert model.backward(model(x[1:]).square().mean(), 3) == 12
+        optimizer.step()
+        return full_state_dict(model)
+
+    one = Net()
+    one(torch.cat([data(rank) for rank in range(3)])).square().mean().backward()
+    sgd(one).step()
+    for state in on("simulator", counted, ranks=3).values:
+        assert difference(state, one.state_dict()) < 1e-12
+
+
 # ---- parameters that are not there ---------------------------------------------------------------
 
 
