@@ -267,7 +267,7 @@ class ProcessComm(Comm):
         if self.label:
             comm = comm.labelled(self.label)
         return stream.begin(lambda: fn(comm, *args, **options),
-                            getattr(fn, "__name__", repr(fn)), calling_place())
+                            getattr(fn, "__name__", type(fn).__name__), calling_place())
 
     def _new_stream(self) -> Stream:
         return Stream(self.end)
