@@ -43,10 +43,12 @@ def pipeline_bubble_s(
     return (p - 1) * (max(both_s - 2 * weights_s, 0.0) + 4 * message_s)
 
 
-def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunks: int = 1
-                            ) -> float:
+def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunks: int = 1,
+                            last: bool = False) -> float:
     """Of how many micro-batches the first rank holds activations, at most: GPipe all, 1F1B and
     ZB-H1 as many as there are ranks, interleaved (p−1)/v more. With chunks, one counts as 1/v.
+    last: of how many the last rank does: 1F1B one, interleaved v−1 chunks of p, and one; the others
+    as many as the first.
 
     >>> micro_batches_in_flight("interleaved", 4, 8, 2)
     5.5
@@ -54,8 +56,12 @@ def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunk
     _check(schedule, ranks, micro_batches, chunks)
     if schedule == "gpipe":
         return micro_batches
-    more = (ranks - 1) / chunks if schedule == "interleaved" else 0
-    return min(micro_batches, ranks + more)
+    most: float = ranks
+    if schedule == "interleaved":
+        most = ((chunks - 1) * ranks + 1) / chunks if last else ranks + (ranks - 1) / chunks
+    elif schedule == "1F1B" and last:
+        most = 1
+    return min(micro_batches, most)
 
 
 def _check(schedule: str, ranks: int, micro_batches: int, chunks: int) -> None:

@@ -4,8 +4,9 @@ from dtlab.models.cnn import CNN
 from dtlab.models.digits import Digits, digits
 from dtlab.models.gpt import GPT, GPT2_SMALL, GPTConfig
 from dtlab.models.mlp import MLP, Parameters
-from dtlab.models.shapes import SHAPES, Shape, gpt_shape
+from dtlab.models.shapes import SHAPES, Experts, Latent, Shape, gpt_shape, llama_shape
 from dtlab.models.text import text, text_batch
 
-__all__ = ["CNN", "Digits", "GPT", "GPT2_SMALL", "GPTConfig", "MLP", "Parameters", "SHAPES",
-           "Shape", "digits", "gpt_shape", "text", "text_batch"]
+__all__ = ["CNN", "Digits", "Experts", "GPT", "GPT2_SMALL", "GPTConfig", "Latent", "MLP",
+           "Parameters", "SHAPES", "Shape", "digits", "gpt_shape", "llama_shape", "text",
+           "text_batch"]

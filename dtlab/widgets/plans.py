@@ -11,10 +11,10 @@ from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.parallel.mesh import groups
 from dtlab.parallel.planner import Layout, Plan, plan, wires
+from dtlab.parallel.planner.device import servers
 from dtlab.parallel.planner.wires import wire_of
 from dtlab.plots import Picture
 from dtlab.plots.plans import no_plan, plans
-from dtlab.published import dgx_a100
 from dtlab.result import Result
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, compose, nvswitch, uniform
@@ -25,8 +25,8 @@ from dtlab.widgets.run_and_stop import RunAndStop
 from dtlab.widgets.timeline import TimelineExplorer
 
 CLUSTERS = {
-    "16 A100, a card each": dgx_a100(16),
-    "64 A100, a card each": dgx_a100(64),
+    "16 A100, a card each": servers("a100", 2),
+    "64 A100, a card each": servers("a100", 8),
     "64 A100, a card a server": compose(nvswitch(8), uniform(8, 3e-6, 25e9), nic_Bps=25e9),
 }
 ORDERS = {"the best": (), **{", ".join(order): order for order in permutations(("pp", "dp", "tp"))}}

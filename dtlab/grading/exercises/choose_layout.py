@@ -11,7 +11,7 @@ from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 from dtlab.models import gpt_shape
-from dtlab.parallel.planner import Layout, predict, wires
+from dtlab.parallel.planner import MEGATRON, Layout, predict, wires
 from dtlab.topology import compose, nvswitch, uniform
 
 NAMES = ("pp", "dp", "tp", "micro_batch", "stage", "recompute")
@@ -35,7 +35,7 @@ def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
             return None
         found = predict(shape, topology, Layout(
             {"pp": pp, "dp": dp, "tp": tp}, micro_batch, micro_batches, stage=stage,
-            recompute=recompute, sequence=tp > 1), memory_bytes=1e18, wire=wire)
+            recompute=recompute, sequence=tp > 1), software=MEGATRON, memory_bytes=1e18, wire=wire)
         return None if found.why_not else (found.step_s, found.memory_bytes)
 
     return predicted

@@ -10,15 +10,27 @@ A layout is predicted in three steps, each of which you can read by itself:
 `plan` predicts all layouts, and sorts. `Plan.step` is the same step as a program of messages and
 computation: simulate it to see whether the sum is right.
 
-Not in it: what waits for a slow rank, what overlapping costs the computation, collectives with
-more than one ring, load that differs between layers, reading data. Chapter: 14.
+Not in it: what waits for a slow rank, what overlapping costs the computation, trees and other
+collectives than rings, experts with more tokens than others, reading data. Chapter: 14.
 """
 
-from dtlab.parallel.planner.device import A100, H100, Device
+from dtlab.parallel.planner.device import (
+    A100,
+    COMPILED,
+    DEVICES,
+    EAGER,
+    H100,
+    MEGATRON,
+    SOFTWARE,
+    Device,
+    Software,
+    cluster,
+)
 from dtlab.parallel.planner.layout import Layout
-from dtlab.parallel.planner.plan import Plan, plan, predict
+from dtlab.parallel.planner.plan import HEADROOM, TIE, Plan, plan, predict, ties
 from dtlab.parallel.planner.wires import Wire, wires
-from dtlab.parallel.planner.work import RankWork, work_of
+from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
 
-__all__ = ["A100", "Device", "H100", "Layout", "Plan", "RankWork", "Wire", "plan", "predict",
-           "wires", "work_of"]
+__all__ = ["A100", "COMPILED", "DEVICES", "EAGER", "H100", "HEADROOM", "MEGATRON", "RECIPES",
+           "SOFTWARE", "TIE", "Device", "Layout", "Plan", "RankWork", "Recipe", "Software", "Wire",
+           "cluster", "plan", "predict", "ties", "wires", "work_of"]

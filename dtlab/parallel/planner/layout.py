@@ -11,12 +11,26 @@ from dtlab.cost.memory import RECOMPUTE
 from dtlab.cost.pipeline import SCHEDULES
 from dtlab.models.shapes import Shape
 
+AXES = ("pp", "dp_replicate", "dp", "ep", "cp", "tp")
+LARGEST_MICRO_BATCH = 64  # that `layouts` tries, as powers of two
+
 
 class Layout(NamedTuple):
-    """How a step is laid out. mesh: sizes of pp, dp and tp, the last axis varying fastest.
-    A dp rank computes `micro_batches` of `micro_batch` samples each, with `schedule`, and `chunks`
-    if it is interleaved. stage: of ZeRO. recompute: see `cost.activation_bytes`. sequence: sequence
-    parallelism beside tensor parallelism."""
+    """How a step is laid out. mesh: sizes of its axes, in any order, the last one varying fastest:
+    pp stages; dp ranks with samples of their own, over which ZeRO shards, and dp_replicate copies
+    of them (HSDP); ep ranks that share a layer's experts and have samples of their own; cp parts of
+    the context; tp slices of each matrix.
+    A rank with samples computes `micro_batches` of `micro_batch` each, with `schedule`, and
+    `chunks` if it is interleaved. balanced: the output layer counts as the blocks that it is worth
+    when stages are cut, otherwise each has the same number, rounded up. stage: of ZeRO. recompute:
+    "none", "selective" (all but the products of matrices; with stored scores, these alone) or
+    "full", in `recompute_layers` of a rank's layers, None for all.
+    sequence: sequence parallelism beside tensor parallelism; regather: each gathered input is
+    dropped and gathered once more in backward. overlap: parameters are gathered and gradients
+    reduced beside computation; overlap_tp: activations as well. reduce_each: gradients are reduced
+    after every micro-batch, not once. gather_once: with ZeRO 3, parameters are gathered once a
+    step, and stay until its end.
+    """
 
     mesh: dict[str, int]
     micro_batch: int = 1
@@ -26,6 +40,13 @@ class Layout(NamedTuple):
     stage: int = 0
     recompute: str = "none"
     sequence: bool = False
+    recompute_layers: int | None = None
+    balanced: bool = False
+    regather: bool = True
+    overlap: bool = True
+    overlap_tp: bool = False
+    reduce_each: bool = False
+    gather_once: bool = False
 
     @property
     def pp(self) -> int:
@@ -36,13 +57,30 @@ class Layout(NamedTuple):
         return self.mesh.get("dp", 1)
 
     @property
+    def replicas(self) -> int:
+        return self.mesh.get("dp_replicate", 1)
+
+    @property
+    def ep(self) -> int:
+        return self.mesh.get("ep", 1)
+
+    @property
+    def cp(self) -> int:
+        return self.mesh.get("cp", 1)
+
+    @property
     def tp(self) -> int:
         return self.mesh.get("tp", 1)
 
     @property
+    def samplers(self) -> int:
+        """Groups of ranks that have samples of their own."""
+        return self.replicas * self.dp * self.ep
+
+    @property
     def batch(self) -> int:
         """Samples of a step."""
-        return self.dp * self.micro_batch * self.micro_batches
+        return self.samplers * self.micro_batch * self.micro_batches
 
     def __str__(self) -> str:
         parts = [",".join(f"{name}={size}" for name, size in self.mesh.items()),
@@ -57,9 +95,12 @@ class Layout(NamedTuple):
 
 def impossible(shape: Shape, layout: Layout) -> str:
     """Why no device could run `layout`, or empty."""
-    pp, tp, v, m = layout.pp, layout.tp, layout.chunks, layout.micro_batches
+    pp, cp, tp, v, m = layout.pp, layout.cp, layout.tp, layout.chunks, layout.micro_batches
+    experts = shape.experts
     for name in ("micro_batch", "micro_batches", "chunks"):
         check_whole(name, getattr(layout, name))
+    if layout.recompute_layers is not None:
+        check_whole("recompute_layers", layout.recompute_layers, 0)
     if layout.schedule not in SCHEDULES:
         return f"the planner knows the schedules {', '.join(SCHEDULES)}, not {layout.schedule!r}"
     if layout.recompute not in RECOMPUTE:
@@ -68,39 +109,61 @@ def impossible(shape: Shape, layout: Layout) -> str:
         return f"ZeRO has the stages 1, 2 and 3 (0: none), not {layout.stage!r}"
     if shape.heads % tp:
         return f"{shape.heads} heads can't be shared equally by tp={tp}"
-    if shape.hidden % tp:
-        return f"a hidden size of {shape.hidden} can't be cut for tp={tp}"
+    if not shape.latent and shape.grouped % tp and tp % shape.grouped:
+        return f"{shape.grouped} heads of keys and values can't be shared equally by tp={tp}"
+    if shape.hidden % tp or shape.width % tp:
+        return f"a hidden size of {shape.hidden} and MLPs of {shape.width} can't be cut for tp={tp}"
+    if layout.ep > 1 and (experts is None or experts.number % layout.ep):
+        return f"{experts.number} experts can't be shared equally by ep={layout.ep}" if experts \
+            else "ep needs a model with experts"
+    if shape.positions % (2 * cp if cp > 1 else 1):
+        return f"{shape.positions} positions can't be cut into the 2·cp blocks of cp={cp}"
     if pp * v > shape.layers:
         return f"{shape.layers} layers are fewer than {pp * v} stages"
-    if layout.sequence and (tp == 1 or shape.positions % tp):
-        return f"sequence parallelism can't cut {shape.positions} positions for tp={tp}" \
+    if layout.sequence and (tp == 1 or shape.positions // cp % tp):
+        return f"sequence parallelism can't cut {shape.positions // cp} positions for tp={tp}" \
             if tp > 1 else "sequence parallelism needs tp"
-    if layout.stage and layout.dp == 1:
-        return "ZeRO shards over dp, which has one rank"
-    if layout.stage == 3 and pp > 1:
-        return "ZeRO 3 would gather the parameters anew for each micro-batch of a pipeline"
+    if layout.stage and layout.dp * layout.ep * cp == 1:
+        return "ZeRO shards over dp, ep and cp, which have one rank"
     if v > 1 and (layout.schedule != "interleaved" or m % pp):
         return f"chunks need the interleaved schedule, and micro-batches that pp={pp} divides"
     return ""
 
 
-def layouts(shape: Shape, ranks: int, batch: int) -> Iterator[Layout]:
-    """All that `plan` tries, in one order of the axes."""
-    for pp, tp in product(_divisors(ranks), repeat=2):
-        if ranks % (pp * tp):
+def layouts(shape: Shape, ranks: int, batch: int, hosts: int = 1) -> Iterator[Layout]:
+    """All that `plan` tries, in one order of the axes, with `ranks` on so many `hosts`. Context is
+    cut from 16,384 positions on; copies are made of groups of the size of a host, or several."""
+    for pp, tp, cp, ep in product(_divisors(ranks), _divisors(ranks),
+                                  _divisors(ranks) if shape.positions >= 16_384 else [1],
+                                  _divisors(ranks) if shape.experts else [1]):
+        if ranks % (pp * tp * cp * ep):
             continue
-        mesh = {"pp": pp, "dp": ranks // pp // tp, "tp": tp}
-        if batch % mesh["dp"] or shape.heads % tp or pp > shape.layers:
+        dp = ranks // (pp * tp * cp * ep)
+        mesh = {"pp": pp, "dp": dp, "ep": ep, "cp": cp, "tp": tp}
+        mesh = {name: size for name, size in mesh.items() if size > 1 or name in ("pp", "dp", "tp")}
+        if batch % (dp * ep) or pp > shape.layers or impossible(shape, Layout(mesh)):
             yield Layout(mesh)  # one, to say why not
             continue
-        each = batch // mesh["dp"]
-        for micro_batch in (b for b in _divisors(each) if b & (b - 1) == 0 and b <= 64):
+        each, sharded = batch // (dp * ep), dp * ep * cp > 1
+        for micro_batch in (b for b in _divisors(each)
+                            if b & (b - 1) == 0 and b <= LARGEST_MICRO_BATCH):
             for schedule, chunks in _schedules(shape, pp, each // micro_batch):
-                for stage in (0,) if mesh["dp"] == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3):
+                for stage in (0,) if not sharded else (0, 1) if pp > 1 else (0, 1, 2, 3):
                     for recompute in RECOMPUTE:
                         for sequence in (False, True) if tp > 1 else (False,):
-                            yield Layout(mesh, micro_batch, each // micro_batch, schedule, chunks,
-                                         stage, recompute, sequence)
+                            found = Layout(mesh, micro_batch, each // micro_batch, schedule, chunks,
+                                           stage, recompute, sequence,
+                                           balanced=bool(shape.layers % (pp * chunks)))
+                            yield found
+                            if stage == 3 and dp * tp * cp > ranks // hosts > tp * cp:
+                                yield found._replace(mesh=_copies(mesh, ranks // hosts))
+
+
+def _copies(mesh: dict[str, int], cards: int) -> dict[str, int]:
+    """`mesh` with copies of what `cards` neighbours shard."""
+    inside = cards // (mesh["tp"] * mesh.get("cp", 1) * mesh.get("ep", 1))
+    return {"dp_replicate": mesh["dp"] // inside, **mesh, "dp": inside} \
+        if inside > 1 and mesh["dp"] % inside == 0 else mesh
 
 
 def _schedules(shape: Shape, pp: int, micro_batches: int) -> Iterator[tuple[str, int]]:
@@ -115,10 +178,13 @@ def _schedules(shape: Shape, pp: int, micro_batches: int) -> Iterator[tuple[str,
 
 
 def orders(layout: Layout) -> list[Layout]:
-    """`layout` with its axes in each order; those of one rank are the same anywhere."""
-    real = [name for name, size in layout.mesh.items() if size > 1]
-    return [layout._replace(mesh={name: layout.mesh[name] for name in order} or {"dp": 1})
-            for order in permutations(real)]
+    """`layout` with its axes in each order; those of one rank are the same anywhere. Copies stay
+    outermost, and with context or expert parallelism all axes in the order of `AXES`."""
+    real = [name for name in AXES if layout.mesh.get(name, 1) > 1 and name != "dp_replicate"]
+    outer = [name for name in layout.mesh if name == "dp_replicate"]
+    every = [tuple(real)] if layout.cp * layout.ep > 1 else permutations(real)
+    return [layout._replace(mesh={name: layout.mesh[name] for name in (*outer, *order)}
+                            or {"dp": 1}) for order in every]
 
 
 def _divisors(n: int) -> list[int]:

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
 
 from dtlab import cost
-from dtlab.checks import check_positive, check_whole, short
+from dtlab.checks import check_number, check_positive, check_whole, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.models.shapes import Shape
+from dtlab.models.shapes import ATTENTION, Shape
 from dtlab.parallel.mesh import check_axes
-from dtlab.parallel.planner.device import A100, Device
-from dtlab.parallel.planner.layout import Layout, impossible, layouts, orders
+from dtlab.parallel.planner.device import A100, EAGER, Device, Software
+from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
 from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
-from dtlab.parallel.planner.work import PRECISIONS, RankWork, work_of
+from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
 from dtlab.topology import Topology
+
+HEADROOM = 0.08  # of a device's memory, for its context, communicators and fragmentation
+TIE = 0.10  # plans this close can't be told apart: so far off is the median of measured steps
 
 
 @dataclass(frozen=True)
 class Plan:
     """A layout and what it is predicted to take: `step_s` seconds, the sum of `terms`, and on the
-    fullest rank `memory_bytes`. why_not: why it was rejected, or empty. efficiency: of the device's
-    rate of matrix products, the share that goes into the model (MFU, against that benchmark).
-    device_flops: a second and device, with what is computed again, as Megatron's papers count."""
+    fullest rank `memory_bytes`, the sum of `memory`. why_not: why it was rejected, or empty.
+    efficiency: the share of the device's peak that goes into the model (MFU).
+    device_flops: a second and device, with what is computed again, as Megatron's papers count.
+    idle_s: seconds, forward and backward, for which a layer's kernels wait to be started."""
 
     layout: Layout
     step_s: float = math.inf
     memory_bytes: float = math.inf
     terms: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
     why_not: str = ""
     efficiency: float = 0.0
     device_flops: float = 0.0
+    idle_s: tuple[float, float] = (0.0, 0.0)
     work: RankWork | None = field(default=None, repr=False)
+    topology: Topology | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         if self.why_not:
@@ -45,129 +54,248 @@ class Plan:
     def step(self, comm: Comm) -> None:
         """One step as this rank's messages and computations, on tensors without data: simulate it,
         `simulate(plan.step, network=topology).elapsed_s`, beside `step_s`."""
-        if self.work is None:
+        if self.work is None or self.topology is None:
             raise ConfigError(f"this layout can't run: {self.why_not}")
-        PlannedStep(comm, self.layout, self.work).run()
+        PlannedStep(comm, self.layout, self.work, self.idle_s, self.topology.host_of).run()
 
 
 def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device = A100,
-            precision: str = "bf16", memory_bytes: float | None = None,
-            wire: Wires | None = None) -> Plan:
+            precision: str | Recipe = "bf16", software: Software = EAGER,
+            memory_bytes: float | None = None, headroom: float = HEADROOM,
+            masked: bool = True, wire: Wires | None = None) -> Plan:
     """What one step with `layout` takes: its terms are seconds of the step, by name.
 
-    memory_bytes: what a rank may occupy, by default the device's. wire: of `wires(topology)`, if
-    you have it already. Raises `ConfigError` for a mesh that isn't the topology's size; whatever
-    else doesn't fit is in `why_not`.
+    precision: a name in `RECIPES`, or a recipe. software: how much of the device's rates it
+    reaches. memory_bytes: what a rank has, by default the device's, of which it leaves the share
+    `headroom` free. masked: do the model's operations count attention's scores that a causal mask
+    hides, as in PaLM's and torchtitan's utilization? wire: of `wires(topology)`, if you have it
+    already. Raises `ConfigError` for a mesh that isn't the topology's size; whatever else doesn't
+    fit is in `why_not`.
     """
     if not isinstance(layout, Layout):
         raise ConfigError(f"predict takes a Layout, not {short(layout)}")
-    _check(shape, topology, layout.mesh, precision, device)
-    limit = device.memory_bytes if memory_bytes is None else memory_bytes
-    check_positive("memory_bytes", limit)
+    recipe = _check(shape, topology, layout.mesh, precision, device, software)
+    limit = _limit(device, memory_bytes, headroom)
     if why_not := impossible(shape, layout):
         return Plan(layout, why_not=why_not)
-    return _predict(layout, device, precision, limit, wire or wires(topology),
-                    work_of(shape, layout, device, precision))
+    return _predict(layout, device, limit, wire or wires(topology),
+                    work_of(shape, layout, device, recipe, _here(software, topology), masked),
+                    topology)
 
 
-def _predict(layout: Layout, device: Device, precision: str, memory_bytes: float,
-             wire: Wires, work: RankWork) -> Plan:
-    pp, dp, tp = (wire_of(layout.mesh, name, wire) for name in ("pp", "dp", "tp"))
-    m, layers, d = layout.micro_batches, work.layers, layout.dp
-    reduce_s = 2 * tp.ring_s(layout.tp, work.reduced_bytes)
-    forward_s = work.forward_s + work.reduces[0] * reduce_s
-    backward_s = work.backward_s + work.reduces[1] * reduce_s
-    message_s = pp.alpha + work.message_bytes * pp.beta
+class Exposed(NamedTuple):
+    """Seconds, of one layer's forward and backward, that its messages take beside computation."""
+
+    tensor_s: tuple[float, float]
+    context_s: tuple[float, float]
+    experts_s: tuple[float, float]
+
+
+def exposed(layout: Layout, work: RankWork, wire: Wires) -> Exposed:
+    """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products."""
+    tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
+    half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
+    exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
+        if layout.ep > 1 else 0.0
+    hidden_s = work.products_s if layout.overlap_tp else 0.0
+    forward_s, backward_s = (max(0.0, halves * half_s - hides)
+                             for halves, hides in zip(work.tp_halves, (hidden_s, 2 * hidden_s),
+                                                      strict=True))
+    return Exposed((forward_s, backward_s),
+                   (work.cp_halves[0] * gather_s, work.cp_halves[1] * gather_s),
+                   (work.ep_exchanges[0] * exchange_s, work.ep_exchanges[1] * exchange_s))
+
+
+def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, work: RankWork,
+             topology: Topology) -> Plan:
+    m, layers = layout.micro_batches, work.layers
+    messages = exposed(layout, work, wire)
+    busy = [compute_s + sum(each) for compute_s, each in zip(
+        (work.forward_s, work.backward_s), zip(*messages, strict=True), strict=True)]
+    starts = 3 if layout.recompute == "full" else 2  # times the forward's kernels, in backward
+    idle_s = max(0.0, work.floor_s - busy[0]), max(0.0, starts * work.floor_s - busy[1])
+    forward_s, backward_s = (a + b for a, b in zip(busy, idle_s, strict=True))
+
+    # A pipeline goes at the pace of its fullest stage; what passes before and after is the average.
+    average = sum(work.stages) / layout.pp
+    output_s = max(0.0, 3 * work.output_s - (layers - sum(work.stages[layout.pp - 1 :: layout.pp]))
+                   * (forward_s + backward_s))
+    pp = wire_of(layout.mesh, "pp", wire)
     bubble_s, with_messages_s = (
-        cost.pipeline_bubble_s(layout.schedule, layout.pp, m, layers * forward_s,
-                               layers * backward_s, layers * work.weights_s, layout.chunks, c)
-        for c in (0.0, message_s))
-    layer_s = dp.ring_s(d, work.layer_bytes)
-    whole_s = dp.ring_s(d, layers * work.layer_bytes + work.ends_bytes)
-    ends_s, gather_s = dp.ring_s(d, work.ends_bytes), 0.0
-    if layout.pp > 1 or (m > 1 and layout.stage < 2):
-        gradients_s = 2 * whole_s  # once, after the last backward
-    else:  # each layer's while the others compute: what outlasts them, at least the last one's
-        halves = 2 if layout.stage == 0 else 1  # of an all-reduce
-        each_s, last_s = halves * layer_s, halves * ends_s
-        hidden_s = (m - 1) * layers * (forward_s + backward_s) + (layers - 1) * backward_s
-        gradients_s = max(each_s + last_s, m * (layers * each_s + last_s) - hidden_s)
-        gradients_s += whole_s if layout.stage in (1, 2) else 0.0  # the new parameters, gathered
-    if layout.stage == 3:  # a layer's parameters are gathered while the one before computes; in
-        # backward gradients leave beside them
-        gather_s = m * (2 * (layer_s + ends_s) + (layers - 1) * max(0.0, layer_s - forward_s))
-        gradients_s = layer_s + ends_s + m * (layers - 1) * max(0.0, 2 * layer_s - backward_s)
+        cost.pipeline_bubble_s(layout.schedule, layout.pp, m, average * forward_s,
+                               average * backward_s, average * work.weights_s, layout.chunks, c)
+        for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
+    free_s = _free(layout, wire, messages, (forward_s, backward_s))
+    gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
+    if layout.stage == 3 and not layout.gather_once:  # the bubble lasts for them, too
+        gather_s *= 1 + (layout.pp - 1) / (m * layout.chunks)
     terms = {
         "matrix products": 3 * m * layers * work.products_s,
+        "attention": (1 + work.again) * m * layers * work.attention_s,
         "memory traffic": 3 * m * layers * work.traffic_s,
-        "output layer": 3 * m * work.output_s,
+        "output layer": m * output_s,
         "recomputation": m * layers * work.recompute_s,
-        "tensor parallel": m * layers * sum(work.reduces) * reduce_s,
+        "launches": m * layers * sum(idle_s),
+        "tensor parallel": m * layers * sum(messages.tensor_s),
+        "context parallel": m * layers * sum(messages.context_s),
+        "experts": m * layers * sum(messages.experts_s),
         "bubble": bubble_s,
         "pipeline messages": with_messages_s - bubble_s,
-        "parameters": gather_s,
+        "parameters": gather_s + parameters_s,
         "gradients": gradients_s,
         "optimizer": work.optimizer_s,
     }
-    step_s = sum(terms.values())
-    best = max(device.product_flops[precision].values()) * layout.pp * layout.dp * layout.tp
-    why_not = "" if work.memory_bytes <= memory_bytes else (
-        f"needs {work.memory_bytes / 1e9:.4g} GB of {memory_bytes / 1e9:.4g} GB")
-    return Plan(layout, step_s, work.memory_bytes, terms, why_not,
-                work.model_flops / step_s / best,
-                work.hardware_flops / step_s / (layout.pp * layout.dp * layout.tp), work)
+    step_s, needed = sum(terms.values()), work.memory_bytes
+    why_not = "" if needed <= memory_bytes else (
+        f"needs {needed / 1e9:.4g} GB of {memory_bytes / 1e9:.4g} GB")
+    return Plan(layout, step_s, needed, terms, work.memory, why_not,
+                work.model_flops / step_s / topology.ranks
+                / device.peak_flops[work.recipe.products],
+                work.hardware_flops / step_s / topology.ranks, idle_s, work, topology)
 
 
-def _check(shape: Shape, topology: Topology, mesh: dict[str, int] | None, precision: str,
-           device: Device) -> None:
-    for value, kind in ((shape, Shape), (topology, Topology), (device, Device)):
+def _free(layout: Layout, wire: Wires, messages: Exposed, layer_s: tuple[float, float]
+          ) -> Sequence[float]:
+    """Of a layer's forward and backward, the seconds in which parameters and gradients can travel
+    beside it: not while other messages do on the same wires, which are those of the same α."""
+    alpha = wire_of(layout.mesh, ("dp", "ep", "cp"), wire).alpha
+    busy = [seconds for name, seconds in zip(("tp", "cp", "ep"), messages, strict=True)
+            if wire_of(layout.mesh, name, wire).alpha == alpha]
+    return [max(0.0, all_s - sum(each[way] for each in busy)) for way, all_s in enumerate(layer_s)]
+
+
+def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float,
+                   backward_s: float) -> tuple[float, float, float]:
+    """Seconds for which a step only gathers parameters for ZeRO 3, reduces gradients, gathers the
+    optimizer's new parameters. forward_s, backward_s: of a layer, free for that."""
+    mesh, m, layers, stage = layout.mesh, layout.micro_batches, work.layers, layout.stage
+    shard = wire_of(mesh, ("dp", "ep", "cp"), wire)
+    copies = wire_of(mesh, "dp_replicate", wire)
+    experts = wire_of(mesh, ("dp", "cp"), wire)
+    ranks, expert_ranks = layout.dp * layout.ep * layout.cp, layout.dp * layout.cp
+    sent, held = work.recipe.reduced, work.recipe.activation
+
+    def half_s(dense: float, routed: float, size: float) -> float:
+        """A reduce-scatter or an all-gather."""
+        return (shard.ring_s(ranks, dense * size)
+                + (experts.ring_s(expert_ranks, routed * size) if routed else 0.0))
+
+    def reduce_s(dense: float, routed: float) -> float:
+        """Scattered if the optimizer is sharded, with copies all-reduced as well."""
+        scattered = half_s(dense, routed, sent)
+        scattered *= 1 if stage else 2
+        return scattered + 2 * copies.ring_s(layout.replicas, sent * (dense / ranks
+                                                                      + routed / expert_ranks))
+
+    one = work.layer_parameters, work.expert_parameters
+    all_of_it = layers * one[0] + work.ends_parameters, layers * one[1]
+    parameters_s = half_s(*all_of_it, held) if stage in (1, 2) else 0.0
+    each = (layout.pp == 1 and (m == 1 or stage > 1)) or layout.reduce_each
+    if not each:
+        gradients_s = reduce_s(*all_of_it)
+    elif not layout.overlap:
+        gradients_s = m * reduce_s(*all_of_it)
+    else:  # each layer's while the others compute: what outlasts them, at least the last one's
+        layer_s, last_s = reduce_s(*one), reduce_s(work.ends_parameters, 0.0)
+        hidden_s = (m - 1) * layers * (forward_s + backward_s) + (layers - 1) * backward_s
+        gradients_s = max(layer_s + last_s, m * (layers * layer_s + last_s) - hidden_s)
+    if stage < 3:
+        return 0.0, gradients_s, parameters_s
+    layer_s, ends_s = half_s(*one, held), half_s(work.ends_parameters, 0.0, held)
+    if layout.gather_once:
+        return layers * layer_s + ends_s, gradients_s, 0.0
+    if not layout.overlap:
+        return 2 * m * (layers * layer_s + ends_s), gradients_s, 0.0
+    # A layer's parameters are gathered while the one before computes; in backward gradients leave
+    # beside them, on the same wire.
+    leave_s = reduce_s(*one) if each else 0.0
+    gather_s = m * (2 * (layer_s + ends_s) + (layers - 1) * max(0.0, layer_s - forward_s))
+    late_s = m * (layers - 1) * max(0.0, layer_s + leave_s - backward_s)
+    if each:
+        return gather_s, reduce_s(*one) + reduce_s(work.ends_parameters, 0.0) + late_s, 0.0
+    return gather_s + late_s, gradients_s, 0.0
+
+
+def _limit(device: Device, memory_bytes: float | None, headroom: float) -> float:
+    limit = device.memory_bytes if memory_bytes is None else memory_bytes
+    check_positive("memory_bytes", limit)
+    check_number("headroom", headroom)
+    if not 0 <= headroom < 1:
+        raise ConfigError(f"headroom is a share of the memory, below 1, not {headroom!r}")
+    return limit * (1 - headroom)
+
+
+def _here(software: Software, topology: Topology) -> Software:
+    """On one host nothing stalls."""
+    one = not software.stall_s or len(topology.groups) == 1
+    return software._replace(stall_s=0.0) if one else software
+
+
+def _check(shape: Shape, topology: Topology, mesh: dict[str, int] | None,
+           precision: str | Recipe, device: Device, software: Software) -> Recipe:
+    for value, kind in ((shape, Shape), (topology, Topology), (device, Device),
+                        (software, Software)):
         if not isinstance(value, kind):
             raise ConfigError(f"the planner needs a {kind.__name__}, not {value!r:.60}")
-    if not isinstance(precision, str) or precision not in {*device.product_flops} & {*PRECISIONS}:
-        raise ConfigError(f"precision is one of {', '.join(device.product_flops)}, not "
+    if shape.attention not in ATTENTION:
+        raise ConfigError(f"attention is one of {', '.join(ATTENTION)}, not {shape.attention!r}")
+    recipe = precision if isinstance(precision, Recipe) else \
+        RECIPES.get(precision) if isinstance(precision, str) else None
+    if recipe is None:
+        raise ConfigError(f"precision is one of {', '.join(RECIPES)}, or a Recipe; not "
                           f"{precision!r:.60}")
+    if recipe.products not in device.product_flops:
+        raise ConfigError(f"{device.name} has no rate of matrix products in {recipe.products}, but "
+                          f"in {', '.join(device.product_flops)}")
     if mesh is None:
-        return
+        return recipe
     check_axes(mesh)
-    if unknown := set(mesh) - {"pp", "dp", "tp"}:
-        raise ConfigError(f"the planner knows the axes pp, dp and tp, not {', '.join(unknown)}")
+    if unknown := set(mesh) - {*AXES}:
+        raise ConfigError(f"the planner knows the axes {', '.join(AXES)}, not "
+                          f"{', '.join(unknown)}")
     if math.prod(mesh.values()) != topology.ranks:
         raise ConfigError(f"a mesh of {' · '.join(f'{k}={v}' for k, v in mesh.items())} has "
                           f"{math.prod(mesh.values())} ranks, but {topology.name} has "
                           f"{topology.ranks}")
+    return recipe
 
 
 def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | None = None, *,
-         device: Device = A100, precision: str = "bf16",
+         device: Device = A100, precision: str | Recipe = "bf16", software: Software = EAGER,
+         headroom: float = HEADROOM, masked: bool = True,
          only: Callable[[Layout], bool] | None = None) -> list[Plan]:
     """All layouts of `shape` on `topology`, in steps of `batch` samples: first those that fit, the
     fastest first; then those that don't, with `why_not`, the nearest first.
 
-    memory_bytes: what a rank may occupy, by default the device's. only: a function of a layout,
-    which is left out if it returns False. Raises `ConfigError`, with the nearest miss, if nothing
-    fits.
+    only: a function of a layout, which is left out if it returns False. The rest: see `predict`.
+    Raises `ConfigError`, with the nearest miss, if nothing fits.
     """
     check_whole("batch", batch, 1, 1_000_000)
-    _check(shape, topology, None, precision, device)
-    limit = device.memory_bytes if memory_bytes is None else memory_bytes
-    check_positive("memory_bytes", limit)
-    wire, plans = wires(topology), []
-    for layout in layouts(shape, topology.ranks, batch):
+    recipe = _check(shape, topology, None, precision, device, software)
+    limit = _limit(device, memory_bytes, headroom)
+    wire, plans, software = wires(topology), [], _here(software, topology)
+    for layout in layouts(shape, topology.ranks, batch, len(topology.groups)):
         if only is not None and not only(layout):
             continue
         why_not = impossible(shape, layout)
         if not why_not and layout.batch != batch:
-            why_not = f"{batch} samples can't be shared equally by dp={layout.dp}"
+            why_not = f"{batch} samples can't be shared equally by {layout.samplers} ranks"
         if why_not:
             plans.append(Plan(layout, why_not=why_not))
             continue
-        work = work_of(shape, layout, device, precision)  # the same for all orders of the axes
+        # The same for all orders of the axes.
+        work = work_of(shape, layout, device, recipe, software, masked)
         tried = orders(layout) if work.memory_bytes <= limit else [layout]
-        plans += [_predict(order, device, precision, limit, wire, work)
-                  for order in tried]
+        plans += [_predict(order, device, limit, wire, work, topology) for order in tried]
     plans.sort(key=lambda p: (bool(p.why_not), not p.why_not and p.step_s, p.memory_bytes))
     if not plans or plans[0].why_not:
         nearest = f"the nearest is {plans[0]}" if plans else "there is no such layout"
         raise ConfigError(f"nothing fits {topology.ranks} devices of {limit / 1e9:.4g} GB in steps "
                           f"of {batch} samples; {nearest}")
     return plans
+
+
+def ties(plans: Sequence[Plan]) -> list[Plan]:
+    """The first of `plans`, and those that follow within `TIE` of its time."""
+    return list(takewhile(lambda p: not p.why_not and p.step_s <= (1 + TIE) * plans[0].step_s,
+                          plans))

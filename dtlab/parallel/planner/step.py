@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -15,28 +16,70 @@ from dtlab.cost.pipeline import SCHEDULES
 from dtlab.parallel import pipeline
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.planner.layout import Layout
+from dtlab.parallel.planner.wires import rings_of
 from dtlab.parallel.planner.work import RankWork
 
 GENERATORS = dict(zip(SCHEDULES, (pipeline.gpipe, pipeline.one_f_one_b, pipeline.interleaved,
                                   pipeline.zb_h1), strict=True))
 
 
-class PlannedStep:
-    """One step of `layout` on the rank of `comm`."""
+class Group:
+    """The ranks along some axes, and their collectives, of `nbytes` in all: on as many rings as
+    `rings_of` says, each of which sends its part."""
 
-    def __init__(self, comm: Comm, layout: Layout, work: RankWork):
+    def __init__(self, mesh: Mesh, names: tuple[str, ...], host_of: Callable[[int], int]):
+        names = tuple(name for name in names if mesh.axes.get(name, 1) > 1)
+        self.comm = mesh[names] if names else mesh.comm.subgroup([mesh.comm.rank])
+        self.size = self.comm.size
+        ranks = mesh.ranks(*names) if names else [mesh.comm.rank]
+        self.rings = [mesh.comm.subgroup(ring) for ring in rings_of(ranks, host_of)]
+
+    def gather(self, nbytes: float) -> list[Work]:
+        return self._begin(all_gather, nbytes, 1 / self.size)
+
+    def scatter(self, nbytes: float) -> list[Work]:
+        return self._begin(reduce_scatter, nbytes, self.size)
+
+    def reduce(self, nbytes: float) -> list[Work]:
+        return self._begin(all_reduce, nbytes, 1)
+
+    def exchange(self, nbytes: float) -> None:
+        """All to all, at once."""
+        comm, part = self.comm, nbytes / self.size
+        others = [(comm.rank + n) % self.size for n in range(1, self.size)]
+        _wait([work for peer in others for work in (comm.irecv(_empty(part), peer),
+                                                    comm.isend(_empty(part), peer))])
+
+    def _begin(self, collective: Callable[..., object], nbytes: float, parts: float) -> list[Work]:
+        if self.size == 1 or not nbytes:
+            return []
+        nbytes /= len(self.rings)
+        x = _empty(nbytes * parts) if parts <= 1 else _empty(nbytes / parts).expand(int(parts), -1)
+        return [ring.begin(collective, x) for ring in self.rings]
+
+
+class PlannedStep:
+    """One step of `layout` on the rank of `comm`, whose kernels wait `idle_s` a layer to be
+    started, forward and backward."""
+
+    def __init__(self, comm: Comm, layout: Layout, work: RankWork, idle_s: tuple[float, float],
+                 host_of: Callable[[int], int]):
         mesh = Mesh(comm, **layout.mesh)
-        self.comm, self.layout, self.work = comm, layout, work
-        pp, self.dp, self.tp = (mesh[name] if name in mesh.axes else comm.subgroup([comm.rank])
-                                for name in ("pp", "dp", "tp"))
+        self.comm, self.layout, self.work, self.idle_s = comm, layout, work, idle_s
+        self.tp, self.cp, self.ep, self.shard, self.experts, self.copies = (
+            Group(mesh, names, host_of) for names in (
+                ("tp",), ("cp",), ("ep",), ("dp", "ep", "cp"), ("dp", "cp"), ("dp_replicate",)))
+        pp = Group(mesh, ("pp",), host_of).comm
         # Gradients go the other way, on a communicator of their own.
         back = pp.subgroup(list(range(pp.size))[::-1])
         self.way = {"F": pp, "B": back, "I": back}
         options = (layout.chunks,) if layout.schedule == "interleaved" else ()
         schedule = GENERATORS[layout.schedule](layout.pp, layout.micro_batches, *options)
         self.actions, self.last = schedule.rows[pp.rank], schedule.stages - 1
-        self.layers = work.layers // layout.chunks
-        self.at_once = layout.pp == 1 and (layout.stage > 1 or layout.micro_batches == 1)
+        self.layers = sum(work.stages[pp.rank :: layout.pp])
+        self.ends = pp.rank in (0, pp.size - 1)
+        self.at_once = layout.reduce_each or (layout.pp == 1 and (
+            layout.stage > 1 or layout.micro_batches == 1))
         self.under_way: list[Work] = []
 
     def run(self) -> None:
@@ -45,6 +88,10 @@ class PlannedStep:
                               for action in self.actions
                               if action.kind == kind and self._far(action))
                   for kind, way in self.way.items()}
+        whole = self.layers * self.work.layer_parameters + self.ends * self.work.ends_parameters
+        routed = self.layers * self.work.expert_parameters
+        if self.layout.stage == 3 and self.layout.gather_once:
+            self._gather(whole, routed)
         for action in self.actions:
             if action.kind != "W" and self._far(action):
                 coming[action.kind].popleft().wait()
@@ -52,13 +99,11 @@ class PlannedStep:
             if action.kind != "W" and self._far(action, after=True):
                 way = self.way[action.kind]
                 self.under_way.append(way.isend(_empty(size), (way.rank + 1) % way.size))
-        for work in self.under_way:
-            work.wait()
-        whole = self.work.layers * self.work.layer_bytes + self.work.ends_bytes
+        _wait(self.under_way)
         if not self.at_once:
-            all_reduce(self.dp, _empty(whole))
-        elif self.layout.stage in (1, 2):
-            all_gather(self.dp, _empty(whole / self.dp.size))
+            _wait(self._reduce(whole, routed))
+        if self.layout.stage in (1, 2):
+            self._gather(whole, routed)
         self._charge("optimizer", self.work.optimizer_s)
 
     def _far(self, action: pipeline.Action, after: bool = False) -> bool:
@@ -67,46 +112,79 @@ class PlannedStep:
         return self.layout.pp > 1 and action.stage != ends[after]
 
     def _compute(self, action: pipeline.Action) -> None:
-        kind, work = action.kind, self.work
+        kind, work, back = action.kind, self.work, action.kind != "F"
         seconds = {"F": work.forward_s, "B": work.backward_s, "W": work.weights_s,
                    "I": work.backward_s - work.weights_s}[kind]
-        reduces = {"F": work.reduces[0], "W": 0}.get(kind, work.reduces[1])
-        gathered = self._gather(kind, work.layer_bytes)
-        if ends := self._gather(kind, work.ends_bytes):
-            ends.wait()
+        gathers = self.layout.stage == 3 and not self.layout.gather_once and kind != "W"
+        one, layers = (work.layer_parameters, work.expert_parameters), work.stages[action.stage]
+        if gathers:
+            self._gather(work.ends_parameters, 0.0)
+        ahead = gathers and self.layout.overlap
+        following = self._begin_gather(*one) if ahead else []
         if action.stage == self.last and kind != "W":
-            self._charge("output", (1 if kind == "F" else 2) * work.output_s)
-        for layer in range(self.layers):
-            if gathered:
-                gathered.wait()
-                gathered = None
-                if layer < self.layers - 1:
-                    gathered = self._gather(kind, work.layer_bytes)
-            for _ in range(reduces or 1):
-                self._charge(kind, seconds / (reduces or 1))
-                if reduces:
-                    all_reduce(self.tp, _empty(work.reduced_bytes))
-            self._reduce(kind, work.layer_bytes)
-        self._reduce(kind, work.ends_bytes)
-
-    def _gather(self, kind: str, nbytes: float) -> Work | None:
-        """With ZeRO 3, parameters."""
-        if self.layout.stage < 3 or kind == "W":
-            return None
-        return self.dp.begin(all_gather, _empty(nbytes / self.dp.size))
-
-    def _reduce(self, kind: str, nbytes: float) -> None:
-        """Gradients leave while this rank goes on: all-reduced, or with ZeRO reduce-scattered."""
+            self._charge("output", (2 if back else 1) * work.output_s)
+        for layer in range(layers):
+            _wait(following if ahead or not gathers else self._begin_gather(*one))
+            following = self._begin_gather(*one) if ahead and layer < layers - 1 else []
+            self._layer(kind, seconds, back)
+            if kind == "B" and self.at_once:
+                self._leave(self._reduce(*one))
         if kind == "B" and self.at_once:
-            if self.layout.stage:
-                parts = _empty(nbytes / self.dp.size).expand(self.dp.size, -1)
-                self.under_way.append(self.dp.begin(reduce_scatter, parts))
-            else:
-                self.under_way.append(self.dp.begin(all_reduce, _empty(nbytes)))
+            self._leave(self._reduce(work.ends_parameters, 0.0))
+
+    def _layer(self, kind: str, seconds: float, back: bool) -> None:
+        """One layer's computation, and then the messages within it."""
+        if kind == "W":
+            self._charge(kind, seconds)
+            return
+        work = self.work
+        hides_s = (2 if back else 1) * work.products_s if self.layout.overlap_tp else 0.0
+        self._charge(kind, seconds - hides_s + self.idle_s[back])
+        during = [w for _ in range(round(work.tp_halves[back]))
+                  for w in self.tp.gather(work.tp_bytes)]
+        if hides_s:
+            self._charge(kind, hides_s)
+        _wait(during)
+        _wait(self.cp.gather(work.cp_bytes))
+        if back:
+            _wait(self.cp.scatter(work.cp_bytes))
+        for _ in range(round(work.ep_exchanges[back])):
+            self.ep.exchange(work.ep_bytes)
+
+    # ---- parameters and gradients over data-parallel ranks ------------------------------------
+
+    def _begin_gather(self, dense: float, routed: float) -> list[Work]:
+        held = self.work.recipe.activation
+        return self.shard.gather(dense * held) + self.experts.gather(routed * held)
+
+    def _gather(self, dense: float, routed: float) -> None:
+        _wait(self._begin_gather(dense, routed))
+
+    def _reduce(self, dense: float, routed: float) -> list[Work]:
+        """All-reduced; with ZeRO reduce-scattered, and with copies all-reduced as well."""
+        sent = self.work.recipe.reduced
+        if not self.layout.stage:
+            works = self.shard.reduce(dense * sent) + self.experts.reduce(routed * sent)
+        else:
+            works = self.shard.scatter(dense * sent) + self.experts.scatter(routed * sent)
+        return works + self.copies.reduce(sent * (dense / self.shard.size
+                                                  + routed / self.experts.size))
+
+    def _leave(self, works: list[Work]) -> None:
+        """They go on beside this rank's computation, or with overlap off are waited for."""
+        if self.layout.overlap:
+            self.under_way += works
+        else:
+            _wait(works)
 
     def _charge(self, label: str, seconds: float) -> None:
         with self.comm.compute(label, seconds):
             pass
+
+
+def _wait(works: list[Work]) -> None:
+    for work in works:
+        work.wait()
 
 
 def _empty(nbytes: float) -> torch.Tensor:

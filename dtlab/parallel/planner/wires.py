@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -17,44 +18,84 @@ class Wire(NamedTuple):
     beta: float
 
     def ring_s(self, ranks: int, nbytes: float) -> float:
-        """A ring's reduce-scatter or all-gather of `nbytes`; an all-reduce takes two."""
+        """A ring's reduce-scatter or all-gather of `nbytes`, of which an all-reduce takes two; or
+        an all-to-all in which each rank sends `nbytes`, its own part among them."""
         return (ranks - 1) * (self.alpha + nbytes / ranks * self.beta)
 
 
-Wires = Callable[[int, int], Wire]
+Wires = Callable[..., Wire]
 
 
-def wires(topology: Topology) -> Wires:
+def rings_of(group: list[int], host_of: Callable[[int], int], rails: bool = True
+             ) -> list[list[int]]:
+    """The orders in which a group sends: with k ranks on each of several hosts, k rings, each of
+    which leaves a host through another rank's card; otherwise one, in the order of ranks."""
+    hosts: dict[int, list[int]] = {}
+    for rank in group:
+        hosts.setdefault(host_of(rank), []).append(rank)
+    here = [*hosts.values()]
+    number = min(map(len, here)) if rails and len(here) > 1 else 1
+    return [[rank for ranks in here for rank in (*ranks[ring:], *ranks[:ring])]
+            for ring in range(number)]
+
+
+def wires(topology: Topology, rails: bool = True) -> Wires:
     """(size, stride) → what the groups of a mesh axis get, whose `size` ranks are `stride` apart,
-    if every rank of every group sends to the next one of its ring at once.
+    if all ranks of all groups send at once: each to the next one of its ring, or with
+    `exchange=True` to all others of its group, a part of its message to each.
 
-    A link that k of these flows cross gives each a k-th; the slowest flow is the ring's. So an axis
-    in the wrong place shows: eight groups that all cross one network card get an eighth of it.
-
-    One ring a group, in the order of its ranks, leaves a host through one rank's card. NCCL makes
-    more rings, through all cards; but what ZeRO 3 reached on such hosts (Narayanan et al. 2021,
-    table 2) is near one ring, and far below eight.
+    A link that k flows cross gives each a k-th; the slowest flow is the group's. So an axis in the
+    wrong place shows: eight groups that all cross one network card get an eighth of it. A group
+    with k ranks on each host makes k rings of a k-th of the bytes each (NCCL's rails). rails=False:
+    one ring, which ZeRO 3 of 2021 seems to have had (Narayanan et al. 2021, table 2).
     """
 
     @cache
-    def wire(size: int, stride: int) -> Wire:
-        latency_s, flows = topology.overhead_s, Counter[int]()
-        for rank in range(topology.ranks if size > 1 else 0):
-            place = rank // stride % size
-            route_s, links = topology.route(rank, rank + ((place + 1) % size - place) * stride)
-            latency_s = max(latency_s, route_s)
-            flows.update(links)
+    def wire(size: int, stride: int, exchange: bool = False) -> Wire:
+        latency_s, flows = topology.overhead_s, defaultdict[int, float](float)
+        for group in _groups(topology.ranks, size, stride):
+            for src, dst, share in _flows(group, topology.host_of, rails, exchange):
+                route_s, links = topology.route(src, dst)
+                latency_s = max(latency_s, route_s)
+                for link in links:
+                    flows[link] += share
         return Wire(latency_s, max((n / topology.capacity_Bps[link] for link, n in flows.items()),
                                    default=0.0))
 
     return wire
 
 
-def wire_of(mesh: dict[str, int], name: str, wire: Wires) -> Wire:
-    """Of the axis `name` of a mesh, if it has one."""
-    stride = 1
+def _groups(ranks: int, size: int, stride: int) -> Iterator[list[int]]:
+    for first in range(ranks if size > 1 else 0):
+        if first // stride % size == 0:
+            yield [first + place * stride for place in range(size)]
+
+
+def _flows(group: list[int], host_of: Callable[[int], int], rails: bool, exchange: bool
+           ) -> Iterator[tuple[int, int, float]]:
+    """(from, to, share of the message)."""
+    if exchange:
+        yield from ((src, dst, 1 / (len(group) - 1)) for src in group for dst in group
+                    if src != dst)
+        return
+    rings = rings_of(group, host_of, rails)
+    for ring in rings:
+        yield from ((src, dst, 1 / len(rings))
+                    for src, dst in zip(ring, [*ring[1:], ring[0]], strict=True))
+
+
+def wire_of(mesh: dict[str, int], names: str | tuple[str, ...], wire: Wires,
+            exchange: bool = False) -> Wire:
+    """Of the groups along the axes `names` of a mesh together. Where they aren't neighbours in it,
+    the slowest of each one's."""
+    stride, found = 1, []
     for axis, size in reversed(mesh.items()):
-        if axis == name:
-            return wire(size, stride)
+        if size > 1 and (axis in ((names,) if isinstance(names, str) else names)):
+            found.append((size, stride))
         stride *= size
-    return Wire(0.0, 0.0)
+    if not found:
+        return Wire(0.0, 0.0)
+    size, stride = math.prod(size for size, _ in found), found[0][1]
+    if found[-1][0] * found[-1][1] == size * stride:
+        return wire(size, stride, exchange)
+    return max((wire(*each, exchange) for each in found), key=lambda w: (w.beta, w.alpha))

@@ -3,95 +3,288 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dtlab import cost
 from dtlab.models.shapes import Shape
-from dtlab.parallel.planner.device import Device
+from dtlab.parallel.planner.device import Device, Software
 from dtlab.parallel.planner.layout import Layout
 
-EFFICIENCY = 0.83  # the share of a device's benchmarked rates that training reaches; our one
-# constant, chosen so that Korthikanti et al. 2022, table 5, comes out right on average
-PRECISIONS = {"bf16": (2, 2, 12), "float32": (4, 4, 8)}  # bytes of parameter, gradient, Adam
 OPTIMIZER_TRAFFIC = 28  # bytes a parameter that a step of Adam reads and writes, of 4 each:
 # parameter, mean, variance both ways, and the gradient once
 
 
-class RankWork(NamedTuple):
-    """What one rank of the fullest stage does for one micro-batch; times without any messages."""
+class Recipe(NamedTuple):
+    """Precision of matrix products, and bytes: of an activation, and for each parameter of its own,
+    of its gradient, of the optimizer's state, and of what is sent to reduce the gradient."""
 
-    layers: int  # of the model, on this rank
+    products: str = "bf16"
+    activation: int = 2
+    parameter: int = 2
+    gradient: int = 2
+    optimizer: int = 12
+    reduced: int = 2
+
+
+RECIPES = {
+    "bf16": Recipe(),
+    "bf16, float32 gradients": Recipe(gradient=4, reduced=4),
+    "float32 parameters, bf16 copies": Recipe(parameter=4, gradient=4, optimizer=8, reduced=4),
+    "fp8": Recipe("fp8", gradient=4, reduced=4),
+    "float32": Recipe("float32", 4, 4, 4, 8, 4),
+}
+
+
+class RankWork(NamedTuple):
+    """What one rank of the fullest stage does for one micro-batch; times without any messages, of
+    an average layer. Pairs are of forward and backward."""
+
+    stages: list[int]  # layers of each stage of the pipeline
+    layers: int  # on this rank
     products_s: float  # of a layer forward, and half of its backward
-    traffic_s: float  # memory traffic beside them, likewise
+    attention_s: float  # of scores and weighted sums forward
+    again: float  # how many times as long they take in backward
+    traffic_s: float  # memory traffic beside them forward, and half of its backward
     recompute_s: float  # of a layer, before its backward
     weights_s: float  # the part of a layer's backward for the weights' gradients
+    floor_s: float  # the least that a layer's forward takes
     output_s: float  # the output layer forward, on the last rank; backward takes twice that
-    reduced_bytes: float  # by each tensor-parallel all-reduce
-    reduces: tuple[int, int]  # how many of them a layer has forward, backward
+    tp_bytes: float  # of an activation that tensor-parallel ranks gather or reduce and scatter
+    tp_halves: tuple[float, float]  # how often in a layer; an all-reduce is two
+    cp_bytes: float  # of keys and values of the whole context
+    cp_halves: tuple[int, int]  # gathered; in backward their gradients are scattered, too
+    ep_bytes: float  # that a rank sends to experts, its own among them
+    ep_exchanges: tuple[float, float]  # all-to-alls in an average layer
     message_bytes: float  # to the next stage
-    layer_bytes: float  # of a layer's gradients, or parameters
-    ends_bytes: float  # of the embedding's or the output layer's
+    layer_parameters: float  # of an average layer without routed experts
+    expert_parameters: float  # of its experts
+    ends_parameters: float  # of the embedding, or of the output layer
+    recipe: Recipe
     optimizer_s: float  # once a step
-    memory_bytes: float
+    memory: dict[str, float]  # bytes by name
     model_flops: float  # of the whole step on all ranks, without and
     hardware_flops: float  # with what is computed again
 
     @property
     def forward_s(self) -> float:
-        return self.products_s + self.traffic_s
+        return self.products_s + self.attention_s + self.traffic_s
 
     @property
     def backward_s(self) -> float:
-        return 2 * self.forward_s + self.recompute_s
+        return (2 * (self.products_s + self.traffic_s) + self.again * self.attention_s
+                + self.recompute_s)
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(self.memory.values())
 
 
-def work_of(shape: Shape, layout: Layout, device: Device, precision: str = "bf16") -> RankWork:
-    """What one rank computes, sends and holds."""
-    pp, dp, tp, b = layout.pp, layout.dp, layout.tp, layout.micro_batch
-    s, h, a = shape.positions, shape.hidden, shape.heads
-    itemsize, gradient_bytes, optimizer_bytes = PRECISIONS[precision]
-    layers = math.ceil(shape.layers / (pp * layout.chunks)) * layout.chunks
-    table = shape.vocab * h
-    per_layer = (shape.parameters - table * (1 if shape.tied else 2)) / shape.layers
+def stage_layers(shape: Shape, layout: Layout) -> list[int]:
+    """How many layers each stage has: the same number, rounded up, while there are any. With
+    `layout.balanced` the output layer takes the place of as many as it has parameters for, if that
+    makes the largest stage smaller."""
+    stages, output = layout.pp * layout.chunks, shape.vocab * shape.hidden / _used_parameters(shape)
 
-    def products_s(flops: float, columns: float) -> float:
-        return device.product_s(flops / tp, b * s, h, max(columns / tp, 1), precision) / EFFICIENCY
+    def cut(each: int) -> list[int]:
+        return [max(0, min(each, shape.layers - number * each)) for number in range(stages)]
+
+    even = cut(math.ceil(shape.layers / stages))
+    if not layout.balanced:
+        return even
+    return min(even, cut(math.ceil((shape.layers + output) / stages - 1e-9)),
+               key=lambda layers: max(layers[0], layers[-1] + output))
+
+
+def _tables(shape: Shape) -> int:
+    return shape.vocab * shape.hidden * (1 if shape.tied else 2)
+
+
+def _used_parameters(shape: Shape) -> float:
+    """Of an average layer, those that a token meets."""
+    unused: float = shape.expert_parameters
+    if shape.experts:
+        unused *= 1 - shape.experts.top / shape.experts.number
+    return (shape.parameters - _tables(shape) - unused) / shape.layers
+
+
+def _products_s(shape: Shape, layout: Layout, tokens: float,
+                product_s: Callable[[float, float, float], float]) -> float:
+    """Seconds of an average layer's matrix products forward, without attention's."""
+    h, t, experts, latent = shape.hidden, layout.tp, shape.experts, shape.latent
+
+    def mlp(rows: float, width: float) -> float:
+        return (product_s(rows, h, (2 if shape.gated else 1) * width / t)
+                + product_s(rows, width / t, h))
+
+    if latent is None:
+        keys = max(shape.keys / t, shape.hidden / shape.heads)
+        attention_s = product_s(tokens, h, shape.queries / t + 2 * keys)
+    else:
+        attention_s = (product_s(tokens, h, latent.query_rank + latent.rank + latent.rotary)
+                       + product_s(tokens, latent.query_rank, shape.queries / t)
+                       + product_s(tokens, latent.rank, shape.heads / t
+                                   * (latent.width + latent.value_width)))
+    attention_s += product_s(tokens, shape.attended / t, h)
+    if experts is None:
+        return attention_s + mlp(tokens, shape.width)
+    here, dense = experts.number / layout.ep, experts.dense_layers / shape.layers
+    rows = tokens * experts.top * max(experts.capacity, 1) / here
+    return attention_s + dense * mlp(tokens, shape.width) + (1 - dense) * (
+        product_s(tokens, h, experts.number) + experts.shared * mlp(tokens, experts.width)
+        + here * mlp(rows, experts.width))
+
+
+def _mlp_width(shape: Shape) -> tuple[float, float]:
+    """Elements of all hidden activations of an average layer's MLPs for one token, and the average
+    number of experts to which it is sent."""
+    experts = shape.experts
+    if experts is None:
+        return shape.width, 0.0
+    dense, sent = experts.dense_layers / shape.layers, experts.top * max(experts.capacity, 1)
+    return (dense * shape.width + (1 - dense) * (sent + experts.shared) * experts.width,
+            (1 - dense) * sent)
+
+
+def _traffic_elements(shape: Shape, layout: Layout) -> tuple[float, float]:
+    """Elements that an average layer's forward reads and writes outside matrix products and
+    attention, for one token; and those of them that selective recomputation repeats.
+
+    Two norms read and write 4h, two sums read 4h and write 2h; rotary positions read and write
+    queries and keys; SwiGLU's silu and product read 3 and write 2 of an MLP's width, GELU 1 and 1;
+    tokens are put in the order of their experts, and back. Counted, if each kernel reads its inputs
+    from memory and writes its output.
+    """
+    h, (width, sent) = shape.hidden, _mlp_width(shape)
+    everywhere = layout.tp if layout.sequence else 1
+    inside = 2 * (shape.queries + shape.keys) + 5 * width if shape.gated else 2 * width
+    again = 4 * h / everywhere + inside / layout.tp
+    return again + (6 * h + 4 * h * sent) / everywhere, again
+
+
+def _kept_elements(shape: Shape, layout: Layout, recompute: str) -> float:
+    """Elements of activations that an average layer keeps for backward, for one token, with
+    FlashAttention: inputs and outputs of two norms; queries, keys and values, the first two also
+    rotated; attention's output; an MLP's gate, up, silu and product, or its input and output of
+    GELU. "selective" keeps the two sums, queries, keys, values, output, gate and up."""
+    h, t, (width, sent) = shape.hidden, layout.tp, _mlp_width(shape)
+    everywhere = t if layout.sequence else 1
+    if recompute == "full":
+        return h / everywhere
+    gathered = everywhere if layout.regather else 1
+    attention = shape.queries + shape.keys + shape.values + shape.attended
+    if recompute == "selective":
+        return 2 * h / everywhere + (attention + (2 if shape.gated else 1) * width + sent * h) / t
+    attention += shape.queries + shape.keys if shape.gated else 0
+    return (2 * h / everywhere + 2 * h / gathered
+            + (attention + (4 if shape.gated else 2) * width + sent * h) / t)
+
+
+def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, software: Software,
+            masked: bool = True) -> RankWork:
+    """What one rank computes, sends and holds. masked: does the model's work count the half of
+    attention's scores that a causal mask hides?"""
+    pp, tp, ep, cp, b = layout.pp, layout.tp, layout.ep, layout.cp, layout.micro_batch
+    s, h, itemsize, flash = shape.positions, shape.hidden, recipe.activation, \
+        shape.attention == "flash"
+    tokens, efficiency = b * s / cp, software.efficiency
+
+    def product_s(rows: float, inner: float, columns: float) -> float:
+        return device.product_s(rows, inner, columns, recipe.products) / efficiency
 
     def traffic_s(nbytes: float) -> float:
-        return nbytes / (device.memory_Bps * EFFICIENCY)
+        return nbytes / (device.memory_Bps * efficiency)
 
-    flops = cost.matrix_product_flops(b, s, h, per_layer)
-    forward_s = products_s(flops, per_layer / (4 * h))
-    memory_s = traffic_s(cost.memory_traffic_bytes(b, s, h, a, tp, layout.sequence, itemsize))
-    scores = cost.attention_flops(b, s, h)
-    again = {"none": (0.0, 0.0), "full": (forward_s + memory_s, flops),
-             "selective": (products_s(scores, h) + traffic_s(
-                 cost.attention_traffic_bytes(b, s, a, tp, itemsize)), scores)}[layout.recompute]
-    output_flops = 2 * b * s * table
-    steps = layout.dp * layout.micro_batches
-    model_flops = steps * 3 * (shape.layers * flops + output_flops)
-    activation = b * s * h * itemsize
-    parameters = (layers * per_layer + table) / tp
-    # After a pipeline's last micro-batch only are gradients reduced, so they aren't sharded before.
-    sharded = min(layout.stage, 1) if pp > 1 else layout.stage
-    state = cost.model_state_bytes(parameters, dp, sharded, itemsize, gradient_bytes,
-                                   optimizer_bytes)
-    state += 2 * per_layer / tp * itemsize if sharded == 3 else 0  # gathered: this layer, the next
-    whole, kept = (itemsize / 2 * cost.activation_bytes(
-        b, s, h, a, tensor=tp, sequence=layout.sequence, recompute=recompute)
-        for recompute in ("none", layout.recompute))
-    held = kept * layers * cost.micro_batches_in_flight(
+    # ---- computation
+    products_s = _products_s(shape, layout, tokens, product_s)
+    scores = 2 * tokens * s * (shape.queries + shape.attended)  # operations
+    elements, again = _traffic_elements(shape, layout)
+    if flash:
+        attention_s, again_s = scores / 2 / tp / device.attention_flops, traffic_s(
+            tokens * again * itemsize)
+        memory_s, factor = traffic_s(tokens * elements * itemsize), 2.5
+    else:
+        attention_s = scores / tp / device.product_flops[recipe.products] / efficiency
+        again_s = attention_s + traffic_s(
+            cost.attention_traffic_bytes(b, s, shape.heads, tp, itemsize) / cp)
+        memory_s, factor = traffic_s(cost.memory_traffic_bytes(
+            b, s, h, shape.heads, tp, layout.sequence, itemsize) / cp), 2.0
+    forward_s, full = products_s + attention_s + memory_s, layout.recompute == "full"
+    stages = stage_layers(shape, layout)
+    layers = sum(stages[::pp])
+    share = 1.0 if layout.recompute_layers is None else min(layout.recompute_layers / layers, 1)
+    recompute_s = share * {"none": 0.0, "selective": again_s, "full": forward_s}[layout.recompute]
+    floor_s = software.layer_s
+    if layout.pp > 1 and tp > 1:
+        floor_s += software.stall_s * tp
+
+    # ---- parameters
+    routed = shape.expert_parameters / shape.layers
+    layer = (shape.parameters - _tables(shape)) / shape.layers - routed
+    table = shape.vocab * h * (1 if shape.tied or pp > 1 else 2)
+    dense, experts = (layers * layer + table) / tp, layers * routed / tp / ep
+    shards, expert_shards = layout.dp * ep * cp, layout.dp * cp
+    stage = layout.stage
+
+    def state(size: int, sharded: bool) -> float:
+        return size * (dense / (shards if sharded else 1)
+                       + experts / (expert_shards if sharded else 1))
+
+    optimized = dense / (shards if stage else 1) + experts / (expert_shards if stage else 1)
+    memory = {
+        "parameters": state(recipe.parameter, stage == 3 and not layout.gather_once),
+        "gradients": state(recipe.gradient, stage > 1 and (pp == 1 or layout.reduce_each)),
+        "optimizer": state(recipe.optimizer, stage > 0),
+    }
+    if stage == 3 and not layout.gather_once:  # gathered: this layer's, the next one's
+        memory["parameters"] += 2 * (layer / tp + routed / tp / ep) * itemsize
+
+    # ---- activations, of the first stage or of the last, which has the logits
+    if flash:
+        whole, kept = (tokens * itemsize * _kept_elements(shape, layout, recompute)
+                       for recompute in ("none", layout.recompute))
+    else:
+        whole, kept = (itemsize / 2 / cp * cost.activation_bytes(
+            b, s, h, shape.heads, tensor=tp, sequence=layout.sequence, recompute=recompute)
+            for recompute in ("none", layout.recompute))
+    kept = share * kept + (1 - share) * whole
+    # The loss holds the logits, and three times in float32: copied, their logarithms of
+    # probabilities, their gradient.
+    logits = (itemsize + 12) * tokens * shape.vocab / tp
+    first = kept * layers * cost.micro_batches_in_flight(
         layout.schedule, pp, layout.micro_batches, layout.chunks)
-    held += whole if layout.recompute == "full" else 0  # one layer, while its backward runs
-    # The loss holds four float32 a logit: it, shifted, its exponential, its gradient. The last of
-    # several stages holds fewer activations instead.
-    held += 16 * b * s * shape.vocab / tp if pp == 1 else 0
+    last = kept * sum(stages[pp - 1 :: pp]) * cost.micro_batches_in_flight(
+        layout.schedule, pp, layout.micro_batches, layout.chunks, last=True)
+    if pp > 1 and first > last + logits:
+        last, logits = first, 0.0
+    memory |= {"activations": last + (whole if full else 0), "logits": logits}
+
+    # ---- what is sent
+    halves = (4.0, 4 + (4 * share if full else 0) + (2 if layout.sequence and layout.regather
+                                                     else 0))
+    _, sent = _mlp_width(shape)
+    moe = sent / (shape.experts.top * max(shape.experts.capacity, 1)) if shape.experts else 0.0
+    keys = shape.latent.rank + shape.latent.rotary if shape.latent \
+        else max(2 * shape.keys / tp, 2 * shape.hidden / shape.heads)
+    activation = tokens * h * itemsize
+    flops, output_flops = 2 * tokens * cp * _used_parameters(shape), 2 * b * s * shape.vocab * h
+    counted = cp * scores * (1 if masked else 0.5)
+    steps = layout.samplers * layout.micro_batches
+    model_flops = steps * 3 * (shape.layers * (flops + counted) + output_flops)
+    repeated = share * {"none": 0.0, "selective": 0.0 if flash else counted,
+                        "full": flops + counted}[layout.recompute]
     return RankWork(
-        layers, forward_s, memory_s, again[0],
-        products_s(2 * b * s * per_layer, per_layer / (4 * h)),
-        products_s(output_flops, shape.vocab) + traffic_s(8 * b * s * shape.vocab / tp),
-        activation if tp > 1 else 0.0, (2, 4 if layout.recompute == "full" else 2),
-        activation / (tp if layout.sequence else 1), per_layer / tp * gradient_bytes,
-        table / tp * gradient_bytes,
-        traffic_s(OPTIMIZER_TRAFFIC * parameters / (dp if layout.stage else 1)),
-        state + held, model_flops, model_flops + steps * shape.layers * again[1])
+        stages, layers, products_s, attention_s, factor, memory_s, recompute_s,
+        weights_s=products_s, floor_s=floor_s,
+        output_s=product_s(tokens, h, shape.vocab / tp) + traffic_s(
+            8 * tokens * shape.vocab / tp),
+        tp_bytes=activation if tp > 1 else 0.0, tp_halves=halves,
+        cp_bytes=b * s * keys * itemsize if cp > 1 else 0.0, cp_halves=(1, 2),
+        ep_bytes=tokens * h * itemsize * sent / moe / (tp if layout.sequence else 1)
+        if ep > 1 else 0.0,
+        ep_exchanges=(2 * moe, (2 + (2 * share if full else 0)) * moe),
+        message_bytes=activation / (tp if layout.sequence else 1),
+        layer_parameters=layer / tp, expert_parameters=routed / tp / ep,
+        ends_parameters=table / tp, recipe=recipe,
+        optimizer_s=traffic_s(OPTIMIZER_TRAFFIC * optimized), memory=memory,
+        model_flops=model_flops, hardware_flops=model_flops + steps * shape.layers * repeated)
