@@ -60,7 +60,7 @@ def test_a_mesh_is_drawn_on_the_machines_that_there_are() -> None:
 
 
 def test_four_all_reduces_a_layer(prose: str) -> None:
-    assert "Four all-reduces of b·s·h elements a layer" in prose
+    assert "Four all-reduces a layer, of b·s·h elements" in prose
     for t in (2, 4, 8):
         one = 2 * (t - 1) / t * 3 * 16 * 64
         assert cost.tensor_parallel_bytes(t, 3, 16, 64, itemsize=1) == 4 * one
