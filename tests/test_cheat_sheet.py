@@ -48,6 +48,15 @@ def test_torch_has_what_the_table_says() -> None:
     assert [name for name in names if not hasattr(dist, name)] == []
 
 
+def test_every_row_names_all_five_libraries() -> None:
+    rows = [line.strip("|").split(" | ") for line in OTHERS.splitlines() if line.startswith("| ")]
+    assert [len(row) for row in rows] == [5] * len(rows)
+    assert rows[0][-2:] == ["NCCL", "HCCL "]
+    assert all("Hccl" in row[4] or "Stream" in row[4] or "–" in row[4] for row in rows[1:])
+    for name in ("Ascend", "torch_npu", "mindspore.mint.distributed"):
+        assert name in OTHERS
+
+
 def test_the_glossary_is_in_order_and_names_chapters_that_exist() -> None:
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (\d\db?) \|$",
                       (NOTEBOOKS / "glossary.md").read_text(), re.M)

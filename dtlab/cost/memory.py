@@ -57,7 +57,8 @@ def activation_bytes(
     a rank with `batch` samples of `positions` positions, if attention keeps its scores.
 
     A layer keeps sbh(34 + 5as/h). tensor: of t tensor-parallel ranks each keeps
-    sbh(10 + 24/t + 5as/(ht)); sequence: with sequence parallelism, a t-th of all.
+    sbh(10 + 24/t + 5as/(ht)); sequence: with sequence parallelism that gathers
+    a region's input again in backward, a t-th of all.
     recompute: "selective" computes the attention's scores, softmax and dropout again, without the
     term of 5as/h; "full" keeps only each layer's input, 2sbh.
     Source: Korthikanti et al. 2022, table 2. Not in it: embeddings, the loss, what other

@@ -19,7 +19,7 @@ def pipeline_bubble_s(
     weights_s: the part of B for the weights' gradients, half if None; only ZB-H1 asks.
     message_s: c, until a message has arrived; of the first order, for c far below F and m ≥ p.
     GPipe: (p−1)(F+B+2c); 1F1B: (p−1)(F+B) + (2m(p−1)/p + 2(p−2))c; interleaved:
-    (p−1)(F+B)/v + 2(pv−1)c; ZB-H1: (p−1)(F+B−2W+4c).
+    (p−1)(F+B)/v + 2(pv−1)c; ZB-H1: (p−1)(F+B−2W+4c), where W ≤ F and W ≤ B−W.
     Source: Narayanan et al. 2021, §2.2; Qi et al. 2024, §2; the terms of c are ours, and a test
     holds them to `Schedule.time`.
 
@@ -46,9 +46,9 @@ def pipeline_bubble_s(
 def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunks: int = 1,
                             last: bool = False) -> float:
     """Of how many micro-batches the first rank holds activations, at most: GPipe all, 1F1B and
-    ZB-H1 as many as there are ranks, interleaved (p−1)/v more. With chunks, one counts as 1/v.
-    last: of how many the last rank does: 1F1B one, interleaved v−1 chunks of p, and one; the others
-    as many as the first.
+    ZB-H1 as many as there are ranks, interleaved with v ≥ 2 chunks (p−1)/v more. With chunks, one
+    counts as 1/v. last: of how many the last rank does: 1F1B one, interleaved v−1 chunks of p, and
+    one; the others as many as the first.
 
     >>> micro_batches_in_flight("interleaved", 4, 8, 2)
     5.5
@@ -57,9 +57,9 @@ def micro_batches_in_flight(schedule: str, ranks: int, micro_batches: int, chunk
     if schedule == "gpipe":
         return micro_batches
     most: float = ranks
-    if schedule == "interleaved":
+    if schedule == "interleaved" and chunks > 1:
         most = ((chunks - 1) * ranks + 1) / chunks if last else ranks + (ranks - 1) / chunks
-    elif schedule == "1F1B" and last:
+    elif schedule in ("1F1B", "interleaved") and last:
         most = 1
     return min(micro_batches, most)
 

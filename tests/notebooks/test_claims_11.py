@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+from typing import Any
+
+import nbformat
 import pytest
 import torch
 
@@ -11,12 +16,26 @@ from dtlab.models import SHAPES
 from dtlab.parallel import Mesh
 from dtlab.plots.mesh import crossings, machines_of
 from dtlab.topology import compose, nvswitch, racks
+from tests.notebooks.conftest import NOTEBOOKS
+from tests.parallel.silent_bugs import BUGS
 
+CODE = {cell.id: cell.source for cell in nbformat.read(
+    NOTEBOOKS / "11_tensor_parallel.ipynb", as_version=4).cells if cell.cell_type == "code"}
 CLUSTER = compose(nvswitch(8, bandwidth_Bps=300e9), racks(1, 2, bandwidth_Bps=12.5e9))
 
 
+def ran(*cells: str) -> dict[str, Any]:
+    """The names that the chapter's setup and these cells leave; "said" is what they print."""
+    scope: dict[str, Any] = {}
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for cell in ("setup", *cells):
+            exec(CODE[cell], scope)
+    return scope | {"said": said.getvalue()}
+
+
 def test_the_order_of_the_axes_is_all_that_changes(prose: str) -> None:
-    assert "Two machines of 8 GPUs, joined by one port of 12.5 GB/s each" in prose
+    assert "one port of 12.5 GB/s for all eight GPUs of a machine" in prose
 
     def a_layer(comm: Comm, axes: dict[str, int]) -> None:
         x = torch.empty(2048 * 8192, dtype=torch.bfloat16, device="meta")
@@ -41,7 +60,7 @@ def test_a_mesh_is_drawn_on_the_machines_that_there_are() -> None:
 
 
 def test_four_all_reduces_a_layer(prose: str) -> None:
-    assert "Four all-reduces of b·s·h elements a layer" in prose
+    assert "Four all-reduces a layer, of b·s·h elements" in prose
     for t in (2, 4, 8):
         one = 2 * (t - 1) / t * 3 * 16 * 64
         assert cost.tensor_parallel_bytes(t, 3, 16, 64, itemsize=1) == 4 * one
@@ -61,6 +80,122 @@ def test_the_parts_of_a_layer_that_tensor_parallelism_leaves(prose: str) -> None
 def test_numbers_of_real_models(prose: str) -> None:
     assert "128,256 of them for Llama 3" in prose
     assert SHAPES["Llama 3 70B"].vocab == 128_256
+
+
+def test_what_sequence_parallelism_sends_besides(prose: str) -> None:
+    assert "1,536 B more with t = 2, 2,304 B with t = 4" in prose
+    assert "of the gradients of two norms and two biases, 6h elements of 8 bytes" in prose
+    for t, more in ((2, 1536), (4, 2304)):
+        assert 2 * (t - 1) / t * 6 * 32 * 8 == more
+        plain, cut = (cost.tensor_parallel_bytes(t, 2, 16, 32, itemsize=8, sequence=sequence)
+                      for sequence in (False, True))
+        assert cut - plain == more
+
+
+def test_what_regathering_keeps_and_sends(prose: str) -> None:
+    said = ran("cuts-run", "mlp", "mlp-run", "sequence-memory")["said"]
+    _, none, kept, again = said.strip().splitlines()[-4:]
+    assert "Here ÷ 3.5, not ÷ 4" in prose
+    assert "÷ 3.5" in again
+    assert "If the gathered inputs stay, it is ÷ 2.9" in prose
+    assert "÷ 2.9" in kept
+    assert "÷ 2.3" in none
+    assert "that is regather, for a quarter more bytes" in prose
+    plain, more = (cost.tensor_parallel_bytes(4, 4, 64, 64, sequence=sequence)
+                   for sequence in (True, "regather"))
+    assert more / plain == pytest.approx(1.25, abs=0.01)
+
+
+def test_tensor_parallelism_loses_on_exposure_not_on_bytes(prose: str) -> None:
+    chapter = ran("wires-run", "against-run")
+
+    def step(ports: str, samples: int, **axes: int) -> tuple[int, float]:
+        done = simulate(chapter["step_of"], axes, samples, network=chapter[ports])
+        return done.trace.sent_bytes(0), done.elapsed_s
+
+    assert "With 16 samples tensor parallelism sends fewer bytes, and is slower" in prose
+    for ports in ("CLUSTER", "EIGHT_PORTS"):
+        (data_bytes, data_s), (both_bytes, both_s) = (
+            step(ports, 16, **axes) for axes in ({"dp": 16, "tp": 1}, {"dp": 2, "tp": 8}))
+        assert both_bytes < data_bytes
+        assert data_s < both_s
+        # with 2 samples, data parallelism alone leaves 14 of 16 idle
+        assert 3 * step(ports, 2, idle=2, dp=1, tp=8)[1] < step(ports, 2, idle=8, dp=2, tp=1)[1]
+    assert "With 2 samples it can use 2 of the 16 GPUs, and tensor parallelism a whole machine" in (
+        prose)
+    assert "the messages take four times as long as the products" in prose
+    far = simulate(chapter["four_all_reduces"], {"tp": 8, "dp": 2},
+                   network=chapter["EIGHT_PORTS"], trace=False).elapsed_s
+    assert far / (3 * chapter["FORWARD_S"] / 8) == pytest.approx(4, abs=0.3)
+
+
+def test_more_replicas_do_not_make_a_model_fit(prose: str) -> None:
+    assert "more replicas don't make a model fit into 80 GB" in prose
+    parameters = SHAPES["Llama 3 8B"].parameters
+    assert parameters / 1e9 == pytest.approx(ran("fit-run")["billions"], abs=0.01)
+    for ranks in (1, 16, 1024):
+        assert cost.model_state_bytes(parameters, ranks, 0) > 80e9
+    assert cost.model_state_bytes(parameters / 8, 2, 0) < 80e9
+
+
+def test_zero_sends_weights_and_tensor_parallelism_activations(prose: str) -> None:
+    assert "So it sends weights, and tensor parallelism activations" in prose
+    chapter = ran("cuts-run", "mlp", "mlp-run", "count", "zero-run")
+    tensor, zero = ([simulate(chapter["batch_bytes"], samples, how, network=chapter["NETWORK"][4]
+                              ).trace.sent_bytes(0) for samples in (4, 8, 16)]
+                    for how in ("tensor parallel", "ZeRO"))
+    assert len(set(zero)) == 1
+    assert tensor[2] / tensor[0] == pytest.approx(4, rel=0.01)
+
+
+def test_a_net_of_two_groups_on_two_ranks_is_one_device(prose: str) -> None:
+    assert "Three of the five convolutions are grouped" in prose
+    chapter = ran("cuts-run", "mlp", "mlp-run", "alexnet-run")
+    assert chapter["said"].count("gradient of one device: True") == 4
+    assert "half the weights that it would have if each kernel saw all channels" in prose
+    _, seen, *_ = chapter["KERNELS"]["second"]
+    assert 2 * seen == chapter["KERNELS"]["first"][0]
+    # what moves: the crossed layer's input, forward and backward, and the logits; no other layer's
+    trace = simulate(chapter["two_groups"], network=chapter["NETWORK"][2]).trace
+    crossed, logits = 32 * 16 * 2 * 2, 32 * 10  # elements
+    weights = sum(w.numel() for w in simulate(
+        chapter["two_groups"], network=chapter["NETWORK"][1]).values[0][1])
+    # an all-gather and a reduce-scatter; an all-reduce; the test's own gather of the gradients
+    assert trace.sent_bytes(0) == 8 * (crossed / 2 * 2 + logits + weights / 2)
+
+
+def test_seven_of_ten_bugs_are_silent(prose: str) -> None:
+    assert "ten such bugs from public issues" in prose
+    assert "Seven are silent: their first loss is right. Three show in the first loss" in prose
+    assert [bug.silent for bug in BUGS.values()].count(True) == 7
+    assert len(BUGS) == 10
+
+
+def test_the_lies_have_a_right_forward_pass_and_wrong_gradients(prose: str) -> None:
+    assert "On two ranks the loss of both is one device's, and their gradients are not" in prose
+    chapter = ran("cuts-run", "mlp", "mlp-run", "lie", "more-lies", "types-declared")
+    for lie, name in (("doubled", "embed"), ("shared_scale", "scale")):
+        (loss, right), (loss_2, wrong) = (simulate(
+            chapter["loss_and_gradient"], chapter[lie], name, network=chapter["NETWORK"][t]
+        ).values[0] for t in (1, 2))
+        assert loss == pytest.approx(loss_2, abs=1e-12)
+        assert (wrong - right).norm() > 0.1 * right.norm()
+        if lie == "doubled":
+            torch.testing.assert_close(wrong, 2 * right)
+    *_, last = chapter["said"].strip().splitlines()
+    assert last.startswith("refused: the loss is Replicated")
+
+
+def test_the_letters_are_introduced_before_a_picture_shows_them() -> None:
+    cells = nbformat.read(NOTEBOOKS / "11_tensor_parallel.ipynb", as_version=4).cells
+    order = [cell.id for cell in cells]
+    assert "**P** Partial" in cells[order.index("letters")].source
+    assert order.index("letters") < order.index("explorer")
+    assert sum("**P** Partial" in cell.source for cell in cells) == 1
+
+
+def test_the_source_of_an_exercise_is_not_printed() -> None:
+    assert not any("source(tensor.vocab_cross_entropy" in source for source in CODE.values())
 
 
 def test_the_picture_says_what_moves() -> None:

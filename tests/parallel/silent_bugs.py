@@ -1,5 +1,6 @@
-"""Ten silent bugs of tensor parallelism, each from a public issue: code that runs, a loss that
-falls, and gradients that are wrong. Each is a small model with the bug, and mended."""
+"""Ten bugs of tensor parallelism, each from a public issue: code that runs, a loss that falls, and
+gradients that are wrong. Seven are silent: the first loss is right. Each is a small model with the
+bug, and mended."""
 
 from __future__ import annotations
 

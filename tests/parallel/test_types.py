@@ -29,11 +29,11 @@ def simulated(step: Any, *args: Any, ranks: int = 4, **axes: int) -> list[types.
     return made
 
 
-# ---- ten silent bugs -----------------------------------------------------------------------------
+# ---- ten bugs, seven of them silent --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_silent_bug_is_named_before_the_run_and_its_mend_is_accepted(name: str) -> None:
+def test_a_bug_is_named_before_the_run_and_its_mend_is_accepted(name: str) -> None:
     with pytest.raises(dtlab.TypeMismatch, match=BUGS[name].says) as caught:
         on("simulator", checked, name, False, ranks=2)
     assert "silent_bugs.py:" in str(caught.value)  # the line

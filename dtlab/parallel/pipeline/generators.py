@@ -66,15 +66,17 @@ def looped_bfs(p: int, m: int, v: int = 2) -> Schedule:
 
 
 def zb_h1(p: int, m: int) -> Schedule:
-    """1F1B with backward in two: weight gradients fill what would be bubble, for 1F1B's memory.
-    Bubble: (p−1)(F+B−2W), where F = B−W = W. Source: Qi et al. 2024, §2.1."""
+    """1F1B with backward in two: weight gradients fill what would be bubble. Bubble: (p−1)(F+B−2W),
+    where W ≤ F, W ≤ B−W and m ≥ p. Held: min(m, p), on every rank, which in 1F1B only the first
+    holds. Source: Qi et al. 2024, §2.1."""
     _check(p, m)
     return _zero_bubble(p, m, [p - r for r in range(p)], range(p))
 
 
 def zb_h2(p: int, m: int) -> Schedule:
     """Twice as many forwards first: about twice the memory, and where F = B−W = W no bubble but at
-    begin and end. Bubble: (p−1)(F+B−3W). Source: Qi et al. 2024, §2.2."""
+    begin and end. Bubble: (p−1)(F+B−3W), where W ≤ F, W ≤ B−W and m ≥ 2p−1. Source: Qi et al. 2024,
+    §2.2."""
     _check(p, m)
     return _zero_bubble(p, m, [2 * (p - r) - 1 for r in range(p)], [2 * r for r in range(p)])
 
