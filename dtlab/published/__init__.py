@@ -14,9 +14,10 @@ from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import pipeline
 from dtlab.published.figure import DISAGREE, MATCH, OPEN, Published
 from dtlab.published.layouts import layout_rows
-from dtlab.published.steps import step_rows
+from dtlab.published.steps import MEGATRON_TABLE_1, MEGATRON_TABLE_2, megatron_plan, step_rows
 
-__all__ = ["DISAGREE", "MATCH", "OPEN", "PUBLISHED", "Published"]
+__all__ = ["DISAGREE", "MATCH", "MEGATRON_TABLE_1", "MEGATRON_TABLE_2", "OPEN", "PUBLISHED",
+           "Published", "megatron_plan"]
 ZERO = "Rajbhandari et al., ZeRO, SC 2020"
 
 
