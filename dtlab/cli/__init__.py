@@ -1,4 +1,4 @@
-"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `train`, `grade`,
+"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `plan`, `train`, `grade`,
 `release`, `show`.
 
 Each command stands in a file of its own and imports what it needs when it runs. Exit codes, the
@@ -16,7 +16,18 @@ from typing import Annotated
 import typer
 
 import dtlab
-from dtlab.cli import bench, demo, doctor, grade, lab, release, show_published, simulate, train
+from dtlab.cli import (
+    bench,
+    demo,
+    doctor,
+    grade,
+    lab,
+    plan,
+    release,
+    show_published,
+    simulate,
+    train,
+)
 from dtlab.cli.errors import DEBUG_VARIABLE
 
 app = typer.Typer(
@@ -33,6 +44,7 @@ app.command(name="lab")(lab.lab)
 app.command(name="demo")(demo.demo)
 app.command(name="simulate")(simulate.simulate)
 app.add_typer(bench.app, name="bench")
+app.command(name="plan")(plan.plan)
 app.command(name="train")(train.train)
 app.command(name="grade")(grade.grade)
 app.command(name="release")(release.release)

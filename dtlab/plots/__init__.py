@@ -20,6 +20,7 @@ from dtlab.plots.palette import line_style, rank_color, rank_style
 from dtlab.plots.picture import Picture, styled
 from dtlab.plots.placement import placement
 from dtlab.plots.plans import plans
+from dtlab.plots.predictions import predictions
 from dtlab.plots.replicas import replicas
 from dtlab.plots.ring import hash_ring
 from dtlab.plots.schedule import schedule
@@ -35,8 +36,8 @@ __all__ = [
     "Crossover", "Picture", "before_and_after", "clocks", "contest_on", "contest_table",
     "cost_curves", "crossovers", "double_tree", "fit", "flows", "hash_ring", "line_style",
     "link_loads", "loss_curves", "loss_sweep", "memory_ledger", "mesh", "model_memory", "overlap",
-    "placement", "plans", "predicted_vs_measured", "rank_color", "rank_grid", "rank_style",
-    "replicas", "schedule", "server_load", "server_times", "sharded_matrix",
+    "placement", "plans", "predicted_vs_measured", "predictions", "rank_color", "rank_grid",
+    "rank_style", "replicas", "schedule", "server_load", "server_times", "sharded_matrix",
     "staleness_histograms", "step_of", "stepper", "styled", "sweep", "timeline", "times_by_ranks",
     "topology", "training_time",
 ]

@@ -13,12 +13,12 @@ from dtlab.units import bytes_text
 
 # What is drawn as one: name, the planner's terms, look.
 _GROUPS = (
-    ("matrix products", ("matrix products", "output layer"), HUES[0], ""),
+    ("products, attention", ("matrix products", "output layer", "attention"), HUES[0], ""),
     ("memory traffic", ("memory traffic", "optimizer"), HUES[2], ""),
+    ("launches", ("launches",), HUES[3], ""),
     ("recomputation", ("recomputation",), HUES[1], "//"),
-    ("tensor parallel", ("tensor parallel",), HUES[4], ".."),
-    ("bubble", ("bubble",), HUES[6], "xx"),
-    ("pipeline messages", ("pipeline messages",), HUES[3], ""),
+    ("tensor, context, experts", ("tensor parallel", "context parallel", "experts"), HUES[4], ".."),
+    ("bubble and its messages", ("bubble", "pipeline messages"), HUES[6], "xx"),
     ("parameters", ("parameters",), HUES[5], "\\\\"),
     ("gradients", ("gradients",), HUES[7], "--"),
 )

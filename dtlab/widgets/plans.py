@@ -10,7 +10,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.parallel.mesh import groups
-from dtlab.parallel.planner import Layout, Plan, plan, wires
+from dtlab.parallel.planner import DEVICES, HEADROOM, Layout, Plan, plan, wires
 from dtlab.parallel.planner.device import servers
 from dtlab.parallel.planner.wires import wire_of
 from dtlab.plots import Picture
@@ -27,6 +27,7 @@ from dtlab.widgets.timeline import TimelineExplorer
 CLUSTERS = {
     "16 A100, a card each": servers("a100", 2),
     "64 A100, a card each": servers("a100", 8),
+    "64 H100, a card each": servers("h100", 8),
     "64 A100, a card a server": compose(nvswitch(8), uniform(8, 3e-6, 25e9), nic_Bps=25e9),
 }
 ORDERS = {"the best": (), **{", ".join(order): order for order in permutations(("pp", "dp", "tp"))}}
@@ -75,7 +76,7 @@ class PlanExplorer(Explorer):
         """The plans that are shown."""
         limit, order = self.memory.value, ORDERS[self.order.value]
         fit = (p for p in self._plans(self.model.value, self.cluster.value)
-               if p.memory_bytes <= limit and (
+               if p.memory_bytes <= (1 - HEADROOM) * limit and (
                    not order or list(p.layout.mesh) == [a for a in order if a in p.layout.mesh]))
         return [p for p, _ in zip(fit, range(SHOWN), strict=False)]
 
@@ -84,7 +85,9 @@ class PlanExplorer(Explorer):
         def usual(layout: Layout) -> bool:
             return layout.micro_batch <= 4 and layout.schedule != "gpipe" and layout.stage != 2
 
-        return plan(SHAPES[model], self.clusters[cluster], self.batch, 1e15, only=usual)
+        device = DEVICES["h100" if "H100" in cluster else "a100"]
+        return plan(SHAPES[model], self.clusters[cluster], self.batch, 1e15, device=device,
+                    only=usual)
 
     def _now(self) -> tuple[str, str, float, str]:
         return self.model.value, self.cluster.value, self.memory.value, self.order.value

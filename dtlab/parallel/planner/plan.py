@@ -289,10 +289,21 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
         plans += [_predict(order, device, limit, wire, work, topology) for order in tried]
     plans.sort(key=lambda p: (bool(p.why_not), not p.why_not and p.step_s, p.memory_bytes))
     if not plans or plans[0].why_not:
-        nearest = f"the nearest is {plans[0]}" if plans else "there is no such layout"
+        nearest = f"the nearest is {plans[0]}{_remedy(plans[0])}" if plans \
+            else "there is no such layout"
         raise ConfigError(f"nothing fits {topology.ranks} devices of {limit / 1e9:.4g} GB in steps "
                           f"of {batch} samples; {nearest}")
     return plans
+
+
+def _remedy(plan: Plan) -> str:
+    """The largest part of what it needs, and what makes that smaller."""
+    if not plan.memory:
+        return ""
+    name = max(plan.memory, key=lambda part: plan.memory[part])
+    less = {"activations": "a longer pipeline doesn't help; recomputation, tp and cp do",
+            "logits": "tp and cp cut them"}.get(name, "more devices share them")
+    return f", {plan.memory[name] / 1e9:.4g} GB of it {name}: {less}"
 
 
 def ties(plans: Sequence[Plan]) -> list[Plan]:
