@@ -1,7 +1,7 @@
 from dtlab.grading.mistakes import Mistake
 
 RECOMPUTE = '("none", "selective", "full"):'
-STAGES = "(0,) if dp == 1 else (1,) if pp > 1 else (1, 2, 3)"
+STAGES = "(0,) if dp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)"
 
 HINTS = {
     "fits": "predict gives None for what can't be laid out (with dp = 1, say, there is no other "

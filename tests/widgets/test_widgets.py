@@ -137,7 +137,7 @@ def test_a_simulated_plan_shows_its_time_and_its_timeline() -> None:
     widget.buttons.run.click()
     assert "simulated" in widget.words.value
     (timeline,) = widget.box.children[parts:]
-    assert "A step of dp=16" in timeline.children[-1].value
+    assert "A step of dp_replicate=2,dp=8" in timeline.children[-1].value
     widget.memory.value = 24e9  # another limit, another best: nothing is simulated yet
     assert len(widget.box.children) == parts
 
