@@ -9,8 +9,8 @@ from dtlab.plots.lines import ABOVE, Scale, Series, lines
 from dtlab.plots.palette import INK, PAPER, QUIET, LineStyle, line_style
 from dtlab.plots.picture import Picture
 
-MOST = 300.0  # times the least: fixed, so that curves move and the axis does not
-TIMES = Scale("times the least", "{:g}".format, ticks=[1, 2, 5, 10, 20, 50, 100, 200])
+BATCHES, MOST = (1, 1 << 20), 300.0  # where the axes end: fixed, so that only the curves move
+TIMES = Scale("steps, samples (times the least)", ticks=[1, 2, 5, 10, 20, 50, 100, 200])
 
 
 def critical_batch(least_steps: float, critical: float, batch: int,
@@ -22,31 +22,29 @@ def critical_batch(least_steps: float, critical: float, batch: int,
     """
     steps = cost.steps_to_loss(batch, least_steps, critical)
     more, samples = steps / least_steps, steps * batch / (least_steps * critical)
-    low, high = critical / 256, critical * 256
-    grid = [low * (high / low) ** (k / 64) for k in range(65)]
+    grid = [2 ** (k / 8) for k in range(161)]
     first, second = line_style(0), line_style(1)
     series = [Series("steps", grid, [1 + critical / b for b in grid], _line(first)),
               Series("samples", grid, [1 + b / critical for b in grid], _line(second))]
     if counted:
-        dots = {b: s / least_steps for b, s in counted.items() if low <= b <= high}
+        dots = {b: s / least_steps for b, s in counted.items()}
         series += [
             Series("steps, counted", list(dots), list(dots.values()),
                    first._replace(dashes="none"), PAPER),
             Series("samples, counted", list(dots), [t * b / critical for b, t in dots.items()],
                    second._replace(dashes="none"), PAPER)]
     title = f"Until a loss is reached ({'predicted and counted' if counted else 'predicted'})"
-    note = (f"a batch of {batch:,}: {steps:,.0f} steps, {more:.3g} times the least; "
-            f"{steps * batch:,.0f} samples, {samples:.3g} times the least")
-    ticks = [2.0**k for k in range(-2, 30, 2) if low <= 2.0**k <= high]
-    with lines(series, title, note, Scale("batch (samples)", "{:,.4g}".format, 2, ticks),
-               TIMES, ABOVE | {"ncols": 4}, height_in=5.4, top_in=1.5) as (picture, axes):
-        axes.set_xlim(low, high)
+    note = (f"a batch of {batch:,}: {steps:,.0f} steps, {more:,.3g} times the least; "
+            f"{steps * batch:,.0f} samples, {samples:,.3g} times the least")
+    ticks = [4**k for k in range(10)]
+    with lines(series, title, note, Scale("batch (samples)", "{:,.0f}".format, 2, ticks),
+               TIMES, ABOVE | {"ncols": 3}, height_in=5.6, top_in=1.85) as (picture, axes):
+        axes.set_xlim(*BATCHES)
         axes.set_ylim(0.8, MOST)
-        axes.axvline(critical, color=QUIET, linestyle=(0, (5, 2)))
-        axes.axvline(batch, color=INK, linewidth=2)
-        axes.text(critical, 0.86 * MOST, f" critical batch {critical:,.3g} ", color=QUIET, size=12,
-                  va="top", ha="left" if batch < critical else "right")
-    picture.alt = f"{title}: {note}. The critical batch is {critical:,.3g}."
+        axes.axvline(critical, color=QUIET, linestyle=(0, (5, 2)),
+                     label=f"critical batch {critical:,.0f}")
+        axes.axvline(batch, color=INK, linewidth=2, label=f"batch {batch:,}")
+    picture.alt = f"{title}: {note}. The critical batch is {critical:,.0f}."
     return picture
 
 

@@ -212,7 +212,8 @@ def test_a_picture_is_legible_can_be_read_aloud_and_has_units(name: str) -> None
     ticks = " ".join(text for text, _ in texts_of(picture))
     for label in {each for axes in picture.axes for each in (axes.get_xlabel(), axes.get_ylabel())}:
         unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes", "nats", "%",
-                                               "updates", "gradients", "learning rate"))
+                                               "updates", "gradients", "learning rate", "samples",
+                                               "times the least"))
         assert unit or not label or any(f" {u}" in ticks for u in ("s", "ms", "µs", "ns")), label
 
 
