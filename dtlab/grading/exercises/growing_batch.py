@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.exercise import Check, Exercise, Verdict
@@ -35,32 +34,27 @@ def _right(schedule: Schedule, batch: int, most: int) -> tuple[list[float], list
 def train(function: Callable[..., Any], schedule: Schedule, batch: int, most: int
           ) -> tuple[list[torch.Tensor], int, int]:
     """In the sandbox: the weights after the learner's schedule, its steps, and its samples."""
-    model = MLP((64, 32, 10)).module(dtype=F64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model, (data, _) = MLP((64, 32, 10)), digits(F64)
+    weights = model.parameters(dtype=F64)
     done = samples = 0
     for rate, size, steps in zip(*function(list(schedule), batch, most), strict=True):
-        optimizer.param_groups[0]["lr"] = rate
         for _ in range(min(int(steps), 2000)):
-            x, y = digits(F64)[0].batch(done, int(size))
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
+            _, gradients = model.gradients(weights, *data.batch(done, int(size)))
+            for key, w in weights.items():
+                w -= rate * gradients[key]
             done, samples = done + 1, samples + int(size)
-    return [p.detach() for p in model.parameters()], done, samples
+    return list(weights.values()), done, samples
 
 
 def loss_of(weights: object) -> float:
     """The training loss of these weights; ∞ if they are not those of the model."""
-    model, (data, _) = MLP((64, 32, 10)).module(dtype=F64), digits(F64)
-    like = list(model.parameters())
+    model, (data, _) = MLP((64, 32, 10)), digits(F64)
+    like = model.parameters(dtype=F64)
     if not isinstance(weights, (list, tuple)) or len(weights) != len(like) or not all(
-            isinstance(w, torch.Tensor) and w.shape == p.shape
-            for w, p in zip(weights, like, strict=True)):
+            isinstance(w, torch.Tensor) and w.shape == own.shape
+            for w, own in zip(weights, like.values(), strict=True)):
         return math.inf
-    with torch.no_grad():
-        for p, w in zip(like, weights, strict=True):
-            p.copy_(w)
-        return float(cross_entropy(model(data.x), data.y))
+    return model.loss(dict(zip(like, (w.to(F64) for w in weights), strict=True)), *data)
 
 
 def _loss(case: Case, outcome: Outcome) -> Verdict:
