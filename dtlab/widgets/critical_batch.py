@@ -17,7 +17,7 @@ class CriticalBatchExplorer(Explorer):
 
     def __init__(self, least_steps: float = 30, critical: int = 16,
                  counted: Mapping[int, float] | None = None, devices: int = 4, samples: int = 4):
-        self.least_steps, self.counted = least_steps, counted
+        self.least_steps, self.counted, self._counted_at = least_steps, counted, critical
         self.devices = choice("devices", _powers(0, 12, devices), devices)
         self.samples = choice("samples a device", _powers(0, 8, samples), samples)
         self.critical = choice("critical batch", _powers(2, 16, critical), critical)
@@ -28,14 +28,18 @@ class CriticalBatchExplorer(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return critical_batch(*self._choice(), self.counted)
+        return self._draw(*self._choice())
 
-    def _choice(self) -> tuple[float, int, int]:
-        return (self.least_steps, self.critical.value, self.devices.value * self.samples.value)
+    def _choice(self) -> tuple[int, int]:
+        return self.critical.value, self.devices.value * self.samples.value
 
     def _update(self) -> None:
         now = self._choice()
-        self._show(now, partial(critical_batch, *now, self.counted))
+        self._show(now, partial(self._draw, *now))
+
+    def _draw(self, critical: int, batch: int) -> Picture:
+        counted = self.counted if critical == self._counted_at else None
+        return critical_batch(self.least_steps, critical, batch, counted)
 
 
 def _powers(low: int, high: int, own: int) -> list[tuple[str, int]]:

@@ -258,6 +258,18 @@ def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> Non
         bad()
 
 
+# ---- critical batch ---------------------------------------------------------------------------
+
+
+def test_counts_stand_beside_the_critical_batch_that_fits_them_only() -> None:
+    widget = CriticalBatchExplorer(30, 13, {4: 122, 64: 38})
+    assert "predicted and counted" in widget.words.value
+    widget.critical.value = 4096
+    assert "counted" not in widget.words.value
+    widget.critical.value = 13
+    assert "predicted and counted" in widget.words.value
+
+
 # ---- α–β explorer -----------------------------------------------------------------------------
 
 
