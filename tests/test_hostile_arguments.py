@@ -126,7 +126,7 @@ PARALLEL: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
        for name in ("interleaved", "looped_bfs")},
     "exposed_s": (cost.exposed_s, {"backward_s": 0.1, "nbytes": 64, "buckets": 2, "ranks": 4,
                                    "alpha": 1e-6, "beta": 1e-9, "algorithm": "ring"}),
-    "best_buckets": (cost.best_buckets, {"backward_s": 0.1, "nbytes": 64, "most": 8, "ranks": 4,
+    "best_buckets": (cost.best_buckets, {"backward_s": 0.1, "nbytes": 64, "layers": 8, "ranks": 4,
                                          "alpha": 1e-6, "beta": 1e-9}),
     "model_state_bytes": (cost.model_state_bytes, {
         "parameters": 1e6, "ranks": 4, "stage": 1, "parameter_bytes": 2, "gradient_bytes": 2,
@@ -144,6 +144,7 @@ PARALLEL: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "training_time_s": (cost.training_time_s, {"parameters": 1e9, "tokens": 1e9, "devices": 8,
                                                "device_flops": 1e12, "efficiency": 0.5}),
     "amdahl_speedup": (cost.amdahl_speedup, {"serial": 0.1, "devices": 8}),
+    "steps_to_loss": (cost.steps_to_loss, {"batch": 8, "least_steps": 30.0, "critical": 16.0}),
     "gustafson_speedup": (cost.gustafson_speedup, {"serial": 0.1, "devices": 8}),
     "parameter_server_s": (cost.parameter_server_s, {
         "workers": 4, "servers": 2, "nbytes": 64, "server_Bps": 1e9, "worker_Bps": 1e9, "ways": 2}),

@@ -6,6 +6,7 @@ answer single questions about it. One file holds the forms of one collective.
 """
 
 from dtlab.cost import all_reduce, barrier, broadcast_reduce, pieces, scan  # noqa: F401
+from dtlab.cost.large_batch import fit_critical_batch, steps_to_loss
 from dtlab.cost.memory import activation_bytes, model_state_bytes, zero_sent_bytes
 from dtlab.cost.model import (
     Form,
@@ -46,6 +47,7 @@ __all__ = [
     "bus_factor",
     "costs",
     "exposed_s",
+    "fit_critical_batch",
     "gustafson_speedup",
     "training_time_s",
     "forget",
@@ -63,6 +65,7 @@ __all__ = [
     "remembered",
     "rounds",
     "sent_bytes",
+    "steps_to_loss",
     "tensor_parallel_bytes",
     "time_s",
     "zero_sent_bytes",

@@ -33,13 +33,15 @@ def exposed_s(
 
 
 def best_buckets(
-    backward_s: float, nbytes: int, most: int, ranks: int, alpha: float, beta: float,
+    backward_s: float, nbytes: int, layers: int, ranks: int, alpha: float, beta: float,
     algorithm: str = "ring",
 ) -> int:
-    """The number of equal buckets, from 1 to `most`, that exposes the least; the fewest of equals.
+    """The number of equal buckets, each of whole ones of `layers` equal layers, that exposes the
+    least; the fewest of equals.
 
     With few, the last bucket takes long; with many, each pays its latencies.
     """
-    check_whole("most", most, 1, 10_000)
-    return min(range(1, most + 1), key=lambda buckets: exposed_s(
+    check_whole("layers", layers, 1, 10_000)
+    whole = (buckets for buckets in range(1, layers + 1) if layers % buckets == 0)
+    return min(whole, key=lambda buckets: exposed_s(
         backward_s, nbytes, buckets, ranks, alpha, beta, algorithm))

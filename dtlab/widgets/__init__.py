@@ -9,6 +9,7 @@ it, to stand beside the widget.
 from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.clocks import ClockExplorer
+from dtlab.widgets.critical_batch import CriticalBatchExplorer
 from dtlab.widgets.memory import MemoryExplorer
 from dtlab.widgets.overlap import OverlapExplorer
 from dtlab.widgets.placement import PlacementExplorer
@@ -26,6 +27,7 @@ __all__ = [
     "AlgorithmTopologyExplorer",
     "AlphaBetaExplorer",
     "ClockExplorer",
+    "CriticalBatchExplorer",
     "OverlapExplorer",
     "MemoryExplorer",
     "PlacementExplorer",

@@ -152,6 +152,10 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "overlap of two": lambda: plots.overlap({"flat": FLAT, LONG[:20]: FLAT}, note=LONG),
     "schedule": lambda: plots.schedule(one_f_one_b(4, 8)),
     "schedule of chunks": lambda: plots.schedule(zb_v(8, 16), title=LONG, comm=0.3),
+    **{f"critical batch {critical}, {batch}":
+       lambda c=critical, b=batch: plots.critical_batch(30, c, b, {4: 120, 64: 38})
+       for critical, batch in ((16, 64), (16, 4), (4, 1 << 20), (1 << 16, 1))},
+    "critical batch predicted": lambda: plots.critical_batch(1000, 2048, 2048),
     "training time": lambda: plots.training_time("GPT-3", 300e9, "A100 (312 TFLOP/s, 80 GB)", 9),
     "training time, small": lambda: plots.training_time(1e8, 1e10, "V100 (125 TFLOP/s, 32 GB)", 1),
     "mesh": lambda: plots.mesh({"pp": 2, "dp": 2, "tp": 4}, compose(nvswitch(8), racks(1, 2))),
@@ -208,7 +212,8 @@ def test_a_picture_is_legible_can_be_read_aloud_and_has_units(name: str) -> None
     ticks = " ".join(text for text, _ in texts_of(picture))
     for label in {each for axes in picture.axes for each in (axes.get_xlabel(), axes.get_ylabel())}:
         unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes", "nats", "%",
-                                               "updates", "gradients", "learning rate"))
+                                               "updates", "gradients", "learning rate", "samples",
+                                               "times the least"))
         assert unit or not label or any(f" {u}" in ticks for u in ("s", "ms", "µs", "ns")), label
 
 

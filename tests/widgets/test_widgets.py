@@ -21,6 +21,7 @@ from dtlab.widgets import (
     AlgorithmTopologyExplorer,
     AlphaBetaExplorer,
     ClockExplorer,
+    CriticalBatchExplorer,
     MemoryExplorer,
     OverlapExplorer,
     PlacementExplorer,
@@ -57,6 +58,7 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
     "ReplicaExplorer": ReplicaExplorer,
+    "CriticalBatchExplorer": CriticalBatchExplorer,
     "OverlapExplorer": OverlapExplorer,
     "MemoryExplorer": MemoryExplorer,
     "PlacementExplorer": PlacementExplorer,
@@ -74,6 +76,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
     "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
+    "CriticalBatchExplorer": lambda w: setattr(w.devices, "value", 64),
     "OverlapExplorer": lambda w: setattr(w.strategy, "value", "flat"),
     "MemoryExplorer": lambda w: setattr(w.ranks, "value", 8),
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
@@ -253,6 +256,18 @@ def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_picture() -> No
 def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         bad()
+
+
+# ---- critical batch ---------------------------------------------------------------------------
+
+
+def test_counts_stand_beside_the_critical_batch_that_fits_them_only() -> None:
+    widget = CriticalBatchExplorer(30, 13, {4: 122, 64: 38})
+    assert "predicted and counted" in widget.words.value
+    widget.critical.value = 4096
+    assert "counted" not in widget.words.value
+    widget.critical.value = 13
+    assert "predicted and counted" in widget.words.value
 
 
 # ---- α–β explorer -----------------------------------------------------------------------------

@@ -1,0 +1,105 @@
+"""Chapter 10b: a schedule of learning rates made one of batches, with its noise and its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dtlab.grading.case import Case, Outcome, Wanted
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.standard import F64, items, values
+from dtlab.models import MLP, digits
+
+RATES, BATCHES, STEPS = ITEMS = "rates", "batches", "steps"
+SAME = 1.1  # losses that differ by less are the same
+Schedule = Sequence[tuple[float, int]]  # (rate, steps) of each stage
+
+
+def _right(schedule: Schedule, batch: int, most: int) -> tuple[list[float], list[int], list[int]]:
+    """Each batch as large as the noise scale allows at the first rate, cut at `most`; then the rate
+    that keeps the noise scale, and as many steps as the samples take."""
+    first = schedule[0][0]
+    batches = [min(most, math.floor(batch * first / rate + 1e-9)) for rate, _ in schedule]
+    rates = [rate * b / batch for (rate, _), b in zip(schedule, batches, strict=True)]
+    steps = [-(-batch * count // b) for (_, count), b in zip(schedule, batches, strict=True)]
+    return rates, batches, steps
+
+
+# ---- training with it ----------------------------------------------------------------------------
+
+
+def train(function: Callable[..., Any], schedule: Schedule, batch: int, most: int
+          ) -> tuple[list[torch.Tensor], int, int]:
+    """In the sandbox: the weights after the learner's schedule, its steps, and its samples."""
+    model, (data, _) = MLP((64, 32, 10)), digits(F64)
+    weights = model.parameters(dtype=F64)
+    done = samples = 0
+    for rate, size, steps in zip(*function(list(schedule), batch, most), strict=True):
+        for _ in range(min(int(steps), 2000)):
+            _, gradients = model.gradients(weights, *data.batch(done, int(size)))
+            for key, w in weights.items():
+                w -= rate * gradients[key]
+            done, samples = done + 1, samples + int(size)
+    return list(weights.values()), done, samples
+
+
+def loss_of(weights: object) -> float:
+    """The training loss of these weights; ∞ if they are not those of the model."""
+    model, (data, _) = MLP((64, 32, 10)), digits(F64)
+    like = model.parameters(dtype=F64)
+    if not isinstance(weights, (list, tuple)) or len(weights) != len(like) or not all(
+            isinstance(w, torch.Tensor) and w.shape == own.shape
+            for w, own in zip(weights, like.values(), strict=True)):
+        return math.inf
+    return model.loss(dict(zip(like, (w.to(F64) for w in weights), strict=True)), *data)
+
+
+def _loss(case: Case, outcome: Outcome) -> Verdict:
+    """The loss of the shrinking rate, in as many samples, and fewer steps."""
+    schedule, batch, most = case.args[0]
+    weights, done, samples = outcome.values[0]
+    *_, counts = _right(schedule, batch, most)
+    asked = train(lambda *_: ([rate for rate, _ in schedule], [batch] * len(schedule),
+                              [count for _, count in schedule]), schedule, batch, most)
+    least, reached = loss_of(asked[0]), loss_of(weights)
+    right = reached <= SAME * least and samples <= asked[2] + most and done <= sum(counts)
+    return Verdict(right, f"loss {reached:.3g} after {samples:,} samples, {done:,} steps",
+                   f"≤ {SAME * least:.3g}, {asked[2] + most:,}, {sum(counts):,}")
+
+
+def _build(seed: int) -> list[Check]:
+    k = seed % 3
+
+    def case(tried: str, schedule: Schedule, batch: int, most: int = 1 << 20) -> Case:
+        return Case(tried, [(list(schedule), batch, most)], comm=False, wanted=Wanted(
+            [_right(schedule, batch, most)], items=ITEMS, what="by the rule", rtol=1e-9))
+
+    powers = [case("divided by 2", [(0.8, 60), (0.4, 60), (0.2, 30 + 2 * k)], 16),
+              case("divided by 4", [(0.5, 60), (0.125, 60), (0.03125, 64)], 16 * (1 + k)),
+              case("divided by 10", [(1.0, 100 + 10 * k), (0.1, 200)], 8)]
+    odd = [case("samples that don't divide", [(0.4, 7), (0.1, 10 + k), (0.05, 3)], 12),
+           case("divided by 3", [(0.3, 30), (0.1, 31 + 3 * k), (0.3 / 9, 10)], 12),
+           case("divided by 1.7", [(0.17, 20), (0.1, 20 + k), (0.06, 20)], 15),
+           case("no two stages alike", [(0.9, 11), (0.7, 13), (0.2, 17), (0.11, 19 + k)], 9)]
+    limited = [case("limit between stages", [(0.5, 60), (0.125, 60), (0.03125, 64)], 16, 100 + k),
+               case("limit at once", [(0.4, 10), (0.2, 10), (0.1, 20)], 32, 32),
+               case("limit reached", [(0.8, 20), (0.2, 20), (0.05, 21)], 8 + k, 4 * (8 + k))]
+    edges = [case("one stage", [(0.3, 25)], 10), case("a stage of no steps",
+                                                      [(0.4, 5), (0.2, 0), (0.1, 8)], 4)]
+    divided = [(0.5, 60), (0.125, 60), (0.03125, 60)]
+    trained = [Case(f"digits, at most {most}", [(divided, 16, most)], comm=False, harness=train)
+               for most in (256, 64 + 16 * k)]
+    return [
+        Check("batches", 2, "rates divided by 2, 4, 10", powers, items(BATCHES, RATES)),
+        Check("samples", 2, "the same number of samples", [*powers, *odd], items(STEPS)),
+        Check("noise scale", 1, "batches that must be rounded", odd, items(BATCHES, RATES)),
+        Check("limit", 1, "no batch above the largest", limited, values),
+        Check("edges", 1, "one stage, no steps", edges, values),
+        Check("loss", 1, "digits trained with it", trained, _loss),
+    ]
+
+
+EXERCISE = Exercise("growing-batch", "Growing batch", "grow", _build)
