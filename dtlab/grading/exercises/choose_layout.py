@@ -31,7 +31,7 @@ def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
     def predicted(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
                   ) -> tuple[float, float] | None:
         micro_batches, rest = divmod(batch, dp * micro_batch)
-        if rest or not micro_batches or pp * dp * tp != topology.ranks or stage == 3 and pp > 1:
+        if rest or not micro_batches or pp * dp * tp != topology.ranks or (stage == 3 and pp > 1):
             return None
         found = predict(shape, topology, Layout(
             {"pp": pp, "dp": dp, "tp": tp}, micro_batch, micro_batches, stage=stage,
