@@ -29,18 +29,10 @@ from dtlab.cost.parameter_server import parameter_server_s
 from dtlab.cost.pipeline import micro_batches_in_flight, pipeline_bubble_s
 from dtlab.cost.tensor_parallel import tensor_parallel_bytes
 from dtlab.cost.training_time import amdahl_speedup, gustafson_speedup, training_time_s
-from dtlab.cost.transformer import (
-    attention_flops,
-    attention_traffic_bytes,
-    matrix_product_flops,
-    memory_traffic_bytes,
-)
 
 __all__ = [
     "Form",
     "activation_bytes",
-    "attention_flops",
-    "attention_traffic_bytes",
     "amdahl_speedup",
     "best_buckets",
     "bounds_s",
@@ -54,8 +46,6 @@ __all__ = [
     "form",
     "has_form",
     "lower_bound_s",
-    "matrix_product_flops",
-    "memory_traffic_bytes",
     "messages",
     "micro_batches_in_flight",
     "model_state_bytes",

@@ -386,3 +386,16 @@ def test_what_can_not_be_shared_or_has_no_rate_gets_a_sentence():
         plan(XL, TWO_SERVERS, 32, headroom=1)
     assert all(device.source for device in DEVICES.values())
     assert MEGATRON.source
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_activations_with_stored_scores_are_korthikantis(t, sequence, recompute):
+    """As `cost.activation_bytes`, which has their table 2."""
+    if sequence and t == 1:
+        return
+    found = predict(SMALL, TWO_SERVERS, Layout({"dp": 8 // t, "tp": t}, 2, recompute=recompute,
+                                               sequence=sequence))
+    assert found.memory["activations"] == pytest.approx(cost.activation_bytes(
+        2, 1024, 2048, 16, 16, tensor=t, sequence=sequence, recompute=recompute))

@@ -53,12 +53,12 @@ class Layout(NamedTuple):
         return self.mesh.get("pp", 1)
 
     @property
-    def dp(self) -> int:
-        return self.mesh.get("dp", 1)
-
-    @property
     def replicas(self) -> int:
         return self.mesh.get("dp_replicate", 1)
+
+    @property
+    def dp(self) -> int:
+        return self.mesh.get("dp", 1)
 
     @property
     def ep(self) -> int:

@@ -148,36 +148,46 @@ def _mlp_width(shape: Shape) -> tuple[float, float]:
 
 def _traffic_elements(shape: Shape, layout: Layout) -> tuple[float, float]:
     """Elements that an average layer's forward reads and writes outside matrix products and
-    attention, for one token; and those of them that selective recomputation repeats.
+    FlashAttention, for one token; and those of them that selective recomputation repeats.
 
-    Two norms read and write 4h, two sums read 4h and write 2h; rotary positions read and write
-    queries and keys; SwiGLU's silu and product read 3 and write 2 of an MLP's width, GELU 1 and 1;
-    tokens are put in the order of their experts, and back. Counted, if each kernel reads its inputs
-    from memory and writes its output.
+    Counted, if each kernel reads its inputs from memory and writes its output: two norms read and
+    write 4h, two sums read 4h and write 2h; rotary positions read and write queries and keys;
+    SwiGLU's silu and product read 3 and write 2 of an MLP's width, GELU 1 and 1; tokens are put in
+    the order of their experts, and back. With stored scores, which selective recomputation repeats
+    instead: two masks of dropout, h; heads transposed, 6h; of s scores a head products write and
+    read 2, softmax reads and writes 2, dropout as many and half a mask.
     """
     h, (width, sent) = shape.hidden, _mlp_width(shape)
     everywhere = layout.tp if layout.sequence else 1
     inside = 2 * (shape.queries + shape.keys) + 5 * width if shape.gated else 2 * width
-    again = 4 * h / everywhere + inside / layout.tp
-    return again + (6 * h + 4 * h * sent) / everywhere, again
+    again, sums = 4 * h / everywhere + inside / layout.tp, (6 * h + 4 * h * sent) / everywhere
+    if shape.attention == "flash":
+        return again + sums, again
+    scores = 6.5 * shape.heads * shape.positions / layout.tp
+    return again + sums + h / everywhere + 6 * h / layout.tp + scores, scores
 
 
 def _kept_elements(shape: Shape, layout: Layout, recompute: str) -> float:
-    """Elements of activations that an average layer keeps for backward, for one token, with
-    FlashAttention: inputs and outputs of two norms; queries, keys and values, the first two also
-    rotated; attention's output; an MLP's gate, up, silu and product, or its input and output of
-    GELU. "selective" keeps the two sums, queries, keys, values, output, gate and up."""
+    """Elements of activations that an average layer keeps for backward, for one token: inputs and
+    outputs of two norms; queries, keys and values, the first two also rotated; attention's output;
+    an MLP's gate, up, silu and product, or its input and output of GELU; with stored scores also
+    2.5 a head and position, and two masks of dropout.
+
+    "selective" keeps what matrix products put out and the two sums; with stored scores all but
+    these. Source: for stored scores Korthikanti et al. 2022, table 2; for others the same count.
+    """
     h, t, (width, sent) = shape.hidden, layout.tp, _mlp_width(shape)
-    everywhere = t if layout.sequence else 1
+    everywhere, stored = t if layout.sequence else 1, shape.attention == "stored"
     if recompute == "full":
         return h / everywhere
-    gathered = everywhere if layout.regather else 1
     attention = shape.queries + shape.keys + shape.values + shape.attended
-    if recompute == "selective":
+    if recompute == "selective" and not stored:
         return 2 * h / everywhere + (attention + (2 if shape.gated else 1) * width + sent * h) / t
     attention += shape.queries + shape.keys if shape.gated else 0
-    return (2 * h / everywhere + 2 * h / gathered
+    kept = ((2 + stored) * h / everywhere + 2 * h / (everywhere if layout.regather else 1)
             + (attention + (4 if shape.gated else 2) * width + sent * h) / t)
+    scores = 2.5 * shape.heads * shape.positions / t
+    return kept + scores if stored and recompute == "none" else kept
 
 
 def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, software: Software,
@@ -198,17 +208,13 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
     # ---- computation
     products_s = _products_s(shape, layout, tokens, product_s)
     scores = 2 * tokens * s * (shape.queries + shape.attended)  # operations
-    elements, again = _traffic_elements(shape, layout)
+    memory_s, again_s = (traffic_s(tokens * elements * itemsize)
+                         for elements in _traffic_elements(shape, layout))
     if flash:
-        attention_s, again_s = scores / 2 / tp / device.attention_flops, traffic_s(
-            tokens * again * itemsize)
-        memory_s, factor = traffic_s(tokens * elements * itemsize), 2.5
+        attention_s, factor = scores / 2 / tp / device.attention_flops, 2.5
     else:
-        attention_s = scores / tp / device.product_flops[recipe.products] / efficiency
-        again_s = attention_s + traffic_s(
-            cost.attention_traffic_bytes(b, s, shape.heads, tp, itemsize) / cp)
-        memory_s, factor = traffic_s(cost.memory_traffic_bytes(
-            b, s, h, shape.heads, tp, layout.sequence, itemsize) / cp), 2.0
+        attention_s, factor = scores / tp / device.product_flops[recipe.products] / efficiency, 2.0
+        again_s += attention_s
     forward_s, full = products_s + attention_s + memory_s, layout.recompute == "full"
     stages = stage_layers(shape, layout)
     layers = sum(stages[::pp])
@@ -240,13 +246,8 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
         memory["parameters"] += 2 * (layer / tp + routed / tp / ep) * itemsize
 
     # ---- activations, of the first stage or of the last, which has the logits
-    if flash:
-        whole, kept = (tokens * itemsize * _kept_elements(shape, layout, recompute)
-                       for recompute in ("none", layout.recompute))
-    else:
-        whole, kept = (itemsize / 2 / cp * cost.activation_bytes(
-            b, s, h, shape.heads, tensor=tp, sequence=layout.sequence, recompute=recompute)
-            for recompute in ("none", layout.recompute))
+    whole, kept = (tokens * itemsize * _kept_elements(shape, layout, recompute)
+                   for recompute in ("none", layout.recompute))
     kept = share * kept + (1 - share) * whole
     # The loss holds the logits, and three times in float32: copied, their logarithms of
     # probabilities, their gradient.
