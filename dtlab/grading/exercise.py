@@ -29,7 +29,7 @@ CHAPTERS = {
     "11": ("row-parallel", "vocab-loss", "find-the-lie"),
     "12": ("one-f-one-b", "beat-one-f-one-b"),
     "13": ("zero-stage-1", "zero-stage-3"),
-    "14": ("order-axes", "choose-layout"),
+    "14": ("order-axes", "choose-layout", "hidden-cluster"),
 }
 
 

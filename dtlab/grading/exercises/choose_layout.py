@@ -16,15 +16,15 @@ from dtlab.topology import compose, nvswitch, uniform
 
 NAMES = ("pp", "dp", "tp", "micro_batch", "stage", "recompute")
 RECOMPUTE = ("none", "selective", "full")
-Question = tuple[int, int, int, int, int, int, float]  # layers, hidden, heads, servers, gpus, …
+Question = tuple[Any, ...]  # layers, hidden, heads, servers, GPUs, batch, bytes, a server's card
 
 
 def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
     """(pp, dp, tp, micro_batch, stage, recompute) → (seconds a step, bytes a device), or None for
     what can't be laid out, and for ZeRO 3 in a pipeline, which many libraries refuse."""
-    layers, hidden, heads, servers, gpus, batch, _ = question
+    layers, hidden, heads, servers, gpus, batch, _, card_Bps = question
     shape = gpt_shape(layers, hidden, heads)
-    topology = compose(nvswitch(gpus), uniform(servers, 3e-6, 25e9), nic_Bps=25e9)
+    topology = compose(nvswitch(gpus), uniform(servers, 3e-6, card_Bps), nic_Bps=card_Bps)
     wire = wires(topology)
 
     @cache
@@ -63,7 +63,7 @@ def run_choice(choose: Callable[..., Any], *question: Any) -> tuple[Any, int]:
         except ConfigError:
             return None
 
-    layers, _, heads, servers, gpus, batch, memory_bytes = question
+    layers, _, heads, servers, gpus, batch, memory_bytes, _ = question
     chosen = choose(ask, layers, heads, servers * gpus, batch, memory_bytes)
     return [chosen.get(name) for name in NAMES] if isinstance(chosen, dict) else [], calls[0]
 
@@ -71,7 +71,7 @@ def run_choice(choose: Callable[..., Any], *question: Any) -> tuple[Any, int]:
 def _fits(case: Case, outcome: Outcome) -> Verdict:
     """Is it a layout that there is, and fits?"""
     (question,), (chosen, _) = case.args, outcome.values[0]
-    found, limit = all_of(question).get(tuple(chosen)), question[-1]
+    found, limit = all_of(question).get(tuple(chosen)), question[6]
     if found is None:
         return Verdict(False, str(chosen)[:60] if chosen else "no dictionary",
                        "a layout for which predict does not give None")
@@ -81,7 +81,7 @@ def _fits(case: Case, outcome: Outcome) -> Verdict:
 def _time(share: float) -> Judge:
     def judge(case: Case, outcome: Outcome) -> Verdict:
         (question,), chosen = case.args, outcome.values[0][0]
-        fit = {of: t for of, (t, n) in all_of(question).items() if n <= question[-1]}
+        fit = {of: t for of, (t, n) in all_of(question).items() if n <= question[6]}
         best, mine = min(fit, key=lambda of: fit[of]), fit[tuple(chosen)]
         missed = [name for name, a, b in zip(NAMES, chosen, best, strict=True) if a != b]
         return Verdict(mine <= share * fit[best], f"{mine:.3f} s",
@@ -99,7 +99,7 @@ def _build(seed: int) -> list[Check]:
     def case(layers: int, hidden: int, heads: int, servers: int, batch: int, gigabytes: float
              ) -> Case:
         return Case(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:g} GB",
-                    [(layers, hidden, heads, servers, 8, batch, gigabytes * 1e9)], comm=False,
+                    [(layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, 25e9)], comm=False,
                     library=True, harness=run_choice)
 
     small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24), case(24, 2048, 16, 1, 16, 40),

@@ -1,0 +1,30 @@
+from dtlab.grading.mistakes import Mistake
+
+MESHES = "product((1, 2, 4, 8), (1, 2, 4, 8))"
+
+HINTS = {
+    "runs": "run gives None for what doesn't fit or can't be laid out (with dp = 1, say, there is "
+        "no other stage than 0): count that as endless seconds, and return all six names.",
+    **dict.fromkeys(("fast network", "slow network"), "Does your search try other values of what "
+        "is expected to differ?"),
+    "few runs": "Keep what each layout took, so that none runs twice; and climb from a few meshes "
+        "instead of trying everything.",
+}
+
+MISTAKES = [
+    Mistake({'run(*layout) or float("inf")': "run(*layout) or 0.0"}, "None means that a layout "
+            "doesn't run, not that it takes no time: count it as endless seconds."),
+    Mistake({MESHES: "product((1,), (1, 2, 4, 8))"}, "pp stays 1: where the network is slow, only "
+            "a pipeline is fast."),
+    Mistake({MESHES: "product((1, 2, 4, 8), (1,))"}, "tp stays 1: inside a server it is cheap, and "
+            "with it fewer ranks reduce gradients over the slow network."),
+    Mistake({"for kept in kinds": 'for kept in ("full",)'}, "Everything is computed again: where "
+            "memory is left, keep more of it."),
+    Mistake({"(micro // 2, micro, 2 * micro)": "(micro,)"}, "Micro-batches of one sample only: "
+            "with ZeRO 3 parameters travel anew for each."),
+    Mistake({"        if layout not in seen:\n            seen[layout]": "        seen[layout]"},
+            HINTS["few runs"]),
+    Mistake({"return dict(zip(names, min(ends, key=seconds), strict=True))":
+             "return min(ends, key=seconds)"}, "Return a dictionary with pp, dp, tp, micro_batch, "
+            "stage, recompute."),
+]
