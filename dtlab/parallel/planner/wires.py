@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from dtlab.topology import Topology
@@ -88,9 +88,16 @@ def wire_of(mesh: dict[str, int], names: str | tuple[str, ...], wire: Wires,
             exchange: bool = False) -> Wire:
     """Of the groups along the axes `names` of a mesh together. Where they aren't neighbours in it,
     the slowest of each one's."""
+    return _wire_of(tuple(mesh.items()), (names,) if isinstance(names, str) else names, wire,
+                    exchange)
+
+
+@lru_cache(1024)  # a plan asks ten times for each of thousands of layouts of one mesh
+def _wire_of(axes: tuple[tuple[str, int], ...], names: tuple[str, ...], wire: Wires,
+             exchange: bool) -> Wire:
     stride, found = 1, []
-    for axis, size in reversed(mesh.items()):
-        if size > 1 and (axis in ((names,) if isinstance(names, str) else names)):
+    for axis, size in reversed(axes):
+        if size > 1 and axis in names:
             found.append((size, stride))
         stride *= size
     if not found:
