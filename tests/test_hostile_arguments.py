@@ -138,7 +138,7 @@ PARALLEL: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "attention_flops": (cost.attention_flops, LAYER),
     "matrix_product_flops": (cost.matrix_product_flops, LAYER | {"layer_parameters": 1e3}),
     "memory_traffic_bytes": (cost.memory_traffic_bytes, LAYER | {"heads": 2, "tensor": 2,
-                                                                 "itemsize": 2, "gradient_itemsize": 4}),
+                                                                 "itemsize": 2}),
     "tensor_parallel_bytes": (cost.tensor_parallel_bytes, LAYER | {
         "ranks": 2, "layers": 2, "itemsize": 2, "sequence": "regather"}),
     "training_time_s": (cost.training_time_s, {"parameters": 1e9, "tokens": 1e9, "devices": 8,
