@@ -132,7 +132,7 @@ PARALLEL: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "parameters": 1e6, "ranks": 4, "stage": 1, "parameter_bytes": 2, "gradient_bytes": 2,
         "optimizer_bytes": 12}),
     "zero_sent_bytes": (cost.zero_sent_bytes, {"parameters": 1e6, "ranks": 4, "stage": 1,
-                                               "itemsize": 2}),
+                                               "itemsize": 2, "gradient_itemsize": 4}),
     "activation_bytes": (cost.activation_bytes, LAYER | {
         "heads": 2, "layers": 2, "tensor": 2, "recompute": "none"}),
     "tensor_parallel_bytes": (cost.tensor_parallel_bytes, LAYER | {

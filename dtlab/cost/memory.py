@@ -33,12 +33,14 @@ def model_state_bytes(
     return sum(parameters * size / (ranks if stage >= first else 1) for size, first in shared)
 
 
-def zero_sent_bytes(parameters: float, ranks: int, stage: int = 0, itemsize: float = 2) -> float:
+def zero_sent_bytes(parameters: float, ranks: int, stage: int = 0, itemsize: float = 2,
+                    gradient_itemsize: float | None = None) -> float:
     """Bytes that a rank sends in a step, on `ranks` ranks of data parallelism or a stage of ZeRO.
 
     Up to stage 2 each parameter of `itemsize` bytes crosses twice (its gradient is reduced and
     scattered, its new value gathered, or both are one all-reduce), in stage 3 three times: it is
     gathered forward and backward. Each crossing costs (N−1)/N of the vector, as with rings.
+    gradient_itemsize: bytes of a gradient, if not `itemsize`; an all-reduce hands out gradients.
     Source: Rajbhandari et al. 2020, §7.
 
     >>> zero_sent_bytes(100, 4, 3, itemsize=1)
@@ -46,7 +48,10 @@ def zero_sent_bytes(parameters: float, ranks: int, stage: int = 0, itemsize: flo
     """
     model_state_bytes(parameters, ranks, stage)  # raises for what makes no sense
     check_amount("itemsize", itemsize)
-    return (3 if stage == 3 else 2) * parameters * itemsize * (ranks - 1) / ranks
+    gradient = itemsize if gradient_itemsize is None else gradient_itemsize
+    check_amount("gradient_itemsize", gradient)
+    gathered = gradient if stage == 0 else 2 * itemsize if stage == 3 else itemsize
+    return parameters * (gradient + gathered) * (ranks - 1) / ranks
 
 
 def activation_bytes(

@@ -12,7 +12,7 @@ sends in a step, times (N−1)/N:
 | 3     | 2Ψ/N       | 2Ψ/N      | 12Ψ/N           | 3Ψ    |
 
 Source: Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion parameter
-models". Chapter: 13.
+models". Chapters: 13, 13b.
 """
 
 from __future__ import annotations

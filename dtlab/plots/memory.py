@@ -16,8 +16,10 @@ from dtlab.plots.picture import MARGIN_IN, Picture, fit_text, page
 from dtlab.plots.shapes import draw_stack
 from dtlab.units import bytes_text, count_text
 
-# Optimizers: bytes of a parameter's state, float32 copy of the parameter included.
-OPTIMIZERS = {"Adam, float32": 12, "Adam, 8 bit": 6, "SGD, momentum": 8, "SGD": 4}
+# Bytes of a bf16 parameter's gradient and of its optimizer state, its float32 copy included.
+RECIPES = {"Adam, bf16 gradients": (2, 12), "Adam, float32 gradients": (4, 12),
+           "Adam in 8 bits, bf16 gradients": (2, 6), "SGD with momentum, bf16 gradients": (2, 8),
+           "SGD, bf16 gradients": (2, 4)}
 STAGES = {0: "data parallel", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "buffers")
 _LOOKS = dict(zip(KINDS, ((HUES[0], ""), (HUES[1], "//"), (HUES[2], ""), (HUES[4], ".."),
@@ -26,32 +28,34 @@ History = Sequence[tuple[float, Mapping[str, int]]]
 
 
 def rank_memory(
-    model: str = "7.5 B", ranks: int = 64, stage: int = 0, optimizer: str = "Adam, float32",
+    model: str = "7.5 B", ranks: int = 64, stage: int = 0, recipe: str = "Adam, bf16 gradients",
     batch: int = 0, recompute: str = "none",
 ) -> dict[str, float]:
     """Bytes by kind on each of `ranks` ranks that train `model`, one of `dtlab.models.SHAPES`, with
-    bf16 parameters and gradients: `cost.model_state_bytes` and `cost.activation_bytes`.
+    bf16 parameters: `cost.model_state_bytes` and `cost.activation_bytes`.
 
+    recipe: one of `RECIPES`: the bytes of a gradient and of the optimizer's state.
     batch: samples a rank; 0 leaves activations out. Raises `ConfigError` for what doesn't exist.
     """
-    for name, value, known in (("model", model, SHAPES), ("optimizer", optimizer, OPTIMIZERS)):
+    for name, value, known in (("model", model, SHAPES), ("recipe", recipe, RECIPES)):
         if value not in known:
             raise ConfigError(f"there is no {name} {value!r}; choose one of {', '.join(known)}")
     shape = SHAPES[model]
+    gradient, optimizer = RECIPES[recipe]
     state = partial(cost.model_state_bytes, shape.parameters, ranks, stage)
     return {
-        "parameters": state(2, 0, 0), "gradients": state(0, 2, 0),
-        "optimizer state": state(0, 0, OPTIMIZERS[optimizer]),
+        "parameters": state(2, 0, 0), "gradients": state(0, gradient, 0),
+        "optimizer state": state(0, 0, optimizer),
         "activations": cost.activation_bytes(batch, shape.positions, shape.hidden, shape.heads,
                                              shape.layers, recompute=recompute)}
 
 
 def model_memory(
-    model: str = "7.5 B", ranks: int = 64, stage: int = 0, optimizer: str = "Adam, float32",
+    model: str = "7.5 B", ranks: int = 64, stage: int = 0, recipe: str = "Adam, bf16 gradients",
     batch: int = 0, recompute: str = "none", device_bytes: float = 80e9) -> Picture:
     """A bar for plain data parallelism and for each stage: what `rank_memory` says that a rank
     holds, whether a device of `device_bytes` has room for it, and what a rank sends in a step."""
-    bars = {s: rank_memory(model, ranks, s, optimizer, batch, recompute) for s in STAGES}
+    bars = {s: rank_memory(model, ranks, s, recipe, batch, recompute) for s in STAGES}
     if stage not in bars or not device_bytes > 0:
         raise ConfigError("model_memory needs a stage from 0 to 3, and device_bytes above 0")
     totals = {s: sum(bar.values()) for s, bar in bars.items()}
@@ -60,7 +64,7 @@ def model_memory(
                f"{bytes_text(totals[stage])} a rank (predicted)")
     samples = (f"{count_text(batch, 'sample')} of {shape.positions:,} positions a rank, "
                f"recomputed: {recompute}" if batch else "without activations")
-    note = f"{shape.parameters / 1e9:.4g} billion parameters · {optimizer} · {samples}"
+    note = f"{shape.parameters / 1e9:.4g} billion parameters in bf16 · {recipe} · {samples}"
     with page(11.0, 5.4, heading, note) as picture:
         axes = picture.place(left=1.85, right=3.0, bottom=1.35, top=1.15)
         _draw_stages(axes, bars, stage)
@@ -74,7 +78,8 @@ def model_memory(
         lines = []
         for s, total in totals.items():
             fits = "fits" if total <= device_bytes else "too much"
-            sent = cost.zero_sent_bytes(shape.parameters, ranks, s)
+            sent = cost.zero_sent_bytes(shape.parameters, ranks, s,
+                                        gradient_itemsize=RECIPES[recipe][0])
             text = f"{bytes_text(total)}, {fits}"
             _beside(axes, s, text, f"sends {bytes_text(sent)} a step", bold=s == stage)
             lines.append(f"{STAGES[s]} {text}, sends {bytes_text(sent)} a step")

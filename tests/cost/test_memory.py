@@ -45,6 +45,14 @@ def test_nonsense_is_a_config_error(options: dict[str, Any]) -> None:
         cost.zero_sent_bytes(1, 1, 4)
 
 
+@pytest.mark.parametrize(("stage", "sends"), [(0, 8), (1, 6), (2, 6), (3, 8)])
+def test_float32_gradients_of_bf16_parameters_cross_in_four_bytes(stage: int, sends: int) -> None:
+    """An all-reduce carries gradients both ways; a gather carries parameters."""
+    assert cost.zero_sent_bytes(10, 2, stage, 2, gradient_itemsize=4) == sends * 10 / 2
+    assert cost.zero_sent_bytes(10, 2, stage, 2, gradient_itemsize=2) == cost.zero_sent_bytes(
+        10, 2, stage, 2)
+
+
 def test_shapes_have_the_parameters_that_they_say() -> None:
     """Of Llama, with its key-value heads and its MLPs: table 3 of the paper, and config.json."""
     for name in ("GPT-2 small", "GPT-2 XL"):

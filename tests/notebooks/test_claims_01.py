@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import nbformat
 import pytest
 
 from dtlab import ConfigError, cost
 from dtlab.models import SHAPES
 
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = nbformat.read(ROOT / "notebooks" / "01_why_distribute.ipynb", as_version=4)
 near = pytest.approx
+
+
+def output(name: str) -> str:
+    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == name]
+    return "".join(out.get("text", "") for out in cell.outputs)
+
+
+def knobs() -> dict[str, tuple[float, float, float, int]]:
+    """Utilization on one device, scale factor, their product, minutes, as the chapter prints."""
+    rows = {}
+    for line in output("knob-run").splitlines():
+        name, alone, scale, both, minutes = re.fullmatch(
+            r"(.*?) +([\d.]+)% × +([\d.]+)% = +([\d.]+)%: +(\d+) minutes", line).groups()
+        rows[name] = float(alone) / 100, float(scale) / 100, float(both) / 100, int(minutes)
+    return rows
 
 
 def all_reduce_s(n: int) -> float:
@@ -52,6 +73,68 @@ def test_the_all_reduce_does_not_grow_with_the_devices(prose: str) -> None:
     assert "Each device sends and receives its 100 MB about twice" in prose
     sent = cost.sent_bytes("all_reduce", "halving_doubling", 1024, 100_000_000)
     assert max(sent) == near(2e8, rel=0.01)
+
+
+def test_sixteen_bytes_a_parameter_are_one_recipe(prose: str) -> None:
+    assert "A usual recipe takes 16" in prose
+    assert cost.model_state_bytes(1) == 2 + 2 + 12 == 16
+    assert "with gradients in 32 bits there are 18 bytes" in prose
+    assert cost.model_state_bytes(1, gradient_bytes=4) == 18
+
+
+def test_a_doubled_gradient_doubles_a_step_of_sgd_and_none_of_adam(prose: str) -> None:
+    assert "With SGD it is as if the learning rate had doubled" in prose
+    assert "Adam divides each gradient by its own usual size, so nothing happens" in prose
+    assert re.findall(r"goes ([\d.]+) times", output("doubled")) == ["2.000", "1.000"]
+
+
+def test_overlap_moves_the_limit_of_strong_scaling(prose: str) -> None:
+    assert "the limit of a step that computes first and sends afterwards" in prose
+    rows = {int(n): [float(x) for x in rest] for n, *rest in re.findall(
+        r"(\d+) devices: after backward +([\d.]+)%, overlapped +([\d.]+)%, at best +([\d.]+)%",
+        output("overlap"))}
+    assert "20 ms of messages fit beside 21 ms of backward" in prose
+    assert (all_reduce_s(64), 2 / 64 * 2 / 3) == (near(0.020, rel=0.02), near(0.021, rel=0.02))
+    assert "96 % instead of 61, and 100 at best" in prose
+    assert [round(x) for x in rows[64]] == [61, 96, 100]
+    assert "On 256 devices backward takes 5 ms; the messages still take 20" in prose
+    assert (all_reduce_s(256), 2 / 256 * 2 / 3) == (near(0.020, rel=0.01), near(0.005, rel=0.05))
+    assert rows[256][2] < 50
+    for after_backward, overlapped, best in rows.values():
+        assert after_backward < overlapped <= best
+
+
+def test_weak_scaling_in_samples_a_second_is_the_efficiency_of_the_times() -> None:
+    by_rate = dict(re.findall(r"(\d+) devices, .* = ([\d.]+)%", output("throughput")))
+    by_time = dict(re.findall(r"(\d+) devices: .*weak .*efficiency +([\d.]+)%", output("scaling")))
+    assert {n: by_time[n] for n in by_rate} == by_rate
+    rates = re.findall(r"([\d,]+) samples/s", output("throughput"))
+    assert int(rates[-1].replace(",", "")) == near(1024 * 1024 / (2 + all_reduce_s(1024)), rel=1e-3)
+
+
+def test_each_knob_turns_the_product_of_two_utilizations(prose: str) -> None:
+    assert "its utilization was 50 %" in prose
+    rows = knobs()
+    for name, (alone, scale, both, minutes) in rows.items():
+        assert both == near(alone * scale, abs=1e-3)
+        bits16, devices = name == "mixed precision", 256 if "256" in name else 64
+        seconds = cost.training_time_s(25e6, 100e9, devices, 312e12 if bits16 else 156e12, both)
+        assert minutes == near(seconds / 60, rel=0.03)
+    minutes = {name: row[-1] for name, row in rows.items()}
+    base = minutes["64 devices, strong scaling"]
+    assert "Mixed precision halves the time" in prose
+    assert minutes["mixed precision"] == near(base / 2, abs=1) == min(minutes.values())
+    assert "A tenth less computing is only 6 % less time" in prose
+    assert 1 - minutes["fusion saves a tenth"] / base == near(0.06, abs=0.005)
+    assert "Four times as many devices are not twice as fast" in prose
+    assert 1.5 < base / minutes["data: 256 devices"] < 2
+    assert "fast wires inside machines bring most of what 64 devices can give" in prose
+    assert rows["topology: machines of 8, a torus"][1] > 0.9
+    assert "In the same machines dividing the model takes longer than data parallelism" in prose
+    for name in ("tensor, in machines of 8", "pipeline, in machines of 8"):
+        assert minutes[name] > minutes["topology: machines of 8, a torus"]
+    assert "on the flat network it takes fifteen times as long as data parallelism" in prose
+    assert minutes["tensor, without machines"] / base == near(15, abs=0.5)
 
 
 def test_the_answers_to_the_open_questions(prose: str) -> None:

@@ -187,7 +187,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     **{f"memory {model}, stage {stage}": lambda m=model, s=stage: plots.model_memory(m, 8, s)
        for stage, model in enumerate(("GPT-2 small", "7.5 B", "Llama 3 405B", "Llama 3 70B"))},
     "memory with activations": lambda: plots.model_memory(
-        "Llama 3 405B", 16_384, 3, "SGD, momentum", 32, "selective", 141e9),
+        "Llama 3 405B", 16_384, 3, "Adam, float32 gradients", 32, "selective", 141e9),
     "memory ledger": lambda: plots.memory_ledger({"one": LEDGER, "two": LEDGER[:1]}),
     "memory ledger wide": lambda: plots.memory_ledger(
         {f"{LONG[:30]} {n}": LEDGER for n in range(4)}),
@@ -316,7 +316,7 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: recording.watch_clocks(ps.ASP(), lambda *_: 0.1, workers=0),
     lambda: plots.clocks(recording.watch_clocks(ps.ASP(), lambda *_: 1.0, end_s=1.0), 1.5),
     lambda: plots.model_memory("GPT-9"),
-    lambda: plots.model_memory(optimizer="telepathy"),
+    lambda: plots.model_memory(recipe="telepathy"),
     lambda: plots.memory_ledger({}),
     lambda: plots.memory_ledger({"a": []}),
     lambda: plots.placement(placements(), "on the moon"),

@@ -310,8 +310,9 @@ def test_memory_explorer_begins_with_figure_1_of_the_paper_and_takes_numbers_of_
         assert f": {nbytes} rank (predicted)" in widget.words.value
     widget.batch.value = 1
     assert "activations 34.4 GB" in widget.words.value
+    assert "billion parameters in bf16 · Adam, bf16 gradients · " in widget.words.value
     mine = MemoryExplorer("GPT-2 XL", 12, 1, batch=3, device_bytes=11e9)
-    assert mine._choice() == ("GPT-2 XL", 12, 1, "Adam, float32", 3, "none", 11e9)
+    assert mine._choice() == ("GPT-2 XL", 12, 1, "Adam, bf16 gradients", 3, "none", 11e9)
 
 
 # ---- placement --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Chapter 13: forward and backward of ZeRO stage 3, judged by values, by peak memory, by bytes."""
+"""Chapter 13b: forward and backward of ZeRO stage 3, judged by values, by peak memory, by bytes."""
 
 from __future__ import annotations
 
