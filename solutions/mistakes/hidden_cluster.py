@@ -20,7 +20,7 @@ MISTAKES = [
             "with it fewer ranks reduce gradients over the slow network."),
     Mistake({"for kept in kinds": 'for kept in ("full",)'}, "Everything is computed again: where "
             "memory is left, keep more of it."),
-    Mistake({"(micro // 2, micro, 2 * micro)": "(micro,)"}, "Micro-batches of one sample only: "
+    Mistake({"(micro, 2 * micro)": "(micro,)"}, "Micro-batches of one sample only: "
             "with ZeRO 3 parameters travel anew for each."),
     Mistake({"        if layout not in seen:\n            seen[layout]": "        seen[layout]"},
             HINTS["few runs"]),
