@@ -104,6 +104,10 @@ SIMULATED = [
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 9, stage=3)),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 9, stage=3, gather_once=True)),
     (LLAMA, Layout({"pp": 2, "dp": 2, "tp": 2}, 2, 8, stage=1, reduce_each=True)),
+    (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-H2")),
+    (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-V", 2)),
+    (LLAMA, Layout({"pp": 4, "tp": 2}, 1, 16, "DualPipe-V", 2, sequence=True)),
+    (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "looped BFS", 2)),
     (LONG, Layout({"cp": 4, "tp": 2}, 1, 2, sequence=True)),
     (LONG, Layout({"dp": 2, "cp": 4}, 1, 2, stage=3)),
     (EXPERTS, Layout({"ep": 8}, 4, 2)),
@@ -337,6 +341,7 @@ def test_a_mesh_has_the_size_of_the_topology(mesh, sentence):
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"mesh": {"tp": 8}}, "25 heads"), ({"stage": 5}, "ZeRO has"),
     ({"schedule": "2B"}, "schedules"), ({"recompute": "some"}, "recompute"),
+    ({"mesh": {"pp": 8}, "schedule": "ZB-V"}, "2 chunks"),
     ({"sequence": True}, "needs tp"),
     ({"mesh": {"pp": 8}, "stage": 3}, "ZeRO"), ({"chunks": 2}, "interleaved"),
     ({"mesh": {"ep": 8}}, "experts"),

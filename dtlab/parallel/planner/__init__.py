@@ -28,9 +28,10 @@ from dtlab.parallel.planner.device import (
 )
 from dtlab.parallel.planner.layout import Layout
 from dtlab.parallel.planner.plan import HEADROOM, TIE, Plan, plan, predict, ties
+from dtlab.parallel.planner.schedules import GENERATORS
 from dtlab.parallel.planner.wires import Wire, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
 
-__all__ = ["A100", "COMPILED", "DEVICES", "EAGER", "H100", "HEADROOM", "MEGATRON", "RECIPES",
-           "SOFTWARE", "TIE", "Device", "Layout", "Plan", "RankWork", "Recipe", "Software", "Wire",
-           "cluster", "plan", "predict", "ties", "wires", "work_of"]
+__all__ = ["A100", "COMPILED", "DEVICES", "EAGER", "GENERATORS", "H100", "HEADROOM", "MEGATRON",
+           "RECIPES", "SOFTWARE", "TIE", "Device", "Layout", "Plan", "RankWork", "Recipe", "Software",
+           "Wire", "cluster", "plan", "predict", "ties", "wires", "work_of"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from dtlab.checks import check_whole
 from dtlab.cost.memory import RECOMPUTE
-from dtlab.cost.pipeline import SCHEDULES
 from dtlab.models.shapes import Shape
+from dtlab.parallel.planner.schedules import CHUNKED, GENERATORS, TWO_CHUNKS
 
 AXES = ("pp", "dp_replicate", "dp", "ep", "cp", "tp")
 LARGEST_MICRO_BATCH = 64  # that `layouts` tries, as powers of two
@@ -20,11 +20,11 @@ class Layout(NamedTuple):
     pp stages; dp ranks with samples of their own, over which ZeRO shards, and dp_replicate copies
     of them (HSDP); ep ranks that share a layer's experts and have samples of their own; cp parts of
     the context; tp slices of each matrix.
-    A rank with samples computes `micro_batches` of `micro_batch` each, with `schedule`, and
-    `chunks` if it is interleaved. balanced: the output layer counts as the blocks that it is worth
-    when stages are cut, otherwise each has the same number, rounded up. stage: of ZeRO. recompute:
-    "none", "selective" (all but the products of matrices; with stored scores, these alone) or
-    "full", in `recompute_layers` of a rank's layers, None for all.
+    A rank with samples computes `micro_batches` of `micro_batch` each, with `schedule`, one of
+    `planner.GENERATORS`, and `chunks` a rank if it has several. balanced: the output layer counts
+    as the blocks that it is worth when stages are cut, otherwise each has as many, rounded up.
+    stage: of ZeRO. recompute: "none", "selective" (all but the products of matrices; with stored
+    scores, these alone) or "full", in `recompute_layers` of a rank's layers, None for all.
     sequence: sequence parallelism beside tensor parallelism; regather: each gathered input is
     dropped and gathered once more in backward. overlap: parameters are gathered and gradients
     reduced beside computation; overlap_tp: activations as well. reduce_each: gradients are reduced
@@ -101,8 +101,8 @@ def impossible(shape: Shape, layout: Layout) -> str:
         check_whole(name, getattr(layout, name))
     if layout.recompute_layers is not None:
         check_whole("recompute_layers", layout.recompute_layers, 0)
-    if layout.schedule not in SCHEDULES:
-        return f"the planner knows the schedules {', '.join(SCHEDULES)}, not {layout.schedule!r}"
+    if layout.schedule not in GENERATORS:
+        return f"the planner knows the schedules {', '.join(GENERATORS)}, not {layout.schedule!r}"
     if layout.recompute not in RECOMPUTE:
         return f"recompute is one of {', '.join(RECOMPUTE)}, not {layout.recompute!r}"
     if layout.stage not in (0, 1, 2, 3):
@@ -125,8 +125,12 @@ def impossible(shape: Shape, layout: Layout) -> str:
             if tp > 1 else "sequence parallelism needs tp"
     if layout.stage and layout.dp * layout.ep * cp == 1:
         return "ZeRO shards over dp, ep and cp, which have one rank"
-    if v > 1 and (layout.schedule != "interleaved" or m % pp):
-        return f"chunks need the interleaved schedule, and micro-batches that pp={pp} divides"
+    if v > 1 and layout.schedule not in CHUNKED:
+        return f"chunks need a schedule that has them: {', '.join(CHUNKED)}"
+    if v > 1 and layout.schedule == "interleaved" and m % pp:
+        return f"interleaved chunks need micro-batches that pp={pp} divides"
+    if layout.schedule in TWO_CHUNKS and (v != 2 or m < 2 * pp):
+        return f"{layout.schedule} has 2 chunks a rank, and 2·pp micro-batches or more"
     return ""
 
 

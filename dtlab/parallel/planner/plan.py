@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from dtlab import cost
 from dtlab.checks import check_number, check_positive, check_whole, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -16,6 +15,7 @@ from dtlab.models.shapes import ATTENTION, Shape
 from dtlab.parallel.mesh import check_axes
 from dtlab.parallel.planner.device import A100, EAGER, Device, Software
 from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
+from dtlab.parallel.planner.schedules import bubble_s as bubble_s_of
 from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
@@ -118,12 +118,11 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
 
     # A pipeline goes at the pace of its fullest stage; what passes before and after is the average.
     average = sum(work.stages) / layout.pp
-    output_s = max(0.0, 3 * work.output_s - (layers - sum(work.stages[layout.pp - 1 :: layout.pp]))
-                   * (forward_s + backward_s))
+    output_s = max(0.0, 3 * work.output_s - (layers - work.last_layers) * (forward_s + backward_s))
     pp = wire_of(layout.mesh, "pp", wire)
     bubble_s, with_messages_s = (
-        cost.pipeline_bubble_s(layout.schedule, layout.pp, m, average * forward_s,
-                               average * backward_s, average * work.weights_s, layout.chunks, c)
+        bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
+                    average * work.weights_s, layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
     free_s = _free(layout, wire, messages, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)

@@ -5,22 +5,18 @@ up, on tensors without data. Simulating it shows what the sum leaves out: who wa
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 
 import torch
 
 from dtlab.collectives import all_gather, all_reduce, reduce_scatter
 from dtlab.comm import Comm, Work
-from dtlab.cost.pipeline import SCHEDULES
-from dtlab.parallel import pipeline
 from dtlab.parallel.mesh import Mesh
+from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.planner.layout import Layout
+from dtlab.parallel.planner.schedules import schedule_of
 from dtlab.parallel.planner.wires import rings_of
 from dtlab.parallel.planner.work import RankWork
-
-GENERATORS = dict(zip(SCHEDULES, (pipeline.gpipe, pipeline.one_f_one_b, pipeline.interleaved,
-                                  pipeline.zb_h1), strict=True))
 
 
 class Group:
@@ -70,35 +66,33 @@ class PlannedStep:
             Group(mesh, names, host_of) for names in (
                 ("tp",), ("cp",), ("ep",), ("dp", "ep", "cp"), ("dp", "cp"), ("dp_replicate",)))
         pp = Group(mesh, ("pp",), host_of).comm
-        # Gradients go the other way, on a communicator of their own.
-        back = pp.subgroup(list(range(pp.size))[::-1])
+        # Gradients have a communicator of their own, so that they never meet activations.
+        back = pp.subgroup(range(pp.size))
         self.way = {"F": pp, "B": back, "I": back}
-        options = (layout.chunks,) if layout.schedule == "interleaved" else ()
-        schedule = GENERATORS[layout.schedule](layout.pp, layout.micro_batches, *options)
+        schedule = schedule_of(layout.schedule, layout.pp, layout.micro_batches, layout.chunks)
         self.actions, self.last = schedule.rows[pp.rank], schedule.stages - 1
-        self.layers = sum(work.stages[pp.rank :: layout.pp])
-        self.ends = pp.rank in (0, pp.size - 1)
+        self.rank_of, self.rank = schedule.rank_of, pp.rank
+        self.layers = sum(work.stages[stage] for stage in schedule.stages_of(pp.rank))
+        self.ends = any(stage in (0, self.last) for stage in schedule.stages_of(pp.rank))
         self.at_once = layout.reduce_each or (layout.pp == 1 and (
             layout.stage > 1 or layout.micro_batches == 1))
         self.under_way: list[Work] = []
 
     def run(self) -> None:
         size = self.work.message_bytes
-        coming = {kind: deque(way.irecv(_empty(size), (way.rank - 1) % way.size)
-                              for action in self.actions
-                              if action.kind == kind and self._far(action))
-                  for kind, way in self.way.items()}
+        coming = {action: self.way[action.kind].irecv(_empty(size), source)
+                  for action in self.actions
+                  if (source := self._neighbour(action, -1)) is not None}
         whole = self.layers * self.work.layer_parameters + self.ends * self.work.ends_parameters
         routed = self.layers * self.work.expert_parameters
         if self.layout.stage == 3 and self.layout.gather_once:
             self._gather(whole, routed)
         for action in self.actions:
-            if action.kind != "W" and self._far(action):
-                coming[action.kind].popleft().wait()
+            if action in coming:
+                coming[action].wait()
             self._compute(action)
-            if action.kind != "W" and self._far(action, after=True):
-                way = self.way[action.kind]
-                self.under_way.append(way.isend(_empty(size), (way.rank + 1) % way.size))
+            if (target := self._neighbour(action, 1)) is not None:
+                self.under_way.append(self.way[action.kind].isend(_empty(size), target))
         _wait(self.under_way)
         if not self.at_once:
             _wait(self._reduce(whole, routed))
@@ -106,12 +100,15 @@ class PlannedStep:
             self._gather(whole, routed)
         self._charge("optimizer", self.work.optimizer_s)
 
-    def _far(self, action: pipeline.Action, after: bool = False) -> bool:
-        """Does the input of `action` come from another rank? after: does its output go to one?"""
-        ends = (0, self.last) if action.kind == "F" else (self.last, 0)
-        return self.layout.pp > 1 and action.stage != ends[after]
+    def _neighbour(self, action: Action, step: int) -> int | None:
+        """The rank of the stage before `action`'s on its way (−1), or after it (1), if there is
+        one, and on another rank."""
+        stage = action.stage + (step if action.kind == "F" else -step)
+        if action.kind == "W" or not 0 <= stage <= self.last or self.rank_of[stage] == self.rank:
+            return None
+        return self.rank_of[stage]
 
-    def _compute(self, action: pipeline.Action) -> None:
+    def _compute(self, action: Action) -> None:
         kind, work, back = action.kind, self.work, action.kind != "F"
         seconds = {"F": work.forward_s, "B": work.backward_s, "W": work.weights_s,
                    "I": work.backward_s - work.weights_s}[kind]

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dtlab import cost
 from dtlab.models.shapes import Shape
 from dtlab.parallel.planner.device import Device, Software
 from dtlab.parallel.planner.layout import Layout
+from dtlab.parallel.planner.schedules import TWO_CHUNKS, in_flight, stages_of
 
 OPTIMIZER_TRAFFIC = 28  # bytes a parameter that a step of Adam reads and writes, of 4 each:
 # parameter, mean, variance both ways, and the gradient once
@@ -42,6 +42,7 @@ class RankWork(NamedTuple):
 
     stages: list[int]  # layers of each stage of the pipeline
     layers: int  # on this rank
+    last_layers: int  # on the rank that has the output layer
     products_s: float  # of a layer forward, and half of its backward
     attention_s: float  # of scores and weighted sums forward
     again: float  # how many times as long they take in backward
@@ -217,7 +218,9 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
         again_s += attention_s
     forward_s, full = products_s + attention_s + memory_s, layout.recompute == "full"
     stages = stage_layers(shape, layout)
-    layers = sum(stages[::pp])
+    own = [sum(stages[number] for number in stages_of(layout.schedule, pp, layout.chunks, rank))
+           for rank in (0, pp - 1)]
+    layers = max(own)
     share = 1.0 if layout.recompute_layers is None else min(layout.recompute_layers / layers, 1)
     recompute_s = share * {"none": 0.0, "selective": again_s, "full": forward_s}[layout.recompute]
     floor_s = software.layer_s
@@ -252,11 +255,12 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
     # The loss holds the logits, and three times in float32: copied, their logarithms of
     # probabilities, their gradient.
     logits = (itemsize + 12) * tokens * shape.vocab / tp
-    first = kept * layers * cost.micro_batches_in_flight(
-        layout.schedule, pp, layout.micro_batches, layout.chunks)
-    last = kept * sum(stages[pp - 1 :: pp]) * cost.micro_batches_in_flight(
-        layout.schedule, pp, layout.micro_batches, layout.chunks, last=True)
-    if pp > 1 and first > last + logits:
+    first, last = (kept * count * in_flight(layout.schedule, pp, layout.micro_batches,
+                                            layout.chunks, at_end)
+                   for count, at_end in zip(own, (False, True), strict=True))
+    if layout.schedule in TWO_CHUNKS:  # the first rank has the last stage, too
+        last = first
+    elif pp > 1 and first > last + logits:
         last, logits = first, 0.0
     memory |= {"activations": last + (whole if full else 0), "logits": logits}
 
@@ -275,7 +279,8 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
     repeated = share * {"none": 0.0, "selective": 0.0 if flash else counted,
                         "full": flops + counted}[layout.recompute]
     return RankWork(
-        stages, layers, products_s, attention_s, factor, memory_s, recompute_s,
+        stages, layers, own[0 if layout.schedule in TWO_CHUNKS else 1], products_s, attention_s,
+        factor, memory_s, recompute_s,
         weights_s=products_s, floor_s=floor_s,
         output_s=product_s(tokens, h, shape.vocab / tp) + traffic_s(
             8 * tokens * shape.vocab / tp),

@@ -1,0 +1,52 @@
+"""The pipeline schedules that a layout may have: which stages a rank has, how long a step idles,
+what is held meanwhile."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dtlab import cost
+from dtlab.cost.pipeline import SCHEDULES as CLOSED
+from dtlab.parallel import pipeline
+from dtlab.parallel.pipeline.schedule import Schedule
+
+# Those without a closed form are timed, action by action: `plan` doesn't try them.
+TIMED = {"ZB-H2": pipeline.zb_h2, "ZB-V": pipeline.zb_v, "DualPipe-V": pipeline.dualpipe_v,
+         "looped BFS": pipeline.looped_bfs}
+GENERATORS = dict(zip(CLOSED, (pipeline.gpipe, pipeline.one_f_one_b, pipeline.interleaved,
+                               pipeline.zb_h1), strict=True)) | TIMED
+TWO_CHUNKS = ("ZB-V", "DualPipe-V")  # a rank has the stages r and 2p−1−r
+CHUNKED = ("interleaved", "looped BFS", *TWO_CHUNKS)
+
+
+@lru_cache(64)
+def schedule_of(name: str, ranks: int, micro_batches: int, chunks: int) -> Schedule:
+    """The actions of each rank."""
+    options = (chunks,) if name in ("interleaved", "looped BFS") else ()
+    return GENERATORS[name](ranks, micro_batches, *options)
+
+
+def stages_of(name: str, ranks: int, chunks: int, rank: int) -> list[int]:
+    """The stages of a rank; with several chunks in a row of all ranks, or in a V."""
+    if name in TWO_CHUNKS:
+        return [rank, 2 * ranks - 1 - rank]
+    return [chunk * ranks + rank for chunk in range(chunks)]
+
+
+def bubble_s(name: str, ranks: int, micro_batches: int, forward_s: float, backward_s: float,
+             weights_s: float, chunks: int, message_s: float) -> float:
+    """Seconds of a step in which the last rank to end does not compute; see
+    `cost.pipeline_bubble_s`, whose closed forms are used where there is one."""
+    if name in CLOSED:
+        return cost.pipeline_bubble_s(name, ranks, micro_batches, forward_s, backward_s, weights_s,
+                                      chunks, message_s)
+    timing = schedule_of(name, ranks, micro_batches, chunks).time(
+        F=forward_s, B=backward_s, W=weights_s, comm=message_s)
+    return timing.elapsed - micro_batches * (forward_s + backward_s)
+
+
+def in_flight(name: str, ranks: int, micro_batches: int, chunks: int, last: bool = False) -> float:
+    """Of how many micro-batches the first rank, or the last, holds activations, at most."""
+    if name in CLOSED:
+        return cost.micro_batches_in_flight(name, ranks, micro_batches, chunks, last)
+    return schedule_of(name, ranks, micro_batches, chunks).time().held[-1 if last else 0]
