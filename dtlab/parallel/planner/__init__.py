@@ -33,5 +33,5 @@ from dtlab.parallel.planner.wires import Wire, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
 
 __all__ = ["A100", "COMPILED", "DEVICES", "EAGER", "GENERATORS", "H100", "HEADROOM", "MEGATRON",
-           "RECIPES", "SOFTWARE", "TIE", "Device", "Layout", "Plan", "RankWork", "Recipe", "Software",
-           "Wire", "cluster", "plan", "predict", "ties", "wires", "work_of"]
+           "RECIPES", "SOFTWARE", "TIE", "Device", "Layout", "Plan", "RankWork", "Recipe",
+           "Software", "Wire", "cluster", "plan", "predict", "ties", "wires", "work_of"]
