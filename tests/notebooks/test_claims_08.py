@@ -262,7 +262,8 @@ def test_copies_save_as_much_as_a_backup_worker_and_lose_no_gradient(
                        printed("copies-run"))
     ms, begun, lost = zip(*(map(float, row) for row in found), strict=True)
     assert begun == (600, 635, 600)
-    assert lost[:2] == (0, 0) and lost[2] > 0
+    assert lost[:2] == (0, 0)
+    assert lost[2] > 0
     assert "Copies save more than a third of the time, as a backup worker does" in prose
     assert max(ms[1:]) < 2 / 3 * ms[0]
     assert ms[1] == pytest.approx(ms[2], rel=0.1)
