@@ -299,7 +299,7 @@ def test_two_senders_and_one_receiver_are_incast_not_oversubscription() -> None:
 
 
 def test_sockets_take_three_to_five_and_seven_to_fourteen_times_as_long_as_rdma() -> None:
-    said("three to five times later if they are large, seven to fourteen times if they are small")
+    said("three to five times as long if they are large, seven to fourteen times if they are")
     space: dict[str, object] = {}
     exec(code_with("stacks = {").splitlines()[0], space)
     stacks = space["stacks"]

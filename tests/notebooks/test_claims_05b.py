@@ -376,3 +376,9 @@ def test_each_chunk_of_a_ring_has_a_tree_of_its_own(prose: str, ranks: int) -> N
     for up, down in journeys("tree", ranks).values():
         assert {(b, a) for a, b in up} == set(down)
     assert root_of([(0, 1), (1, 0)], [(2, 0), (2, 1)], 3) is None  # no tree
+    if ranks == 8:
+        assert "those of halving–doubling are binomial trees, lg p deep" in prose
+        for up, down in journeys("halving_doubling", ranks).values():
+            assert {(b, a) for a, b in up} == set(down)
+            children = [sum(b == rank for _, b in up) for rank in range(ranks)]
+            assert sorted(children) == [0, 0, 0, 0, 1, 1, 2, 3]
