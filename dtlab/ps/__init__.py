@@ -32,6 +32,7 @@ other servers between iterations. `join(…, colocated=True)` lets servers work 
 
 Where gradients are added up, without the rest: `ps.aggregate(comm, x, placement=…)`, with a name of
 `ps.PLACEMENTS`: on_one, on_cpu, spread (an all-reduce), tree, two_level.
+Copies that choose a leader without a master, by Raft's votes: `dtlab.ps.election.elect`.
 """
 
 from dtlab.ps.checkpoint import Checkpoints

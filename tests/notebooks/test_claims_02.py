@@ -285,3 +285,47 @@ def test_the_newer_sheets_add_both_directions_up() -> None:
     assert round(72 * 1.8) == 130
     said("the network card of a GPU carries 400 or 800 Gb/s, 50 or 100 GB/s")
     assert [bandwidth_of(f"{speed}Gb/s") / 1e9 for speed in (400, 800)] == [50, 100]
+
+
+# ---- footnotes ---------------------------------------------------------------------------------
+
+
+def test_two_senders_and_one_receiver_are_incast_not_oversubscription() -> None:
+    said("1.6 s, whether the uplink is oversubscribed or not")
+    for ratio, two_receivers_s in ((1, 0.8), (2, 1.6)):
+        hall = racks(2, 2, oversubscription=ratio, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
+        assert elapsed_s(hall, {(0, 2): GB, (1, 2): GB}) == pytest.approx(1.6)
+        assert elapsed_s(hall, {(0, 2): GB, (1, 3): GB}) == pytest.approx(two_receivers_s)
+
+
+def test_sockets_take_three_to_five_and_seven_to_fourteen_times_as_long_as_rdma() -> None:
+    said("three to five times as long if they are large, seven to fourteen times if they are")
+    space: dict[str, object] = {}
+    exec(code_with("stacks = {").splitlines()[0], space)
+    stacks = space["stacks"]
+    assert isinstance(stacks, dict)
+    for nbytes, low, high in ((GB, 3, 4.8), (4_000, 6.8, 14)):
+        rdma, *slower = (elapsed_s(uniform(2, *pair), {(0, 1): nbytes}) for pair in stacks.values())
+        assert [t / rdma for t in slower] == pytest.approx([low, high], rel=0.04)
+
+
+def test_one_message_does_not_feel_the_cable_between_the_cpus_and_four_do() -> None:
+    said("9.6 billion transfers a second of 2 bytes, **19.2 GB/s** in each direction")
+    assert 9.6 * 2 == 19.2
+    plain, pairs = topology.v100_nvlink("pcie"), [(0, 5), (1, 4), (2, 7), (3, 6)]
+    assert not [pair for pair in pairs if plain.graph().has_edge(*pair)]
+    alone, all_four = (elapsed_s(plain, dict.fromkeys(pairs[:count], 125_000_000))
+                       for count in (1, 4))
+    assert alone == pytest.approx(0.125 / 16, rel=0.01)
+    said("26 ms")
+    assert all_four == pytest.approx(0.5 / 19.2, rel=0.01)
+
+
+def test_four_gpus_want_more_lanes_than_a_desktop_cpu_has() -> None:
+    said("A GPU wants 16 lanes, and a desktop CPU has 24")
+    said("Four GPUs would want 64")
+    assert 4 * 16 == 64 > 24 == 16 + 4 + 4
+    lane_GBps = 16 * 128 / 130 / 8
+    said("each gets 4 lanes, 7.9 GB/s with PCIe 4.0")
+    assert round(4 * lane_GBps, 1) == round(16 * lane_GBps / 4, 1) == 7.9
+    assert round(16 * lane_GBps, 1) == 31.5

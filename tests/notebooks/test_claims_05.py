@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
@@ -15,6 +19,12 @@ from dtlab.topology import uniform
 ALPHA, BETA, N = 20e-6, 0.8e-9, 102_400_000
 TOLD = ("flat", "tree", "ring")
 RANKS = [*range(1, 10), 13]
+NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "05_all_reduce.ipynb"
+
+
+def printed(cell_id: str) -> str:
+    (cell,) = [c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.id == cell_id]
+    return "".join(out.text for out in cell.outputs)
 
 
 def reduced(comm: Comm, algorithm: str, elements: int) -> None:
@@ -212,3 +222,27 @@ def test_rank_0_adds_without_a_break_in_its_messages(prose: str) -> None:
                 assert m.start_s <= until
                 until = max(until, m.end_s)
         assert until == pytest.approx(result.elapsed_s, rel=0.02)
+
+
+def test_a_ring_without_chunks_is_as_slow_as_flat(prose: str) -> None:
+    assert "As slow as flat, on a perfect circle" in prose
+    rows = re.findall(r"(\d+) ranks: whole +([\d.]+) ms, in chunks +([\d.]+) ms", printed("whole"))
+    assert len(rows) == 2
+    for ranks, whole, chunks in ((int(p), float(a), float(b)) for p, a, b in rows):
+        assert whole == pytest.approx(took_s("flat", ranks, N) * 1e3, abs=0.06)
+        assert "p times, but for latency" in prose
+        assert whole / chunks == pytest.approx(ranks, rel=0.01)
+
+
+def test_a_ring_gives_31_of_40_gpus_and_a_straight_line(prose: str) -> None:
+    assert "such that 40 GPUs come out at 31" in prose
+    rows = [[float(x) for x in re.findall(r"[\d.]+", line)]
+            for line in printed("baidu").splitlines()[1:]]
+    speedup = {int(row[0]): (row[2], row[4]) for row in rows}
+    assert round(speedup[40][0]) == 31
+    for (ranks, (fast, slow)), (more, (faster, less_slow)) in pairwise(
+            (p, s) for p, s in speedup.items() if p >= 8):
+        assert (faster - fast) / (more - ranks) == pytest.approx(0.77, abs=0.015)
+        assert (less_slow - slow) / (more - ranks) == pytest.approx(0.25, abs=0.02)
+    assert "each GPU from the eighth on adds about 0.77 of a GPU" in prose
+    assert "a quarter of a GPU for each" in prose

@@ -6,6 +6,7 @@ import inspect
 import math
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -349,3 +350,35 @@ def test_the_thirteenth_algorithm_fills_the_gap_that_it_is_said_to_fill(prose: s
     assert first.nbytes == pytest.approx(12_500, rel=0.01)  # 3α + 6nβ = 4α + 4nβ
     assert "On 8 ranks recursive doubling takes 3 rounds, too, and sends less" in prose
     assert max(sent("recursive_doubling", 8, 1003)) == 3 * 4012
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_each_chunk_of_a_ring_has_a_tree_of_its_own(prose: str, ranks: int) -> None:
+    space: dict[str, Any] = {"recording": recording}
+    cell = next(c for c in nbformat.read(NOTEBOOK, 4).cells if c.id == "p-trees")
+    exec(cell.source.split("for algorithm in")[0], space)
+    journeys, root_of = space["journeys"], space["root_of"]
+
+    def roots(algorithm: str) -> list[int]:
+        return [root_of(*trees, ranks) for trees in journeys(algorithm, ranks).values()]
+
+    assert "the ring has p of them, each with a root of its own" in prose
+    assert sorted(roots("ring")) == list(range(ranks))
+    assert roots("tree") == [0] * ranks
+    if ranks == 8:
+        assert "and so has halving–doubling" in prose
+        assert sorted(roots("halving_doubling")) == list(range(ranks))
+    assert "paths without a branch" in prose
+    for up, down in journeys("ring", ranks).values():
+        assert all(b == (a + 1) % ranks for a, b in up + down)
+        assert all(up[i][1] == up[i + 1][0] for i in range(ranks - 2))
+    assert "In the tree it is" in prose  # the way down, a mirror of the way up
+    for up, down in journeys("tree", ranks).values():
+        assert {(b, a) for a, b in up} == set(down)
+    assert root_of([(0, 1), (1, 0)], [(2, 0), (2, 1)], 3) is None  # no tree
+    if ranks == 8:
+        assert "those of halving–doubling are binomial trees, lg p deep" in prose
+        for up, down in journeys("halving_doubling", ranks).values():
+            assert {(b, a) for a, b in up} == set(down)
+            children = [sum(b == rank for _, b in up) for rank in range(ranks)]
+            assert sorted(children) == [0, 0, 0, 0, 1, 1, 2, 3]

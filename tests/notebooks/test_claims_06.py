@@ -351,3 +351,35 @@ def test_a_torus_network_has_four_wires_out_of_each_rank_and_the_algorithm_uses_
     for rank in range(16):
         sent = sorted((m for m in trace.transfers if m.src == rank), key=lambda m: m.start_s)
         assert all(a.end_s <= b.start_s + 1e-12 for a, b in pairwise(sent))
+
+
+def printed(chapter: Any, cell_id: str) -> str:
+    (cell,) = [cell for cell in chapter.cells if cell.id == cell_id]
+    return "".join(out.text for out in cell.outputs)
+
+
+def test_the_ring_is_the_best_for_large_vectors_on_the_mesh_only(chapter: Any, prose: str) -> None:
+    assert "True in one line of four: 160 MB on the mesh" in prose
+    rows = re.findall(r"best: (\w+), rings take ([\d.]+)", printed(chapter, "best-run"))
+    assert rows[0] == ("two_ring", "1.00")
+    assert {best for best, _ in rows[1:]} == {"halving_doubling"}
+    assert "6.9 times as fast as six rings" in prose
+    mesh, large, small = (float(times) for _, times in rows[1:])
+    assert (round(mesh, 1), round(small, 1)) == (6.9, 3.5)
+    assert "the ring is 1 % behind halving–doubling, which saves 22 of 30 latencies" in prose
+    assert round(large, 2) == 1.01
+    assert (rounds(16, "ring"), rounds(16, "halving_doubling")) == (30, 8)
+    assert "One naive ring is not that bad with so few bytes, 24 µs" in prose
+    assert round(wires.enter(v100_nvlink(), 64_000, "ring").elapsed_s * 1e6) == 24
+
+
+def test_the_base_of_an_efficiency_matters_by_half_a_point_to_two_and_a_half(
+    chapter: Any, prose: str
+) -> None:
+    assert "Half a point to two and a half" in prose
+    rows = re.findall(r"one GPU ([\d.]+)%, against one server ([\d.]+)%",
+                      printed(chapter, "base-run"))
+    gained = [float(server) - float(gpu) for gpu, server in rows]
+    assert len(gained) == 4
+    assert min(gained) == pytest.approx(0.4, abs=0.15)
+    assert max(gained) == pytest.approx(2.5, abs=0.2)

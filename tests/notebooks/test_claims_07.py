@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
@@ -19,6 +21,8 @@ from dtlab.trace import Trace
 
 S, B = 160_000_000, 16e9
 RANKS = [*range(1, 10), 13]
+NOTEBOOK = nbformat.read(Path(__file__).resolve().parents[2] / "notebooks"
+                         / "07_parameter_servers.ipynb", as_version=4)
 
 
 def summed(where: str, switches: int = 1) -> Result:
@@ -385,3 +389,21 @@ def test_the_server_adds_in_the_order_of_arrival_and_a_ring_in_the_order_of_rank
         assert found == [-total.item() / 4] * 4
         rings.append(simulate(ring, list(seconds), network=uniform(4, 1e-6, 1e9)).values)
     assert all(values == rings[0] for values in rings)
+
+
+# ---- section 11: the equation, and the places --------------------------------------------------
+
+
+def test_the_double_sum_holds_key_by_key_and_in_any_order(prose: str) -> None:
+    assert "no key depends on another" in prose
+    assert "with whole numbers, and three keys all together or one at a time" in prose
+    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == "equation-run"]
+    assert cell.outputs[0].text.count("on all 15 ranks: True") == 2
+
+
+@pytest.mark.parametrize(("row", "where"), [
+    ("the CPU | 80 ms", "on the CPU"), ("GPU 0 | 60 ms", "on GPU 0"),
+    ("all GPUs | 15 ms", "spread over the GPUs")])
+def test_the_table_of_places_has_the_times_of_section_3(prose: str, row: str, where: str) -> None:
+    assert row in prose
+    assert f"{summed(where).elapsed_s * 1e3:.0f} ms" in row

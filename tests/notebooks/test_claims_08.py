@@ -20,7 +20,8 @@ from dtlab import Deadlock, ps, recording, simulate
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08_waiting_less.ipynb", as_version=4)
 DEFINITIONS = ("setup", "seconds", "cluster", "train-code", "train-iteration", "final-losses",
-               "largest-step", "biased", "federated", "elastic", "breaks-dead")
+               "largest-step", "biased", "federated", "elastic", "breaks-dead",
+               "copies", "spare-run", "svrg")
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +252,65 @@ def test_who_gets_how_far_after_a_death(prose: str, chapter: dict[str, Any]) -> 
             simulate(chapter["dies"], rule, network=chapter["cluster"](3))
         reached[rule] = int(re.findall(r"rank 1\] (\d+)", printed.getvalue())[-1])
     assert list(reached.values()) == [5, 7, 10, 10]
+
+
+def test_copies_save_as_much_as_a_backup_worker_and_lose_no_gradient(
+    prose: str, chapter: dict[str, Any]
+) -> None:
+    assert "35 of 600 gradients begun twice, and none lost" in prose
+    found = re.findall(r"([\d.]+) ms a clock, (\d+) gradients begun, +(\d+) thrown",
+                       printed("copies-run"))
+    ms, begun, lost = zip(*(map(float, row) for row in found), strict=True)
+    assert begun == (600, 635, 600)
+    assert lost[:2] == (0, 0)
+    assert lost[2] > 0
+    assert "Copies save more than a third of the time, as a backup worker does" in prose
+    assert max(ms[1:]) < 2 / 3 * ms[0]
+    assert ms[1] == pytest.approx(ms[2], rel=0.1)
+
+
+def test_a_copy_starts_once_three_quarters_are_done_and_after_one_and_a_half_medians(
+    prose: str, chapter: dict[str, Any]
+) -> None:
+    assert "once 75 % of the tasks are done, a task that has run for more than 1.5 times" in prose
+    seconds = {1: 10.0, 2: 20.0, 3: 30.0, 4: 90.0}
+    starts, copies = chapter["copies_start"], chapter["with_copies"]
+    assert starts(lambda worker, step: seconds[worker], 0, workers=4) == 30  # 1.5 · 20, and 3 of 4
+    for times in (1.5, 2.0, 2.5, 3.0, 5.0):  # one worker of ten, always
+        slow = [1.0] * 9 + [times]
+        pace = copies(lambda worker, step, slow=slow: slow[worker - 1], lambda worker, step: 1.0)
+        assert max(pace(worker, 0) for worker in range(1, 11)) == min(times, 2.5)
+    assert "Up to 2.5 times slower, not at all" in prose
+    rows = re.findall(r"([\d.]+) times slower: +([\d.]+) ms a clock, with copies +([\d.]+)",
+                      printed("copies-slow"))
+    for times, alone, copied in (map(float, row) for row in rows):
+        assert (copied == alone) == (times <= 2.5)
+        assert copied <= 51.2
+
+
+def test_two_spare_workers_pay_for_themselves(prose: str) -> None:
+    rows = re.findall(r"([\d.]+) s, +([\d.]+) worker-seconds", printed("spare-run"))
+    took, cost = zip(*(map(float, row) for row in rows), strict=True)  # 0, 1, 2, 4; all of ten
+    assert "One spare worker saves a third of the time, two save half" in prose
+    assert took[1] / took[0] == pytest.approx(2 / 3, abs=0.04)
+    assert took[2] / took[0] == pytest.approx(1 / 2, abs=0.04)
+    assert took[3] > 0.9 * took[2]  # "then it levels off"
+    assert "ten machines for less than half of the time cost less than eight" in prose
+    assert took[2] < took[0] / 2
+    assert min(cost) == cost[2]
+    assert "need half as long again as 8 + 2" in prose
+    assert took[4] / took[2] == pytest.approx(1.5, abs=0.05)
+
+
+def test_svrg_goes_on_where_sgd_stands_still_and_the_cliff_stays(
+    prose: str, chapter: dict[str, Any]
+) -> None:
+    far, ridge_gradient = chapter["far_from_best"], chapter["ridge_gradient"]
+    assert abs(ridge_gradient(chapter["at_best"])).max() < 1e-9
+    assert "SGD stands still at about 2 in a hundred" in prose
+    for delay in (0, 15):
+        ends = [far(delay, False, 600 * epochs) for epochs in (10, 30, 50)]
+        assert all(0.008 < end < 0.04 for end in ends)
+        assert far(delay, True, 30_000) < 1e-10  # "SVRG goes on"
+    assert "at step 0.2 SVRG still converges with fresh gradients, and with a delay of 15" in prose
+    assert far(0, True, 60_000, lr=0.2) < 1e-5 < 1e-3 < far(15, True, 60_000, lr=0.2)

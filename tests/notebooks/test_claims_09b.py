@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,44 @@ def test_dtlabs_quorum_counts_workers_not_copies(prose: str) -> None:
     assert ps.Quorum(0.9).quorum(10) == 9
     assert isinstance(ps.Quorum(), ps.Consistency)
     assert not isinstance(ps.Quorum(), Replication)
+
+
+def printed(cell_id: str) -> str:
+    return str(next(c for c in NOTEBOOK.cells if c.id == cell_id).outputs[0].text)
+
+
+def test_two_leaders_at_a_time_but_never_in_one_term_and_equal_waits_elect_nobody(
+    prose: str,
+) -> None:
+    assert "while it is cut off, the old leader goes on leading its term" in prose
+    found = re.findall(r"1.4 s: copy (\d) leads term (\d), ([\d.]+) to ([\d.]+)",
+                       printed("elect-run"))
+    (old, new) = [(int(copy), int(term), float(a), float(b)) for copy, term, a, b in found]
+    assert old[0] != new[0]
+    assert old[1] < new[1]
+    assert new[2] < old[3] == 1.4  # it stepped down when the link healed
+    assert "If all wait equally long" in prose
+    elected = re.findall(r"ten elections: (\d+) have a leader within 2 s", printed("elect-run"))
+    assert elected[0] == "0"
+    assert 0 < int(elected[1]) < 10
+    assert elected[2:] == ["10", "10"]
+
+
+def test_reads_are_never_old_if_r_and_w_are_more_than_n(prose: str) -> None:
+    assert "With R + W > 3 no read is ever older than what was acknowledged before it" in prose
+    rows = re.findall(r"(\d)  (\d)   (True|False) +([\d.]+) ms +([\d.]+) ms +(\d+)%",
+                      printed("rw-run"))
+    assert len(rows) == 6
+    for w, r, overlap, write, read, old in rows:
+        assert (overlap == "True") == (int(w) + int(r) > 3)
+        assert int(old) == 0 or overlap == "False"
+        assert float(write) == pytest.approx({1: 0.4, 2: 20.4, 3: 90.4}[int(w)])
+        assert float(read) == pytest.approx({1: 0.4, 2: 90.4, 3: 90.4}[int(r)])
+    assert [row[-1] for row in rows].count("0") == 4
+    assert "W = 1 and R = 2 read nothing old here" in prose
+    for copies in range(1, 7):  # each R share a copy with each W exactly if R + W > N
+        for w in range(1, copies + 1):
+            for r in range(1, copies + 1):
+                shared = all({*one} & {*other} for one in combinations(range(copies), w)
+                             for other in combinations(range(copies), r))
+                assert shared == (r + w > copies)
