@@ -71,7 +71,7 @@ def test_bf16_would_round_a_step_of_a_thousandth_away(prose: str) -> None:
 
 
 def test_gpt_3_needs_stage_3_on_64_gpus_of_80_gb(prose: str) -> None:
-    assert "GPT-3's 350 GB fit on no device however many ranks there are" in prose
+    assert "GPT-3's 350 GB fit on no device of 80 GB, however many ranks there are" in prose
     assert "stage 3 needs 64 (of the powers of two)" in prose
     psi = SHAPES["GPT-3"].parameters
     assert cost.model_state_bytes(psi, 2**20, 2) > 2 * psi == 350 * GB
@@ -113,7 +113,7 @@ def test_stage_1_sends_what_data_parallelism_sends(prose: str) -> None:
 
 def test_where_each_peak_is(prose: str) -> None:
     assert "Data parallelism's peak is early in backward: most activations are still there" in prose
-    assert "The peaks of stages 2 and 3 are there, too. Stage 1's is at the end of backward" in prose
+    assert "The peaks of stages 2 and 3 are there, too. Stage 1's is at the end" in prose
     for stage in (0, 2, 3):
         peak = max(history(stage), key=lambda kinds: sum(kinds.values()))
         most = max(kinds["activations"] for kinds in history(stage))
