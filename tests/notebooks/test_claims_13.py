@@ -71,7 +71,7 @@ def test_bf16_would_round_a_step_of_a_thousandth_away(prose: str) -> None:
 
 
 def test_gpt_3_needs_stage_3_on_64_gpus_of_80_gb(prose: str) -> None:
-    assert "GPT-3's 350 GB fit on no device however many ranks there are" in prose
+    assert "GPT-3's 350 GB fit on no device of 80 GB, however many ranks there are" in prose
     assert "stage 3 needs 64 (of the powers of two)" in prose
     psi = SHAPES["GPT-3"].parameters
     assert cost.model_state_bytes(psi, 2**20, 2) > 2 * psi == 350 * GB
@@ -103,6 +103,7 @@ def test_the_answers_to_the_open_questions(prose: str) -> None:
 
 def test_stage_1_sends_what_data_parallelism_sends(prose: str) -> None:
     assert "The two halves send what the whole all-reduce sent" in prose
+    assert "bytes, and sends no byte more" in prose
     for ranks in range(1, 10):
         assert cost.zero_sent_bytes(1, ranks, 1) == cost.zero_sent_bytes(1, ranks, 0)
 
@@ -111,8 +112,13 @@ def test_stage_1_sends_what_data_parallelism_sends(prose: str) -> None:
 
 
 def test_where_each_peak_is(prose: str) -> None:
-    assert "Data parallelism's peak is where backward begins" in prose
-    assert "So are those of stages 2 and 3. Stage 1's is at the end of backward" in prose
+    assert "Data parallelism's peak is early in backward: most activations are still there" in prose
+    assert "The peaks of stages 2 and 3 are there, too. Stage 1's is at the end" in prose
+    for stage in (0, 2, 3):
+        peak = max(history(stage), key=lambda kinds: sum(kinds.values()))
+        most = max(kinds["activations"] for kinds in history(stage))
+        assert 0.75 * most < peak["activations"] < most
+        assert peak["gradients"] > history(stage)[0]["gradients"]
     assert max(peak_at(stage) for stage in (0, 2, 3)) < 0.5 < 0.7 < peak_at(1)
 
 
@@ -160,6 +166,17 @@ def test_activations_are_not_sharded_and_recomputing_helps(prose: str) -> None:
     assert large["activations"] > 0.8 * sum(large.values())
     plain, again = (max(sum(k.values()) for k in history(3, 64, r)) for r in (False, True))
     assert again < 0.5 * plain
+
+
+def test_recomputing_sends_no_byte_more(prose: str) -> None:
+    assert "so no byte more is sent" in prose
+    space = chapter()
+
+    def sent(prepare: Any) -> int:
+        measure = partial(space["history_of"], prepare=prepare)
+        return int(simulate(measure, 3, network=space["on"](2)).trace.sent_bytes(0))
+
+    assert sent(space["recomputing"]) == sent(lambda gpt: None)
 
 
 def test_one_unit_holds_more_parameters_than_no_zero(prose: str) -> None:

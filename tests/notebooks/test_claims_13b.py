@@ -12,7 +12,8 @@ import nbformat
 import pytest
 import torch
 
-from dtlab import Comm, cost, simulate
+from dtlab import Comm, cost, run, simulate
+from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import MemoryMeter, full_state_dict
 from dtlab.parallel.zero import zero
 from dtlab.topology import uniform
@@ -43,8 +44,8 @@ def output(name: str) -> str:
 def test_stage_3_keeps_a_64th(prose: str) -> None:
     assert "1.9 GB instead of 120" in prose
     assert round(cost.model_state_bytes(7.5e9, 64, 3) / GB, 1) == 1.9
-    assert "for 64 ranks 12 % more than for 8" in prose
-    assert int(100 * (63 / 64) / (7 / 8)) == 112
+    assert "for 64 ranks 12.5 % more than for 8" in prose
+    assert (63 / 64) / (7 / 8) == 1.125
 
 
 @pytest.mark.parametrize(("stage", "sent"), [(0, 2), (1, 2), (2, 2), (3, 3)])
@@ -179,6 +180,25 @@ def test_everything_agrees_with_one_device_and_with_torch() -> None:
     assert "never stopped: True" in output("checkpoint-run")
     assert output("torch-zero-redundancy").count("1e-12: True") == 2
     assert "tokens.weight" in output("torch-zero-redundancy")
+
+
+def _still_whole(comm: Comm) -> list[str]:
+    """The parameters that a root told to reshard keeps after a forward without gradients."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    gpt = GPT(GPTConfig(layers=2, hidden=32, heads=4, context=8))
+    for module in (*gpt.blocks, gpt):
+        fully_shard(module, mesh=init_device_mesh("cpu", (comm.size,)), reshard_after_forward=True)
+    with torch.no_grad():
+        gpt(torch.zeros(2, 8, dtype=torch.long))
+    return [name for name, p in gpt.named_parameters() if not isinstance(p, DTensor)]
+
+
+def test_a_root_that_is_told_to_reshard_does(prose: str) -> None:
+    assert "Say `reshard_after_forward=True` to the root" in prose
+    assert run(_still_whole, ranks=2, echo=False).values == [[], []]
 
 
 def test_the_root_is_freed_after_a_forward_without_gradients(prose: str) -> None:

@@ -6,13 +6,16 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 
+from dtlab import ConfigError, simulate
 from dtlab.models import SHAPES
-from dtlab.parallel import Layout, predict
-from dtlab.parallel.planner import COMPILED, H100, HEADROOM, MEGATRON, cluster, wires
+from dtlab.parallel import Layout, plan, predict
+from dtlab.parallel.planner import COMPILED, EAGER, H100, HEADROOM, MEGATRON, cluster, wires
 from dtlab.parallel.planner.wires import wire_of
+from dtlab.parallel.planner.work import OPTIMIZER_TRAFFIC
 from dtlab.published import MEGATRON_TABLE_1, MEGATRON_TABLE_2, megatron_plan
-from dtlab.published.layouts import measured_layouts
+from dtlab.published.layouts import layout_plan, measured_layouts
 from dtlab.topology import compose, nvswitch, uniform
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,10 +46,48 @@ def test_the_order_of_axes_makes_a_step_three_times_as_long(prose: str) -> None:
 
 
 def test_the_interleaved_sum_is_furthest_off(prose: str) -> None:
-    assert "The interleaved one: its last rank has the output layer as well" in prose
-    apart = [abs(percent) for percent in numbers("simulated", r"([+-]\d+\.\d)%")]
+    assert "The interleaved one, and its sum is too large. It cuts 36 layers into eight" in prose
+    apart = numbers("simulated", r"([+-]\d+\.\d)%")
     assert len(apart) == 4
-    assert apart[2] == max(apart) < 5
+    assert -5 < apart[2] == min(apart) < -3
+    assert max(map(abs, (*apart[:2], apart[3]))) < 0.3
+
+
+def test_unequal_chunks_are_why(prose: str) -> None:
+    assert "seven of five layers, and the last of one" in prose
+    assert "the bubble of an average one, but the fullest waits less" in prose
+    assert "With 32 or 40 layers, chunks are equal, and sum and simulation agree to 0.1 %" in prose
+    _, net = cluster("a100:2x8")
+    for layers in (32, 36, 40):
+        found = predict(SHAPES["7.5 B"]._replace(layers=layers), net,
+                        Layout({"pp": 4, "tp": 4}, 1, 8, "interleaved", 2))
+        assert found.work is not None
+        simulated_s = simulate(found.step, network=net, trace=False).elapsed_s
+        if layers == 36:
+            assert list(found.work.stages) == 7 * [5] + [1]
+            bubble_s = found.terms["bubble"] + found.terms["pipeline messages"]
+            assert simulated_s - (found.step_s - bubble_s) < 0.9 * bubble_s
+        else:
+            assert abs(simulated_s / found.step_s - 1) < 1e-3
+
+
+def test_the_stall_of_eager_software(prose: str) -> None:
+    assert "stalls each layer by 0.8 ms for each of its ranks" in prose
+    assert EAGER.stall_s == 0.8e-3
+    without, with_stall = (predict(
+        SHAPES["7.5 B"], cluster("a100:2x8")[1], Layout({"pp": 2, "tp": 8}, 1, 4),
+        software=EAGER._replace(layer_s=1.0, stall_s=stall_s)) for stall_s in (0.0, EAGER.stall_s))
+    layers = 36 / 2 * 3 * 4  # those of a rank, forward once and backward twice, four micro-batches
+    more_s = with_stall.terms["launches"] - without.terms["launches"]
+    assert abs(more_s / (layers * 8 * 0.8e-3) - 1) < 1e-6
+
+
+def test_a_cluster_has_a_card_for_each_gpu(prose: str) -> None:
+    assert "A cluster gives each GPU a card of its own" in prose.replace("`", "")
+    assert "the group drives k cards (rails); here all share one" in prose
+    wire = wires(cluster("a100:2x8")[1])
+    assert round(1 / wire(2, 8).beta / 1e9) == 25
+    assert round(1 / wire(16, 1).beta / 1e9) == 200
 
 
 def test_megatrons_148_and_its_largest_model(prose: str) -> None:
@@ -56,6 +97,11 @@ def test_megatrons_148_and_its_largest_model(prose: str) -> None:
     assert "six copies of that: 3072 GPUs for 1008 billion parameters" in prose
     assert MEGATRON_TABLE_1[-1][0] == 1008
     assert MEGATRON_TABLE_1[-1][4:7] == (8, 64, 3072)
+
+
+def test_the_optimizer_moves_28_bytes_a_parameter(prose: str) -> None:
+    assert "28 bytes of memory traffic a parameter" in prose
+    assert OPTIMIZER_TRAFFIC == 28
 
 
 def test_all_ways_train_as_one_device(prose: str) -> None:
@@ -70,14 +116,22 @@ def test_flash_attention_halves_the_step_and_keeps_an_eighth(prose: str) -> None
                              device=device) for kind in ("stored", "flash"))
     assert round(stored.step_s / flash.step_s, 1) == 2.1
     assert round(stored.memory["activations"] / flash.memory["activations"]) == 8
-    assert "eight billion parameters don't fit into 80 GB without recomputation" in prose
+    assert "these 64 GPUs of 80 GB need recomputation or tensor parallelism" in prose
     assert stored.why_not
     assert not flash.why_not
+    shape = LLAMA._replace(attention="stored")
+    for batch in (64, 512):
+        with pytest.raises(ConfigError, match="nothing fits"):
+            plan(shape, box, batch, device=device,
+                 only=lambda at: at.recompute == "none" and at.tp == 1)
+        for only in (lambda at: at.recompute != "none" and at.tp == 1,
+                     lambda at: at.recompute == "none" and at.tp > 1):
+            assert not plan(shape, box, batch, device=device, only=only)[0].why_not
 
 
 def test_the_spread_of_all_layouts_and_the_ties(prose: str) -> None:
     assert "The best is thirty times as fast as the worst." in prose
-    steps = numbers("plan", r": ([\d.e+]+) s,")
+    steps = numbers("plan", r": ([\d.,]+) s,")
     assert round(max(steps) / min(steps)) == 30
     assert "the best 24 are a tie" in prose
     assert "24 are within 10%" in output("plan")
@@ -86,13 +140,17 @@ def test_the_spread_of_all_layouts_and_the_ties(prose: str) -> None:
 
 def test_who_trains_alone(prose: str) -> None:
     lines = output("table").splitlines()
-    rates = [float(found[1].replace(",", "")) if (found := re.search(r"(?:alone|cut) +([\d,]+)",
+    rates = [float(found[1].replace(",", "")) if (found := re.search(r"(?:alone|with tp) +([\d,]+)",
              line)) else None for line in lines]
     small, large = rates[1:7], rates[8:]
     assert all(alone > cut for alone, cut in zip(small[::2], small[1::2], strict=True))
-    assert "alone it fits only with full recomputation, which costs 14 %" in prose
-    assert all("full recomputation" in line for line in lines[8:13:2])
-    assert round(100 * (large[1] / large[0] - 1)) == 14
+    assert "(tp = 4; from 512 GPUs on, 2), which is 14 to 25 % faster: alone it fits only" in prose
+    assert all("full recomputation" in line and "ZeRO 3" in line for line in lines[8:13:2])
+    assert ["tp=4" in line for line in lines[9::2]] == [True, True, False, False]
+    assert ["tp=2" in line for line in lines[9::2]] == [False, False, True, True]
+    faster = [round(100 * (cut / alone - 1)) for alone, cut in zip(large[:6:2], large[1:6:2],
+                                                                    strict=True)]
+    assert (min(faster), max(faster)) == (14, 25)
     assert "1,024 GPUs can't share 512 samples alone" in prose
     assert large[6] is None
     assert large[7]
@@ -100,12 +158,12 @@ def test_who_trains_alone(prose: str) -> None:
 
 def test_what_the_network_buys(prose: str) -> None:
     assert "An eighth of the network costs 3 to 5 %, if the layout is chosen for it" in prose
-    best = numbers("network", r"network: +([\d.]+) s")
-    alone = numbers("network", r"FSDP alone +([\d.]+) s")
-    for first in (0, 5):
-        assert 2 < 100 * (best[first + 2] / best[first] - 1) < 5
-    assert "at a thirty-second FSDP alone takes more than three times as long for 70 B" in prose
-    assert alone[9] > 3 * best[9]
+    steps = numbers("network", r"([\d.]+) s")
+    best, alone = steps[::2], steps[1::2]
+    assert len(best) == len(alone) == 10
+    assert [round(100 * (best[first + 2] / best[first] - 1)) for first in (0, 5)] == [3, 5]
+    assert "it takes 1.5 times as long as the best for 8 B, and 3.3 times for 70 B" in prose
+    assert [round(alone[last] / best[last], 1) for last in (4, 9)] == [1.5, 3.3]
 
 
 def test_why_llama_3_is_laid_out_as_it_is(prose: str) -> None:
@@ -128,14 +186,17 @@ def test_why_llama_3_is_laid_out_as_it_is(prose: str) -> None:
 
 
 def test_rails_and_overlap_would_make_zero_3_of_2021_too_fast(prose: str) -> None:
-    assert "would be predicted two to four times as fast" in prose
+    assert "would be predicted up to four times as fast" in prose
+    times = []
     for row in (row for row in MEGATRON_TABLE_2 if row[9]):
         _, topology = cluster(f"a100:{row[6] // 8}x8")
         shown = megatron_plan(*row[:-1])
         assert shown.work is not None
         today = predict(_shape(row), topology, shown.layout._replace(overlap=True),
                         software=MEGATRON)
-        assert 1.7 < today.device_flops / shown.device_flops < 4.2
+        times.append(today.device_flops / shown.device_flops)
+    assert min(times) > 1.7
+    assert round(max(times)) == 4
 
 
 def _shape(row: tuple[object, ...]):  # type: ignore[no-untyped-def]
@@ -148,6 +209,16 @@ def test_how_many_layouts_were_measured(prose: str) -> None:
     rows = measured_layouts()
     assert "286 layouts of two Llama-like models" in prose
     assert sum(row.clean for row in rows) == 286
+    assert "14 took more than 1.5 times the prediction" in prose
+    slow = [row for row in rows if row.clean and row.step_s
+            and row.step_s > 1.5 * layout_plan(row).step_s]
+    assert len(slow) == 14
+    assert "one of these layouts was measured twice, with 89 and 19 s" in prose
+    twice = [round(row.step_s or 0) for row in rows for other in slow
+             if (row.model, row.gpus, row.layout) == (other.model, other.gpus, other.layout)
+             and row is not other]
+    assert twice == [19]
+    assert 89 in [round(row.step_s or 0) for row in slow]
     assert len(rows) == 887
     assert "the 22 rows of Megatron-LM's tables" in prose
     assert len([*MEGATRON_TABLE_1, *MEGATRON_TABLE_2]) == 22

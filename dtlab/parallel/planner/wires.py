@@ -46,7 +46,7 @@ def wires(topology: Topology, rails: bool = True) -> Wires:
 
     A link that k flows cross gives each a k-th; the slowest flow is the group's. So an axis in the
     wrong place shows: eight groups that all cross one network card get an eighth of it. A group
-    with k ranks on each host makes k rings of a k-th of the bytes each (NCCL's rails). rails=False:
+    with k ranks on each host makes k rings of a k-th of the bytes each, one a rail. rails=False:
     one ring, which ZeRO 3 of 2021 seems to have had (Narayanan et al. 2021, table 2).
     """
 
