@@ -82,19 +82,18 @@ class RankWork(NamedTuple):
 
 
 def stage_layers(shape: Shape, layout: Layout) -> list[int]:
-    """How many layers each stage has: the same number, rounded up, while there are any. With
-    `layout.balanced` the output layer takes the place of as many as it has parameters for, if that
-    makes the largest stage smaller."""
+    """How many layers each stage has: as many, the first ones one more if they don't come out even.
+    With `layout.balanced` the output layer takes the place of as many as it has parameters for, if
+    that makes the largest stage smaller."""
     stages, output = layout.pp * layout.chunks, shape.vocab * shape.hidden / _used_parameters(shape)
 
-    def cut(each: int) -> list[int]:
-        return [max(0, min(each, shape.layers - number * each)) for number in range(stages)]
-
-    even = cut(math.ceil(shape.layers / stages))
+    each, more = divmod(shape.layers, stages)
+    even = [each + (number < more) for number in range(stages)]
     if not layout.balanced:
         return even
-    return min(even, cut(math.ceil((shape.layers + output) / stages - 1e-9)),
-               key=lambda layers: max(layers[0], layers[-1] + output))
+    each = math.ceil((shape.layers + output) / stages - 1e-9)
+    filled = [max(0, min(each, shape.layers - number * each)) for number in range(stages)]
+    return min(even, filled, key=lambda layers: max(layers[0], layers[-1] + output))
 
 
 def _tables(shape: Shape) -> int:
