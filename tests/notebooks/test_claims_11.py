@@ -14,6 +14,7 @@ from dtlab import Comm, ConfigError, cost, plots, simulate
 from dtlab.collectives import all_reduce
 from dtlab.models import SHAPES
 from dtlab.parallel import Mesh
+from dtlab.parallel.planner.device import A100
 from dtlab.plots.mesh import crossings, machines_of
 from dtlab.topology import compose, nvswitch, racks
 from tests.notebooks.conftest import NOTEBOOKS
@@ -68,6 +69,12 @@ def test_four_all_reduces_a_layer(prose: str) -> None:
 
 def test_the_parts_of_a_layer_that_tensor_parallelism_leaves(prose: str) -> None:
     assert "10 of the 34 bytes that a layer keeps for each element of b·s·h" in prose
+    assert "besides attention's scores, which are cut by heads" in prose
+    for tensor in (1, 8):
+        scores = cost.activation_bytes(1, 100, 10**6, 4, tensor=tensor) - cost.activation_bytes(
+            1, 100, 10**6, 4, tensor=tensor, recompute="selective")
+        assert scores == pytest.approx(5 * 4 * 100**2 / tensor)
+
     def kept(**options: object) -> float:
         return cost.activation_bytes(1, 100, 10**6, 1, recompute="selective",  # type: ignore[arg-type]
                                      **options) / (100 * 10**6)
@@ -80,6 +87,21 @@ def test_the_parts_of_a_layer_that_tensor_parallelism_leaves(prose: str) -> None
 def test_numbers_of_real_models(prose: str) -> None:
     assert "128,256 of them for Llama 3" in prose
     assert SHAPES["Llama 3 70B"].vocab == 128_256
+
+
+def test_what_the_loss_sends(prose: str) -> None:
+    gathered, three = (int(line.partition(" B sent")[0].split()[-1].replace(",", ""))
+                       for line in ran("cuts-run", "mlp", "mlp-run", "vocab-bytes")["said"]
+                       .strip().splitlines()[-2:])
+    assert "each rank would send (t−1)/t · b·s·v numbers" in prose
+    assert gathered == 3 / 4 * 64 * 32_000 * 4
+    assert "The cell counts 24 B besides: how many logits each rank has" in prose
+    assert three == 2 * 3 / 4 * 3 * 64 * 4 + 24
+
+
+def test_what_an_a100_reaches(prose: str) -> None:
+    assert "271 TFLOP/s a GPU (what an A100 reaches in bf16)" in prose
+    assert A100.product_flops["bf16"] / 1e12 == pytest.approx(271, abs=0.5)
 
 
 def test_what_sequence_parallelism_sends_besides(prose: str) -> None:

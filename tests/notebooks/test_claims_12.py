@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from itertools import pairwise
+import re
+from itertools import groupby, pairwise
 
 import nbformat
 import pytest
@@ -37,6 +38,29 @@ def test_the_guess(prose: str) -> None:
     for generate in (gpipe, one_f_one_b):
         timing = generate(4, 8).time(1, 2)
         assert (timing.bubble, timing.longest) == (9, 33)
+
+
+def test_why_the_bubble_is_what_it_is(prose: str) -> None:
+    assert "The last rank can't begin before the first micro-batch has come down" in prose
+    assert "between the two it never waits. So the bubble is (p−1)(F+B)" in prose
+    for p, m in ((2, 2), (4, 8), (5, 3)):
+        for generate in (gpipe, one_f_one_b):
+            timing = generate(p, m).time(1, 2)
+            assert (timing.start[-1], timing.busy[-1]) == ((p - 1) * 1, 3 * m)
+            assert timing.end[-1] == timing.start[-1] + timing.busy[-1]
+            assert timing.end[0] == timing.end[-1] + (p - 1) * 2
+            assert timing.bubble == timing.end[0] - 3 * m == (p - 1) * 3
+
+
+def test_the_bubble_is_counted_on_one_rank(prose: str) -> None:
+    assert "The picture is 27 s wide all the same, as the ranks begin one after the other" in prose
+    timing = zb_h2(4, 8).time()
+    assert (timing.elapsed, timing.longest, timing.start) == (27, 24, [0, 1, 2, 3])
+    assert "with GPipe and 1F1B rank 0, which begins first and ends last" in prose
+    for generate in (gpipe, one_f_one_b):
+        timing = generate(4, 8).time()
+        assert (min(timing.start), max(timing.end)) == (timing.start[0], timing.end[0])
+        assert timing.longest == timing.elapsed
 
 
 def test_branches_side_by_side(prose: str) -> None:
@@ -73,9 +97,9 @@ def test_what_interleaving_costs(prose: str) -> None:
         assert cost.micro_batches_in_flight("interleaved", p, 4 * p, v) == near(p * factor)
         assert interleaved(p, 4 * p, 1).time().held[0] == p
         assert cost.micro_batches_in_flight("interleaved", p, 4 * p, 1) == p
-        boundaries = (p * v - 1) / (p - 1)  # a little more than v times
-        assert v < boundaries <= v + 1
-    assert "crosses pv − 1 boundaries on its way down instead of p − 1" in prose
+        assert (p * v - 1) / (p - 1) > v
+    assert ("crosses pv − 1 boundaries on its way down instead of p − 1, more than v times as many"
+            in prose)
     assert "the ratio, 4.5 s/24 s = 3/16" in prose
     assert "of the time that the step takes it is 4.5 s/28.5 s, 15.8 %" in prose
     timing = interleaved(4, 8, 2).time()
@@ -83,6 +107,12 @@ def test_what_interleaving_costs(prose: str) -> None:
     assert timing.bubble_ratio == near(3 / 16)
     assert (f"{timing.bubble_ratio:.0%}", f"{timing.bubble_fraction:.1%}") == ("19%", "15.8%")
     assert "The same bubble, GPipe's memory" in prose
+    assert "which then gathers them once forward and once backward" in prose
+    for row in looped_bfs(4, 8, 2).rows:  # the chunks in one stretch each, down and up again
+        stretches = [stage for stage, _ in groupby(action.stage for action in row)]
+        assert len(stretches) == 3  # the last chunk turns round where it is
+        kinds = [key for key, _ in groupby((action.kind, action.stage) for action in row)]
+        assert len(kinds) == 4
     assert looped_bfs(4, 8, 2).time().bubble == interleaved(4, 8, 2).time().bubble
     assert looped_bfs(4, 8, 2).time().held[0] == 8
 
@@ -131,7 +161,7 @@ def test_which_is_best_depends_on_the_times(prose: str) -> None:
     assert "ZB-V stays ahead here" in prose
     times = all_times(1.0, 1.8, 0.6, 0.1)
     assert min(times, key=lambda name: times[name].longest) == "zb_v"
-    assert "ZB-H2 is ahead, 43.5 s against 47.75 s, for nearly twice the memory" in prose
+    assert "ZB-H2 is ahead of it, 43.5 s against 47.75 s, for nearly twice the memory" in prose
     times = all_times(1.0, 2.0, 0.5, 0.5)
     assert min(times, key=lambda name: times[name].longest) == "zb_h2"
     assert (times["zb_h2"].longest, times["zb_v"].longest) == (43.5, 47.75)
@@ -143,6 +173,7 @@ def test_the_answers_to_the_open_questions(prose: str) -> None:
     assert enough < 0.1 <= too_few
     assert ("the output layer over a large vocabulary has as many weights as 2.4 blocks of "
             "Llama 3 8B, 1.2 of 70B, 0.66 of 405B") in prose
+    assert "what still helps training (chapter 10b)" in re.sub(r"\[(.*?)\]\(.*?\)", r"\1", prose)
     for name, blocks in (("8B", 2.4), ("70B", 1.2), ("405B", 0.66)):
         shape = SHAPES[f"Llama 3 {name}"]
         output = shape.vocab * shape.hidden  # not tied: the embedding has as many again
@@ -152,7 +183,7 @@ def test_the_answers_to_the_open_questions(prose: str) -> None:
 
 
 def test_six_ways_to_go_wrong(prose: str) -> None:
-    assert "Schedules written by hand go wrong in six ways" in prose
+    assert "Six mistakes in schedules written by hand" in prose
     scope: dict[str, dict[str, str]] = {}
     exec(CELLS["mistakes"].source.partition("for name, grid")[0], scope)
     assert len(scope["WRONG"]) == 6
