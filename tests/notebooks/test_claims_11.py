@@ -12,11 +12,11 @@ import torch
 
 from dtlab import Comm, ConfigError, cost, plots, simulate
 from dtlab.collectives import all_reduce
-from dtlab.models import SHAPES
-from dtlab.parallel import Mesh
+from dtlab.models import GPT, SHAPES, GPTConfig, text_batch
+from dtlab.parallel import MemoryMeter, Mesh, tensor
 from dtlab.parallel.planner.device import A100
 from dtlab.plots.mesh import crossings, machines_of
-from dtlab.topology import compose, nvswitch, racks
+from dtlab.topology import compose, nvswitch, racks, uniform
 from tests.notebooks.conftest import NOTEBOOKS
 from tests.parallel.silent_bugs import BUGS
 
@@ -70,10 +70,10 @@ def test_four_all_reduces_a_layer(prose: str) -> None:
 def test_the_parts_of_a_layer_that_tensor_parallelism_leaves(prose: str) -> None:
     assert "10 of the 34 bytes that a layer keeps for each element of b·s·h" in prose
     assert "besides attention's scores, which are cut by heads" in prose
-    for tensor in (1, 8):
-        scores = cost.activation_bytes(1, 100, 10**6, 4, tensor=tensor) - cost.activation_bytes(
-            1, 100, 10**6, 4, tensor=tensor, recompute="selective")
-        assert scores == pytest.approx(5 * 4 * 100**2 / tensor)
+    for t in (1, 8):
+        scores = cost.activation_bytes(1, 100, 64, 8, tensor=t) - cost.activation_bytes(
+            1, 100, 64, 8, tensor=t, recompute="selective")
+        assert scores == pytest.approx(5 * 8 * 100**2 / t)
 
     def kept(**options: object) -> float:
         return cost.activation_bytes(1, 100, 10**6, 1, recompute="selective",  # type: ignore[arg-type]
@@ -114,6 +114,21 @@ def test_what_sequence_parallelism_sends_besides(prose: str) -> None:
         assert cut - plain == more
 
 
+def more_than_a_fourth(heads: int) -> float:
+    """Bytes of activations that a rank of four keeps of a layer, beside a fourth of one rank's."""
+    def kept(comm: Comm, layers: int) -> int:
+        gpt = GPT(GPTConfig(layers=layers, hidden=64, heads=heads, context=64))
+        tensor.shard(gpt, comm, "regather")
+        tokens, targets = text_batch(0, 4, 64)
+        with MemoryMeter(gpt) as meter:
+            tensor.vocab_cross_entropy(comm, gpt(tokens), targets).backward()
+        return max(kinds["activations"] for _, kinds in meter.history)
+
+    one, four = (simulate(kept, 3, network=uniform(t, 5e-6, 10e9)).values[0]
+                 - simulate(kept, 2, network=uniform(t, 5e-6, 10e9)).values[0] for t in (1, 4))
+    return four - one / 4
+
+
 def test_what_regathering_keeps_and_sends(prose: str) -> None:
     said = ran("cuts-run", "mlp", "mlp-run", "sequence-memory")["said"]
     _, none, kept, again = said.strip().splitlines()[-4:]
@@ -122,6 +137,10 @@ def test_what_regathering_keeps_and_sends(prose: str) -> None:
     assert "If the gathered inputs stay, it is ÷ 2.9" in prose
     assert "÷ 2.9" in kept
     assert "÷ 2.3" in none
+    assert "attention's mask isn't cut, and with one head a rank it keeps two copies more" in prose
+    copy, mask = 4 * 64 * 64 * 4 / 4, 64 * 64  # bytes: of b·s·h/t numbers, and of s² truth values
+    assert more_than_a_fourth(heads=8) == pytest.approx(mask * 3 / 4, abs=1024)  # and norms' weights
+    assert more_than_a_fourth(heads=4) - more_than_a_fourth(heads=8) == 2 * copy
     assert "that is regather, for a quarter more bytes" in prose
     plain, more = (cost.tensor_parallel_bytes(4, 4, 64, 64, sequence=sequence)
                    for sequence in (True, "regather"))
@@ -151,6 +170,32 @@ def test_tensor_parallelism_loses_on_exposure_not_on_bytes(prose: str) -> None:
     assert far / (3 * chapter["FORWARD_S"] / 8) == pytest.approx(4, abs=0.3)
 
 
+def test_what_tensor_parallelism_loses_on(prose: str) -> None:
+    assert "Half of the 52 ms are its own messages" in prose
+    assert "All eight samples in one pass: 604 and 187 ms, so with one port it wins" in prose
+    chapter = ran("wires-run", "against-run")
+    source = CODE["against-run"].partition("for samples, axes")[0]
+
+    def step(source: str, ports: str, dp: int) -> float:
+        scope = dict(chapter)
+        exec(source, scope)
+        return 1e3 * simulate(scope["step_of"], {"dp": dp, "tp": 16 // dp}, 16,
+                              network=chapter[ports], trace=False).elapsed_s
+
+    silent = source.replace("if tp.size > 1", "if False")
+    together = source.replace(
+        '("forward", 1), ("backward", 2)] * (samples // dp.size)',
+        '("forward", samples // dp.size), ("backward", 2 * samples // dp.size)]').replace(
+        "activation(), algorithm", "activation().repeat(samples // dp.size), algorithm")
+    assert len({source, silent, together}) == 3
+    for ports, one_pass in (("CLUSTER", 604), ("EIGHT_PORTS", 187.5)):
+        alone, both = (step(source, ports, dp) for dp in (16, 2))
+        assert both - alone == pytest.approx(52, abs=0.5)
+        assert both - step(silent, ports, 2) == pytest.approx(26, abs=1)
+        assert step(together, ports, 2) == pytest.approx(one_pass, abs=0.5)
+        assert (step(together, ports, 2) < alone) == (ports == "CLUSTER")
+
+
 def test_more_replicas_do_not_make_a_model_fit(prose: str) -> None:
     assert "more replicas don't make a model fit into 80 GB" in prose
     parameters = SHAPES["Llama 3 8B"].parameters
@@ -163,11 +208,11 @@ def test_more_replicas_do_not_make_a_model_fit(prose: str) -> None:
 def test_zero_sends_weights_and_tensor_parallelism_activations(prose: str) -> None:
     assert "So it sends weights, and tensor parallelism activations" in prose
     chapter = ran("cuts-run", "mlp", "mlp-run", "count", "zero-run")
-    tensor, zero = ([simulate(chapter["batch_bytes"], samples, how, network=chapter["NETWORK"][4]
+    cut, zero = ([simulate(chapter["batch_bytes"], samples, how, network=chapter["NETWORK"][4]
                               ).trace.sent_bytes(0) for samples in (4, 8, 16)]
                     for how in ("tensor parallel", "ZeRO"))
     assert len(set(zero)) == 1
-    assert tensor[2] / tensor[0] == pytest.approx(4, rel=0.01)
+    assert cut[2] / cut[0] == pytest.approx(4, rel=0.01)
 
 
 def test_a_net_of_two_groups_on_two_ranks_is_one_device(prose: str) -> None:

@@ -8,10 +8,13 @@ from itertools import groupby, pairwise
 
 import nbformat
 import pytest
+import torch
+from torch import nn
 
-from dtlab import ConfigError, cost
+from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
 from dtlab.models import SHAPES
 from dtlab.parallel.pipeline import (
+    Pipeline,
     Schedule,
     Timing,
     dualpipe_v,
@@ -25,6 +28,7 @@ from dtlab.parallel.pipeline import (
 )
 from dtlab.plots import Picture, schedule
 from dtlab.plots.schedule import spans_of
+from dtlab.topology import uniform
 from dtlab.trace import Trace
 from tests.notebooks.conftest import NOTEBOOKS
 
@@ -127,7 +131,12 @@ def test_backward_in_two(prose: str) -> None:
     assert "(p−1)(F+B−3W), where again W ≤ F and W ≤ I, and m ≥ 2p − 1" in prose
     assert "Here that is nothing, for 2p − 1 = 7 micro-batches on every rank" in prose
     assert (zb_h2(4, 8).time().bubble, zb_h2(4, 8).time().held) == (0, [7] * 4)
-    assert "With F = I = W that leaves no bubble, and no rank holds more than 1F1B's first" in prose
+    assert ("With F = I = W and m ≥ 2p − 1 that leaves no bubble, and no rank holds more than "
+            "1F1B's first") in prose
+    for p in (2, 4, 5):
+        assert zb_v(p, 2 * p - 2).time().bubble > 0
+        for m in (2 * p - 1, 2 * p, 3 * p):
+            assert (zb_v(p, m).time().bubble, max(zb_v(p, m).time().held)) == (0, p)
     assert (zb_v(4, 8).time().bubble, max(zb_v(4, 8).time().held)) == (0, 4)
 
 
@@ -165,6 +174,9 @@ def test_which_is_best_depends_on_the_times(prose: str) -> None:
     times = all_times(1.0, 2.0, 0.5, 0.5)
     assert min(times, key=lambda name: times[name].longest) == "zb_h2"
     assert (times["zb_h2"].longest, times["zb_v"].longest) == (43.5, 47.75)
+    assert "Looped BFS takes as long as ZB-H2, and holds 12" in prose
+    bfs = looped_bfs(4, 12).time(1.0, 2.0, 0.5, 0.5)
+    assert (bfs.longest, max(bfs.held)) == (43.5, 12)
 
 
 def test_the_answers_to_the_open_questions(prose: str) -> None:
@@ -193,6 +205,31 @@ def test_six_ways_to_go_wrong(prose: str) -> None:
             Schedule.parse(grid).check()
         errors.add(" ".join(str(error.value).splitlines()[0].split()[-3:]))
     assert len(errors) == 6
+
+
+def test_which_of_the_six_hang(prose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "The last hangs, and the first" in prose
+    assert "The other four stop with an error" in prose
+    scope: dict[str, dict[str, str]] = {}
+    exec(CELLS["mistakes"].source.partition("for name, grid")[0], scope)
+    monkeypatch.setattr(Schedule, "check", lambda self: self)  # run it all the same
+
+    def step(comm: Comm, plan: Schedule) -> None:
+        stages = [nn.Linear(4, 4) for _ in plan.stages_of(comm.rank)]
+        x = torch.ones(2 * plan.micro_batches, 4)
+        Pipeline(stages, plan, comm).step(x, x, nn.functional.mse_loss)
+
+    for name, grid in scope["WRONG"].items():
+        hangs = name in ("flush forgotten", "a cycle")
+        with pytest.raises(Deadlock if hangs else RankFailed):
+            simulate(step, Schedule.parse(grid), network=uniform(2, 1e-6, 1e9))
+
+
+def test_what_the_published_table_shows(prose: str) -> None:
+    assert "The last line is the 19 % of section 5" in prose
+    *rates, last = CELLS["published"].outputs[0].text.splitlines()
+    assert all(line.startswith("tables 5 and 6") for line in rates)
+    assert "printed 0.1900" in last
 
 
 def test_what_older_notes_use_is_gone(prose: str) -> None:
