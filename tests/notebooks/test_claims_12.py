@@ -10,6 +10,7 @@ import nbformat
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import schedules
 
 from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
 from dtlab.models import SHAPES
@@ -31,6 +32,7 @@ from dtlab.plots.schedule import spans_of
 from dtlab.topology import uniform
 from dtlab.trace import Trace
 from tests.notebooks.conftest import NOTEBOOKS
+from tests.parallel.test_pipeline import torchs
 
 CELLS = {cell.id: cell for cell in nbformat.read(
     NOTEBOOKS / "12_pipelines.ipynb", as_version=4).cells}
@@ -236,6 +238,21 @@ def test_what_older_notes_use_is_gone(prose: str) -> None:
     assert "`torch.distributed.pipeline.sync.Pipe`, GPipe within one process" in prose
     assert importlib.util.find_spec("torch.distributed.pipelining") is not None
     assert importlib.util.find_spec("torch.distributed.pipeline") is None
+
+
+def test_torchs_schedules_are_ours(prose: str) -> None:
+    assert ("Its interleaved 1F1B, ZB-V and DualPipe-V are, action for action, the ones above, for "
+            "each m from 2p − 1 on that torch takes") in prose
+
+    def theirs(kind: type, p: int, m: int) -> Schedule:
+        return Schedule.from_csv(torchs(kind, p, m))
+
+    for p in (2, 3, 4):
+        for m in range(2 * p - 1, 5 * p):
+            assert zb_v(p, m) == theirs(schedules.ScheduleZBVZeroBubble, p, m)
+            assert dualpipe_v(p, m) == theirs(schedules.ScheduleDualPipeV, p, m)
+            if m % (m // p) == 0:
+                assert interleaved(p, m) == theirs(schedules.ScheduleInterleaved1F1B, p, m)
 
 
 def test_micro_batches_are_parts_of_one_mini_batch(prose: str) -> None:
