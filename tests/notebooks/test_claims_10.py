@@ -14,9 +14,8 @@ from torch.distributed.fsdp import MixedPrecision
 from torch.nn.modules import _functions
 
 from dtlab import Comm, cost, simulate
-from dtlab.collectives import all_reduce
 from dtlab.models import MLP, digits
-from dtlab.parallel import DataParallel, clip_grad_norm_, conversions, sync_batch_norm
+from dtlab.parallel import DataParallel, clip_grad_norm_, sync_batch_norm
 from dtlab.parallel.data import STRATEGIES
 from dtlab.plots import step_of
 from dtlab.topology import uniform
@@ -124,7 +123,7 @@ def test_what_the_explorer_answers(prose: str) -> None:
         assert one == pytest.approx(flat)
 
 
-def test_batch_norm_sees_its_own_shard(prose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_sees_its_own_shard(prose: str) -> None:
     """The chapter's case, and that the gap grows as shards shrink."""
     assert "30 samples a rank are 9 % off, 15 are 14 %" in prose
     assert printed("norm") == (
@@ -132,7 +131,7 @@ def test_batch_norm_sees_its_own_shard(prose: str, monkeypatch: pytest.MonkeyPat
         "4 ranks, BatchNorm1d: 14% off\n4 ranks, sync_batch_norm: equal, within 1e-12\n")
     assert hasattr(torch.nn.SyncBatchNorm, "convert_sync_batchnorm")
     assert "two small all-reduces a layer each way" in prose
-    assert [norm_calls(monkeypatch, backward) for backward in (False, True)] == [2, 4]
+    assert [norm_calls(backward) for backward in (False, True)] == [2, 4]
     assert "with an all-gather forward and an all-reduce backward" in prose
     forward, backward = inspect.getsource(_functions.SyncBatchNorm).split("def backward")
     assert "all_gather" in forward
@@ -149,24 +148,17 @@ def test_batch_norm_sees_its_own_shard(prose: str, monkeypatch: pytest.MonkeyPat
     assert means(2, 60) < means(4, 60) < means(12, 60)
 
 
-def norm_calls(monkeypatch: pytest.MonkeyPatch, backward: bool) -> float:
+def norm_calls(backward: bool) -> float:
     """How many all-reduces a rank makes in a pass through one synchronized layer."""
-    calls = []
-
-    def counted(comm: Comm, x: torch.Tensor) -> torch.Tensor:
-        calls.append(comm.rank)
-        return all_reduce(comm, x)
-
     def one_pass(comm: Comm) -> None:
         norm = sync_batch_norm(torch.nn.BatchNorm1d(3), comm)
         out = norm(torch.randn(5, 3, requires_grad=True)).square().sum()
         if backward:
             out.backward()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(conversions, "all_reduce", counted)
-        simulate(one_pass, network=uniform(2, ALPHA, 1 / BETA))
-    return len(calls) / 2
+    trace = simulate(one_pass, network=uniform(2, ALPHA, 1 / BETA)).trace
+    assert all(m.label.startswith("all_reduce") for m in trace.transfers)
+    return trace.messages(0) / 2  # a ring of two: a rank sends two messages each
 
 
 def test_layer_norm_needs_nothing_and_dropout_a_seed_for_each_rank(prose: str) -> None:

@@ -59,6 +59,13 @@ def test_steps_and_samples(prose: str) -> None:
     assert "up to which batch does doubling it save a quarter of the steps or more?" in prose
     assert "Up to 16: there more ranks make training faster" in prose
     assert {batch for batch, share in saved.items() if share >= 0.25} == {4, 8}
+    assert "a batch twice as large, and such a step is seldom worth two" in prose
+    assert max(saved.values()) < 0.5
+    assert "with twice the learning rate, are worth nearly two steps" in prose
+    least, critical = cost.fit_critical_batch(steps)
+    one, two = (cost.steps_to_loss(batch, least, critical) for batch in (critical / 20,
+                                                                         critical / 10))
+    assert 1.9 < one / two < 2
     assert "256 takes two thirds of the steps of 32, and more than five times the samples" in prose
     assert steps[256] / steps[32] == pytest.approx(2 / 3, abs=0.02)
     assert 5 < steps[256] * 8 / steps[32] < 5.5
