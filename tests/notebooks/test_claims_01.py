@@ -71,6 +71,9 @@ def test_the_all_reduce_does_not_grow_with_the_devices(prose: str) -> None:
     assert [all_reduce_s(n) for n in (16, 64, 256, 1024)] == [near(19.5e-3, rel=0.05)] * 4
     assert "at 1024 devices computing takes 2 ms" in prose
     assert near(2e-3, rel=0.03) == 2.0 / 1024
+    assert "Strong scaling falls below 50 % between 64 and 256 devices" in prose
+    strong_64, strong_256 = (2 / n / (2 / n + all_reduce_s(n)) for n in (64, 256))
+    assert strong_64 > 0.5 > strong_256
     assert "Weak scaling looks wonderful, 99 %" in prose
     assert 2 / (2 + all_reduce_s(1024)) == near(0.99, abs=0.001)
     assert "Each device sends and receives its 100 MB about twice" in prose
