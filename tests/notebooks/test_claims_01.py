@@ -10,6 +10,7 @@ import pytest
 
 from dtlab import ConfigError, cost
 from dtlab.models import SHAPES
+from dtlab.widgets import TrainingTimeExplorer
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "01_why_distribute.ipynb", as_version=4)
@@ -55,8 +56,10 @@ def test_what_brings_gpt3_below_a_week(prose: str) -> None:
 
     assert "with 5,000 of them it takes less than a week" in prose
     assert near(7, abs=0.1) == days(devices=5000) < 7
-    assert "4,096, the slider's next step, take 8.5 days, 8,192 take 4.2" in prose
+    assert "of the slider's steps 4,096 take 8.5 days, 8,192 take 4.2" in prose
     assert (round(days(4096), 1), round(days(8192), 1)) == (8.5, 4.2)
+    steps = [devices for _, devices in TrainingTimeExplorer().devices.options]
+    assert steps[steps.index(4096) + 1] == 8192
     assert "a utilization of 100 % (15 days) nor H100s (11 days)" in prose
     assert "keeping the activations (25 days)" in prose
     assert [round(d) for d in (days(share=1.0), days(flops=989e12), days(recompute=False))
@@ -68,6 +71,9 @@ def test_the_all_reduce_does_not_grow_with_the_devices(prose: str) -> None:
     assert [all_reduce_s(n) for n in (16, 64, 256, 1024)] == [near(19.5e-3, rel=0.05)] * 4
     assert "at 1024 devices computing takes 2 ms" in prose
     assert near(2e-3, rel=0.03) == 2.0 / 1024
+    assert "Strong scaling falls below 50 % between 64 and 256 devices" in prose
+    strong_64, strong_256 = (2 / n / (2 / n + all_reduce_s(n)) for n in (64, 256))
+    assert strong_64 > 0.5 > strong_256
     assert "Weak scaling looks wonderful, 99 %" in prose
     assert 2 / (2 + all_reduce_s(1024)) == near(0.99, abs=0.001)
     assert "Each device sends and receives its 100 MB about twice" in prose
@@ -97,6 +103,10 @@ def test_overlap_moves_the_limit_of_strong_scaling(prose: str) -> None:
     assert (all_reduce_s(64), 2 / 64 * 2 / 3) == (near(0.020, rel=0.02), near(0.021, rel=0.02))
     assert "96 % instead of 61, and 100 at best" in prose
     assert [round(x) for x in rows[64]] == [61, 96, 100]
+    assert "the last of the 16 parts leaves when backward has ended, and takes 1.3 ms" in prose
+    part_s = cost.time_s("all_reduce", "halving_doubling", 64, 100_000_000 // 16, 5e-6, 1e-10)
+    assert part_s == near(1.3e-3, abs=5e-5)
+    assert rows[64][1] / 100 == near(2 / 64 / (2 / 64 + part_s), abs=2e-3)
     assert "On 256 devices backward takes 5 ms; the messages still take 20" in prose
     assert (all_reduce_s(256), 2 / 256 * 2 / 3) == (near(0.020, rel=0.01), near(0.005, rel=0.05))
     assert rows[256][2] < 50
@@ -130,6 +140,12 @@ def test_each_knob_turns_the_product_of_two_utilizations(prose: str) -> None:
     assert 1.5 < base / minutes["data: 256 devices"] < 2
     assert "fast wires inside machines bring most of what 64 devices can give" in prose
     assert rows["topology: machines of 8, a torus"][1] > 0.9
+    assert "One device as the server is the worst" in prose
+    assert "the gradients of 63 others pass its one port" in prose
+    server = minutes["one device as the server"]
+    assert server == max(minutes.values())
+    assert "a step takes 25 times as long" in prose
+    assert server / base == near(25, abs=0.5)
     assert "In the same machines dividing the model takes longer than data parallelism" in prose
     for name in ("tensor, in machines of 8", "pipeline, in machines of 8"):
         assert minutes[name] > minutes["topology: machines of 8, a torus"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from pathlib import Path
@@ -10,10 +11,11 @@ import nbformat
 import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecision
+from torch.nn.modules import _functions
 
 from dtlab import Comm, cost, simulate
 from dtlab.models import MLP, digits
-from dtlab.parallel import DataParallel
+from dtlab.parallel import DataParallel, clip_grad_norm_, sync_batch_norm
 from dtlab.parallel.data import STRATEGIES
 from dtlab.plots import step_of
 from dtlab.topology import uniform
@@ -45,6 +47,25 @@ def test_the_guess(prose: str) -> None:
     assert "twelve all-reduces take 2.6 ms rather than 1.9 ms" in prose
     assert reduce_s[1] == pytest.approx(2.6e-3, abs=5e-5)
     assert 1e3 * BACKWARD_S + exposed_ms("overlap", 12) == pytest.approx(2.8, abs=0.05)
+    assert "A 5.0 ms: twelve reductions take longer than one" in prose
+    assert BACKWARD_S + reduce_s[1] == pytest.approx(5.0e-3, abs=5e-5)
+    assert "B 3.7 ms: half of the communication hides" in prose
+    assert BACKWARD_S + reduce_s[1] / 2 == pytest.approx(3.7e-3, abs=5e-5)
+
+
+def test_how_much_of_a_step_the_first_and_the_last_version_wait(prose: str) -> None:
+    assert "the first version that one writes waits for two fifths of every step" in prose
+    assert "and the last one, with the same bytes, for an eighth" in prose
+    rows = {name: (float(step), float(exposed)) for name, step, exposed in re.findall(
+        r"^(\w+) +a step ([\d.]+) ms, of which ([\d.]+) ms", printed("step-table"), re.M)}
+    assert list(rows) == list(STRATEGIES)
+    share = {name: exposed / step for name, (step, exposed) in rows.items()}
+    assert share["parameter"] == pytest.approx(2 / 5, abs=0.025)
+    assert share["overlap"] == pytest.approx(1 / 8, abs=0.01)
+    network = uniform(4, ALPHA, 1 / BETA)
+    sent = [sum(m.nbytes for m in simulate(train_step, strategy, 4, network=network)
+                .trace.transfers if "all_reduce" in m.label) for strategy in STRATEGIES]
+    assert max(sent) == pytest.approx(min(sent), rel=1e-4)
 
 
 def test_only_buckets_that_leave_early_gain(prose: str) -> None:
@@ -57,6 +78,10 @@ def test_only_buckets_that_leave_early_gain(prose: str) -> None:
 
 def test_up_to_six_buckets_only_the_last_is_exposed(prose: str) -> None:
     assert "with up to 6 buckets, a reduction is quicker than the gradients" in prose
+    assert "buckets win at most the time of backward" in prose
+    slow = [cost.exposed_s(BACKWARD_S, LAYERS * LAYER_BYTES, k, 4, ALPHA, 1e-9)
+            for k in range(1, 13)]
+    assert 0 < slow[0] - min(slow) < BACKWARD_S
     assert "With 12, latencies make c longer than b (217 and 200 µs)" in prose
     c = {k: cost.time_s("all_reduce", "ring", 4, LAYERS * LAYER_BYTES // k, ALPHA, BETA)
          for k in range(1, 13)}
@@ -105,6 +130,14 @@ def test_batch_norm_sees_its_own_shard(prose: str) -> None:
         "2 ranks, BatchNorm1d: 9% off\n2 ranks, sync_batch_norm: equal, within 1e-12\n"
         "4 ranks, BatchNorm1d: 14% off\n4 ranks, sync_batch_norm: equal, within 1e-12\n")
     assert hasattr(torch.nn.SyncBatchNorm, "convert_sync_batchnorm")
+    assert "two small all-reduces a layer each way" in prose
+    assert [norm_calls(backward) for backward in (False, True)] == [2, 4]
+    assert "with an all-gather forward and an all-reduce backward" in prose
+    forward, backward = inspect.getsource(_functions.SyncBatchNorm).split("def backward")
+    assert "all_gather" in forward
+    assert "all_reduce" not in forward
+    assert "all_reduce" in backward
+    assert "all_gather" not in backward
 
     def means(ranks: int, batch: int) -> float:
         """How far a layer's mean over a shard is from that over the batch, in the mean square."""
@@ -113,6 +146,19 @@ def test_batch_norm_sees_its_own_shard(prose: str) -> None:
         return float((x.view(9, ranks, batch // ranks, -1).mean(2) - whole).square().mean())
 
     assert means(2, 60) < means(4, 60) < means(12, 60)
+
+
+def norm_calls(backward: bool) -> float:
+    """How many all-reduces a rank makes in a pass through one synchronized layer."""
+    def one_pass(comm: Comm) -> None:
+        norm = sync_batch_norm(torch.nn.BatchNorm1d(3), comm)
+        out = norm(torch.randn(5, 3, requires_grad=True)).square().sum()
+        if backward:
+            out.backward()
+
+    trace = simulate(one_pass, network=uniform(2, ALPHA, 1 / BETA)).trace
+    assert all(m.label.startswith("all_reduce") for m in trace.transfers)
+    return trace.messages(0) / 2  # a ring of two: a rank sends two messages each
 
 
 def test_layer_norm_needs_nothing_and_dropout_a_seed_for_each_rank(prose: str) -> None:
@@ -178,7 +224,8 @@ def test_the_digits_of_bfloat16(prose: str) -> None:
 
 
 def test_a_reduction_in_bfloat16_does_no_harm_on_the_digits(prose: str) -> None:
-    assert "(one model, one seed, 8 ranks, 100 steps) it does no harm, within two points" in prose
+    assert "(one model, one seed, 8 ranks, 100 steps) it does no harm: the accuracy stays" in prose
+    assert "within two percentage points" in prose
     accuracy = [simulate(train_in, dtype, network=uniform(8, ALPHA, 1 / BETA)).values[0]
                 for dtype in (torch.float32, torch.bfloat16)]
     assert accuracy[0] > 0.9
@@ -215,6 +262,19 @@ def test_a_small_step_is_lost_in_bfloat16(prose: str) -> None:
     assert "a weight of 1.0 and a step of 0.001 would add up to 1.0 in bfloat16" in prose
     one = torch.tensor(1.0, dtype=torch.bfloat16)
     assert (one + 0.001).item() == 1.0
+
+
+def test_clipping_takes_the_wrapped_model(prose: str) -> None:
+    assert "after backward: `dtlab.parallel.clip_grad_norm_(model, 1.0)`" in prose
+
+    def clipped(comm: Comm) -> float:
+        model = DataParallel(MLP((64, 32, 10)).module(), comm)
+        x, y = digits()[0].batch(0, 60).shard(comm.rank, comm.size)
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        clip_grad_norm_(model, 0.5)
+        return float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm())
+
+    assert simulate(clipped, network=uniform(2, ALPHA, 1 / BETA)).values == pytest.approx([0.5] * 2)
 
 
 def test_the_answers_to_the_open_questions(prose: str) -> None:

@@ -343,7 +343,7 @@ def test_a_mesh_has_the_size_of_the_topology(mesh, sentence):
     ({"schedule": "2B"}, "schedules"), ({"recompute": "some"}, "recompute"),
     ({"mesh": {"pp": 8}, "schedule": "ZB-V"}, "2 chunks"),
     ({"sequence": True}, "needs tp"),
-    ({"mesh": {"pp": 8}, "stage": 3}, "ZeRO"), ({"chunks": 2}, "interleaved"),
+    ({"chunks": 2}, "interleaved"),
     ({"mesh": {"ep": 8}}, "experts"),
     ({"mesh": {"pp": 8}, "schedule": "interleaved", "chunks": 8, "micro_batches": 8}, "fewer")])
 def test_a_layout_that_no_device_runs_says_why(change, sentence):
@@ -351,6 +351,14 @@ def test_a_layout_that_no_device_runs_says_why(change, sentence):
     assert sentence in found.why_not
     with pytest.raises(ConfigError, match="can't run"):
         simulate(found.step, network=TWO_SERVERS)
+
+
+def test_zero_over_one_rank_shards_nothing():
+    for stage in (1, 2, 3):
+        alone, none = (predict(LLAMA, TWO_SERVERS, Layout({"tp": 8}, 1, 4, stage=each))
+                       for each in (stage, 0))
+        assert alone.step_s == pytest.approx(none.step_s)
+        assert alone.memory == none.memory
 
 
 def test_a_torus_too():

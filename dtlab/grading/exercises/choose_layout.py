@@ -21,7 +21,8 @@ Question = tuple[Any, ...]  # layers, hidden, heads, servers, GPUs, batch, bytes
 
 def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
     """(pp, dp, tp, micro_batch, stage, recompute) → (seconds a step, bytes a device), or None for
-    what can't be laid out, and for ZeRO 3 in a pipeline, which many libraries refuse."""
+    what can't be laid out, for ZeRO on one rank, and for ZeRO 3 in a pipeline, which many libraries
+    refuse."""
     layers, hidden, heads, servers, gpus, batch, _, card_Bps = question
     shape = gpt_shape(layers, hidden, heads)
     topology = compose(nvswitch(gpus), uniform(servers, 3e-6, card_Bps), nic_Bps=card_Bps)
@@ -31,7 +32,9 @@ def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
     def predicted(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
                   ) -> tuple[float, float] | None:
         micro_batches, rest = divmod(batch, dp * micro_batch)
-        if rest or not micro_batches or pp * dp * tp != topology.ranks or (stage == 3 and pp > 1):
+        if rest or not micro_batches or pp * dp * tp != topology.ranks:
+            return None
+        if (stage and dp == 1) or (stage == 3 and pp > 1):
             return None
         found = predict(shape, topology, Layout(
             {"pp": pp, "dp": dp, "tp": tp}, micro_batch, micro_batches, stage=stage,

@@ -123,8 +123,6 @@ def impossible(shape: Shape, layout: Layout) -> str:
     if layout.sequence and (tp == 1 or shape.positions // cp % tp):
         return f"sequence parallelism can't cut {shape.positions // cp} positions for tp={tp}" \
             if tp > 1 else "sequence parallelism needs tp"
-    if layout.stage and layout.dp * layout.ep * cp == 1:
-        return "ZeRO shards over dp, ep and cp, which have one rank"
     if v > 1 and layout.schedule not in CHUNKED:
         return f"chunks need a schedule that has them: {', '.join(CHUNKED)}"
     if v > 1 and layout.schedule == "interleaved" and m % pp:

@@ -190,106 +190,125 @@ def _kept_elements(shape: Shape, layout: Layout, recompute: str) -> float:
     return kept + scores if stored and recompute == "none" else kept
 
 
-def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, software: Software,
-            masked: bool = True) -> RankWork:
-    """What one rank computes, sends and holds. masked: does the model's work count the half of
-    attention's scores that a causal mask hides?"""
-    pp, tp, ep, cp, b = layout.pp, layout.tp, layout.ep, layout.cp, layout.micro_batch
-    s, h, itemsize, flash = shape.positions, shape.hidden, recipe.activation, \
-        shape.attention == "flash"
-    tokens, efficiency = b * s / cp, software.efficiency
+class Parameters(NamedTuple):
+    """Of one rank: those of an average layer without its routed experts, of these, and of the
+    embedding or the output layer; then all, without and of routed experts."""
 
-    def product_s(rows: float, inner: float, columns: float) -> float:
-        return device.product_s(rows, inner, columns, recipe.products) / efficiency
+    layer: float
+    experts: float
+    ends: float
+    dense: float
+    routed: float
 
-    def traffic_s(nbytes: float) -> float:
-        return nbytes / (device.memory_Bps * efficiency)
 
-    # ---- computation
-    products_s = _products_s(shape, layout, tokens, product_s)
-    scores = 2 * tokens * s * (shape.queries + shape.attended)  # operations
-    memory_s, again_s = (traffic_s(tokens * elements * itemsize)
-                         for elements in _traffic_elements(shape, layout))
-    if flash:
-        attention_s, factor = scores / 2 / tp / device.attention_flops, 2.5
-    else:
-        attention_s, factor = scores / tp / device.product_flops[recipe.products] / efficiency, 2.0
-        again_s += attention_s
-    forward_s, full = products_s + attention_s + memory_s, layout.recompute == "full"
-    stages = stage_layers(shape, layout)
-    own = [sum(stages[number] for number in stages_of(layout.schedule, pp, layout.chunks, rank))
-           for rank in (0, pp - 1)]
-    layers = max(own)
-    share = 1.0 if layout.recompute_layers is None else min(layout.recompute_layers / layers, 1)
-    recompute_s = share * {"none": 0.0, "selective": again_s, "full": forward_s}[layout.recompute]
-    floor_s = software.layer_s
-    if layout.pp > 1 and tp > 1:
-        floor_s += software.stall_s * tp
+def _parameters(shape: Shape, layout: Layout, layers: int) -> Parameters:
+    tp, routed = layout.tp, shape.expert_parameters / shape.layers
+    layer = ((shape.parameters - _tables(shape)) / shape.layers - routed) / tp
+    ends = shape.vocab * shape.hidden * (1 if shape.tied or layout.pp > 1 else 2) / tp
+    routed /= tp * layout.ep
+    return Parameters(layer, routed, ends, layers * layer + ends, layers * routed)
 
-    # ---- parameters
-    routed = shape.expert_parameters / shape.layers
-    layer = (shape.parameters - _tables(shape)) / shape.layers - routed
-    table = shape.vocab * h * (1 if shape.tied or pp > 1 else 2)
-    dense, experts = (layers * layer + table) / tp, layers * routed / tp / ep
-    shards, expert_shards = layout.dp * ep * cp, layout.dp * cp
-    stage = layout.stage
 
-    def state(size: int, sharded: bool) -> float:
-        return size * (dense / (shards if sharded else 1)
-                       + experts / (expert_shards if sharded else 1))
+def _sharded(held: Parameters, layout: Layout, sharded: bool) -> float:
+    """Parameters for which a rank keeps something, if all data-parallel ranks share, or none."""
+    if not sharded:
+        return held.dense + held.routed
+    return held.dense / (layout.dp * layout.ep * layout.cp) + held.routed / (layout.dp * layout.cp)
 
-    optimized = dense / (shards if stage else 1) + experts / (expert_shards if stage else 1)
-    memory = {
-        "parameters": state(recipe.parameter, stage == 3 and not layout.gather_once),
-        "gradients": state(recipe.gradient, stage > 1 and (pp == 1 or layout.reduce_each)),
-        "optimizer": state(recipe.optimizer, stage > 0),
-    }
-    if stage == 3 and not layout.gather_once:  # gathered: this layer's, the next one's
-        memory["parameters"] += 2 * (layer / tp + routed / tp / ep) * itemsize
 
-    # ---- activations, of the first stage or of the last, which has the logits
-    whole, kept = (tokens * itemsize * _kept_elements(shape, layout, recompute)
+def _memory(shape: Shape, layout: Layout, recipe: Recipe, own: list[int], share: float
+            ) -> dict[str, float]:
+    """Bytes by name, of the first stage or of the last, which has the logits. own: layers of the
+    first and the last rank; share: of them that are computed again."""
+    stage, held = layout.stage, _parameters(shape, layout, max(own))
+    gathers = stage == 3 and not layout.gather_once and layout.dp * layout.ep * layout.cp > 1
+    early = layout.pp == 1 or layout.reduce_each  # are gradients sharded before the end of a step?
+    parameters = recipe.parameter * _sharded(held, layout, gathers)
+    if gathers:  # this layer's, the next one's
+        parameters += 2 * (held.layer + held.experts) * recipe.activation
+    tokens = layout.micro_batch * shape.positions / layout.cp
+    whole, kept = (tokens * recipe.activation * _kept_elements(shape, layout, recompute)
                    for recompute in ("none", layout.recompute))
     kept = share * kept + (1 - share) * whole
     # The loss holds the logits, and three times in float32: copied, their logarithms of
     # probabilities, their gradient.
-    logits = (itemsize + 12) * tokens * shape.vocab / tp
-    first, last = (kept * count * in_flight(layout.schedule, pp, layout.micro_batches,
+    logits = (recipe.activation + 12) * tokens * shape.vocab / layout.tp
+    first, last = (kept * count * in_flight(layout.schedule, layout.pp, layout.micro_batches,
                                             layout.chunks, at_end)
                    for count, at_end in zip(own, (False, True), strict=True))
     if layout.schedule in TWO_CHUNKS:  # the first rank has the last stage, too
         last = first
-    elif pp > 1 and first > last + logits:
+    elif layout.pp > 1 and first > last + logits:
         last, logits = first, 0.0
-    memory |= {"activations": last + (whole if full else 0), "logits": logits}
+    return {
+        "parameters": parameters,
+        "gradients": recipe.gradient * _sharded(held, layout, stage > 1 and early),
+        "optimizer": recipe.optimizer * _sharded(held, layout, stage > 0),
+        "activations": last + (whole if layout.recompute == "full" else 0),
+        "logits": logits,
+    }
+
+
+def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, software: Software,
+            masked: bool = True) -> RankWork:
+    """What one rank computes, sends and holds. masked: does the model's work count the half of
+    attention's scores that a causal mask hides?"""
+    pp, tp, cp, itemsize = layout.pp, layout.tp, layout.cp, recipe.activation
+    stages, full = stage_layers(shape, layout), layout.recompute == "full"
+    own = [sum(stages[number] for number in stages_of(layout.schedule, pp, layout.chunks, rank))
+           for rank in (0, pp - 1)]
+    layers = max(own)
+    share = 1.0 if layout.recompute_layers is None else min(layout.recompute_layers / layers, 1)
+    held = _parameters(shape, layout, layers)
+
+    def product_s(rows: float, inner: float, columns: float) -> float:
+        return device.product_s(rows, inner, columns, recipe.products) / software.efficiency
+
+    def traffic_s(nbytes: float) -> float:
+        return nbytes / (device.memory_Bps * software.efficiency)
+
+    # ---- computation
+    tokens = layout.micro_batch * shape.positions / cp
+    products_s = _products_s(shape, layout, tokens, product_s)
+    memory_s, again_s = (traffic_s(tokens * elements * itemsize)
+                         for elements in _traffic_elements(shape, layout))
+    scores = 2 * tokens * shape.positions * (shape.queries + shape.attended)  # operations
+    again = {"none": 0.0, "selective": 0.0, "full": 1.0}[layout.recompute]
+    if shape.attention == "flash":
+        attention_s, factor = scores / 2 / tp / device.attention_flops, 2.5
+    else:
+        attention_s = scores / tp / device.product_flops[recipe.products] / software.efficiency
+        again_s, factor = again_s + attention_s, 2.0
+        again = 1.0 if layout.recompute == "selective" else again
+    recompute_s = share * {"none": 0.0, "selective": again_s,
+                           "full": products_s + attention_s + memory_s}[layout.recompute]
+    flops = 2 * tokens * cp * _used_parameters(shape)
+    counted = cp * scores * (1 if masked else 0.5)
+    steps = layout.samplers * layout.micro_batches
+    model_flops = steps * 3 * (shape.layers * (flops + counted)
+                               + 2 * tokens * cp * shape.vocab * shape.hidden)
+    repeated = share * (counted * again + (flops if full else 0.0))
 
     # ---- what is sent
-    halves = (4.0, 4 + (4 * share if full else 0) + (2 if layout.sequence and layout.regather
-                                                     else 0))
-    _, sent = _mlp_width(shape)
+    activation = tokens * shape.hidden * itemsize
+    everywhere, (_, sent) = tp if layout.sequence else 1, _mlp_width(shape)
     moe = sent / (shape.experts.top * max(shape.experts.capacity, 1)) if shape.experts else 0.0
     keys = shape.latent.rank + shape.latent.rotary if shape.latent \
         else max(2 * shape.keys / tp, 2 * shape.hidden / shape.heads)
-    activation = tokens * h * itemsize
-    flops, output_flops = 2 * tokens * cp * _used_parameters(shape), 2 * b * s * shape.vocab * h
-    counted = cp * scores * (1 if masked else 0.5)
-    steps = layout.samplers * layout.micro_batches
-    model_flops = steps * 3 * (shape.layers * (flops + counted) + output_flops)
-    repeated = share * {"none": 0.0, "selective": 0.0 if flash else counted,
-                        "full": flops + counted}[layout.recompute]
+    regathered = 2 if layout.sequence and layout.regather else 0
     return RankWork(
         stages, layers, own[0 if layout.schedule in TWO_CHUNKS else 1], products_s, attention_s,
-        factor, memory_s, recompute_s,
-        weights_s=products_s, floor_s=floor_s,
-        output_s=product_s(tokens, h, shape.vocab / tp) + traffic_s(
+        factor, memory_s, recompute_s, weights_s=products_s,
+        floor_s=software.layer_s + (software.stall_s * tp if pp > 1 and tp > 1 else 0.0),
+        output_s=product_s(tokens, shape.hidden, shape.vocab / tp) + traffic_s(
             8 * tokens * shape.vocab / tp),
-        tp_bytes=activation if tp > 1 else 0.0, tp_halves=halves,
-        cp_bytes=b * s * keys * itemsize if cp > 1 else 0.0, cp_halves=(1, 2),
-        ep_bytes=tokens * h * itemsize * sent / moe / (tp if layout.sequence else 1)
-        if ep > 1 else 0.0,
+        tp_bytes=activation if tp > 1 else 0.0,
+        tp_halves=(4.0, 4 + (4 * share if full else 0) + regathered),
+        cp_bytes=tokens * cp * keys * itemsize if cp > 1 else 0.0, cp_halves=(1, 2),
+        ep_bytes=activation * sent / moe / everywhere if layout.ep > 1 else 0.0,
         ep_exchanges=(2 * moe, (2 + (2 * share if full else 0)) * moe),
-        message_bytes=activation / (tp if layout.sequence else 1),
-        layer_parameters=layer / tp, expert_parameters=routed / tp / ep,
-        ends_parameters=table / tp, recipe=recipe,
-        optimizer_s=traffic_s(OPTIMIZER_TRAFFIC * optimized), memory=memory,
-        model_flops=model_flops, hardware_flops=model_flops + steps * shape.layers * repeated)
+        message_bytes=activation / everywhere, layer_parameters=held.layer,
+        expert_parameters=held.experts, ends_parameters=held.ends, recipe=recipe,
+        optimizer_s=traffic_s(OPTIMIZER_TRAFFIC * _sharded(held, layout, layout.stage > 0)),
+        memory=_memory(shape, layout, recipe, own, share), model_flops=model_flops,
+        hardware_flops=model_flops + steps * shape.layers * repeated)
