@@ -16,8 +16,10 @@ import dtlab
 from dtlab.cli import app, doctor, lab
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
+from dtlab.models import SHAPES
+from dtlab.parallel import planner
 
-COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "train", "grade", "release")
+COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "plan", "train", "grade", "release")
 
 
 def call(*words: str) -> Any:
@@ -211,6 +213,34 @@ def test_simulate_says_what_is_wrong_with_its_input(words: list[str], told: str)
 
 
 # ---- doctor ------------------------------------------------------------------------------------
+
+
+def test_plan_prints_what_the_planner_finds(tmp_path: Path) -> None:
+    words = ("plan", "--model", "gpt2-xl", "--cluster", "a100:1x4", "--batch", "16")
+    found = data(*words)
+    _, topology = planner.cluster("a100:1x4")
+    plans = planner.plan(SHAPES["GPT-2 XL"], topology, 16)
+    assert found["layouts"] == len(plans)
+    assert found["plans"][0]["step_s"] == plans[0].step_s
+    assert found["ties"] == len(planner.ties(plans))
+    picture = tmp_path / "plans.png"
+    page = call(*words, "--top", "2", "--plot", str(picture))
+    assert page.exit_code == 0
+    assert str(plans[0].layout) in page.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"--model": "llama3-70x"}, "did you mean 'Llama 3 70B'?"), ({"--cluster": "8x8"}, "h100:8x8"),
+    ({"--batch": "0"}, "batch must be a whole number"), ({"--software": "old"}, "software is one"),
+    ({"--headroom": "2"}, "headroom is a share"), ({"--precision": "int4"}, "precision is one of"),
+    ({"--model": "llama3-405b"}, "nothing fits 4 devices"), ({"--positions": "0"}, "positions"),
+])
+def test_plan_says_what_is_wrong_with_its_input(change: dict[str, str], told: str) -> None:
+    words = {"--model": "gpt2-xl", "--cluster": "a100:1x4", "--batch": "16"} | change
+    result = call("plan", *(word for pair in words.items() for word in pair))
+    assert result.exit_code == 2
+    assert told in result.output
 
 
 def test_doctor_finds_this_machine_ready() -> None:

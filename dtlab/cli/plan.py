@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dtlab.checks import check_whole
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
 from dtlab.errors import ConfigError
@@ -66,7 +67,9 @@ def plan(
 
     show.check_picture(plot)
     shape = named_shape(model)
-    shape = shape if positions is None else shape._replace(positions=positions)
+    if positions is not None:
+        check_whole("positions", positions)
+        shape = shape._replace(positions=positions)
     device, topology = planner.cluster(cluster)
     if software not in planner.SOFTWARE:
         raise ConfigError(f"software is one of {', '.join(planner.SOFTWARE)}, not {software!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_amount, check_whole
 from dtlab.errors import ConfigError
 
 ATTENTION = ("flash", "stored")  # does it keep its scores for backward?
@@ -151,6 +151,17 @@ def llama_shape(layers: int, hidden: int, heads: int, mlp_width: int, vocab: int
                        ("mlp_width", mlp_width), ("vocab", vocab), ("positions", positions),
                        ("kv_heads", heads if kv_heads is None else kv_heads)):
         check_whole(name, size)
+    if experts is not None:
+        for name, size, least, most in (
+                ("experts.number", experts.number, 1, 100_000),
+                ("experts.top", experts.top, 1, experts.number),
+                ("experts.width", experts.width, 1, 10_000_000),
+                ("experts.shared", experts.shared, 0, 1000),
+                ("experts.dense_layers", experts.dense_layers, 0, layers - 1)):
+            check_whole(name, size, least, most)
+        check_amount("experts.capacity", experts.capacity)
+    for name, size in (latent or Latent())._asdict().items():
+        check_whole(f"latent.{name}", size)
     if kv_heads is not None and heads % kv_heads:
         raise ConfigError(f"{kv_heads} heads of keys and values can't be shared equally by {heads} "
                           f"heads")

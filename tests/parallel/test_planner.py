@@ -23,6 +23,7 @@ from dtlab.parallel.planner import (
     wires,
 )
 from dtlab.parallel.planner.device import servers
+from dtlab.parallel.planner.schedules import CHUNKED, GENERATORS, schedule_of, stages_of
 from dtlab.parallel.planner.wires import rings_of
 from dtlab.parallel.planner.work import stage_layers
 from dtlab.published import MEGATRON_TABLE_1, MEGATRON_TABLE_2, megatron_plan
@@ -412,3 +413,20 @@ def test_activations_with_stored_scores_are_korthikantis(t, sequence, recompute)
                                                sequence=sequence))
     assert found.memory["activations"] == pytest.approx(cost.activation_bytes(
         2, 1024, 2048, 16, 16, tensor=t, sequence=sequence, recompute=recompute))
+
+
+@pytest.mark.parametrize("experts", [
+    Experts(0, 1, 64), Experts(8, 0, 64), Experts(8, 9, 64), Experts(8, 2, 0),
+    Experts(8, 2, 64, -1), Experts(8, 2, 64, 0, 2), Experts(8, 2, 64, capacity=-1.0)], ids=str)
+def test_experts_that_can_not_be_get_a_sentence(experts):
+    with pytest.raises(ConfigError, match=r"experts\."):
+        llama_shape(2, 512, 8, 1024, 100, experts=experts)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_rank_has_the_stages_that_the_schedule_gives_it(name):
+    chunks = 2 if name in CHUNKED else 1
+    for p in (2, 4, 5):
+        schedule = schedule_of(name, p, 4 * p, chunks)
+        assert [schedule.stages_of(rank) for rank in range(p)] \
+            == [stages_of(name, p, chunks, rank) for rank in range(p)]

@@ -81,7 +81,8 @@ def _fits(case: Case, outcome: Outcome) -> Verdict:
     return Verdict(found[1] <= limit, f"{found[1] / 1e9:.1f} GB", f"≤ {limit / 1e9:.0f} GB")
 
 
-def _time(share: float) -> Judge:
+def within(share: float) -> Judge:
+    """Does the layout take at most `share` of the fastest one's time?"""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         (question,), chosen = case.args, outcome.values[0][0]
         fit = {of: t for of, (t, n) in all_of(question).items() if n <= question[6]}
@@ -110,10 +111,10 @@ def _build(seed: int) -> list[Check]:
              case(8, 1024, 1, 1, 1, 40)]  # a batch of 1, one head: what is left but a pipeline?
     tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2),
              case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
-    best = _time(1.001)
+    best = within(1.001)
     return [
         Check("fits", 2, "4 models on 8, 16 and 32 devices", [*small, *tight], _fits),
-        Check("good", 2, "within a fifth of the best", [*small, *tight], _time(1.2), _fits),
+        Check("good", 2, "within a fifth of the best", [*small, *tight], within(1.2), _fits),
         Check("best", 3, "the best there is", [*small, *tight], best, _fits),
         Check("few predictions", 1, "half of all layouts", tight, _calls, best),
     ]

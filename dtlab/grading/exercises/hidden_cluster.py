@@ -8,7 +8,7 @@ from typing import Any
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises.choose_layout import NAMES, all_of, predictor
+from dtlab.grading.exercises.choose_layout import NAMES, all_of, predictor, within
 
 RUNS = 200
 SHARE = 1.05  # of the fastest one's time
@@ -41,15 +41,6 @@ def _runs(case: Case, outcome: Outcome) -> Verdict:
                    "a layout for which run doesn't give None")
 
 
-def _time(case: Case, outcome: Outcome) -> Verdict:
-    (question,), planned = case.args, outcome.values[0][0]
-    fit = {of: t for of, (t, n) in all_of(question).items() if n <= question[6]}
-    best, mine = min(fit, key=lambda of: fit[of]), fit[tuple(planned)]
-    missed = [name for name, a, b in zip(NAMES, planned, best, strict=True) if a != b]
-    return Verdict(mine <= SHARE * fit[best], f"{mine:.3f} s",
-                   f"≤ {SHARE * fit[best]:.3f} s, with other {', '.join(missed)}", shows=planned)
-
-
 def _few(case: Case, outcome: Outcome) -> Verdict:
     return Verdict(outcome.values[0][1] <= RUNS, f"{outcome.values[0][1]} runs", f"≤ {RUNS}")
 
@@ -66,8 +57,8 @@ def _build(seed: int) -> list[Check]:
     slow = [case(32, 4096, 32, 4, 64, 40, 12), case(48, 8192, 64, 8, 128, 80, 4)]
     return [
         Check("runs", 2, "4 models on hidden clusters", [*fast, *slow], _runs),
-        Check("fast network", 2, "within 5 % of the best", fast, _time, _runs),
-        Check("slow network", 2, "within 5 % of the best", slow, _time, _runs),
+        Check("fast network", 2, "within 5 % of the best", fast, within(SHARE), _runs),
+        Check("slow network", 2, "within 5 % of the best", slow, within(SHARE), _runs),
         Check("few runs", 2, f"{RUNS} of them", [*fast, *slow], _few, _runs),
     ]
 

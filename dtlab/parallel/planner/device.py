@@ -83,7 +83,8 @@ class Software(NamedTuple):
 
 MEGATRON = Software(0.89, source="Korthikanti et al. 2022, table 5, as a whole")
 EAGER = Software(0.70, 1.45e-3, 0.8e-3, "The Ultra-Scale Playbook's layouts of 3 B parameters")
-COMPILED = Software(0.83, 0.7e-3, source="torchtitan, 8 B on 8 H100")
+COMPILED = Software(0.83, 0.7e-3, source="with the rates of DEVICES['h100-96'] torchtitan's 8 B on "
+                    "8 GPUs; the least time of a layer is assumed: half of eager software's")
 SOFTWARE = {"megatron-2021": MEGATRON, "eager": EAGER, "compiled": COMPILED}
 
 
@@ -96,7 +97,7 @@ class Server(NamedTuple):
     latency_s: float
 
 
-NCCL = 0.8  # the share of NVLink's rate that large collectives reach
+NCCL = 0.8  # the share of NVLink's rate that large collectives reach: assumed; at 256 MB it is less
 _HOPPER = Server(450e9 * NCCL, 50e9, 5e-6)
 SERVERS = {"a100": Server(300e9, 25e9, 3e-6), "a100-40": Server(300e9, 25e9, 3e-6),
            "h100": _HOPPER, "h100-96": _HOPPER, "h200": _HOPPER,
