@@ -73,12 +73,19 @@ class PlanExplorer(Explorer):
         return self._picture()
 
     def best(self) -> list[Plan]:
-        """The plans that are shown."""
+        """The plans that are shown: of those that differ in the order of axes only, and take the
+        same, the first."""
         limit, order = self.memory.value, ORDERS[self.order.value]
         fit = (p for p in self._plans(self.model.value, self.cluster.value)
                if p.memory_bytes <= (1 - HEADROOM) * limit and (
                    not order or list(p.layout.mesh) == [a for a in order if a in p.layout.mesh]))
-        return [p for p, _ in zip(fit, range(SHOWN), strict=False)]
+        shown: dict[object, Plan] = {}
+        for p in fit:
+            mesh, *rest = p.layout
+            shown.setdefault((frozenset(mesh.items()), *rest, f"{p.step_s:.4g}"), p)
+            if len(shown) == SHOWN:
+                break
+        return list(shown.values())
 
     def _planned(self, model: str, cluster: str) -> list[Plan]:
         """All layouts, without a limit of memory."""
