@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dtlab.errors import ConfigError
 from dtlab.simulator.messages import PendingMessage
@@ -14,12 +14,13 @@ from dtlab.simulator.strands import Strand
 class Instant:
     """What is due at one instant, in order of planning."""
 
-    __slots__ = ("arriving", "entering", "timeouts", "waking")
+    __slots__ = ("arriving", "calls", "entering", "timeouts", "waking")
 
     def __init__(self) -> None:
         self.arriving: list[PendingMessage] = []  # the last byte comes, unless rates change
         self.entering: list[PendingMessage] = []  # the latency has passed
         self.waking: list[Strand] = []  # the strand has slept enough
+        self.calls: list[Callable[[], None]] = []  # rare: what follows a death
         # The strand has waited long enough for one of those.
         self.timeouts: list[tuple[Strand, Sequence[object]]] | None = None
 

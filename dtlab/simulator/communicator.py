@@ -17,6 +17,7 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
 from dtlab.reduction import overlaps_itself
+from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import learner_line
 from dtlab.simulator.messages import (
@@ -25,6 +26,7 @@ from dtlab.simulator.messages import (
     ObjectPayload,
     PendingMessage,
     ReceiveQueue,
+    generation,
 )
 from dtlab.simulator.streams import Stream
 from dtlab.simulator.works import MessageWork, Receiving, Sending, SimWork
@@ -107,7 +109,7 @@ class SimComm(Comm):
             self._engine.wait_for_any([work.await_on(strand) for work in ours], self.label,
                                       timeout_s)
         done = next((work for work in ours if work.is_done()), None)
-        if done is not None and done.error is None:
+        if done is not None and done.error is None and not getattr(done, "is_cut", False):
             done.wait()
         return done
 
@@ -260,6 +262,7 @@ class SimComm(Comm):
 
     def _all_gather_objects(self, value: Any) -> list[Any]:
         engine, strand = self._engine, self._engine.running
+        self._check_open()
         key = self._context, next(self._agreements)
         agreement = engine.agreements.setdefault(key, {})
         agreement[self.rank] = (value, strand)
@@ -269,7 +272,37 @@ class SimComm(Comm):
                 engine.wake(waiting)
         strand.waits_for = "split"
         engine.wait_for(agreement, self.label)
+        while len(agreement) < self.size:
+            self._check_open()
+            engine.wait_for(agreement, self.label)
         return [agreement[rank][0] for rank in range(self.size)]
+
+    def _check_open(self) -> None:
+        """Raise `RankDied` if one of my ranks has died, or has called `shrink`."""
+        closed = self._engine.deaths.closed(self._context, self._ranks)
+        if closed is not None:
+            raise broken(self._me, closed, self._me)
+
+    @property
+    def has_ended(self) -> bool:
+        """Has this rank called `shrink`?"""
+        return self._engine.deaths.closed(self._context, [self._me]) is not None
+
+    def shrink(self) -> SimComm:
+        if self._context not in ((), (generation(self._context),)):
+            super().shrink()
+        return self.of_survivors(*self._engine.deaths.shrink(self._me))
+
+    def of_survivors(self, number: int, ranks: list[int]) -> SimComm:
+        """The communicator of the number-th generation."""
+        return SimComm(self._engine, self._me, ranks, (number,))
+
+    def joining(self) -> bool:
+        return self._engine.deaths.joining()
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        return tuple(self._ranks)
 
     def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> SimComm:
         members = [self._ranks[rank] for rank in ranks]

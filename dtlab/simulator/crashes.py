@@ -14,8 +14,8 @@ from dtlab.simulator.strands import Crashed
 
 class CrashingComm(SimComm):
     """Crashes before its next event once it has had `limit` of them: an event is a call of `post`,
-    a wait with a limit, or a `compute`, here or in a group or stream of it. What it has posted by
-    then still arrives."""
+    a wait with a limit, a `compute` or a `shrink`, here or in a group or stream of it. What it has
+    posted by then still arrives, unless others have noticed before."""
 
     def __init__(self, *where: Any, limit: float, events: Iterator[int] | None = None):
         super().__init__(*where)
@@ -43,5 +43,13 @@ class CrashingComm(SimComm):
         self._count()
         with super().compute(label, seconds):
             yield
+
+    def shrink(self) -> SimComm:
+        self._count()
+        return super().shrink()
+
+    def of_survivors(self, number: int, ranks: list[int]) -> SimComm:
+        return CrashingComm(self._engine, self._me, ranks, (number,), limit=self._limit,
+                            events=self._events)
 
     send, recv, sendrecv, exchange = Comm.send, Comm.recv, Comm.sendrecv, Comm.exchange

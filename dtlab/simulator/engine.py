@@ -26,6 +26,7 @@ from dtlab.errors import Deadlock, RunTimeout
 from dtlab.ranks.matching import check_match, describe
 from dtlab.simulator.agenda import Agenda
 from dtlab.simulator.changes import Changes
+from dtlab.simulator.deaths import Deaths
 from dtlab.simulator.messages import Channels, PendingMessage, put
 from dtlab.simulator.network import ARRIVED, Network
 from dtlab.simulator.strands import Strand
@@ -54,21 +55,22 @@ class Engine:
         self.running: Strand  # the strand that runs now
         self.unwaited: dict[Any, Any] = {}  # works not waited for → lines that began them
         self.crashed: set[int] = set()
+        self.deaths: Deaths  # set by the simulation
         self.failure: tuple[int, BaseException] | None = None  # which rank raised, and what
         self.agreements: dict[Any, dict[int, Any]] = {}  # see SimComm._all_gather_objects
-        self._strands: list[Strand] = []
+        self.strands: list[Strand] = []
         self._streams: Counter[int] = Counter()  # how many each rank has
         self._network = Network(topology)
         self._overhead_s = topology.overhead_s
         self._port_free_s = [0.0] * topology.ranks  # when each rank can start another message
         self._matched: list[PendingMessage] = []  # at this instant
         self._ready: deque[Strand] = deque()
-        self._agenda = Agenda()
+        self.agenda = Agenda()
         self._changes = Changes(topology)
         self.channels = Channels(topology, self._changes.slower_s)
         self._change_s = self._changes.next_s
         for change in topology.changes:
-            self._agenda.at(change.at_s)
+            self.agenda.at(change.at_s)
         self._begun = False
         self._limit_s: float | None = None  # of real time
         self._broken: BaseException | None = None  # why `next_strand` gave up
@@ -78,19 +80,19 @@ class Engine:
     def run(self, strands: Sequence[Strand], timeout: float | None) -> None:
         """Run all strands to their ends. Raises `Deadlock` or `RunTimeout`. The rows of the trace
         are in `messages`, `spans` and `waits` afterwards; if a rank raised, that is `failure`."""
-        self._strands = list(strands)
+        self.strands = list(strands)
         self._limit_s = None if timeout is None else time.monotonic() + timeout
         try:
             with _seldom_collecting():
                 self._drive()
         finally:
             self.stopping = True
-            for strand in self._strands:
+            for strand in self.strands:
                 self.running = strand
                 strand.stop()
 
     def _drive(self) -> None:
-        for strand in self._strands[:]:  # the first steps of each; none hands over meanwhile
+        for strand in self.strands[:]:  # the first steps of each; none hands over meanwhile
             self.running = strand
             strand.resume()
             if self.stopping:
@@ -99,21 +101,24 @@ class Engine:
         while following := self.next_strand():
             following.resume()
         if isinstance(self._broken, RunTimeout):
-            raise RunTimeout(str(self._broken), table(self._strands))
+            raise RunTimeout(str(self._broken), table(self.strands))
         if self._broken is not None:
             raise self._broken
-        if not self.stopping and any(strand.is_busy() for strand in self._strands):
-            why = self._failed_links() or hint(self._strands)
+        if not self.stopping and any(strand.is_busy() for strand in self.strands):
+            why = self._failed_links() or hint(self.strands)
             raise Deadlock("deadlock: every rank that is left waits for another" + why,
-                           table(self._strands))
+                           table(self.strands))
 
     def add_stream(self, body: Callable[[Strand], None]) -> Strand:
         """Called on a strand: one more of its rank, which runs `body` as soon as this one pauses.
         """
         rank = self.running.rank
         self._streams[rank] += 1
-        strand = self.running.beside(self._streams[rank], body)
-        self._strands.append(strand)
+        return self.add_strand(self.running.beside(self._streams[rank], body))
+
+    def add_strand(self, strand: Strand) -> Strand:
+        """It begins at this instant."""
+        self.strands.append(strand)
         self._ready.append(strand)
         return strand
 
@@ -125,10 +130,11 @@ class Engine:
     def crash(self, rank: int) -> None:
         """`rank` and its streams end without a word. What they have posted still arrives."""
         self.crashed.add(rank)
-        for strand in self._strands:
+        for strand in self.strands:
             if strand.rank == rank:
                 self.end_wait(strand)
                 strand.done, strand.waits_for = True, CRASHED
+        self.deaths.died(rank)
 
     def _failed_links(self) -> str:
         """Which failed links messages wait for, in words; "" if none."""
@@ -162,7 +168,7 @@ class Engine:
     def _pass_time(self) -> None:
         """Move the clock on until a strand can go on, or nothing is due any more."""
         torch.set_grad_enabled(False)  # bytes that arrive leave no history; strands set their own
-        network, ready, agenda = self._network, self._ready, self._agenda
+        network, ready, agenda = self._network, self._ready, self.agenda
         while not ready:
             if self._limit_s is not None and time.monotonic() > self._limit_s:
                 raise RunTimeout("the simulation did not end within its limit of real time")
@@ -172,7 +178,7 @@ class Engine:
             for flow in network.settle(self.now):
                 if flow.end_s != arriving_s:  # as a rule many end at once
                     arriving_s = flow.end_s
-                    arriving = self._agenda.at(arriving_s).arriving
+                    arriving = self.agenda.at(arriving_s).arriving
                 arriving.append(flow)  # type: ignore[arg-type]
             if not agenda:
                 return
@@ -185,6 +191,8 @@ class Engine:
             ready.extend(instant.waking)
             if instant.timeouts is not None:
                 self._expire(instant.timeouts)
+            for call in instant.calls:
+                call()
 
     def _change_links(self) -> None:
         """Apply the changes of links that are due."""
@@ -192,7 +200,7 @@ class Engine:
             self._network.change(link, capacity_Bps)
             if growth_s:
                 self.channels.slow_down(link, growth_s)
-                self._agenda.delay(link, self.now)
+                self.agenda.delay(link, self.now)
         self._change_s = self._changes.next_s
 
     def wake(self, strand: Strand) -> None:
@@ -203,7 +211,7 @@ class Engine:
         """Called on a strand: pause it for virtual `seconds`, in which it works."""
         strand = self.running
         self.end_wait(strand)
-        self._agenda.at(self.now + seconds).waking.append(strand)
+        self.agenda.at(self.now + seconds).waking.append(strand)
         strand.pause()
         strand.idle_since_s = self.now
 
@@ -212,8 +220,12 @@ class Engine:
         strand = self.running
         if strand.label is not label:
             self.end_wait(strand, label)
+        if self.channels.closed:
+            self.deaths.check(strand)
         strand.awaits = what
         strand.pause()
+        if self.channels.closed:
+            self.deaths.check(strand)
 
     def end_wait(self, strand: Strand, label: str = "") -> None:
         """`strand` has waited, until now, since it last worked, or waited under another label than
@@ -228,7 +240,7 @@ class Engine:
         `seconds` have passed."""
         strand = self.running
         if seconds is not None:
-            instant = self._agenda.at(self.now + seconds)
+            instant = self.agenda.at(self.now + seconds)
             instant.timeouts = instant.timeouts or []
             instant.timeouts.append((strand, what))
         strand.any_of = what
@@ -282,7 +294,7 @@ class Engine:
             free_s[src] = start_s + (overhead_s if overhead_s < latency_s else latency_s)
             enters_s = start_s + latency_s
             if enters_s != due_s:  # as a rule many enter at once
-                due_s, due = enters_s, self._agenda.at(enters_s).entering
+                due_s, due = enters_s, self.agenda.at(enters_s).entering
             due.append(message)
         self._matched.clear()
 

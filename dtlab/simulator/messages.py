@@ -122,13 +122,14 @@ class Channel(Queue):
     """From one rank to another in one context: sends that wait for their receives, or receives that
     wait for their sends."""
 
-    __slots__ = ("dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
+    __slots__ = ("closed", "dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
 
     def __init__(self, src: int, dst: int, peer: int, from_anyone: ReceiveQueue,
                  topology: Topology):
         super().__init__()
         self.src, self.dst = src, dst  # in the numbering of the whole run
         self.peer = peer  # the sender, in the numbering of the communicator
+        self.closed = False  # one of the two has died, or has called `shrink`
         self.latency_s, self.links = topology.route(src, dst)
         self.from_anyone = from_anyone
         self.shared = from_anyone.opened  # the receiver also takes from anyone
@@ -162,6 +163,7 @@ class ReceiveQueue(Queue):
 
     __slots__ = ("channels", "opened", "sends")
     shared = True
+    closed = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,6 +198,7 @@ class Channels:
         self._slower_s = slower_s  # latency of a link, more than the topology says
         self._channels: dict[tuple[Any, int, int], Channel] = {}
         self._queues: dict[tuple[Any, int], ReceiveQueue] = {}
+        self.closed: set[tuple[int, int]] = set()  # (generation, rank): see `close`
 
     def get(self, context: tuple[Any, ...], src: int, dst: int, peer: int) -> Channel:
         """The channel from `src` to `dst` (ranks of the run) in a context, in which the sender is
@@ -207,17 +210,32 @@ class Channels:
             for link, slower_s in self._slower_s.items():
                 if link in channel.links:
                     channel.latency_s += slower_s
+            if self.closed:
+                channel.closed = any((generation(context), r) in self.closed for r in (src, dst))
         return self._channels[key]
 
     def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
         """Where `dst` receives from anyone in a context."""
         return self._queues.setdefault((context, dst), ReceiveQueue())
 
+    def close(self, number: int, rank: int) -> None:
+        """Nothing gets through any more between `rank` and others on communicators of the
+        number-th generation."""
+        self.closed.add((number, rank))
+        for (context, src, dst), channel in self._channels.items():
+            if generation(context) == number and rank in (src, dst):
+                channel.closed = True
+
     def slow_down(self, link: int, seconds: float) -> None:
         """The latency of `link` has grown."""
         for channel in self._channels.values():
             if link in channel.links:
                 channel.latency_s += seconds
+
+
+def generation(context: tuple[Any, ...]) -> int:
+    """How often the run's ranks had called `shrink` before a communicator was made."""
+    return context[0] if context and isinstance(context[0], int) else 0
 
 
 def put(into: Any, x: Any) -> None:

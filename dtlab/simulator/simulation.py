@@ -29,6 +29,7 @@ from dtlab.simulator import (
     works,
 )
 from dtlab.simulator.copies import Copies, Shared
+from dtlab.simulator.deaths import Deaths
 from dtlab.simulator.strands import NeedsThreads
 from dtlab.topology import Topology
 from dtlab.trace import Trace
@@ -52,6 +53,8 @@ def simulate(
     timeout: float | None = None,
     echo: bool = True,
     crash: Mapping[int, int] | None = None,
+    detect_s: float | None = None,
+    restart_s: float | None = None,
     **unknown: Any,
 ) -> Result:
     """Call `fn(comm, *args)` on each rank of `network`; return values, virtual time and trace.
@@ -75,6 +78,10 @@ def simulate(
     echo: show what the ranks print, each line labelled with its rank.
     crash: rank → after how many events (calls of `post`, from which all messages come, timed waits,
         computations) it dies without a word; its value is None, and the others go on.
+    detect_s: virtual seconds after such a death until the others' connections to that rank break,
+        so that waiting for it raises `RankDied`; None: they never notice.
+    restart_s: virtual seconds until it is started anew (`fn` from the beginning), to join the
+        others at their next `Comm.shrink`; None: never.
 
     Raises `Deadlock` at once when no rank can go on, `RankFailed` when one raises, or has begun
     work that it neither waited for nor cancelled, `RankDied` when one calls exit, `RunTimeout`,
@@ -86,9 +93,12 @@ def simulate(
     if overhead_s is not None:
         network = replace(network, overhead_s=overhead_s)
     crashes_after = _checked_crashes({} if crash is None else crash, network.ranks)
+    for name, seconds in (("detect_s", detect_s), ("restart_s", restart_s)):
+        check_amount(name, 0 if seconds is None else seconds, " seconds")
 
     simulation = partial(_Simulation, Copies(fn, args, network.ranks), network, trace=trace,
-                         gamma=gamma, eager_bytes=eager_bytes, echo=echo, crash=crashes_after)
+                         gamma=gamma, eager_bytes=eager_bytes, echo=echo, crash=crashes_after,
+                         detect_s=detect_s, restart_s=restart_s)
     first = simulation(strands or "greenlet")
     try:
         return first.run(timeout)
@@ -113,7 +123,8 @@ class _Simulation:
 
     def __init__(self, call: Copies | Shared, network: Topology, kind: str, *, trace: bool = True,
                  gamma: float = 0.0, eager_bytes: float = 0, echo: bool = True,
-                 crash: Mapping[int, int] | None = None, shown: Sequence[str] = ()):
+                 crash: Mapping[int, int] | None = None, detect_s: float | None = None,
+                 restart_s: float | None = None, shown: Sequence[str] = ()):
         self.call = call
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
@@ -125,10 +136,13 @@ class _Simulation:
         self.values: list[Any] = [None] * network.ranks
         self.elapsed_s = 0.0
         self.crash = crash or {}
+        self.engine.deaths = Deaths(self.engine, network.ranks, detect_s, restart_s, self._again)
+        self._first: list[strands.Strand] = []
 
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
         everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
+        self._first = everyone
         try:
             with _fork_torch_state(), self._routed_output():
                 self._run(everyone, timeout)
@@ -155,19 +169,26 @@ class _Simulation:
                 raise
         engine.failure = engine.failure or works.failure(engine.unwaited, engine.crashed)
 
-    def _body(self, strand: strands.Strand) -> None:
+    def _again(self, rank: int) -> strands.Strand:
+        """A strand on which `rank` begins anew, and meets the others when they shrink."""
+        return self._first[rank].beside(0, lambda strand: self._body(strand, new=True))
+
+    def _body(self, strand: strands.Strand, new: bool = False) -> None:
         """What `strand` does, from its first moment to its last."""
         _RANK.set(strand.rank)
         where = self.engine, strand.rank, self.ranks
         comm: Comm = communicator.SimComm(*where)
-        if strand.rank in self.crash:
+        if strand.rank in self.crash and not new:
             comm = crashes.CrashingComm(*where, limit=self.crash[strand.rank])
         try:
+            if new:
+                comm = comm.shrink()
             fn, args = self.call.take()
             value = fn(comm, *args) if args else fn(comm)  # the latter switches faster: see strands
             self.engine.end_wait(strand)
             self.values[strand.rank] = value
             self.elapsed_s = self.engine.now  # the last to return has the last word
+            self.engine.deaths.left(strand.rank)
         except strands.Stopped:
             raise
         except strands.Crashed:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dtlab.comm import Comm
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import Line
 from dtlab.simulator.strands import Crashed, Stopped, Strand
 from dtlab.simulator.works import SimWork
+
+if TYPE_CHECKING:
+    from dtlab.simulator.communicator import SimComm
 
 
 class Begun(SimWork):
@@ -61,7 +63,7 @@ class Begun(SimWork):
 class Stream:
     """Runs what is begun on one communicator, in that order, on a strand of its own."""
 
-    def __init__(self, engine: Engine, comm: Comm):
+    def __init__(self, engine: Engine, comm: SimComm):
         self.comm = comm
         self._engine, self._rank = engine, engine.running.rank
         self._begun: deque[Begun] = deque()
@@ -93,6 +95,8 @@ class Stream:
             strand.line = begun.line
             try:
                 begun.run()
+                if begun.error is not None and self.comm.has_ended:
+                    begun._detach()
             except Stopped:
                 raise
             except Crashed:

@@ -14,8 +14,9 @@ CRASHED = "crashed"  # what a strand "waits for" that `simulate(crash=…)` has 
 
 def table(strands: Sequence[Strand]) -> list[Waiting]:
     """What each rank is doing, and each of its streams that has something to do."""
-    rows = [strand for strand in strands if not strand.stream or strand.is_busy()]
-    return [_row(strand) for strand in sorted(rows, key=lambda s: (s.rank, s.stream))]
+    rows = {(strand.rank, strand.stream): strand for strand in strands  # the last life of a rank
+            if not strand.stream or strand.is_busy()}
+    return [_row(strand) for _, strand in sorted(rows.items())]
 
 
 def hint(strands: Sequence[Strand]) -> str:
@@ -28,7 +29,7 @@ def _row(strand: Strand) -> Waiting:
         return Waiting(strand.rank, CRASHED if strand.waits_for == CRASHED else "returned")
     line = str(learner_line(strand.frame()) or strand.line or "")
     beside = f" (stream {strand.stream})" if strand.stream else ""
-    messages = _open(strand)
+    messages = open_messages(strand)
     if not messages:
         doing = strand.waits_for if isinstance(strand.waits_for, str) else "compute"
         return Waiting(strand.rank, doing + beside, line=line)
@@ -47,7 +48,7 @@ def _row(strand: Strand) -> Waiting:
     return Waiting(strand.rank, doing + beside, " and ".join(peers), known, line)
 
 
-def _open(strand: Strand) -> list[PendingMessage]:
+def open_messages(strand: Strand) -> list[PendingMessage]:
     """The messages that `strand` waits for and that have not come."""
     if isinstance(strand.waits_for, str):
         return []
@@ -63,6 +64,6 @@ def _peer(message: PendingMessage, rank: int) -> str:
 
 def _label(strand: Strand) -> str:
     """How the collective call in which `strand` waits is labelled; "" if it is in none."""
-    for message in _open(strand):
+    for message in open_messages(strand):
         return message.label
     return ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from dtlab.comm import Work
 from dtlab.errors import UnwaitedWork
+from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import Line
 from dtlab.simulator.messages import Channel, PendingMessage
@@ -53,10 +54,24 @@ class MessageWork(SimWork):
         super().__init__(engine, rank, line)
         self.message = message
 
+    @property
+    def is_cut(self) -> bool:
+        """Can it come no more, because its other side has died or left?"""
+        return self.message.channel.closed and not self._is_over()
+
+    def is_done(self) -> bool:
+        return self._is_over() or self.is_cut
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """May this end's rank go on?"""
+
     def _finish(self) -> None:
         engine = self._engine
         engine.unwaited.pop(self, None)
-        if not self.is_done():
+        if self.is_cut:
+            raise broken(self.rank, self.message.channel.src, self.message.channel.dst)
+        if not self._is_over():
             strand = engine.running
             strand.waits_for = (self.message,)
             engine.wait_for(self.await_on(strand), self.message.label)
@@ -76,7 +91,7 @@ class Sending(MessageWork):
         self._finish()
         return self._dst
 
-    def is_done(self) -> bool:
+    def _is_over(self) -> bool:
         return self.message.left
 
     def await_on(self, strand: Strand) -> object:
@@ -102,7 +117,7 @@ class Receiving(MessageWork):
         if self.message.x is None:
             self.message.channel.remove(self.message)
 
-    def is_done(self) -> bool:
+    def _is_over(self) -> bool:
         return self.message.arrived
 
     def await_on(self, strand: Strand) -> object:

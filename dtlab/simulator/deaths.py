@@ -1,0 +1,117 @@
+"""Ranks that die while others go on: whose connections are closed, and who forms the next
+communicator (`Comm.shrink`).
+
+The k-th *generation* of communicators is made of the communicator that the k-th shrink returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dtlab.errors import RankDied
+from dtlab.simulator.messages import generation
+from dtlab.simulator.strands import Strand
+from dtlab.simulator.waiting import open_messages
+
+if TYPE_CHECKING:
+    from dtlab.simulator.engine import Engine
+
+
+class Deaths:
+    """detect_s: virtual seconds from a death until the others' waits for that rank end with
+    `RankDied`; None: they never do. restart_s: until a dead rank is started anew; None: never.
+    start: begins the function of a rank on a new strand."""
+
+    def __init__(self, engine: Engine, ranks: int, detect_s: float | None,
+                 restart_s: float | None, start: Callable[[int], Strand]):
+        self._engine, self._detect_s, self._restart_s = engine, detect_s, restart_s
+        self._start = start
+        self._generations = [0] * ranks  # in which each rank is
+        self._last = 0  # the generation that was formed last,
+        self._members = set(range(ranks))  # and those of its ranks that neither died nor returned
+        self._asking: dict[int, Strand] = {}  # ranks that have called shrink, or are new
+
+    def died(self, rank: int) -> None:
+        """`rank` has just crashed."""
+        now, agenda = self._engine.now, self._engine.agenda
+        if self._detect_s is not None:
+            number = self._generations[rank]
+            agenda.at(now + self._detect_s).calls.append(lambda: self.close(number, rank))
+        if self._restart_s is not None:
+            agenda.at(now + self._restart_s).calls.append(lambda: self._restart(rank))
+        self.left(rank)
+
+    def left(self, rank: int) -> None:
+        """`rank` has died or returned: nobody need wait for it to shrink."""
+        self._members.discard(rank)
+        self._asking.pop(rank, None)
+        self._agree()
+
+    def joining(self) -> bool:
+        """Does a rank that was started anew wait for the others?"""
+        return bool(self._asking.keys() - self._members)
+
+    def shrink(self, rank: int) -> tuple[int, list[int]]:
+        """Called on the strand of `rank`: wait for all that live. Returns the number of the new
+        generation, and its ranks."""
+        engine, strand = self._engine, self._engine.running
+        if rank in self._members:
+            self.close(self._generations[rank], rank)
+            for work in [work for work in engine.unwaited if work.rank == rank]:
+                del engine.unwaited[work]
+        self._asking[rank] = strand
+        self._agree()
+        if rank in self._asking:
+            strand.waits_for = "shrink"
+            engine.wait_for(self, "")
+        self._generations[rank] = self._last
+        return self._last, sorted(self._members)
+
+    def _agree(self) -> None:
+        if self._asking and self._members <= self._asking.keys():
+            self._last += 1
+            self._members = set(self._asking)
+            asking, self._asking = self._asking, {}
+            for _, strand in sorted(asking.items()):
+                if strand is not self._engine.running:
+                    self._engine.wake(strand)
+
+    def _restart(self, rank: int) -> None:
+        self._engine.crashed.discard(rank)
+        self._engine.add_strand(self._start(rank))
+
+    def close(self, number: int, rank: int) -> None:
+        """From now on nothing gets through between `rank` and others of that generation; those who
+        wait for it wait in vain, and what was on its way changes nothing."""
+        engine = self._engine
+        engine.channels.close(number, rank)
+        for work in engine.unwaited:
+            if message := getattr(work, "message", None):
+                message.real &= not message.channel.closed or message.arrived
+        for strand in engine.strands:
+            if strand is engine.running or strand.done or strand.awaits is None:
+                continue
+            closed = [m for m in open_messages(strand) if m.channel.closed]
+            for message in closed:
+                message.real = False
+            if closed or strand.waits_for == "split":
+                strand.awaits = None
+                engine.wake(strand)
+
+    def check(self, strand: Strand) -> None:
+        """Raise `RankDied` if the strand waits for a message that can't come any more."""
+        for message in open_messages(strand):
+            if message.channel.closed and not isinstance(strand.waits_for, list):
+                raise broken(strand.rank, message.channel.src, message.channel.dst)
+
+    def closed(self, context: tuple[object, ...], ranks: list[int]) -> int | None:
+        """One of `ranks` whose connections in that context's generation are closed, if any is."""
+        number = generation(context)
+        return next((r for r in ranks if (number, r) in self._engine.channels.closed), None)
+
+
+def broken(rank: int, *ends: int) -> RankDied:
+    """The error of `rank`, which has waited for a message between these two."""
+    peer = next(end for end in ends if end != rank)
+    return RankDied(f"rank {rank}: the connection to rank {peer} has broken", peer)
