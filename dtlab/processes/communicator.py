@@ -23,9 +23,11 @@ from dtlab.errors import ConfigError, RankDied
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.match_check import Channel, EncodedHeader, encoded
 from dtlab.processes.message import Message
+from dtlab.processes.posted import PostedMessage
 from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
+from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
-from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport, WatchedHandle
+from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
 from dtlab.ranks.matching import describe
 from dtlab.reduction import combine_
 from dtlab.tracebacks import calling_place
@@ -56,7 +58,7 @@ class ProcessComm(Comm):
         messages = [self._message(op) for op in ops]
         self._start(messages)
         place = calling_place()
-        return [self.end.posted_at(PostedMessage(self, message), place) for message in messages]
+        return [self.end.posted_at(PostedMessage(self.end, message, self._finish), place) for message in messages]
 
     def exchange(self, *ops: Send | Recv) -> None:
         """As in `Comm`."""
@@ -171,6 +173,7 @@ class ProcessComm(Comm):
                 message.done_s = time.perf_counter()
                 nbytes += message.nbytes
         except RuntimeError as error:
+            self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
             who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
             raise RankDied(f"rank {self.rank}: the connection to {who} has broken",
                            message.peer) from error
@@ -287,57 +290,28 @@ class ProcessComm(Comm):
             hidden.send(values, peer)
         return values
 
+    def shrink(self) -> ProcessComm:
+        """As in `Comm`."""
+        if self.end.store is None:
+            raise ConfigError(f"rank {self.rank}: torchrun can't shrink a communicator: it stops "
+                              f"all ranks after a death, and starts them anew: --max-restarts")
+        if type(self) is not ProcessComm or len(self.context) > 1:
+            super().shrink()
+        number, ranks = self.end.shrink()
+        return ProcessComm(self.end, ranks, (f"survivors {number}",))
+
+    def joining(self) -> bool:
+        """As in `Comm`."""
+        return self.end.store is not None and self.end.store.check([JOINING])
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        """As in `Comm`."""
+        return tuple(self.members)
+
     def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> ProcessComm:
         members = [self.members[rank] for rank in ranks]
         return type(self)(self.end, members, (*self.context, *context))
-
-
-class PostedMessage(Work):
-    """A message under way."""
-
-    def __init__(self, comm: ProcessComm, message: Message):
-        self._comm, self.message = comm, message
-
-    def wait(self) -> int:
-        """As in `Work`."""
-        self._comm.end.posted.pop(self, None)
-        if not self.message.done_s:
-            self._comm._finish([self.message])
-        return self.message.peer
-
-    def cancel(self) -> None:
-        """As in `Work`. Gloo can't take a receive back: what comes for it is lost."""
-        if self._comm.end.posted.pop(self, None) is not None:
-            self._comm.end.cancelled.append(self)
-
-    def _detach(self) -> None:
-        self.cancel()  # which leaves it under way
-
-    @property
-    def is_over(self) -> bool:
-        """Does `wait` return, or raise, at once?"""
-        handle = self.message.handle
-        return bool(self.message.done_s) or (
-            isinstance(handle, WatchedHandle) and handle.over.is_set())
-
-    @property
-    def has_failed(self) -> bool:
-        """It is over; does `wait` raise?"""
-        handle = self.message.handle
-        return isinstance(handle, WatchedHandle) and handle.error is not None
-
-    def notify(self, listener: threading.Event) -> None:
-        """Set `listener` once it is over."""
-        message = self.message
-        if message.done_s:
-            listener.set()
-            return
-        if not isinstance(message.handle, WatchedHandle):
-            message.handle = WatchedHandle(message.handle, self._comm.end.threads.start)
-        message.handle.notify(listener)
-
-    def __str__(self) -> str:
-        return str(self.message)
 
 
 def _tag_of(context: tuple[Any, ...]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any, NamedTuple, TypeVar
@@ -10,11 +11,14 @@ import torch
 
 from dtlab.comm import Work
 from dtlab.errors import UnwaitedWork
+from dtlab.processes.connections import Connections
 from dtlab.processes.match_check import ContextCheck
 from dtlab.processes.recorder import Recorder, Row
-from dtlab.processes.shared_status import SharedStatus
+from dtlab.processes.shared_status import COMPUTE, RUNNING, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
-from dtlab.processes.transport import GlooTransport
+from dtlab.processes.store import RankStore
+from dtlab.processes.survivors import meet
+from dtlab.processes.transport import WATCHING, GlooTransport
 from dtlab.tracebacks import Place, place_text
 
 AnyWork = TypeVar("AnyWork", bound=Work)
@@ -36,7 +40,9 @@ class Endpoint:
     def __init__(
         self, rank: int, size: int, transport: GlooTransport, threads: Threads,
         device: torch.device, status: SharedStatus | None = None, traced: bool = True,
+        store: RankStore | None = None, connections: Connections | None = None,
     ):
+        self.store, self.connections = store, connections  # None: no launcher of ours
         self.rank, self.size, self.device = rank, size, device
         self.transport, self.status = transport, status
         self.recorder = Recorder(traced)
@@ -52,6 +58,7 @@ class Endpoint:
         self.posted: dict[Work, Place] = {}
         self.begun: dict[Work, Place] = {}
         self.cancelled: list[Work] = []
+        self.unfinished: list[Any] = []  # messages whose connections have broken
 
     def new_writer(self) -> StatusWriter:
         """For the next strand of this rank."""
@@ -89,6 +96,37 @@ class Endpoint:
     def forget_contexts(self) -> None:
         """The launcher has cleared the shared status: contexts are counted anew."""
         self._contexts.clear()
+
+    def shrink(self) -> tuple[int, list[int]]:
+        """Leave the group, and meet the other ranks that do; see `Comm.shrink`. Returns how often
+        ranks have met, and who they are."""
+        assert self.store is not None
+        self._leave()
+        self._main.does(COMPUTE, "shrink")
+        number, ranks, self.transport, self.connections = meet(self.store, self.rank, self.threads)
+        self._main.does(RUNNING)
+        return number, ranks
+
+    def _leave(self) -> None:
+        """Close all connections, and wait until nothing can arrive any more."""
+        assert self.status is not None
+        assert self.connections is not None
+        self.connections.close()
+        for work in [*self.begun]:
+            work.cancel()
+            work.over.wait()  # type: ignore[attr-defined]  # it fails, too
+        posted = [work.message  # type: ignore[attr-defined]
+                  for work in [*self.posted, *self.cancelled]]
+        for message in [*self.unfinished, *posted]:
+            with contextlib.suppress(RuntimeError):
+                message.handle.wait()
+        for thread in threading.enumerate():
+            if thread.name == WATCHING:
+                thread.join()
+        for works in (self.posted, self.cancelled, self.unfinished):
+            works.clear()
+        self.forget_contexts()
+        self.status.clear_rank(self.rank)
 
     def begin_run(self, start_s: float) -> None:
         """A new run begins: forget what the last one recorded."""

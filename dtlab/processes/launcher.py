@@ -9,7 +9,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,11 +35,13 @@ class RankGroup:
     """Ranks that are alive, and what they can be asked to do. Close it, or use `with`."""
 
     def __init__(self, ranks: int, *, backend: str = "gloo", device: str = "cpu",
-                 threads: int = 1, trace: bool = True):
-        self.size = ranks
+                 threads: int = 1, trace: bool = True, env: Mapping[str, str] | None = None):
+        self.size, self._env = ranks, env or {}
         self._select = selectors.DefaultSelector()
         self._ranks: list[RankHandle] = []
-        self._store = StoreServer()
+        self._store = StoreServer(ranks)
+        self._forked: list[RankHandle] = []  # in the order in which the server has forked them
+        self._restarts = 0  # how many ranks that may die are still to be started anew
         self._run_number = 0
         self._screen: list[tuple[int, str]] = []  # (rank, line) to show
         self._held_since = 0.0
@@ -79,13 +81,13 @@ class RankGroup:
         self._files += [self._diagnosis, diagnosis]
         self._channel = new_rank_group()
         self._watch(self._channel, self._on_status)
-        told = Settings(
-            0, self.size, backend, device, threads, trace, dict(os.environ), _cwd(), list(sys.path)
-        )
+        self._told = Settings(
+            0, self.size, backend, device, threads, trace, os.environ | self._env, _cwd(),
+            list(sys.path))
         for rank in range(self.size):
-            self._start_rank(told._replace(rank=rank), [diagnosis, status])
+            self._ranks.append(self._start_rank(self._told._replace(rank=rank)))
 
-    def _start_rank(self, told: Settings, shared: list[int]) -> None:
+    def _start_rank(self, told: Settings) -> RankHandle:
         assert self._channel is not None
         ours, theirs = socket.socketpair()
         store, their_store = socket.socketpair()
@@ -95,12 +97,13 @@ class RankGroup:
 
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(output, False)
-        rank = RankHandle(ControlChannel(ours), ControlChannel(store), output)
-        self._ranks.append(rank)
+        rank = RankHandle(told.rank, ControlChannel(ours), ControlChannel(store), output, told.new)
+        self._forked.append(rank)
         try:
             ask_rank(self._channel, theirs)
             with contextlib.suppress(OSError):  # it died at once; the server will tell
-                rank.control.send(told, [their_output, *shared, their_store.fileno()])
+                rank.control.send(told, [their_output, self._files[2], self._files[0],
+                                         their_store.fileno()])
         finally:
             theirs.close()
             their_store.close()
@@ -108,6 +111,21 @@ class RankGroup:
         self._watch(rank.control, lambda: self._on_frame(rank))
         self._watch(rank.store, lambda: self._on_store(rank))
         self._watch(output, lambda: self._on_output(rank))
+        return rank
+
+    def _restart(self, dead: RankHandle) -> None:
+        """Start a rank anew; it will join the others when they shrink."""
+        while dead.read_output():
+            pass
+        for file in (dead.control, dead.store, dead.pipe):
+            with contextlib.suppress(KeyError):  # its end has been read
+                self._select.unregister(file)
+        dead.close()
+        rank = self._start_rank(self._told._replace(rank=dead.number, new=True))
+        rank.output = dead.output
+        self._ranks[dead.number] = rank
+        with contextlib.suppress(OSError):  # it died at once
+            rank.control.send((self._what, self._run_number), [self._call])
 
     def _watch(self, file: Any, act: Callable[[], object]) -> None:
         self._select.register(file, selectors.EVENT_READ, act)
@@ -122,18 +140,14 @@ class RankGroup:
                     self._read_to_end()
         finally:
             for rank in self._ranks:
-                rank.control.close()
-                rank.store.close()
-                os.close(rank.pipe)
-                if rank.returned is not None:
-                    os.close(rank.returned)
+                rank.close()
             for file in self._files:
                 os.close(file)
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
             self._select.close()
-            self._ranks, self._files = [], []
+            self._ranks, self._forked, self._files = [], [], []
 
     def _read_to_end(self) -> None:
         assert self._channel is not None
@@ -156,13 +170,15 @@ class RankGroup:
     # ---- one call -------------------------------------------------------------------------------
 
     def call(self, what: str, call: int, *, timeout: float | None, echo: bool,
-             stay: bool = False, may_die: Collection[int] = ()) -> tuple[list[Reply], list[str]]:
+             stay: bool = False, may_die: Collection[int] = (),
+             restarts: int = 0) -> tuple[list[Reply], list[str]]:
         """Have all ranks do the same; returns their replies and their output, by rank.
 
         `stay`: after a failure, ranks that can still answer stay alive. `may_die`: ranks whose
-        death ends nothing; their value is None.
+        death ends nothing; their value is None, unless they are among the first `restarts` that
+        are started anew.
         """
-        self._may_die = may_die
+        self._may_die, self._restarts, self._what, self._call = may_die, restarts, what, call
         for number, rank in enumerate(self._ranks):
             rank.begin(RankOutput(number, partial(self._hold, number) if echo else None))
         try:
@@ -186,21 +202,22 @@ class RankGroup:
         watchdog = Watchdog(self.status, timeout, self._how_died)
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
-        start_s = time.perf_counter()  # one clock for the whole machine
+        self._start_s = time.perf_counter()  # one clock for the whole machine
         watchdog.start()
         self._began = True
         for rank in self._ranks:
             with contextlib.suppress(OSError):
-                rank.control.send(("go", start_s))
-        self._wait_for(lambda: all(rank.returned is not None or self._died_as_allowed(number)
-                                   for number, rank in enumerate(self._ranks)), watchdog)
-        replies = [self._unpack(number, rank) for number, rank in enumerate(self._ranks)]
+                rank.control.send(("go", self._start_s))
+        self._wait_for(lambda: all(rank.returned is not None or self._died_as_allowed(rank)
+                                   for rank in self._ranks), watchdog)
+        replies = [self._unpack(rank) for rank in self._ranks]
         return replies, self._finish_output()
 
     def _wait_for(self, done: Callable[[], bool], watchdog: Watchdog) -> None:
         while not done():
             self._pump(watchdog.pause_s())
-            may_die = self._may_die if self._began else ()
+            survivors = any(rank.died is None and not rank.new for rank in self._ranks)
+            may_die = self._may_die if self._began and (survivors or self._store.members) else ()
             rank_monitor.raise_failure(self._ranks, self._orphaned, may_die)
             watchdog.check(lambda n: rank_monitor.current_line(self._ranks[n], self._diagnosis))
 
@@ -209,12 +226,13 @@ class RankGroup:
         status = self._ranks[number].died
         return "" if status is None else rank_monitor.how_died(status)
 
-    def _died_as_allowed(self, number: int) -> bool:
-        """Has this rank died, as it may?"""
-        return number in self._may_die and self._ranks[number].died is not None
+    def _died_as_allowed(self, rank: RankHandle) -> bool:
+        """Has this rank died, as it may, or been started anew when nobody was left to join?"""
+        alone = rank.new and not rank.ready and not self._store.members
+        return rank.number in self._may_die and (rank.died is not None or alone)
 
-    def _unpack(self, number: int, rank: RankHandle) -> Reply:
-        if rank.returned is None and self._died_as_allowed(number):
+    def _unpack(self, rank: RankHandle) -> Reply:
+        if rank.returned is None and self._died_as_allowed(rank):
             return Reply(0.0, None, [], [], [])
         assert rank.returned is not None
         file, rank.returned = rank.returned, None
@@ -222,7 +240,8 @@ class RankGroup:
             reply: Reply = serialization.unpack(file)
         except Exception as error:
             raise ConfigError(
-                f"what rank {number} returned can't be read here: {type(error).__name__}: {error}"
+                f"what rank {rank.number} returned can't be read here: "
+                f"{type(error).__name__}: {error}"
             ) from error
         return reply
 
@@ -273,11 +292,22 @@ class RankGroup:
             self._orphaned = True
             return
         number, status = STATUS.unpack(data)
-        self._ranks[number].died = status
+        rank = self._forked[number]
+        rank.died = status
+        self._store.left(rank.number)
+        if self._restarts and self._began and rank.number in self._may_die:
+            self._restarts -= 1
+            self._restart(rank)
 
     def _on_frame(self, rank: RankHandle) -> None:
+        was_ready = rank.ready
         if not rank.read_frames():
             self._select.unregister(rank.control)
+        if rank.new and rank.ready and not was_ready:
+            with contextlib.suppress(OSError):
+                rank.control.send(("go", self._start_s))
+        if rank.returned is not None:
+            self._store.left(rank.number)
 
     def _on_store(self, rank: RankHandle) -> None:
         if not self._store.serve(rank.store):

@@ -23,10 +23,16 @@ import torch
 from dtlab.errors import ConfigError
 from dtlab.processes import failures
 from dtlab.processes.communicator import ProcessComm
+from dtlab.processes.connections import Connections
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 from dtlab.processes.endpoint import Endpoint, Reply
 from dtlab.processes.forking import die_with_parent
-from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
+from dtlab.processes.process_group import (
+    join_group,
+    open_communicator,
+    open_endpoint,
+    open_late,
+)
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING, STARTING, SharedStatus
 from dtlab.processes.store import RankStore
 from dtlab.ranks import serialization
@@ -56,6 +62,7 @@ class Settings(NamedTuple):
     env: dict[str, str]
     cwd: str
     path: list[str]
+    new: bool = False  # in the place of a rank that has died
 
 
 def rank_main(sock: socket.socket) -> NoReturn:
@@ -169,6 +176,12 @@ class Rank:
 
     def _communicator(self, run_number: int) -> ProcessComm:
         """The communicator of all ranks; another one once messages of the last may be astray."""
+        if self._end is None and self._settings.new:
+            told = self._settings
+            self._status.clear_rank(told.rank)
+            self._end, self._comm = open_late(told.rank, told.size, self._status, told.trace,
+                                              self._store)
+            self._run_number = run_number
         if self._end is None:
             self._end = self._connect()
         if self._comm is None or run_number != self._run_number:
@@ -180,8 +193,11 @@ class Rank:
     def _connect(self) -> Endpoint:
         told = self._settings
         self._status.write(told.rank, 0, 0, STARTING)
-        join_group(told.backend, self._store, told.rank, told.size)
-        return open_endpoint(told.backend, told.device, told.rank, self._status, told.trace)
+        connections = Connections()
+        with connections:
+            join_group(told.backend, self._store, told.rank, told.size)
+        return open_endpoint(told.backend, told.device, told.rank, self._status, told.trace,
+                             self._store, connections)
 
 
 def _adopt(told: Settings, output: int, diagnosis: int) -> None:

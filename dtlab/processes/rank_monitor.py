@@ -27,8 +27,10 @@ _STACK_ENDS = ("in <module>\n", "  ...\n", "<no Python frame>\n")  # as faulthan
 class RankHandle:
     """The launcher's end of one rank."""
 
-    def __init__(self, control: ControlChannel, store: ControlChannel, output: int):
-        self.control, self.store, self.pipe = control, store, output
+    def __init__(self, number: int, control: ControlChannel, store: ControlChannel, output: int,
+                 new: bool = False):
+        self.number, self.control, self.store, self.pipe = number, control, store, output
+        self.new = new  # started in the place of one that died
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.output: RankOutput | None = None
         self.pid = 0  # known once it is ready
@@ -64,6 +66,14 @@ class RankHandle:
             else:
                 self.stopped = True
         return True
+
+    def close(self) -> None:
+        """Let go of all its files."""
+        self.control.close()
+        self.store.close()
+        os.close(self.pipe)
+        if self.returned is not None:
+            os.close(self.returned)
 
     def read_output(self) -> bytes | None:
         """Take some of what it printed. None: nothing now; empty: its pipe has ended."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence, Set
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dtlab.checks import check_whole
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError, DtlabError
+from dtlab.errors import ConfigError, DtlabError, RankDied, RankFailed, RunTimeout
 from dtlab.processes import torchrun
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.launcher import RankGroup
@@ -37,6 +40,7 @@ def run(
     echo: bool = True,
     threads: int = 1,
     may_die: Collection[int] = (),
+    max_restarts: int = 0,
     **unknown: Any,
 ) -> Result:
     """Call `fn(comm, *args)` on `ranks` processes at once; returns what each returned.
@@ -48,25 +52,43 @@ def run(
     `ConfigError` for arguments that make no sense. Whatever happens, no process is left.
 
     may_die: ranks that may die without failing the run: their value is then None, and the others go
-        on. A rank that talks to one of them must expect its death: see `Comm.wait_any`.
+        on. A rank that talks to one of them must expect its death: `RankDied` where it waits for
+        it. See `Comm.shrink` and `Comm.wait_any`.
+    max_restarts: how often ranks are started anew after one has died, raised or hung: all of them,
+        `fn` from the beginning, as torchrun does (TORCHELASTIC_RESTART_COUNT says how often it has
+        been), so that `fn` should load a checkpoint first. With `may_die`, only a rank that has
+        died, which then joins the others at their next `Comm.shrink`. `ConfigError` restarts none.
 
-    Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo` and
-    `threads` don't count.
+    Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo`, `threads`,
+    `may_die` and `max_restarts` don't count.
     """
     check_options(run, unknown)
     check_ranks(ranks)
     check_backend(backend, device, ranks)
     check_limits(timeout, threads)
     check_may_die(may_die, ranks)
+    check_whole("max_restarts", max_restarts, 0, 1000)
     check_call(fn, args, "run")
     if torchrun.launched():
         replies = torchrun.run_here(fn, args, backend, device, trace)
         return gather(replies, [""] * len(replies))
     call = pack_call(fn, args)
+    how = partial(RankGroup, ranks, backend=backend, device=device, threads=threads, trace=trace)
     try:
-        with RankGroup(ranks, backend=backend, device=device, threads=threads,
-                       trace=trace) as group:
-            return gather(*group.call("call", call, timeout=timeout, echo=echo, may_die=may_die))
+        for count in range(max_restarts + 1):
+            env = {"TORCHELASTIC_RESTART_COUNT": str(count),
+                   "TORCHELASTIC_MAX_RESTARTS": str(max_restarts)} if max_restarts else {}
+            try:
+                with how(env=env) as group:
+                    return gather(*group.call("call", call, timeout=timeout, echo=echo,
+                                              may_die=may_die, restarts=max_restarts))
+            except (RankDied, RankFailed, RunTimeout) as error:
+                if may_die or count == max_restarts or isinstance(error, ConfigError):
+                    raise
+                if echo:
+                    first, _, _ = str(error).partition("\n")
+                    print(f"{first}; restart {count + 1} of {max_restarts}", file=sys.stderr)
+        raise AssertionError("the last start returns or raises")
     except DtlabError as error:
         error.__traceback__ = None  # our own frames would only hide the rank's
         raise
@@ -132,11 +154,11 @@ def check_limits(timeout: Any, threads: Any) -> None:
 
 
 def check_may_die(may_die: Any, ranks: int) -> None:
-    """Raise `ConfigError` unless these are ranks, and not all of them."""
+    """Raise `ConfigError` unless these are ranks."""
     listed = isinstance(may_die, (Sequence, Set)) and not isinstance(may_die, (str, bytes))
     known = listed and all(isinstance(r, Integral) for r in may_die)
-    if not known or not set(may_die) < set(range(ranks)):
-        raise ConfigError(f"may_die={may_die!r}: name some of the ranks 0 to {ranks - 1}, not all")
+    if not known or not set(may_die) <= set(range(ranks)):
+        raise ConfigError(f"may_die={may_die!r}: name ranks, which are 0 to {ranks - 1}")
 
 
 # ---- what came back -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ class SameHostTransport(GlooTransport):
     start_thread: starts a thread that runs a function of this name.
     """
 
-    def __init__(self, group: Any, start_thread: Callable[[Callable[[], None], str], None]):
-        super().__init__(group)
+    def __init__(self, group: Any, start_thread: Callable[[Callable[[], None], str], object],
+                 ranks: Sequence[int] | None = None):
+        super().__init__(group, ranks)
         self._start_thread = start_thread
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)
 

@@ -78,6 +78,20 @@ class SharedStatus:
             if self.bytes[at : at + 4096] != blank[: len(self.bytes) - at]:
                 self.bytes[at : at + 4096] = blank[: len(self.bytes) - at]
 
+    def clear_rank(self, rank: int) -> None:
+        """Forget the contexts of `rank` and what it has counted in them, while it takes part in
+        none."""
+        for first, length in ((self._contexts + 8 * CONTEXTS * rank, 8 * CONTEXTS),
+                              (self._wildcards + _WILDCARD * CONTEXTS * rank,
+                               _WILDCARD * CONTEXTS)):
+            self.bytes[first : first + length] = bytes(length)
+        for peer in range(self.ranks):
+            for side in (2 * (rank * self.ranks + peer), 2 * (peer * self.ranks + rank) + 1):
+                first = self._counts + _COUNT * CONTEXTS * side
+                for at in range(first, first + _COUNT * CONTEXTS, _COUNT):
+                    if self.words[at >> 3]:
+                        self.bytes[at : at + _COUNT] = bytes(_COUNT)
+
     # ---- records --------------------------------------------------------------------------------
 
     def write(

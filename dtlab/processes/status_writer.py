@@ -21,7 +21,7 @@ class Threads:
         """Are there no threads but those that dtlab has started?"""
         return _thread._count() - self._ours <= self._before
 
-    def start(self, target: Callable[[], None], name: str) -> None:
+    def start(self, target: Callable[[], None], name: str) -> threading.Thread:
         """Start a thread. What it posts, the shared status must show."""
         def run() -> None:
             try:
@@ -30,7 +30,9 @@ class Threads:
                 self._ours -= 1
 
         self._ours += 1
-        threading.Thread(target=run, daemon=True, name=name).start()
+        thread = threading.Thread(target=run, daemon=True, name=name)
+        thread.start()
+        return thread
 
 
 class StatusWriter:

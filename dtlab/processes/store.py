@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 
+JOINING = "joining"  # there once ranks that were started anew wait to join the others
 _TIMED_OUT = "the other ranks did not write what this one waits for in the store"
 
 
@@ -89,6 +90,12 @@ class RankStore(dist.Store):
         """Write `value` behind what is under `key`."""
         self._ask("append", key, value.encode() if isinstance(value, str) else bytes(value))
 
+    def shrink(self, rank: int) -> tuple[int, list[int]]:
+        """Called by `rank`: wait until all that live do. Returns how often ranks have agreed, and
+        who has."""
+        number, ranks = self._ask("shrink", rank)
+        return number, ranks
+
     def has_extended_api(self) -> bool:
         """Torch asks whether the three above may be used."""
         return True
@@ -101,8 +108,11 @@ class RankStore(dist.Store):
 class StoreServer:
     """The store itself, in the launcher: answers one request at a time, or later."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 0) -> None:
         self._data: dict[str, bytes] = {}
+        self._agreed = 0  # how often ranks have agreed who is left
+        self.members = set(range(ranks))  # who did last, but for those that died or returned
+        self._asking: dict[int, ControlChannel] = {}  # ranks that have called shrink, or are new
         # channel, what is asked, keys, deadline
         self._waiting: list[tuple[ControlChannel, str, list[str], float]] = []
 
@@ -116,6 +126,29 @@ class StoreServer:
             return False
         return True
 
+    def left(self, rank: int) -> None:
+        """`rank` has died or returned: nobody need wait for it. Those that wait here for a group
+        with it meet again."""
+        self._asking.pop(rank, None)
+        if rank not in self.members:
+            return
+        self.members.discard(rank)
+        if self._agreed:
+            self._data[broken_key(self._agreed)] = b""
+            for channel, *_ in self._waiting:
+                _reply(channel, "a rank has died", done=False)
+            self._waiting = []
+        self._agree()
+
+    def _agree(self) -> None:
+        if self._asking and self.members <= self._asking.keys():
+            self._agreed += 1
+            self.members = set(self._asking)
+            asking, self._asking = self._asking, {}
+            self._data.pop(JOINING, None)
+            for channel in asking.values():
+                _reply(channel, (self._agreed, sorted(asking)))
+
     def _answer(self, channel: ControlChannel, what: str, *args: Any) -> None:
         data = self._data
         if what in ("get", "multi_get"):
@@ -124,6 +157,11 @@ class StoreServer:
         elif what == "wait":
             limit_s = args[1] if args[1] is not None else float("inf")
             self._waiting.append((channel, what, args[0], time.monotonic() + limit_s))
+        elif what == "shrink":
+            if args[0] not in self.members:
+                data[JOINING] = b""
+            self._asking[args[0]] = channel
+            self._agree()
         elif what == "check":
             _reply(channel, all(key in data for key in args[0]))
         elif what == "num_keys":
@@ -160,6 +198,11 @@ class StoreServer:
             else:
                 still.append(entry)
         self._waiting = still
+
+
+def broken_key(number: int) -> str:
+    """There once one of those that have agreed for the number-th time has died or returned."""
+    return f"broken {number}"
 
 
 def _reply(channel: ControlChannel, answer: Any, done: bool = True) -> None:

@@ -22,7 +22,7 @@ class BegunWork(Work):
 
     def __init__(self, end: Endpoint, stream: Stream, name: str):
         self._end, self._stream, self._name = end, stream, name
-        self._over = Event()
+        self.over = Event()
         self._listeners: list[Event] = []
         self._value: Any = None
         self._error: BaseException | None = None
@@ -30,11 +30,11 @@ class BegunWork(Work):
     def wait(self) -> Any:
         """As in `Work`."""
         self._end.begun.pop(self, None)
-        if not self._over.is_set():
+        if not self.over.is_set():
             writer, begun_s = self._end.writer, time.perf_counter()
             writer.waits_for_stream(self._stream.number)
             try:
-                self._over.wait()
+                self.over.wait()
             finally:
                 writer.runs()
             self._end.recorder.add_wait(begun_s, f"stream {self._stream.number}", writer.number)
@@ -50,7 +50,7 @@ class BegunWork(Work):
     @property
     def is_over(self) -> bool:
         """Does `wait` return, or raise, at once?"""
-        return self._over.is_set()
+        return self.over.is_set()
 
     @property
     def has_failed(self) -> bool:
@@ -60,7 +60,7 @@ class BegunWork(Work):
     def notify(self, listener: Event) -> None:
         """Set `listener` once it is over."""
         self._listeners.append(listener)
-        if self._over.is_set():
+        if self.over.is_set():
             listener.set()
 
     def run(self, task: Callable[[], Any]) -> None:
@@ -72,7 +72,7 @@ class BegunWork(Work):
 
     def finish(self) -> None:
         """It is over: let those go on that wait for it."""
-        self._over.set()
+        self.over.set()
         for listener in self._listeners:
             listener.set()
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 ANY_SOURCE = -1
+WATCHING = "watched handle"  # the name of threads that wait for one message
 Operation = tuple[bool, torch.Tensor, int, int]
 
 _KEPT_HANDLES = 4
@@ -42,8 +43,9 @@ class Transport(Protocol):
 class GlooTransport:
     """Moves CPU tensors over Gloo: one socket for each pair of processes."""
 
-    def __init__(self, group: Any):
+    def __init__(self, group: Any, ranks: Sequence[int] | None = None):
         self._group = group  # torch's ProcessGroupGloo
+        self._ranks = ranks  # of the run, in the group's order; None: the same
         self._released: deque[tuple[Any, int]] = deque()
         self._released_bytes = 0
 
@@ -56,11 +58,14 @@ class GlooTransport:
         return [self._start(*operation) for operation in operations]
 
     def _start(self, sends: bool, x: torch.Tensor, peer: int, tag: int) -> Any:
+        if self._ranks is not None and peer != ANY_SOURCE:
+            peer = self._ranks.index(peer)
         try:
             if sends:
                 return self._group.send([x], peer, tag)
             if peer == ANY_SOURCE:
-                return self._group.recv_anysource([x], tag)
+                handle = self._group.recv_anysource([x], tag)
+                return handle if self._ranks is None else _Renumbered(handle, self._ranks)
             return self._group.recv([x], peer, tag)
         except RuntimeError as error:
             # A connection may break before or after an operation starts: `wait` raises in both
@@ -73,6 +78,20 @@ class GlooTransport:
         self._released_bytes += nbytes
         while self._released_bytes > _KEPT_BYTES:
             self._released_bytes -= self._released.popleft()[1]
+
+
+class _Renumbered:
+    """The handle of a receive from any source in a group whose ranks have other numbers."""
+
+    def __init__(self, handle: Any, ranks: Sequence[int]):
+        self._handle, self._ranks = handle, ranks
+
+    def wait(self) -> None:
+        self._handle.wait()
+
+    def _source_rank(self) -> int:
+        rank: int = self._ranks[self._handle._source_rank()]
+        return rank
 
 
 class _Broken:
@@ -91,12 +110,12 @@ class WatchedHandle:
     start: starts a thread that runs a function of this name.
     """
 
-    def __init__(self, handle: Any, start: Callable[[Callable[[], None], str], None]):
+    def __init__(self, handle: Any, start: Callable[[Callable[[], None], str], object]):
         self._handle = handle
         self.error: RuntimeError | None = None
         self._listeners: list[threading.Event] = []
         self.over = threading.Event()
-        start(self._wait, "watched handle")
+        start(self._wait, WATCHING)
 
     def wait(self) -> None:
         """See `Handle`."""

@@ -116,7 +116,7 @@ class SimComm(Comm):
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Work:
         if not self._streams:
             comm = self._new_group(range(self.size), ("stream",))
-            self._streams.append(Stream(self._engine, comm))
+            self._streams.append(Stream(self._engine, comm, self._has_ended))
         line = learner_line(sys._getframe(1))
         return self._streams[0].begin(line, self.label, fn, args, options)
 
@@ -283,8 +283,7 @@ class SimComm(Comm):
         if closed is not None:
             raise broken(self._me, closed, self._me)
 
-    @property
-    def has_ended(self) -> bool:
+    def _has_ended(self) -> bool:
         """Has this rank called `shrink`?"""
         return self._engine.deaths.closed(self._context, [self._me]) is not None
 

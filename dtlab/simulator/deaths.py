@@ -6,16 +6,13 @@ The k-th *generation* of communicators is made of the communicator that the k-th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from dtlab.errors import RankDied
+from dtlab.simulator.engine import Engine
 from dtlab.simulator.messages import generation
 from dtlab.simulator.strands import Strand
 from dtlab.simulator.waiting import open_messages
-
-if TYPE_CHECKING:
-    from dtlab.simulator.engine import Engine
 
 
 class Deaths:
@@ -105,7 +102,7 @@ class Deaths:
             if message.channel.closed and not isinstance(strand.waits_for, list):
                 raise broken(strand.rank, message.channel.src, message.channel.dst)
 
-    def closed(self, context: tuple[object, ...], ranks: list[int]) -> int | None:
+    def closed(self, context: tuple[object, ...], ranks: Sequence[int]) -> int | None:
         """One of `ranks` whose connections in that context's generation are closed, if any is."""
         number = generation(context)
         return next((r for r in ranks if (number, r) in self._engine.channels.closed), None)

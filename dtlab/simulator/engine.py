@@ -26,7 +26,6 @@ from dtlab.errors import Deadlock, RunTimeout
 from dtlab.ranks.matching import check_match, describe
 from dtlab.simulator.agenda import Agenda
 from dtlab.simulator.changes import Changes
-from dtlab.simulator.deaths import Deaths
 from dtlab.simulator.messages import Channels, PendingMessage, put
 from dtlab.simulator.network import ARRIVED, Network
 from dtlab.simulator.strands import Strand
@@ -55,7 +54,7 @@ class Engine:
         self.running: Strand  # the strand that runs now
         self.unwaited: dict[Any, Any] = {}  # works not waited for → lines that began them
         self.crashed: set[int] = set()
-        self.deaths: Deaths  # set by the simulation
+        self.deaths: Any = None  # a `Deaths`, which builds on this module
         self.failure: tuple[int, BaseException] | None = None  # which rank raised, and what
         self.agreements: dict[Any, dict[int, Any]] = {}  # see SimComm._all_gather_objects
         self.strands: list[Strand] = []

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dtlab.comm import Comm
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import Line
 from dtlab.simulator.strands import Crashed, Stopped, Strand
 from dtlab.simulator.works import SimWork
-
-if TYPE_CHECKING:
-    from dtlab.simulator.communicator import SimComm
 
 
 class Begun(SimWork):
@@ -63,8 +61,8 @@ class Begun(SimWork):
 class Stream:
     """Runs what is begun on one communicator, in that order, on a strand of its own."""
 
-    def __init__(self, engine: Engine, comm: SimComm):
-        self.comm = comm
+    def __init__(self, engine: Engine, comm: Comm, has_ended: Callable[[], bool]):
+        self.comm, self._has_ended = comm, has_ended
         self._engine, self._rank = engine, engine.running.rank
         self._begun: deque[Begun] = deque()
         self._strand = engine.add_stream(self._run)
@@ -95,7 +93,7 @@ class Stream:
             strand.line = begun.line
             try:
                 begun.run()
-                if begun.error is not None and self.comm.has_ended:
+                if begun.error is not None and self._has_ended():
                     begun._detach()
             except Stopped:
                 raise

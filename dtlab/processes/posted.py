@@ -1,0 +1,59 @@
+"""What `ProcessComm.post` returns: a message under way, to be waited for or cancelled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from dtlab.comm import Work
+from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.message import Message
+from dtlab.processes.transport import WatchedHandle
+
+
+class PostedMessage(Work):
+    """A message under way. finish: waits until it is done, and puts it in its place."""
+
+    def __init__(self, end: Endpoint, message: Message, finish: Callable[[list[Message]], None]):
+        self._end, self.message, self._finish = end, message, finish
+
+    def wait(self) -> int:
+        """As in `Work`."""
+        self._end.posted.pop(self, None)
+        if not self.message.done_s:
+            self._finish([self.message])
+        return self.message.peer
+
+    def cancel(self) -> None:
+        """As in `Work`. Gloo can't take a receive back: what comes for it is lost."""
+        if self._end.posted.pop(self, None) is not None:
+            self._end.cancelled.append(self)
+
+    def _detach(self) -> None:
+        self.cancel()  # which leaves it under way
+
+    @property
+    def is_over(self) -> bool:
+        """Does `wait` return, or raise, at once?"""
+        handle = self.message.handle
+        return bool(self.message.done_s) or (
+            isinstance(handle, WatchedHandle) and handle.over.is_set())
+
+    @property
+    def has_failed(self) -> bool:
+        """It is over; does `wait` raise?"""
+        handle = self.message.handle
+        return isinstance(handle, WatchedHandle) and handle.error is not None
+
+    def notify(self, listener: threading.Event) -> None:
+        """Set `listener` once it is over."""
+        message = self.message
+        if message.done_s:
+            listener.set()
+            return
+        if not isinstance(message.handle, WatchedHandle):
+            message.handle = WatchedHandle(message.handle, self._end.threads.start)
+        message.handle.notify(listener)
+
+    def __str__(self) -> str:
+        return str(self.message)

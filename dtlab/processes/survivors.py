@@ -1,0 +1,76 @@
+"""After a death: the ranks that are left meet, and form a process group of their own.
+
+The launcher knows who lives, so it decides: `StoreServer.shrink`. A rank may die while the others
+connect; then all of them meet again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from dtlab.processes import same_host_transport
+from dtlab.processes.connections import Connections, calm_gloo
+from dtlab.processes.same_host_transport import SameHostTransport
+from dtlab.processes.status_writer import Threads
+from dtlab.processes.store import RankStore, broken_key
+from dtlab.processes.transport import GlooTransport
+
+FOREVER = timedelta(days=30)  # the launcher watches over time
+_LOOK_EVERY_S = 0.02
+
+
+class Survivors(NamedTuple):
+    """The ranks of the number-th communicator, and the transport between them."""
+
+    number: int
+    ranks: list[int]  # of the run
+    transport: GlooTransport
+    connections: Connections
+
+
+def meet(store: RankStore, rank: int, threads: Threads) -> Survivors:
+    """Called on every rank that lives; returns once they are connected."""
+    while True:
+        number, ranks = store.shrink(rank)
+        connections = Connections()
+        with contextlib.suppress(_DiedMeanwhile), connections:
+            group = _group(store, number, ranks.index(rank), len(ranks), threads)
+            if same_host_transport.is_possible():
+                return Survivors(number, ranks, SameHostTransport(group, threads.start, ranks),
+                                 connections)
+            return Survivors(number, ranks, GlooTransport(group, ranks), connections)
+        connections.close()
+
+
+class _DiedMeanwhile(Exception):
+    """One of those that were to meet."""
+
+
+def _group(store: RankStore, number: int, index: int, size: int, threads: Threads) -> Any:
+    """Torch's ProcessGroupGloo. Formed on a thread, for Gloo would wait for the dead."""
+    found: list[Any] = []
+
+    def form() -> None:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        options._timeout = FOREVER
+        prefixed = dist.PrefixStore(f"survivors {number}", store)
+        try:
+            found.append(dist.ProcessGroupGloo(prefixed, index, size, options))
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = threads.start(form, "joining")
+    while True:
+        thread.join(_LOOK_EVERY_S)
+        if store.check([broken_key(number)]):
+            raise _DiedMeanwhile
+        if found and isinstance(found[0], RuntimeError):
+            raise found[0]
+        if found:
+            calm_gloo()
+            return found[0]
