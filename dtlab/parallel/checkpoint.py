@@ -1,94 +1,146 @@
 """Sharded checkpoints: each rank writes what it steps, and any number of ranks reads it again.
 
-A rank's file holds pieces of flattened tensors by kind and name, such as ("exp_avg", "0.weight");
-the kind of the model's own is "". torch.distributed.checkpoint does the same over torch's process
-groups; here it has to work over any `Comm`, also a simulated one.
+torch.distributed.checkpoint does the same over torch's process groups; here it has to work over any
+`Comm`, also a simulated one.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections import defaultdict
-from collections.abc import Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
 
+from dtlab.checks import check_whole
 from dtlab.collectives import broadcast
-from dtlab.errors import ConfigError
+from dtlab.comm import Comm, Work
 from dtlab.parallel import checkpoint_files as files
-from dtlab.parallel.sharded import share
-from dtlab.parallel.synchronized import DistributedModule, Region, check_distributed
-
-PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # of torch's optimizers, even if it's a scalar
-Optimizer = torch.optim.Optimizer
+from dtlab.parallel import random_numbers
+from dtlab.parallel.checkpoint_contents import (
+    Optimizer,
+    check_model,
+    check_optimizer,
+    check_state,
+    contents_of,
+    fill,
+    names_by_group,
+    read_shards,
+    shapes_of,
+)
+from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 
 def save(folder: str | Path, model: DistributedModule, optimizer: Optimizer | None = None,
-         extra: Any = None) -> None:
-    """Write parameters, persistent buffers, and the optimizer's state and options to `folder`, or
-    where it links to. All ranks call it, and return when it is complete.
+         extra: Any = None, *, keep: int = 2, wait: bool = True) -> Work | None:
+    """Write parameters, persistent buffers, the optimizer's state and options, and the state of
+    each rank's random numbers (of torch, NumPy and Python) to `folder`, or where it links to. All
+    ranks call it.
 
-    A checkpoint that is there is replaced at once: a run that dies leaves the old or the new one.
-    Other files in the folder stay. Each rank writes what it steps: of `DataParallel` its share of
-    everything. extra: what `load` is to return, such as scheduler.state_dict(): tensors, numbers,
-    strings, and lists and dicts of them; rank 0's counts.
-    Raises `ConfigError` on all ranks if one can't write.
+    Each call writes a checkpoint of the next number, and makes it the one that counts when it is
+    complete on the disk; then it removes all but the newest `keep`. A run that dies at any moment
+    leaves the one before or the new one. Each rank writes what it steps: of `DataParallel` its
+    share of everything.
+
+    extra: what `load` is to return on this rank, such as {"step": 7, "scheduler":
+    scheduler.state_dict(), "sampler": sampler.state_dict()}: tensors, numbers, strings, and lists
+    and dicts of them.
+    wait: False: copy all of it to the CPU's memory, and write beside what the ranks do next.
+    Returns a `Work` to wait for; the next `save` and `load` of `model` wait for it, too.
+    Raises `ConfigError` on all ranks if one can't write, or if another run saves here as well.
     """
     check_distributed(model, "save")
+    check_whole("save: keep", keep, 1, 2**30)
     comm, folder = model.comm, files.path_of(folder)
-    groups = _names_by_group(model, optimizer)
+    finish_saving(model)
+    groups = names_by_group(model, optimizer)
     with files.on_all_ranks(comm, "save", folder):
-        _check_optimizer(model, optimizer)
-        contents = _contents(model, optimizer, groups, extra if comm.rank == 0 else None)
-        shards = files.prepare(folder) if comm.rank == 0 else ""
-    shards = comm._all_gather_objects(shards)[0]
+        check_optimizer(model, optimizer)
+        contents = contents_of(model, optimizer, groups, extra)
+    work = _stream(comm).begin(_write, folder, contents, model, keep)
+    if wait:
+        work.wait()
+        return None
+    model.saving = work
+    return work
+
+
+def _stream(comm: Comm) -> Comm:
+    """Files are written beside what has been begun on `comm` itself."""
+    return comm.subgroup(range(comm.size))
+
+
+def finish_saving(model: DistributedModule) -> None:
+    """Wait until the last checkpoint of `model` is on the disk."""
+    work, model.saving = model.saving, None
+    if work is not None:
+        work.wait()
+
+
+def _write(comm: Comm, folder: Path, contents: dict[str, Any], model: DistributedModule,
+           keep: int) -> None:
+    target, latest, name = None, None, f"rank{comm.rank}.pt"
     with files.on_all_ranks(comm, "save", folder):
-        digest = files.write_shard(folder / shards.format(comm.rank), contents)
+        if comm.rank == 0:
+            target = files.prepare(folder, model.checkpoints.get(folder))
+            latest = files.latest_number(folder)
+    target, latest = comm._all_gather_objects((target, latest))[0]
+    with files.on_all_ranks(comm, "save", folder):
+        digest = files.write_shard(target / name, contents)
     digests = comm._all_gather_objects(digest)
     with files.on_all_ranks(comm, "save", folder):
         if comm.rank == 0:
-            files.publish(folder, {shards.format(rank): d for rank, d in enumerate(digests)})
+            files.publish(target, {f"rank{r}.pt": d for r, d in enumerate(digests)}, latest, keep)
+    model.checkpoints = {**model.checkpoints, folder: int(target.name)}
 
 
 def load(folder: str | Path, model: DistributedModule, optimizer: Optimizer | None = None) -> Any:
-    """Read what `save` wrote, from any number of ranks, for any of `DataParallel`, `zero`
-    and `hybrid`. Returns its `extra`.
+    """Read the checkpoint that `save` wrote last, from any number of ranks, for any of
+    `DataParallel`, `zero` and `hybrid`. Returns the `extra` of this rank, or that of rank 0 if
+    there were more or fewer ranks.
 
-    Optimizer state and the options of parameter groups are restored by the names of parameters.
-    Raises `ConfigError`, on all ranks and before anything is changed, if the checkpoint is
-    incomplete or corrupt, or that of another model or optimizer, or if parameters whose options
-    differ are in one parameter group now.
+    Optimizer state and the options of parameter groups are restored by the names of parameters; on
+    as many ranks as before, each one's random numbers go on where they were. A checkpoint with a
+    file that is missing or corrupt is passed over, with a warning that names it, for the one
+    before.
+    Raises `ConfigError`, on all ranks and before anything is changed, if none is whole, if it is
+    that of another model or optimizer, or if parameters whose options differ are in one parameter
+    group now.
     """
     check_distributed(model, "load")
     comm, folder = model.comm, files.path_of(folder)
-    groups = _names_by_group(model, optimizer)
-    needed = set().union(*comm._all_gather_objects(set(_shapes(model))))
-    with files.on_all_ranks(comm, "load", folder):
-        index = files.read_index(folder)
-        for name in list(index)[comm.rank :: comm.size]:
-            files.check_shard(folder / name, index[name])
-    with files.on_all_ranks(comm, f"load: {folder}", folder):
-        saved = _read([folder / name for name in index])
-        _check_model(model, saved, needed)
-        _check_optimizer(model, optimizer)
+    finish_saving(model)
+    path, index = files.first_whole(comm, folder)
+    extra = restore(model, optimizer, lambda: read_shards([path / name for name in index]),
+                    f"load: {path}")
+    model.checkpoints = {**model.checkpoints, folder: int(path.name)}
+    return extra
+
+
+def restore(model: DistributedModule, optimizer: Optimizer | None,
+            read_all: Callable[[], dict[str, Any]], call: str) -> Any:
+    """Fill model and optimizer with what `read_all` returns: all ranks' contents, `merged`."""
+    comm, groups = model.comm, names_by_group(model, optimizer)
+    needed = set().union(*comm._all_gather_objects(set(shapes_of(model))))
+    with files.on_all_ranks(comm, call, None):
+        saved = read_all()
+        check_model(model, saved, needed)
+        check_optimizer(model, optimizer)
         if optimizer is not None:
-            _check_state(model, optimizer, groups, saved)
-    _fill(model, optimizer, groups, saved)
-    return saved["extra"]
+            check_state(model, optimizer, groups, saved)
+    fill(model, optimizer, groups, saved)
+    extras, as_before = saved["extras"], len(saved["extras"]) == comm.size
+    if as_before:
+        random_numbers.set_state(saved["random"][comm.rank])
+    return extras[comm.rank if as_before else 0]
 
 
 def read_extra(folder: str | Path) -> Any:
-    """The `extra` of a checkpoint, without a model."""
-    folder = files.path_of(folder)
-    name, digest = next(iter(files.read_index(folder).items()))  # of rank 0's file
-    files.check_shard(folder / name, digest)
-    return _read([folder / name])["extra"]
+    """The `extra` of rank 0 in the checkpoint that counts, without a model."""
+    path = files.candidates(files.path_of(folder))[0]
+    name, digest = next(iter(files.read_index(path).items()))  # of rank 0's file
+    files.check_shard(path / name, digest)
+    return read_shards([path / name])["extras"][0]
 
 
 def full_state_dict(model: DistributedModule) -> dict[str, Any]:
@@ -116,7 +168,7 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
     Raises `ConfigError`, on all ranks and before anything is changed, if names or shapes differ.
     """
     check_distributed(model, "load_full_state_dict")
-    needed = set().union(*model.comm._all_gather_objects(set(_shapes(model))))
+    needed = set().union(*model.comm._all_gather_objects(set(shapes_of(model))))
     other_names = set(model.module.state_dict(keep_vars=True))  # of tied parameters
     found = {name: x for name, x in state.items() if name not in other_names - needed}
     tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
@@ -125,216 +177,5 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
              "shapes": {name: tuple(x.shape) if name in tensors else None
                         for name, x in found.items()}}
     with files.on_all_ranks(model.comm, "load_full_state_dict", None):
-        _check_model(model, saved, needed)
-    _fill(model, None, [], saved)
-
-
-# ---- what is saved -------------------------------------------------------------------------------
-
-
-def _regions(model: DistributedModule) -> list[Region]:
-    return [region for region in model.regions() if region.shape.numel()]
-
-
-def _replicated(model: DistributedModule) -> dict[str, Any]:
-    """What all ranks hold: persistent buffers, parameters that are frozen, extra state."""
-    return {name: value for name, value in model.module.state_dict(keep_vars=True).items()
-            if not (isinstance(value, nn.Parameter) and value.requires_grad)}
-
-
-def _shapes(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:
-    """Of the whole tensors of which this rank has a part; None: no tensor."""
-    return {region.name: tuple(region.shape) for region in _regions(model)} | {
-        name: tuple(value.shape) if isinstance(value, Tensor) else None
-        for name, value in _replicated(model).items()}
-
-
-def _names_by_group(model: DistributedModule, optimizer: Optimizer | None) -> list[list[str]]:
-    """The names of all ranks' parameters in each parameter group."""
-    names = defaultdict(list)
-    for region in _regions(model):
-        names[region.tensor].append(region.name)
-    mine = [[name for p in group["params"] for name in names[p]]
-            for group in getattr(optimizer, "param_groups", [])]
-    everyone = zip_longest(*model.comm._all_gather_objects(mine), fillvalue=())
-    return [sorted(set().union(*of_ranks)) for of_ranks in everyone]
-
-
-def _contents(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
-              extra: Any) -> dict[str, Any]:
-    """What this rank writes. values: of the state, what is no number for each element."""
-    pieces: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
-    values: dict[tuple[str, str], Any] = {}
-    for region in _regions(model):
-        state = optimizer.state.get(region.tensor, {}) if optimizer else {}
-        for kind, value in {"": region.tensor, **state}.items():
-            if not (isinstance(value, Tensor) and value.shape == region.tensor.shape
-                    and (value.dim() or kind not in PER_PARAMETER)):
-                _check_value(kind, value, region)
-                values[kind, region.name] = value
-                continue
-            flat = value.detach().reshape(-1)
-            for start, at, length in region.runs if region.original else ():
-                own = range(length) if model.sharded else share(length, model.comm)
-                part = flat[at + own.start : at + own.stop].to("cpu", copy=True)
-                pieces[kind, region.name].append((start + own.start, part))
-    for name, value in _replicated(model).items() if model.comm.rank == 0 else ():
-        if isinstance(value, Tensor):
-            pieces["", name].append((0, value.detach().reshape(-1).to("cpu", copy=True)))
-        else:
-            values["", name] = value
-    lists = "params", "param_names"
-    options = {name: {key: value for key, value in group.items() if key not in lists}
-               for names, group in zip(groups, optimizer.param_groups if optimizer else [],
-                                       strict=False) for name in names}
-    return {"pieces": dict(pieces), "shapes": _shapes(model),
-            "optimizer": type(optimizer).__name__ if optimizer else None,
-            "values": files.readable("the optimizer's state", values),
-            "options": files.readable("an option of the optimizer", options),
-            "extra": files.readable("extra", extra)}
-
-
-# ---- checks --------------------------------------------------------------------------------------
-
-
-def _check_optimizer(model: DistributedModule, optimizer: Any) -> None:
-    """Raise `ConfigError` unless `optimizer` steps parameters of `model`, and nothing else."""
-    if optimizer is None:
-        return
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"an optimizer is a torch.optim.Optimizer, not {optimizer!r:.80}")
-    regions = {region.tensor for region in model.regions()}
-    stepped = {p for group in optimizer.param_groups for p in group["params"]}
-    others = [p for p in stepped.union(optimizer.state) - regions
-              if not isinstance(p, Tensor) or (p.requires_grad and not model.sharded)]
-    if others or (regions and stepped.isdisjoint(regions)):
-        raise ConfigError("the optimizer doesn't step this model's parameters, or more than those; "
-                          "make it of model.parameters(), or use the one that zero returned")
-
-
-def _check_value(kind: str, value: Any, region: Region) -> None:
-    """Raise `ConfigError` if `value` is of a whole parameter, and this rank has a part."""
-    number = value is None or isinstance(value, (int, float)) or (
-        isinstance(value, Tensor) and value.dim() == 0)
-    if not number and sum(length for *_, length in region.runs) < region.shape.numel():
-        raise ConfigError(f"the optimizer's {kind!r} is neither a number nor of the shape of "
-                          f"{region.name!r}, of which a rank has a part; use DataParallel for it")
-
-
-def _check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
-    """Raise `ConfigError` unless the checkpoint is complete, and of such a model."""
-    shapes = saved["shapes"]
-    for name, shape in _shapes(model).items():
-        if name not in shapes:
-            raise ConfigError(f"there is no {name!r}; the model has one of shape {shape}")
-        if shapes[name] != shape:
-            raise ConfigError(f"{name!r} has shape {shapes[name]}, but the model's is {shape}")
-    for name in sorted(set(shapes) - needed):
-        raise ConfigError(f"it has {name!r} of shape {shapes[name]}, but the model has none")
-    whole = dict.fromkeys(("", name) for name, shape in shapes.items() if shape is not None)
-    for kind, name in whole | saved["pieces"]:
-        there = sum(len(values) for _, values in saved["pieces"].get((kind, name), []))
-        if there < math.prod(shapes[name]):
-            raise ConfigError(f"{' of '.join(filter(None, (kind, repr(name))))} has {there} of its "
-                              f"{math.prod(shapes[name])} elements")
-
-
-def _check_state(model: DistributedModule, optimizer: Optimizer, groups: list[list[str]],
-                 saved: dict[str, Any]) -> None:
-    """Raise `ConfigError` unless the checkpoint is of such an optimizer, and equal for parameters
-    that have their options or their state in common now."""
-    before, now = saved["optimizer"] or "no optimizer", type(optimizer).__name__
-    if before != now:
-        raise ConfigError(f"it holds the state of {before}, not of {now}; load it without the "
-                          f"optimizer")
-    for names in groups:
-        for name in names:
-            if name not in saved["options"]:
-                raise ConfigError(f"{name!r} was in no parameter group when it was saved; load it "
-                                  f"without the optimizer")
-            _check_group(names[0], name, saved["options"])
-    state: dict[str, dict[str, Any]] = defaultdict(dict)
-    for (kind, name), value in saved["values"].items():
-        state[name][kind] = value
-    for region in _regions(model):
-        for kind, value in state[region.name].items():
-            _check_value(kind, value, region)
-
-
-def _check_group(a: str, b: str, found: dict[str, dict[str, Any]]) -> None:
-    of_a, of_b = (tree_map_only(Tensor, Tensor.tolist, found[name]) for name in (a, b))
-    for key in of_a | of_b:
-        if of_a.get(key) != of_b.get(key):
-            raise ConfigError(f"{a!r} was saved with the {key} {of_a.get(key)}, {b!r} with "
-                              f"{of_b.get(key)}, but this optimizer has them in one parameter "
-                              f"group; make it as it was when it was saved")
-
-
-# ---- reading -------------------------------------------------------------------------------------
-
-
-def _read(paths: list[Path]) -> dict[str, Any]:
-    """What all ranks have written; rank 0's optimizer, options and extra."""
-    saved: dict[str, Any] = {"pieces": defaultdict(list), "values": {}, "shapes": {}}
-    for path in paths:
-        theirs = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
-        for key, pieces in theirs["pieces"].items():
-            saved["pieces"][key] += pieces
-        for part in ("values", "shapes"):
-            saved[part] |= theirs[part]
-        saved = theirs | saved
-    return saved
-
-
-@torch.no_grad()
-def _fill(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
-          saved: dict[str, Any]) -> None:
-    group_of: dict[Tensor, dict[str, Any]] = {}
-    if optimizer is not None:
-        optimizer.state.clear()
-        for names, group in zip(groups, optimizer.param_groups, strict=True):
-            group.update(copy.deepcopy(saved["options"][names[0]]) if names else {})
-            group_of |= dict.fromkeys(group["params"], group)
-    kinds = sorted({kind for kind, _ in saved["pieces"] | saved["values"]} - {""})
-    for region in _regions(model):
-        _fill_tensor(region.tensor.detach(), "", region, saved)
-        if optimizer is not None and region.tensor in group_of:
-            for kind in kinds:
-                _fill_state(optimizer.state[region.tensor], kind, region, saved,
-                            group_of[region.tensor])
-    for name, value in _replicated(model).items():
-        if isinstance(value, Tensor):
-            value.copy_(_joined(saved["pieces"]["", name]).view(value.shape))
-        else:
-            model.module.load_state_dict({name: saved["values"]["", name]}, strict=False)
-    model.share_parameters()
-
-
-def _fill_state(state: dict[str, Any], kind: str, region: Region, saved: dict[str, Any],
-                group: dict[str, Any]) -> None:
-    key = kind, region.name
-    if key in saved["values"]:
-        everything = group.get("capturable") or group.get("fused")  # else numbers stay on the CPU
-        state[kind] = tree_map_only(
-            Tensor, lambda x: x.to(region.tensor.device) if x.dim() or everything else x,
-            copy.deepcopy(saved["values"][key]))
-    elif key in saved["pieces"]:
-        dtype, before = (saved["pieces"][k, region.name][0][1].dtype for k in (kind, ""))
-        dtype = region.tensor.dtype if dtype == before else dtype
-        state.setdefault(kind, torch.zeros_like(region.tensor, dtype=dtype))
-        _fill_tensor(state[kind], kind, region, saved)
-
-
-def _fill_tensor(tensor: Tensor, kind: str, region: Region, saved: dict[str, Any]) -> None:
-    whole, flat = _joined(saved["pieces"][kind, region.name]), tensor.reshape(-1)
-    for start, at, length in region.runs:
-        flat[at : at + length] = whole[start : start + length]
-    tensor.copy_(flat.view(tensor.shape))  # not contiguous: `flat` is a copy
-
-
-def _joined(pieces: list[tuple[int, Tensor]]) -> Tensor:
-    """The whole, flattened."""
-    whole = pieces[0][1].new_empty(max(first + len(values) for first, values in pieces))
-    for first, values in pieces:
-        whole[first : first + len(values)] = values
-    return whole
+        check_model(model, saved, needed)
+    fill(model, None, [], saved)

@@ -1,8 +1,9 @@
-"""The files of a checkpoint: one a rank, and index.json, which names them with their SHA-256.
+"""The files of checkpoints: a numbered folder each, and `latest`, which says which one counts.
 
-The files of the next checkpoint have other names, and replacing index.json, in one step, is what
-makes them the checkpoint. So a run that dies while saving leaves the checkpoint before, and files
-that the next one removes.
+A numbered folder holds a file of each rank, and index.json, which names them with their SHA-256.
+The file `latest` is replaced, in one step, when all that is on the disk; older checkpoints are
+removed after that. So a run that dies while saving leaves the checkpoint before, and a folder that
+a later save removes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import hashlib
 import io
 import json
 import os
-import re
+import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +24,8 @@ import torch
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
-INDEX = "index.json"
-PARTIAL = "index.json.partial"  # made before all else, so that a folder without index.json is ours
-SHARD = re.compile(r"rank\d+(\.2)?\.pt")
+INDEX, LATEST = "index.json", "latest"
+PARTIAL = "latest.partial"  # made before all else, so that a folder without `latest` is ours
 
 
 def path_of(folder: str | Path) -> Path:
@@ -35,7 +36,7 @@ def path_of(folder: str | Path) -> Path:
 
 def check_replaceable(folder: Path) -> None:
     """Raise `ConfigError` if `folder` holds something else than a checkpoint."""
-    ours = any((folder / name).exists() for name in (INDEX, PARTIAL))
+    ours = any((folder / name).exists() for name in (LATEST, PARTIAL))
     if folder.exists() and not ours and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not a checkpoint; choose another name")
 
@@ -66,21 +67,22 @@ def readable(what: str, value: Any) -> Any:
                           f"and lists and dicts of them") from None
 
 
-def prepare(folder: Path) -> str:
-    """Make `folder`, and remove what a run that died has left there. Returns the names of the new
-    shards, such as "rank{}.pt"."""
+def prepare(folder: Path, known: int | None) -> Path:
+    """Make `folder` and, in it, the folder of the next checkpoint. known: the number of the one
+    that this run saved or loaded last, if it did."""
     check_replaceable(folder)
     real = Path(os.path.realpath(folder))  # a link may lead where nothing is yet
     real.mkdir(parents=True, exist_ok=True)
     _sync(real.parent)
-    try:
-        current = read_index(folder)
-    except ConfigError:  # there is none, or it is corrupt
-        current = {}
+    latest = latest_number(folder)
+    if known is not None and latest != known:
+        raise ConfigError(f"{folder}: another run has saved a checkpoint here since this one saved "
+                          f"or loaded number {known}; give each run a folder of its own")
     with open(folder / PARTIAL, "w"):
         pass
-    _remove_shards(folder, keep=current)
-    return "rank{}.2.pt" if "rank0.pt" in current else "rank{}.pt"
+    target = folder / str(max([latest or 0, *numbers(folder)]) + 1)
+    target.mkdir()
+    return target
 
 
 def write_shard(path: Path, contents: dict[str, Any]) -> str:
@@ -93,25 +95,85 @@ def write_shard(path: Path, contents: dict[str, Any]) -> str:
     return _digest(path)
 
 
-def publish(folder: Path, digests: dict[str, str]) -> None:
-    """From now on, these shards are the checkpoint."""
-    with _on_disk(folder / PARTIAL, "w") as file:
+def publish(target: Path, digests: dict[str, str], latest: int | None, keep: int) -> None:
+    """From now on, `target` is the checkpoint; latest: the one that was it before. Of those that
+    are complete, the newest `keep` stay."""
+    folder = target.parent
+    with _on_disk(target / INDEX, "w") as file:
         file.write(json.dumps({"files": digests}, indent=1))
+    _sync(target)
+    with _on_disk(folder / PARTIAL, "w") as file:
+        file.write(target.name)
     _sync(folder)
-    os.replace(folder / PARTIAL, folder / INDEX)
+    if latest_number(folder) != latest:
+        shutil.rmtree(target)
+        raise ConfigError(f"{folder}: another run saves checkpoints here at the same time; give "
+                          f"each run a folder of its own")
+    os.replace(folder / PARTIAL, folder / LATEST)
     _sync(folder)
-    _remove_shards(folder, keep=digests)
+    older = [folder / str(n) for n in numbers(folder) if n <= int(target.name)]
+    whole = [path for path in older if (path / INDEX).exists()]
+    for path in older:
+        if path not in whole[-keep:]:
+            (path / INDEX).unlink(missing_ok=True)  # so that half of it is no checkpoint
+            shutil.rmtree(path)
 
 
-def read_index(folder: Path) -> dict[str, str]:
+def numbers(folder: Path) -> list[int]:
+    """Of all checkpoints in `folder`, complete or not, the oldest first."""
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+
+
+def latest_number(folder: Path) -> int | None:
+    """The number of the checkpoint that counts; None: there is none."""
+    try:
+        return int((folder / LATEST).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        raise ConfigError(f"{folder / LATEST} is corrupt; write the number of a checkpoint into "
+                          f"it: one of {', '.join(map(str, numbers(folder)))}") from None
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The checkpoints that `load` tries, the one that counts first."""
+    latest = latest_number(folder)
+    if latest is None:
+        raise ConfigError(f"{folder} holds no checkpoint: there is no {LATEST}")
+    return [folder / str(n) for n in {latest: 0} | dict.fromkeys(reversed(numbers(folder)))
+            if n <= latest]
+
+
+def first_whole(comm: Comm, folder: Path) -> tuple[Path, dict[str, str]]:
+    """The newest checkpoint whose files are as they were written, and its index. Each rank looks at
+    some of them. Warns of those that it passes over; raises `ConfigError` if there is no other."""
+    with on_all_ranks(comm, "load", folder):
+        tried = candidates(folder)
+    problems: list[ConfigError] = []
+    for path in comm._all_gather_objects(tried)[0]:
+        try:
+            with on_all_ranks(comm, "load", folder):
+                index = read_index(path)
+                for name in list(index)[comm.rank :: comm.size]:
+                    check_shard(path / name, index[name])
+        except ConfigError as problem:
+            problems.append(problem)
+            continue
+        for why in problems if comm.rank == 0 else ():
+            warnings.warn(f"{why}; loading {path} instead", stacklevel=4)
+        return path, index
+    raise problems[0]
+
+
+def read_index(path: Path) -> dict[str, str]:
     """The SHA-256 of each shard, by name."""
     try:
-        with open(folder / INDEX) as file:
+        with open(path / INDEX) as file:
             return dict(json.load(file)["files"])
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{folder} holds no checkpoint: there is no {INDEX}") from None
+        raise ConfigError(f"the checkpoint {path} is incomplete: there is no {INDEX}") from None
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{folder / INDEX} is corrupt") from None
+        raise ConfigError(f"{path / INDEX} is corrupt") from None
 
 
 def check_shard(path: Path, digest: str) -> None:
@@ -119,12 +181,6 @@ def check_shard(path: Path, digest: str) -> None:
         raise ConfigError(f"the shard {path} is missing")
     if _digest(path) != digest:
         raise ConfigError(f"the shard {path} is corrupt: its SHA-256 is not that in {INDEX}")
-
-
-def _remove_shards(folder: Path, keep: dict[str, str]) -> None:
-    for path in list(folder.iterdir()):
-        if SHARD.fullmatch(path.name) and path.name not in keep:
-            path.unlink()
 
 
 @contextmanager

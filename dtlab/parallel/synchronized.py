@@ -4,8 +4,10 @@ in common."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
-from dtlab.comm import Comm
+from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.types import REPLICATED, declare
 
@@ -37,6 +39,8 @@ class DistributedModule(nn.Module):
     comm: Comm
     module: nn.Module
     sharded = False  # do ranks step different elements, or all of them everything?
+    saving: Work | None = None  # the checkpoint that is being written, beside training
+    checkpoints: Mapping[Path, int] = MappingProxyType({})  # by folder: which one it had last
 
     def is_original(self, name: str) -> bool:
         """Is this rank's part of the parameter `name` the original, if other ranks have copies?"""

@@ -58,7 +58,8 @@ class ProcessComm(Comm):
         messages = [self._message(op) for op in ops]
         self._start(messages)
         place = calling_place()
-        return [self.end.posted_at(PostedMessage(self.end, message, self._finish), place) for message in messages]
+        return [self.end.posted_at(PostedMessage(self.end, message, self._finish), place)
+                for message in messages]
 
     def exchange(self, *ops: Send | Recv) -> None:
         """As in `Comm`."""

@@ -285,7 +285,8 @@ class SimComm(Comm):
 
     def _has_ended(self) -> bool:
         """Has this rank called `shrink`?"""
-        return self._engine.deaths.closed(self._context, [self._me]) is not None
+        closed: int | None = self._engine.deaths.closed(self._context, [self._me])
+        return closed is not None
 
     def shrink(self) -> SimComm:
         if self._context not in ((), (generation(self._context),)):

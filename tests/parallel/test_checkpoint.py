@@ -72,7 +72,8 @@ def test_on_processes(tmp_path: Path) -> None:
 def test_each_rank_writes_its_share(tmp_path: Path) -> None:
     for stage in (0, 3):
         on("simulator", first_half, tmp_path / "c", stage, "gpt", ranks=4)
-        sizes = [file.stat().st_size for file in sorted((tmp_path / "c").glob("rank*.pt"))]
+        files = sorted((tmp_path / "c" / ("2" if stage else "1")).glob("rank*.pt"))
+        sizes = [file.stat().st_size for file in files]
         assert len(sizes) == 4
         assert max(sizes) < 1.5 * min(sizes)
 
@@ -97,7 +98,9 @@ def forget_a_shard(folder: Path) -> None:
     (lambda folder: (folder / "rank1.pt").unlink(), r"the shard .*rank1.pt is missing"),
     (flip_a_byte, r"the shard .*rank1.pt is corrupt"),
     (forget_a_shard, r"has \d+ of its \d+ elements"),
-    (lambda folder: (folder / "index.json").unlink(), "holds no checkpoint"),
+    (lambda folder: (folder / "index.json").unlink(), "is incomplete: there is no index.json"),
+    (lambda folder: (folder / "../latest").unlink(), "holds no checkpoint: there is no latest"),
+    (lambda folder: (folder / "../latest").write_text("?"), r"latest is corrupt; .* one of 1"),
     (lambda folder: (folder / "index.json").write_text("{"), "index.json is corrupt"),
 ])
 def test_a_damaged_checkpoint_is_named_and_changes_nothing(
@@ -111,7 +114,7 @@ def test_a_damaged_checkpoint_is_named_and_changes_nothing(
         return str(error.value)
 
     on("simulator", first_half, tmp_path / "c", 3, ranks=3)
-    damage(tmp_path / "c")
+    damage(tmp_path / "c/1")
     for message in on("simulator", attempt, ranks=2).values:
         assert re.search(sentence, message)
 
@@ -161,7 +164,8 @@ class Files:
         self.seen: list[tuple[str, str]] = []
         self.names: dict[int, str] = {}
         self.before, self.open = before, open
-        for place, name in ((os, "replace"), (os, "unlink"), (os, "fsync"), (os, "mkdir")):
+        for place, name in ((os, "replace"), (os, "unlink"), (os, "fsync"), (os, "mkdir"),
+                            (os, "rmdir")):
             patch.setattr(place, name, self.watched(name, getattr(place, name)))
         patch.setattr(builtins, "open", self.opened)
 
@@ -244,29 +248,34 @@ def test_a_run_that_dies_at_any_file_operation_leaves_the_old_or_the_new(
         with pytest.MonkeyPatch.context() as patch, suppress(Killed, dtlab.RankFailed):
             Files(patch, die)
             saved(folder, 2.0)
-        if first and not (folder / "index.json").exists():
+        if first and not (folder / "latest").exists():
             with pytest.raises(dtlab.ConfigError, match="holds no checkpoint"):
                 loaded(folder)
         else:
             found.add(loaded(folder))
         saved(folder, 3.0)
         assert loaded(folder) == 3.0
-        assert len(list(folder.iterdir())) == 3  # no leftovers
+        inside = [sorted(path.name for path in one.iterdir()) for one in folder.glob("[0-9]*")]
+        assert inside in ([["index.json", "rank0.pt", "rank1.pt"]] * n for n in (1, 2))
+        assert len(list(folder.iterdir())) == len(inside) + 1  # no leftovers
     assert found == ({2.0} if first else {1.0, 2.0})
 
 
 def test_what_is_renamed_is_on_the_disk_and_so_is_the_renaming(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path / "c", 1.0)
-    files = Files(monkeypatch)
     saved(tmp_path / "c", 2.0)
-    at = files.seen.index(("replace", "index.json.partial"))
-    for name in ("rank0.2.pt", "rank1.2.pt", "index.json.partial"):
+    files = Files(monkeypatch)
+    saved(tmp_path / "c", 3.0)
+    at = files.seen.index(("replace", "latest.partial"))
+    for name in ("rank0.pt", "rank1.pt", "index.json", "latest.partial"):
         writes = [i for i, seen in enumerate(files.seen) if seen == ("write", name)]
         assert max(writes) < files.seen.index(("fsync", name)) < at
+    assert files.seen.index(("fsync", "3")) < at
     assert files.seen[at - 1] == files.seen[at + 1] == ("fsync", "c")
-    removed = [i for i, seen in enumerate(files.seen) if seen[0] == "unlink"]
-    assert len(removed) == 2
+    removed = [i for i, seen in enumerate(files.seen) if seen[0] in ("unlink", "rmdir")]
+    assert files.seen[removed[0]] == ("unlink", "index.json")
+    assert len(removed) == 4
     assert min(removed) > at + 1
 
 
@@ -279,7 +288,7 @@ def test_all_ranks_say_why_one_cannot_write(tmp_path: Path) -> None:
     left = iter(range(4))
 
     def full(what: str, path: str) -> None:
-        if (what, Path(path).name) == ("write", "rank1.2.pt") and next(left, None) is None:
+        if (what, Path(path).name) == ("write", "rank1.pt") and next(left, None) is None:
             raise OSError(28, "No space left on device")
 
     saved(tmp_path / "c", 1.0)

@@ -1,0 +1,246 @@
+"""The contents of a checkpoint: what a rank saves, whether that fits a model, and how it is filled.
+
+A rank's contents are pieces of flattened tensors by kind and name, such as ("exp_avg", "0.weight");
+the kind of the model's own is "".
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from dtlab.errors import ConfigError
+from dtlab.parallel import checkpoint_files as files
+from dtlab.parallel import random_numbers
+from dtlab.parallel.sharded import share
+from dtlab.parallel.synchronized import DistributedModule, Region
+
+PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # of torch's optimizers, even if it's a scalar
+Optimizer = torch.optim.Optimizer
+
+
+# ---- what is saved -------------------------------------------------------------------------------
+
+
+def _regions(model: DistributedModule) -> list[Region]:
+    return [region for region in model.regions() if region.shape.numel()]
+
+
+def replicated(model: DistributedModule) -> dict[str, Any]:
+    """What all ranks hold: persistent buffers, parameters that are frozen, extra state."""
+    return {name: value for name, value in model.module.state_dict(keep_vars=True).items()
+            if not (isinstance(value, nn.Parameter) and value.requires_grad)}
+
+
+def shapes_of(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:
+    """Of the whole tensors of which this rank has a part; None: no tensor."""
+    return {region.name: tuple(region.shape) for region in _regions(model)} | {
+        name: tuple(value.shape) if isinstance(value, Tensor) else None
+        for name, value in replicated(model).items()}
+
+
+def names_by_group(model: DistributedModule, optimizer: Optimizer | None) -> list[list[str]]:
+    """The names of all ranks' parameters in each parameter group."""
+    names = defaultdict(list)
+    for region in _regions(model):
+        names[region.tensor].append(region.name)
+    mine = [[name for p in group["params"] for name in names[p]]
+            for group in getattr(optimizer, "param_groups", [])]
+    everyone = zip_longest(*model.comm._all_gather_objects(mine), fillvalue=())
+    return [sorted(set().union(*of_ranks)) for of_ranks in everyone]
+
+
+def contents_of(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
+                extra: Any) -> dict[str, Any]:
+    """What this rank saves, copied. values: of the state, what is no number for each element."""
+    pieces: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
+    values: dict[tuple[str, str], Any] = {}
+    for region in _regions(model):
+        state = optimizer.state.get(region.tensor, {}) if optimizer else {}
+        for kind, value in {"": region.tensor, **state}.items():
+            if not (isinstance(value, Tensor) and value.shape == region.tensor.shape
+                    and (value.dim() or kind not in PER_PARAMETER)):
+                _check_value(kind, value, region)
+                values[kind, region.name] = value
+                continue
+            flat = value.detach().reshape(-1)
+            for start, at, length in region.runs if region.original else ():
+                own = range(length) if model.sharded else share(length, model.comm)
+                part = flat[at + own.start : at + own.stop].to("cpu", copy=True)
+                pieces[kind, region.name].append((start + own.start, part))
+    for name, value in replicated(model).items() if model.comm.rank == 0 else ():
+        if isinstance(value, Tensor):
+            pieces["", name].append((0, value.detach().reshape(-1).to("cpu", copy=True)))
+        else:
+            values["", name] = value
+    lists = "params", "param_names"
+    options = {name: {key: value for key, value in group.items() if key not in lists}
+               for names, group in zip(groups, optimizer.param_groups if optimizer else [],
+                                       strict=False) for name in names}
+    return {"pieces": dict(pieces), "shapes": shapes_of(model),
+            "optimizer": type(optimizer).__name__ if optimizer else None,
+            "values": files.readable("the optimizer's state", values),
+            "options": files.readable("an option of the optimizer", options),
+            "extras": {model.comm.rank: files.readable("extra", extra)},
+            "random": {model.comm.rank: random_numbers.get_state()}}
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check_optimizer(model: DistributedModule, optimizer: Any) -> None:
+    """Raise `ConfigError` unless `optimizer` steps parameters of `model`, and nothing else."""
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"an optimizer is a torch.optim.Optimizer, not {optimizer!r:.80}")
+    regions = {region.tensor for region in model.regions()}
+    stepped = {p for group in optimizer.param_groups for p in group["params"]}
+    others = [p for p in stepped.union(optimizer.state) - regions
+              if not isinstance(p, Tensor) or (p.requires_grad and not model.sharded)]
+    if others or (regions and stepped.isdisjoint(regions)):
+        raise ConfigError("the optimizer doesn't step this model's parameters, or more than those; "
+                          "make it of model.parameters(), or use the one that zero returned")
+
+
+def _check_value(kind: str, value: Any, region: Region) -> None:
+    """Raise `ConfigError` if `value` is of a whole parameter, and this rank has a part."""
+    number = value is None or isinstance(value, (int, float)) or (
+        isinstance(value, Tensor) and value.dim() == 0)
+    if not number and sum(length for *_, length in region.runs) < region.shape.numel():
+        raise ConfigError(f"the optimizer's {kind!r} is neither a number nor of the shape of "
+                          f"{region.name!r}, of which a rank has a part; use DataParallel for it")
+
+
+def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str]) -> None:
+    """Raise `ConfigError` unless the checkpoint is complete, and of such a model."""
+    shapes = saved["shapes"]
+    for name, shape in shapes_of(model).items():
+        if name not in shapes:
+            raise ConfigError(f"there is no {name!r}; the model has one of shape {shape}")
+        if shapes[name] != shape:
+            raise ConfigError(f"{name!r} has shape {shapes[name]}, but the model's is {shape}")
+    for name in sorted(set(shapes) - needed):
+        raise ConfigError(f"it has {name!r} of shape {shapes[name]}, but the model has none")
+    whole = dict.fromkeys(("", name) for name, shape in shapes.items() if shape is not None)
+    for kind, name in whole | saved["pieces"]:
+        there = sum(len(values) for _, values in saved["pieces"].get((kind, name), []))
+        if there < math.prod(shapes[name]):
+            raise ConfigError(f"{' of '.join(filter(None, (kind, repr(name))))} has {there} of its "
+                              f"{math.prod(shapes[name])} elements")
+
+
+def check_state(model: DistributedModule, optimizer: Optimizer, groups: list[list[str]],
+                 saved: dict[str, Any]) -> None:
+    """Raise `ConfigError` unless the checkpoint is of such an optimizer, and equal for parameters
+    that have their options or their state in common now."""
+    before, now = saved["optimizer"] or "no optimizer", type(optimizer).__name__
+    if before != now:
+        raise ConfigError(f"it holds the state of {before}, not of {now}; load it without the "
+                          f"optimizer")
+    for names in groups:
+        for name in names:
+            if name not in saved["options"]:
+                raise ConfigError(f"{name!r} was in no parameter group when it was saved; load it "
+                                  f"without the optimizer")
+            _check_group(names[0], name, saved["options"])
+    state: dict[str, dict[str, Any]] = defaultdict(dict)
+    for (kind, name), value in saved["values"].items():
+        state[name][kind] = value
+    for region in _regions(model):
+        for kind, value in state[region.name].items():
+            _check_value(kind, value, region)
+
+
+def _check_group(a: str, b: str, found: dict[str, dict[str, Any]]) -> None:
+    of_a, of_b = (tree_map_only(Tensor, Tensor.tolist, found[name]) for name in (a, b))
+    for key in of_a | of_b:
+        if of_a.get(key) != of_b.get(key):
+            raise ConfigError(f"{a!r} was saved with the {key} {of_a.get(key)}, {b!r} with "
+                              f"{of_b.get(key)}, but this optimizer has them in one parameter "
+                              f"group; make it as it was when it was saved")
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def read_shards(paths: list[Path]) -> dict[str, Any]:
+    """What is in these shards."""
+    return merged([torch.load(path, mmap=True, weights_only=True, map_location="cpu")
+                   for path in paths])
+
+
+def merged(contents: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What several ranks have saved, as one."""
+    saved: dict[str, Any] = {"pieces": defaultdict(list), "values": {}, "shapes": {}, "extras": {},
+                             "random": {}}
+    for theirs in contents:
+        for key, pieces in theirs["pieces"].items():
+            saved["pieces"][key] += pieces
+        for part in ("values", "shapes", "extras", "random"):
+            saved[part] |= theirs[part]
+        saved = theirs | saved
+    return saved
+
+
+@torch.no_grad()
+def fill(model: DistributedModule, optimizer: Optimizer | None, groups: list[list[str]],
+          saved: dict[str, Any]) -> None:
+    group_of: dict[Tensor, dict[str, Any]] = {}
+    if optimizer is not None:
+        optimizer.state.clear()
+        for names, group in zip(groups, optimizer.param_groups, strict=True):
+            group.update(copy.deepcopy(saved["options"][names[0]]) if names else {})
+            group_of |= dict.fromkeys(group["params"], group)
+    kinds = sorted({kind for kind, _ in saved["pieces"] | saved["values"]} - {""})
+    for region in _regions(model):
+        _fill_tensor(region.tensor.detach(), "", region, saved)
+        if optimizer is not None and region.tensor in group_of:
+            for kind in kinds:
+                _fill_state(optimizer.state[region.tensor], kind, region, saved,
+                            group_of[region.tensor])
+    for name, value in replicated(model).items():
+        if isinstance(value, Tensor):
+            value.copy_(_joined(saved["pieces"]["", name]).view(value.shape))
+        else:
+            model.module.load_state_dict({name: saved["values"]["", name]}, strict=False)
+    model.share_parameters()
+
+
+def _fill_state(state: dict[str, Any], kind: str, region: Region, saved: dict[str, Any],
+                group: dict[str, Any]) -> None:
+    key = kind, region.name
+    if key in saved["values"]:
+        everything = group.get("capturable") or group.get("fused")  # else numbers stay on the CPU
+        state[kind] = tree_map_only(
+            Tensor, lambda x: x.to(region.tensor.device) if x.dim() or everything else x,
+            copy.deepcopy(saved["values"][key]))
+    elif key in saved["pieces"]:
+        dtype, before = (saved["pieces"][k, region.name][0][1].dtype for k in (kind, ""))
+        dtype = region.tensor.dtype if dtype == before else dtype
+        state.setdefault(kind, torch.zeros_like(region.tensor, dtype=dtype))
+        _fill_tensor(state[kind], kind, region, saved)
+
+
+def _fill_tensor(tensor: Tensor, kind: str, region: Region, saved: dict[str, Any]) -> None:
+    whole, flat = _joined(saved["pieces"][kind, region.name]), tensor.reshape(-1)
+    for start, at, length in region.runs:
+        flat[at : at + length] = whole[start : start + length]
+    tensor.copy_(flat.view(tensor.shape))  # not contiguous: `flat` is a copy
+
+
+def _joined(pieces: list[tuple[int, Tensor]]) -> Tensor:
+    """The whole, flattened."""
+    whole = pieces[0][1].new_empty(max(first + len(values) for first, values in pieces))
+    for first, values in pieces:
+        whole[first : first + len(values)] = values
+    return whole

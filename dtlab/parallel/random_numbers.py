@@ -1,0 +1,30 @@
+"""The state of all random numbers of a process, as tensors and numbers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def get_state() -> dict[str, Any]:
+    """Of torch (on the CPU, and on the current GPU if it is in use), NumPy and Python."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(), "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype("int64")), *rest)}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_state(state: dict[str, Any]) -> None:
+    """Go on as after `get_state`."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
