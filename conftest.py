@@ -28,6 +28,8 @@ RANK_LINES = re.compile(r"(?:^\[rank \d+\].*\n?)+", flags=re.MULTILINE)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=12, metavar="N",
                      help="how many servers tests/ps/test_killed.py kills")
+    parser.addoption("--recoveries", type=int, default=5, metavar="N",
+                     help="how many ranks tests/parallel/test_recovery.py kills for each answer")
 
 
 def pytest_configure(config: pytest.Config) -> None:

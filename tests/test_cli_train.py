@@ -76,14 +76,14 @@ def test_a_checkpoint_goes_on_on_another_mesh_and_no_other_is_taken(tmp_path: Pa
     first = losses("--mesh", "dp=2", "--zero", "1", *exact, "--save", str(folder))
     more = losses("--mesh", "pp=2", *exact, "--load", str(folder), "--save", str(other))
     assert first + more == pytest.approx(one_device(2 * STEPS), rel=1e-12)
-    (folder / "rank1.pt").write_bytes(b"")
+    (folder / "1" / "rank1.pt").write_bytes(b"")
     for words, says in [
         ((*exact, "--load", str(folder)), "rank1.pt is corrupt"),
         (("--load", str(other)), "a model with --dtype float64, not float32"),
         ((*exact, "--heads", "2", "--load", str(other)), "a model with --heads 4, not 2"),
         (("--load", str(tmp_path)), "holds no checkpoint"),
         (("--save", str(tmp_path)), "exists and is not a checkpoint"),
-        (("--save", str(other / "index.json" / "third")), "File exists"),
+        (("--save", str(other / "latest" / "third")), "File exists"),
     ]:
         assert_bad_input(train(*words), says)
 

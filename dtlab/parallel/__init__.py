@@ -8,14 +8,17 @@ from dtlab.parallel.data import DataParallel
 from dtlab.parallel.hybrid import Hybrid, hybrid
 from dtlab.parallel.large_batch import LAMB, LARS, growing_batch
 from dtlab.parallel.memory import MemoryMeter
+from dtlab.parallel.memory_checkpoint import MemoryCheckpoint
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.planner import A100, H100, Device, Layout, Plan, plan, predict
+from dtlab.parallel.replicas import Replicas
 from dtlab.parallel.sampler import BatchSampler
 from dtlab.parallel.virtual_compute import charge_compute
 from dtlab.parallel.zero import zero
 
 __all__ = ["A100", "BatchSampler", "DataParallel", "Device", "H100", "Hybrid", "LAMB", "LARS",
-           "Layout", "MemoryMeter", "Mesh", "Plan", "charge_compute", "clip_grad_norm_",
+           "Layout", "MemoryCheckpoint", "MemoryMeter", "Mesh", "Plan", "Replicas",
+           "charge_compute", "clip_grad_norm_",
            "conversions", "full_state_dict", "growing_batch", "hybrid", "load",
            "load_full_state_dict", "pipeline", "plan", "predict", "save", "sequence",
            "sync_batch_norm", "tensor", "types", "zero"]

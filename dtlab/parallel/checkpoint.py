@@ -15,6 +15,7 @@ from torch import Tensor
 from dtlab.checks import check_whole
 from dtlab.collectives import broadcast
 from dtlab.comm import Comm, Work
+from dtlab.errors import ConfigError
 from dtlab.parallel import checkpoint_files as files
 from dtlab.parallel import random_numbers
 from dtlab.parallel.checkpoint_contents import (
@@ -136,11 +137,16 @@ def restore(model: DistributedModule, optimizer: Optimizer | None,
 
 
 def read_extra(folder: str | Path) -> Any:
-    """The `extra` of rank 0 in the checkpoint that counts, without a model."""
-    path = files.candidates(files.path_of(folder))[0]
-    name, digest = next(iter(files.read_index(path).items()))  # of rank 0's file
-    files.check_shard(path / name, digest)
-    return read_shards([path / name])["extras"][0]
+    """The `extra` of rank 0 in the newest checkpoint that has it, without a model."""
+    problems = []
+    for path in files.candidates(files.path_of(folder)):
+        try:
+            name, digest = next(iter(files.read_index(path).items()))  # of rank 0's file
+            files.check_shard(path / name, digest)
+            return read_shards([path / name])["extras"][0]
+        except ConfigError as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def full_state_dict(model: DistributedModule) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class StoreServer:
         self._agree()
 
     def _agree(self) -> None:
-        if self._asking and self.members <= self._asking.keys():
+        if self.members and self.members <= self._asking.keys():
             self._agreed += 1
             self.members = set(self._asking)
             asking, self._asking = self._asking, {}

@@ -298,7 +298,7 @@ class SimComm(Comm):
         return SimComm(self._engine, self._me, ranks, (number,))
 
     def joining(self) -> bool:
-        return self._engine.deaths.joining()
+        return bool(self._engine.deaths.joining())
 
     @property
     def global_ranks(self) -> tuple[int, ...]:

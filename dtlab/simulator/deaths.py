@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dtlab.errors import RankDied
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.messages import generation
-from dtlab.simulator.strands import Strand
+from dtlab.simulator.strands import Crashed, Strand
 from dtlab.simulator.waiting import open_messages
 
 
@@ -35,7 +35,7 @@ class Deaths:
         if self._detect_s is not None:
             number = self._generations[rank]
             agenda.at(now + self._detect_s).calls.append(lambda: self.close(number, rank))
-        if self._restart_s is not None:
+        if self._restart_s is not None and self._members:
             agenda.at(now + self._restart_s).calls.append(lambda: self._restart(rank))
         self.left(rank)
 
@@ -44,6 +44,9 @@ class Deaths:
         self._members.discard(rank)
         self._asking.pop(rank, None)
         self._agree()
+        if not self._members:  # those that were started anew have nobody to join
+            for new in [*self._asking]:
+                self._engine.crash(new)
 
     def joining(self) -> bool:
         """Does a rank that was started anew wait for the others?"""
@@ -57,6 +60,8 @@ class Deaths:
             self.close(self._generations[rank], rank)
             for work in [work for work in engine.unwaited if work.rank == rank]:
                 del engine.unwaited[work]
+        if not self._members:
+            raise Crashed  # started anew, when nobody is left to join
         self._asking[rank] = strand
         self._agree()
         if rank in self._asking:
@@ -66,7 +71,7 @@ class Deaths:
         return self._last, sorted(self._members)
 
     def _agree(self) -> None:
-        if self._asking and self._members <= self._asking.keys():
+        if self._members and self._members <= self._asking.keys():
             self._last += 1
             self._members = set(self._asking)
             asking, self._asking = self._asking, {}

@@ -1,0 +1,152 @@
+"""Training on groups of ranks that each hold a whole model: a group that loses a rank leaves, the
+others go on, and it comes back with the state of another one.
+
+PyTorch's torchft does so, with a *quorum* before each step. Here the quorum is `Comm.shrink`, and
+only a death, or a rank that comes back, calls for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtlab.checks import check_whole
+from dtlab.collectives import all_reduce
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError, RankDied
+from dtlab.parallel.checkpoint import restore
+from dtlab.parallel.checkpoint_contents import contents_of, merged, names_by_group
+from dtlab.parallel.synchronized import DistributedModule
+
+Built = tuple[DistributedModule, torch.optim.Optimizer]
+
+
+class Replicas:
+    """Rank r of the run belongs to group r // ranks, which holds a whole model.
+
+    build(group) makes model and optimizer of this rank on its group's communicator: it is called
+    at the start and after each death. steps: how many have been taken. counted: of each step
+    in which this rank took part, the groups whose samples it had.
+
+    Run it with `dtlab.run(…, may_die=range(p), max_restarts=n)`, or with
+    `dtlab.simulate(…, detect_s=…, restart_s=…)`.
+    """
+
+    def __init__(self, comm: Comm, ranks: int, build: Callable[[Comm], Built]):
+        check_whole("Replicas: ranks of a group", ranks, 1, comm.size)
+        self.comm, self.ranks, self.steps = comm, ranks, -1
+        self.counted: dict[int, list[int]] = {}
+        self._build = build
+        self._built: Built | None = None
+        self._names: list[list[str]] = []
+        self._whole: list[int] = []  # the groups that take part now
+        self._averaged = False  # has it the averaged gradients of the next one?
+        try:
+            self._form()
+        except RankDied:
+            self._reform()
+
+    @property
+    def model(self) -> DistributedModule | None:
+        """Of this rank; None while its group is not whole."""
+        return self._built[0] if self._built else None
+
+    @property
+    def number(self) -> int:
+        """Of this rank's group."""
+        return self.comm.global_ranks[self.comm.rank] // self.ranks
+
+    def step(self, backward: Callable[[DistributedModule, int, int], int]) -> None:
+        """One step of all groups that are whole, or, if a rank dies in it, a new beginning of it.
+
+        backward(model, step, group) leaves gradients, the mean over the group's samples, and
+        returns how many there were. They are averaged over all samples of the groups; when all
+        ranks have the average, each takes the optimizer's step. All ranks call this until `steps`
+        says that they are done. Cost of a step without a death: an all-reduce of the gradients
+        over the groups, and one of 8 bytes over all ranks.
+        """
+        try:
+            if self._built is not None:
+                model, optimizer = self._built
+                optimizer.zero_grad()
+                samples = backward(model, self.steps, self.number)
+                self._average(model, samples)
+                self._averaged = True
+            joining = torch.tensor([int(self.comm.joining())])
+            all_reduce(self.comm, joining, "max", algorithm="recursive_doubling")
+            self._commit()
+            if joining.item():
+                self._reform()
+        except RankDied:
+            self._reform()
+
+    def _average(self, model: DistributedModule, samples: int) -> None:
+        """Over the ranks that hold the same part of the model in other groups."""
+        total = torch.tensor([samples])
+        all_reduce(self._across, total, algorithm="recursive_doubling")
+        for _, gradient in model.named_gradients():
+            gradient *= samples / max(total.item(), 1)
+            all_reduce(self._across, gradient, algorithm="auto")
+
+    def _commit(self) -> None:
+        """All ranks have the averaged gradients."""
+        if self._built is not None:
+            self._built[1].step()
+        self._averaged = False
+        self.counted[self.steps] = self._whole
+        self.steps += 1
+
+    def _reform(self) -> None:
+        """Who is left? Form the groups anew, once no rank dies meanwhile."""
+        while True:
+            try:
+                self.comm = self.comm.shrink()
+                self._form()
+                return
+            except RankDied:
+                continue
+
+    def _form(self) -> None:
+        comm = self.comm
+        newest = max(comm._all_gather_objects(self.steps))
+        if self._averaged and self.steps == newest - 1:
+            self._commit()  # as another rank has, which knew that all had the average
+        part = None
+        if self._built is not None and self.steps == newest:
+            part = contents_of(*self._built, self._names, None)
+        self._averaged, self.steps = False, max(newest, 0)
+        groups = [range(first, first + self.ranks)
+                  for first in range(0, max(comm.global_ranks) + 1, self.ranks)]
+        self._whole = [g for g, ranks in enumerate(groups) if {*ranks} <= {*comm.global_ranks}]
+        self._built = None
+        if self.number in self._whole:
+            local = comm.global_ranks.index
+            group = comm.subgroup(map(local, groups[self.number]))
+            self._across = comm.subgroup(local(groups[g][group.rank]) for g in self._whole)
+            self._built = self._build(group)
+            self._names = names_by_group(*self._built)
+            if newest < 0 and self.number == self._whole[0]:  # all begin as this group does
+                part = contents_of(*self._built, self._names, None)
+        part = self._healed(part)
+        if self._built is not None:
+            parts = self._built[0].comm._all_gather_objects(part)
+            restore(*self._built, lambda: merged(parts), "Replicas")
+
+    def _healed(self, part: dict[str, Any] | None) -> dict[str, Any] | None:
+        """`part` of the newest state, or, if this rank of a whole group has none, that of the same
+        place in another group."""
+        comm, place = self.comm, self.comm.global_ranks[self.comm.rank] % self.ranks
+        needs = self._built is not None and part is None
+        places = comm._all_gather_objects((place, part is not None, needs))
+        sources = {at: rank for rank, (at, has, _) in reversed([*enumerate(places)]) if has}
+        for rank, (at, _, missing) in enumerate(places):
+            if missing and at not in sources:
+                raise ConfigError("Replicas: every rank that held one of the parts of the model "
+                                  "has died; load a checkpoint")
+            if missing and comm.rank == sources[at]:
+                comm.send(part, rank)
+            if missing and comm.rank == rank:
+                part = comm.recv_object(sources[at])
+        return part

@@ -1,0 +1,283 @@
+"""Ranks die at any moment, and training goes on as if they had not: restart, shrink, replicas."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtlab
+from dtlab import Comm, RankDied
+from dtlab.parallel import (
+    BatchSampler,
+    DataParallel,
+    MemoryCheckpoint,
+    Replicas,
+    full_state_dict,
+    load,
+    save,
+    zero,
+)
+from tests.parallel.training import MODELS, batch_of, difference, loss_of, one_device, shard_of
+
+STEPS, RANKS = 6, 4
+NETWORK = dtlab.topology.uniform(RANKS, 1e-5, 1e9)
+
+
+def die_once(folder: Path, comm: Comm, victim: int, after_s: float) -> None:
+    """The first process that is this rank of the run is killed `after_s` seconds from now."""
+    mark = folder / f"killed {victim}"
+    if comm.global_ranks[comm.rank] == victim and not mark.exists():
+        mark.touch()
+        Timer(after_s, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+
+def wrapped(comm: Comm, stage: int, model: str = "mlp") -> Any:
+    module = MODELS[model](torch.float64)
+    if stage:
+        return zero(module, comm, stage, torch.optim.Adam, lr=1e-3)
+    return DataParallel(module, comm), torch.optim.Adam(module.parameters(), lr=1e-3)
+
+
+def one_step(model: Any, optimizer: Any, step: int) -> None:
+    shard = shard_of(batch_of("mlp", step), model.comm.rank, model.comm.size)
+    optimizer.zero_grad()
+    model.backward(loss_of(model, shard), len(shard[-1]))
+    optimizer.step()
+
+
+# ---- restart ------------------------------------------------------------------------------------
+
+
+def noisy(comm: Comm, folder: Path, kill: tuple[int, float] | None, wait: bool = True) -> Any:
+    """A training whose dropout draws from each rank's own random numbers."""
+    if kill:
+        die_once(folder, comm, *kill)
+    torch.manual_seed(comm.rank)
+    module = nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10)).double()
+    model, optimizer = zero(module, comm, 2, torch.optim.Adam, lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    sampler = BatchSampler(60, 13, comm, seed=3)
+    begun = (folder / "c" / "latest").exists()
+    extra = load(folder / "c", model, optimizer) if begun else {"step": 0}
+    if begun:
+        scheduler.load_state_dict(extra["scheduler"])
+        sampler.load_state_dict(extra["sampler"])
+    step, saving = extra["step"], None
+    samples, labels = batch_of("mlp", 0, size=60)
+    while step < STEPS:
+        sampler.set_epoch(sampler.epoch + (sampler.state_dict()["seen"] == 60))
+        for batch in sampler:
+            optimizer.zero_grad()
+            model.backward(loss_of(model, (samples[batch], labels[batch])), len(batch))
+            optimizer.step()
+            scheduler.step()
+            step += 1
+            saving = save(folder / "c", model, optimizer, {
+                "step": step, "scheduler": scheduler.state_dict(),
+                "sampler": sampler.state_dict()}, wait=wait)
+            if step == STEPS:
+                break
+    if saving:
+        saving.wait()
+    return full_state_dict(model), step
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_restarted_run_ends_with_the_same_bits(tmp_path: Path, wait: bool) -> None:
+    (tmp_path / "a").mkdir()
+    expected, _ = dtlab.run(noisy, tmp_path / "a", None, wait, ranks=3).values[0]
+    for number, after_s in enumerate((0.03, 0.12, 0.3) if wait else (0.1, 0.2)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result = dtlab.run(noisy, folder, (number, after_s), wait, ranks=3, max_restarts=3,
+                           echo=False)
+        for state, step in result.values:
+            assert step == STEPS
+            assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_restarts_are_counted_and_errors_of_use_are_not_repeated(tmp_path: Path) -> None:
+    def fails(comm: Comm, wrong: bool) -> int:
+        (tmp_path / f"{os.getpid()}").touch()
+        count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if wrong:
+            raise dtlab.ConfigError("no such thing")
+        if count < 2:
+            raise ValueError(count)
+        return count
+
+    assert dtlab.run(fails, False, ranks=2, max_restarts=2, echo=False).values == [2, 2]
+    with pytest.raises(dtlab.RankFailed, match="ValueError: 1"):
+        dtlab.run(fails, False, ranks=2, max_restarts=1, echo=False)
+    before = len(list(tmp_path.iterdir()))
+    with pytest.raises(dtlab.ConfigError, match="no such thing"):
+        dtlab.run(fails, True, ranks=1, max_restarts=3, echo=False)
+    assert len(list(tmp_path.iterdir())) == before + 1
+
+
+# ---- shrink -------------------------------------------------------------------------------------
+
+
+def shrinking(comm: Comm, stage: int, folder: Path | None = None, victim: int = 0,
+              after_s: float = 0.0) -> Any:
+    """A training whose survivors share out what the dead had."""
+    if folder is not None:
+        die_once(folder, comm, victim, after_s)
+    memory, longest_s = MemoryCheckpoint(), 0.0
+    while True:
+        begun_s = comm.now()
+        try:
+            model, optimizer = wrapped(comm, stage)
+            step = memory.load(model, optimizer) or 0
+            longest_s = max(longest_s, comm.now() - begun_s) if step else 0.0
+            while step < STEPS or (folder is not None and comm.now() < after_s + 0.1):
+                begun_s = comm.now()
+                if step < STEPS:
+                    one_step(model, optimizer, step)
+                    step += 1
+                memory.save(model, optimizer, step)
+            return full_state_dict(model), comm.size, longest_s
+        except RankDied:
+            comm = comm.shrink()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_survivors_of_any_death_equal_one_device(stage: int) -> None:
+    expected, sizes = one_device("mlp", "adam", STEPS), set()
+    for event in range(0, 700, 67 - 11 * stage):
+        values = dtlab.simulate(shrinking, stage, network=NETWORK, crash={event % RANKS: event},
+                                detect_s=1e-3, trace=False).values
+        living = [value for value in values if value is not None]
+        for state, size, _ in living:
+            assert difference(state, expected) < 1e-10
+            assert size in (len(living), RANKS)
+        sizes |= {len(living)}
+    assert sizes == {RANKS - 1, RANKS}  # the last events are after the end
+
+
+def test_two_may_die_but_not_two_neighbours_at_once() -> None:
+    expected = one_device("mlp", "adam", STEPS)
+    five = dtlab.topology.uniform(5, 1e-5, 1e9)
+    for crash in ({1: 60, 3: 60}, {1: 40, 2: 70}, {0: 60, 4: 65}):
+        values = dtlab.simulate(shrinking, 2, network=five, crash=crash, detect_s=1e-3).values
+        for state, size, _ in filter(None, values):
+            assert size == 3
+            assert difference(state, expected) < 1e-10
+    with pytest.raises(dtlab.ConfigError, match=r"the parts of rank \d died with them"):
+        dtlab.simulate(shrinking, 2, network=five, crash={1: 60, 2: 60}, detect_s=1e-3)
+
+
+# ---- replicas -----------------------------------------------------------------------------------
+
+
+def replicated(comm: Comm, ranks: int, folder: Path | None = None, victim: int = 0,
+               after_s: float = 0.0) -> Any:
+    """Groups of `ranks`, of which each trains on its own quarter or half of every batch."""
+    if folder is not None:
+        die_once(folder, comm, victim, after_s)
+    groups = RANKS // ranks
+    longest_s = 0.0
+
+    def build(group: Comm) -> Any:
+        return wrapped(group, 3 if ranks > 1 else 0)
+
+    def backward(model: Any, step: int, group: int) -> int:
+        if folder is not None:
+            time.sleep(0.01)
+        with comm.compute("backward", 1.0):
+            pass
+        shard = shard_of(batch_of("mlp", step), group, groups)
+        mine = shard_of(shard, model.comm.rank, model.comm.size)
+        return int(model.backward(loss_of(model, mine), len(mine[-1])))
+
+    replicas = Replicas(comm, ranks, build)
+    while replicas.steps < STEPS:
+        begun_s = comm.now()
+        replicas.step(backward)
+        longest_s = max(longest_s, comm.now() - begun_s)
+    if replicas.model is None:
+        return None
+    try:
+        return full_state_dict(replicas.model), replicas.counted, longest_s
+    except RankDied:  # the other rank of its group, after the last step
+        return None
+
+
+def one_device_of(counted: dict[int, list[int]], groups: int) -> dict[str, Tensor]:
+    """Training that leaves out the samples of groups that were not there."""
+    module = MODELS["mlp"](torch.float64)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    for step in range(STEPS):
+        parts = [shard_of(batch_of("mlp", step), group, groups) for group in counted[step]]
+        optimizer.zero_grad()
+        loss_of(module, tuple(torch.cat(part) for part in zip(*parts, strict=True))).backward()
+        optimizer.step()
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def check_replicas(values: list[Any], ranks: int) -> bool:
+    """Were there steps without one of the groups?"""
+    whole = [value for value in values if value is not None]
+    counted: dict[int, list[int]] = {}
+    for _, seen, _ in whole:
+        counted |= seen
+    expected = one_device_of(counted, RANKS // ranks)
+    assert whole
+    for state, _, _ in whole:
+        assert difference(state, expected) < 1e-10
+    return any(len(groups) < RANKS // ranks for groups in counted.values())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_lost_group_is_left_out_and_comes_back(ranks: int) -> None:
+    missing, back = 0, 0
+    for event in range(3, 120, 13):
+        values = dtlab.simulate(replicated, ranks, network=NETWORK, crash={event % RANKS: event},
+                                detect_s=0.1, restart_s=2.5, trace=False).values
+        missing += check_replicas(values, ranks)
+        back += values[event % RANKS] is not None
+    assert missing > 3
+    assert back > 3
+
+
+# ---- on processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("answer", ["shrink", "replicas"])
+def test_recovers_from_kills_at_random_moments(
+        tmp_path: Path, answer: str, request: pytest.FixtureRequest,
+        record_property: Any) -> None:
+    """SIGKILL, `--recoveries` times: inside an all-reduce, a copy to a neighbour, a recovery."""
+    dice, slowest_s = random.Random(5), 0.0
+    expected = one_device("mlp", "adam", STEPS)
+    for number in range(request.config.getoption("recoveries")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        victim, after_s = number % RANKS, dice.uniform(0.0, 0.25)
+        if answer == "shrink":
+            values = dtlab.run(shrinking, number % 4, folder, victim, after_s, ranks=RANKS,
+                               may_die=range(RANKS), trace=False).values
+            assert values[victim] is None
+            for state, size, longest_s in filter(None, values):
+                assert size == RANKS - 1
+                assert difference(state, expected) < 1e-10
+                slowest_s = max(slowest_s, longest_s)
+        else:
+            values = dtlab.run(replicated, 1 + number % 2, folder, victim, after_s, ranks=RANKS,
+                               may_die=range(RANKS), max_restarts=1, trace=False).values
+            check_replicas(values, 1 + number % 2)
+            slowest_s = max([slowest_s, *(longest_s for _, _, longest_s in filter(None, values))])
+    record_property("slowest_s", slowest_s)
+    print(f"the slowest recovery took {slowest_s:.3f} s")
+    assert slowest_s < 10
