@@ -174,6 +174,7 @@ class ProcessComm(Comm):
                 message.done_s = time.perf_counter()
                 nbytes += message.nbytes
         except RuntimeError as error:
+            self.end.broken = True
             self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
             who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
             raise RankDied(f"rank {self.rank}: the connection to {who} has broken",

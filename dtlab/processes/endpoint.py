@@ -58,7 +58,8 @@ class Endpoint:
         self.posted: dict[Work, Place] = {}
         self.begun: dict[Work, Place] = {}
         self.cancelled: list[Work] = []
-        self.unfinished: list[Any] = []  # messages whose connections have broken
+        self.unfinished: list[Any] = []  # messages that a broken connection has left behind
+        self.broken = False  # has one broken?
 
     def new_writer(self) -> StatusWriter:
         """For the next strand of this rank."""
@@ -125,6 +126,7 @@ class Endpoint:
                 thread.join()
         for works in (self.posted, self.cancelled, self.unfinished):
             works.clear()
+        self.broken = False
         self.forget_contexts()
         self.status.clear_rank(self.rank)
 
@@ -138,7 +140,10 @@ class Endpoint:
 
     def end_run(self) -> None:
         """Wait for what was begun, and raise its error, if nobody has waited for it. Then raise
-        `UnwaitedWork` if there was anything that nobody has waited for."""
+        `UnwaitedWork` if there was anything that nobody has waited for, unless a connection has
+        broken: then it may be work that nobody can complete."""
+        if self.broken:
+            return
         begun = list(self.begun.items())
         for work, _ in begun:
             work.wait()

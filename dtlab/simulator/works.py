@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dtlab.comm import Work
-from dtlab.errors import UnwaitedWork
+from dtlab.errors import RankDied, UnwaitedWork
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import Line
@@ -135,12 +135,13 @@ class Receiving(MessageWork):
 def failure(unwaited: Mapping[Any, Line | None], crashed: Collection[int],
             errors_only: bool = False) -> tuple[int, BaseException] | None:
     """What is wrong with works that were not waited for: (rank, error). The errors of begun
-    functions come first. Works of ranks that crashed don't count."""
+    functions come first. Works of ranks that crashed don't count, nor do any once
+    others have noticed a death: they may be works that nobody can complete."""
     works = [work for work in unwaited if work.rank not in crashed]
     for work in works:
-        if work.error is not None:
+        if work.error is not None and not isinstance(work.error, RankDied):
             return work.rank, work.error
-    if not works or errors_only:
+    if not works or errors_only or works[0]._engine.channels.closed:
         return None
     rank = works[0].rank
     return rank, UnwaitedWork.of(rank, [
