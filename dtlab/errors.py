@@ -18,6 +18,18 @@ class ShapeMismatch(DtlabError, ValueError):
     """What was sent is not what the receiver made room for: another shape, dtype or collective."""
 
 
+class SilentCorruption(DtlabError):
+    """Copies that should be equal differ: bits have changed in the memory of `ranks`."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()):
+        self.ranks = list(ranks)
+        super().__init__(message)
+
+
+class NotFinite(DtlabError):
+    """A number became NaN or infinite; the message says on which rank, in which step and layer."""
+
+
 class TypeMismatch(DtlabError):
     """Tensors meet whose SPMD types don't fit: a conversion is missing, or one too many."""
 
@@ -88,11 +100,13 @@ def why_stuck(rows: Sequence[Waiting], calls: Iterable[str]) -> str:
 
 
 class RunTimeout(DtlabError, TimeoutError):
-    """The run did not end within its limit. `waiting` says what each rank was doing then."""
+    """The run did not end within its limit. `waiting` says what each rank was doing then; more: the
+    lines after that table."""
 
-    def __init__(self, message: str, waiting: Sequence[Waiting] = ()):
+    def __init__(self, message: str, waiting: Sequence[Waiting] = (), more: str = ""):
         self.waiting = list(waiting)
-        super().__init__(f"{message}\n{waiting_table(self.waiting)}" if waiting else message)
+        table = f"\n{waiting_table(self.waiting)}" if waiting else ""
+        super().__init__(message + table + more)
 
 
 class Deadlock(RunTimeout):

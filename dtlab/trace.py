@@ -6,9 +6,11 @@ Processes and simulator fill the same `Trace`; every plot, widget and grader rea
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 
@@ -50,6 +52,14 @@ class Event(NamedTuple):
     label: str = ""
     moved_s: float = 0.0  # when the message began to move; before that, this rank only waited
     stream: int = 0
+
+
+class Speed(NamedTuple):
+    """How fast a rank is, see `Trace.stragglers`."""
+
+    rank: int
+    relative: float  # to the fastest rank
+    absolute: float  # to its own best
 
 
 class Rows(list[Any]):
@@ -153,6 +163,30 @@ class Trace:
                               [s for s in self.spans if s.rank == r]) for r in ranks)
 
     # ---- for other tools -----------------------------------------------------------------------
+
+    def stragglers(self) -> list[Speed]:
+        """How fast each rank does what it marks with `comm.compute(label)`, by rank: scores of 1
+        are the best, 0.5 is half as fast.
+
+        relative: the median seconds of the fastest rank, divided by this rank's; absolute: this
+        rank's own best seconds, divided by its median. Both are means over the labels that all
+        ranks have, weighted by this rank's time. A rank of a slow machine is low in the first, one
+        that has become slow in both. NVIDIA's resiliency extension scores so, too.
+        """
+        seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for span in self.spans:
+            if span.kind == "compute" and span.end_s > span.start_s:
+                seconds[span.label][span.rank].append(span.end_s - span.start_s)
+        common = [by_rank for by_rank in seconds.values() if len(by_rank) == self.ranks]
+        fastest = [min(map(median, by_rank.values())) for by_rank in common]
+        speeds = []
+        for rank in range(self.ranks if common else 0):
+            mine = [by_rank[rank] for by_rank in common]
+            weights = [sum(each) for each in mine]
+            relative = [best / median(each) for best, each in zip(fastest, mine, strict=True)]
+            absolute = [min(each) / median(each) for each in mine]
+            speeds.append(Speed(rank, fmean(relative, weights), fmean(absolute, weights)))
+        return speeds
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write the trace in Chrome's trace-event format (open it in Perfetto). Returns the path.

@@ -5,6 +5,7 @@ from dtlab.parallel.batch_norm import sync_batch_norm
 from dtlab.parallel.checkpoint import full_state_dict, load, load_full_state_dict, save
 from dtlab.parallel.clip import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
+from dtlab.parallel.health import check_replicas, watch_finite
 from dtlab.parallel.hybrid import Hybrid, hybrid
 from dtlab.parallel.large_batch import LAMB, LARS, growing_batch
 from dtlab.parallel.memory import MemoryMeter
@@ -18,7 +19,7 @@ from dtlab.parallel.zero import zero
 
 __all__ = ["A100", "BatchSampler", "DataParallel", "Device", "H100", "Hybrid", "LAMB", "LARS",
            "Layout", "MemoryCheckpoint", "MemoryMeter", "Mesh", "Plan", "Replicas",
-           "charge_compute", "clip_grad_norm_",
+           "charge_compute", "check_replicas", "clip_grad_norm_",
            "conversions", "full_state_dict", "growing_batch", "hybrid", "load",
            "load_full_state_dict", "pipeline", "plan", "predict", "save", "sequence",
-           "sync_batch_norm", "tensor", "types", "zero"]
+           "sync_batch_norm", "tensor", "types", "watch_finite", "zero"]

@@ -58,8 +58,8 @@ class MemoryCheckpoint:
 
     def load(self, model: DistributedModule, optimizer: Optimizer | None = None) -> Any:
         """Fill model and optimizer, on any number of ranks, with the newest checkpoint of which the
-        ranks hold all parts, and save it anew. Returns its `extra`, as `parallel.load` does; None
-        if nothing has been saved yet.
+        ranks hold all parts, and save it anew. Returns its `extra`, as `parallel.load` does; None,
+        with nothing filled, if not all of them have saved yet.
 
         Raises `ConfigError` on all ranks if parts are lost: two neighbours have died. Memory: all
         ranks' parts at once.
@@ -70,6 +70,7 @@ class MemoryCheckpoint:
         owners = {key: rank for rank, keys in reversed([*enumerate(held)]) for key in keys}
         number, size = _newest(set(owners))
         if not number:
+            self.number, self._parts = 0, {}
             return None
         parts = [_broadcast(comm, self._parts.get((number, rank, size)),
                             owners[number, rank, size]) for rank in range(size)]
@@ -80,14 +81,15 @@ class MemoryCheckpoint:
 
 
 def _newest(parts: set[tuple[int, int, int]]) -> tuple[int, int]:
-    """Number and size of the newest checkpoint that is whole; 0 if there never was one."""
+    """Number and size of the newest checkpoint that is whole; 0 if nobody has taken a step since
+    the first one, of which some may have no part."""
     lost: list[int] = []
     for number, size in sorted({(number, size) for number, _, size in parts}, reverse=True):
         missing = [rank for rank in range(size) if (number, rank, size) not in parts]
         if not missing:
             return number, size
         lost = missing
-    if lost:
+    if max((number for number, *_ in parts), default=0) > 1:
         raise ConfigError(f"load: the memory of the ranks holds no whole checkpoint: the parts of "
                           f"rank {' and '.join(map(str, lost))} died with them and their "
                           f"neighbours; load one from the disk")

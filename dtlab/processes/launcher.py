@@ -199,7 +199,8 @@ class RankGroup:
             raise
 
     def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:
-        watchdog = Watchdog(self.status, timeout, self._how_died)
+        watchdog = Watchdog(self.status, timeout, self._how_died,
+                            lambda number: rank_monitor.is_it_alive(self._ranks[number]))
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
         self._start_s = time.perf_counter()  # one clock for the whole machine
@@ -219,7 +220,7 @@ class RankGroup:
             survivors = any(rank.died is None and not rank.new for rank in self._ranks)
             may_die = self._may_die if self._began and (survivors or self._store.members) else ()
             rank_monitor.raise_failure(self._ranks, self._orphaned, may_die)
-            watchdog.check(lambda n: rank_monitor.current_line(self._ranks[n], self._diagnosis))
+            watchdog.check(lambda n: rank_monitor.current_stack(self._ranks[n], self._diagnosis))
 
     def _how_died(self, number: int) -> str:
         """ "" if this rank lives."""

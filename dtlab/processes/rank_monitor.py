@@ -20,6 +20,7 @@ from dtlab.tracebacks import PACKAGE, shown_name
 
 GRACE_S = 1.0  # how long the launcher waits to hear why a connection has broken
 _READ_BYTES = 1 << 20
+_LOOK_S = 0.25  # how long a rank is watched for whether it uses processor time
 _ANSWER_S = 1.0  # how long a rank may take to say at which line it is, if it can
 _STACK_ENDS = ("in <module>\n", "  ...\n", "<no Python frame>\n")  # as faulthandler writes it
 
@@ -134,10 +135,11 @@ def _read(pipe: int) -> str:
         return ""
 
 
-def current_line(rank: RankHandle, diagnosis: int) -> str:
-    """The line at which a rank is now, though it may hang in C: its faulthandler tells."""
+def current_stack(rank: RankHandle, diagnosis: int) -> list[str]:
+    """The learner's lines in the stack of a rank, the innermost first. It may hang in C: its
+    faulthandler tells."""
     if not rank.pid or rank.died is not None:
-        return ""
+        return []
     _read(diagnosis)  # what another rank was too slow to say
     with contextlib.suppress(ProcessLookupError):
         os.kill(rank.pid, signal.SIGUSR1)
@@ -147,8 +149,31 @@ def current_line(rank: RankHandle, diagnosis: int) -> str:
         text += more
         if not more:
             time.sleep(0.01)
+    lines = []
     for file, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', text):
-        if not file.startswith((PACKAGE, sys.prefix, sys.base_prefix)):
+        if file != "<string>" and not file.startswith((PACKAGE, sys.prefix, sys.base_prefix)):
             name = shown_name(file)
-            return f"{Path(file).name if name == file else name}:{line} in {function}"
-    return ""
+            lines.append(f"{Path(file).name if name == file else name}:{line} in {function}")
+    return lines
+
+
+def is_it_alive(rank: RankHandle) -> str:
+    """What a rank does that waits for nobody, in words: slow is not dead. "" if it can't be told.
+    """
+    try:
+        before = _activity(rank.pid)
+        time.sleep(_LOOK_S)
+        state, used = _activity(rank.pid)
+    except (OSError, ValueError, IndexError):  # no /proc, or it has just died
+        return ""
+    if state in "Tt":
+        return "is stopped (SIGSTOP, or a debugger)"
+    if used > before[1]:
+        return "is slow, not dead: it computes"
+    return "stands still: it uses no processor time"
+
+
+def _activity(pid: int) -> tuple[str, int]:
+    """State, and the clock ticks of processor time that all threads of a process have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])

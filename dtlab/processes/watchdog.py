@@ -6,7 +6,14 @@ import time
 from collections.abc import Callable
 
 from dtlab.errors import Deadlock, RunTimeout, Waiting, why_stuck
-from dtlab.processes.shared_status import RAISED, RETURNED, SharedStatus, State
+from dtlab.processes.shared_status import (
+    COMPUTE,
+    RAISED,
+    RETURNED,
+    RUNNING,
+    SharedStatus,
+    State,
+)
 
 _LOOK_EVERY_S = 0.2
 _STILL_S = 0.5  # so long nothing may have changed before a deadlock is called one
@@ -15,11 +22,12 @@ _START_LIMIT_S = 120.0
 
 class Watchdog:
     """Watches one call. `check` raises once the call has no future. how_died: of a rank, in words;
-    "" if it lives."""
+    "" if it lives. is_it_alive: what a rank does that waits for nobody, in words."""
 
     def __init__(self, status: SharedStatus, timeout: float | None,
-                 how_died: Callable[[int], str] = lambda rank: ""):
-        self._status, self._how_died = status, how_died
+                 how_died: Callable[[int], str] = lambda rank: "",
+                 is_it_alive: Callable[[int], str] = lambda rank: ""):
+        self._status, self._how_died, self._is_it_alive = status, how_died, is_it_alive
         self._timeout = timeout
         self._began = time.monotonic()
         self._started = False
@@ -37,8 +45,8 @@ class Watchdog:
         left = _LOOK_EVERY_S if limit is None else self._began + limit - time.monotonic()
         return max(0.0, min(_LOOK_EVERY_S, left))
 
-    def check(self, where: Callable[[int], str]) -> None:
-        """Raise `Deadlock` or `RunTimeout`, with the table. `where` asks a rank for its line."""
+    def check(self, where: Callable[[int], list[str]]) -> None:
+        """Raise `Deadlock` or `RunTimeout`, with the table. `where` asks a rank for its stack."""
         now = time.monotonic()
         if not self._started:
             if now - self._began > _START_LIMIT_S:
@@ -56,11 +64,20 @@ class Watchdog:
                     + why_stuck(rows, self._labels()), rows,
                 )
         if self._timeout is not None and now - self._began > self._timeout:
+            rows, (who, stack) = self._table(where), self._stalled(where)
             raise RunTimeout(
-                f"the run did not end within its timeout of {self._timeout:g} s; "
-                f"when it was stopped, the ranks were here:",
-                self._table(where),
-            )
+                f"the run did not end within its timeout of {self._timeout:g} s{who}; "
+                f"when it was stopped, the ranks were here:", rows, stack)
+
+    def _stalled(self, where: Callable[[int], list[str]]) -> tuple[str, str]:
+        """The rank for which all others wait, if there is one: what it does, and its stack."""
+        doing = {rank: self._status.state(rank).doing for rank in range(self._status.ranks)
+                 if not self._how_died(rank)}
+        busy = [rank for rank, what in doing.items() if what in (RUNNING, COMPUTE)]
+        if len(busy) != 1 or len(doing) == 1 or not (alive := self._is_it_alive(busy[0])):
+            return "", ""
+        lines = "".join(f"\n  {line}" for line in where(busy[0]))
+        return f", for rank {busy[0]} {alive}", f"\nthe stack of rank {busy[0]}:{lines}"
 
     def _is_deadlock(self, now: float) -> bool:
         """Has no rank that could go on been seen for a while?
@@ -84,13 +101,14 @@ class Watchdog:
         return [state.label for main, streams in self._seen
                 for state in (main, *(state for _, state in streams)) if state.doing != RETURNED]
 
-    def _table(self, where: Callable[[int], str]) -> list[Waiting]:
+    def _table(self, where: Callable[[int], list[str]]) -> list[Waiting]:
         rows = []
         for rank in range(self._status.ranks):
             if died := self._how_died(rank):
                 rows.append(Waiting(rank, died))
                 continue
             doing = self._status.state(rank).doing
-            line = "" if doing in (RETURNED, RAISED) else where(rank)
+            stack = [] if doing in (RETURNED, RAISED) else where(rank)
+            line = stack[0] if stack else ""
             rows += self._status.table(rank, line)
         return rows

@@ -1,0 +1,106 @@
+"""Is the training still sound? Copies that have come to differ, and numbers that are none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from dtlab.collectives import all_gather
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError, NotFinite, SilentCorruption
+from dtlab.parallel.hybrid import Hybrid
+from dtlab.parallel.synchronized import DistributedModule, check_distributed
+
+
+def check_replicas(model: DistributedModule) -> None:
+    """Compare all ranks' copies of the model by checksums. All ranks call it, say after each step.
+
+    Raises `SilentCorruption`, on all ranks: it names the tensor and the ranks whose copies differ
+    from those of most (all, if there is no majority: of two ranks nobody can say which is wrong).
+    For `DataParallel`, and `zero` of stage 1 and 2. Cost: reading all parameters and buffers once,
+    and 8 bytes of each to all ranks. A checksum is the sum of a tensor's 64-bit words, which one
+    flipped bit always changes; changes that cancel out are missed.
+    """
+    check_distributed(model, "check_replicas")
+    if isinstance(model, Hybrid):
+        raise ConfigError("check_replicas: the ranks of a hybrid hold different parts; it compares "
+                          "the copies of DataParallel and of zero with stage 1 or 2")
+    tensors = {name: x.detach() for name, x in model.module.state_dict(keep_vars=True).items()
+               if isinstance(x, Tensor)}
+    mine = torch.stack([_checksum(x) for x in tensors.values()])
+    everyone = all_gather(model.comm, mine.to(model.comm.device)).tolist()
+    for name, sums in zip(tensors, zip(*everyone, strict=True), strict=True):
+        (most, votes), *others = Counter(sums).most_common()
+        if not others:
+            continue
+        majority = votes > len(sums) / 2
+        wrong = [rank for rank, found in enumerate(sums) if not majority or found != most]
+        who = " and ".join(f"rank {rank}" for rank in wrong)
+        raise SilentCorruption(
+            f"the copies of {name!r} differ: that of {who} is not that of the other ranks"
+            if majority else f"the copies of {name!r} differ among {who}; which is right can't be "
+            f"told", wrong)
+
+
+def _checksum(x: Tensor) -> Tensor:
+    """The sum of its bytes as 64-bit words, without overflow checks."""
+    data = x.contiguous().reshape(-1).view(torch.uint8)
+    padded = torch.nn.functional.pad(data, (0, -len(data) % 8))
+    return padded.view(torch.int64).sum()
+
+
+@contextmanager
+def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
+    """Inside, the first NaN or infinity in an output or a gradient of a layer raises `NotFinite`,
+    before it reaches other ranks: it names the rank, the step (the forward passes of `module` are
+    counted from 0) and the layer. What was not finite on its way in is not that layer's fault.
+
+    Cost: each layer's outputs and gradients are read once more.
+    """
+    step = -1
+
+    def check(what: str, name: str, kind: nn.Module, came: Any, went: Any) -> None:
+        bad = [x for x in _tensors(went) if not bool(torch.isfinite(x).all())]
+        if bad and all(bool(torch.isfinite(x).all()) for x in _tensors(came)):
+            count = int((~torch.isfinite(bad[0])).sum())
+            raise NotFinite(
+                f"rank {comm.rank}, step {step}: {what} {name or 'the model'!r} "
+                f"({type(kind).__name__}) has {count} of {bad[0].numel()} elements that are NaN or "
+                f"infinite, and is the first of them")
+
+    def forward_hook(name: str, layer: nn.Module, came: Any, went: Any) -> None:
+        check("the output of", name, layer, came, went)
+        for x in _tensors(came):  # backward reaches the gradients of the last layers first
+            if x.requires_grad:
+                x.register_hook(lambda gradient: check("a gradient of", name, layer, (), gradient))
+
+    def count(*_: Any) -> None:
+        nonlocal step
+        step += 1
+
+    handles: list[Any] = [module.register_forward_pre_hook(count)]
+    for name, layer in module.named_modules():
+        if next(layer.children(), None) is not None:
+            continue
+        handles.append(layer.register_forward_hook(
+            lambda layer, came, went, name=name: forward_hook(name, layer, came, went)))
+        for of, p in layer.named_parameters(recurse=False):
+            handles.append(p.register_hook(
+                lambda gradient, kind=layer, name=f"{name}.{of}":
+                check("the gradient of", name, kind, (), gradient)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(x)[0]
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()]

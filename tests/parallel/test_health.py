@@ -1,0 +1,176 @@
+"""What goes wrong without an error is found, and the rank is named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dtlab
+from dtlab import Comm, RunTimeout
+from dtlab.collectives import all_reduce
+from dtlab.errors import NotFinite, SilentCorruption
+from dtlab.parallel import DataParallel, check_replicas, watch_finite
+from tests.parallel.test_recovery import wrapped
+from tests.parallel.training import batch_of, loss_of, on, shard_of
+
+
+def flipped(comm: Comm, stage: int, victims: list[int], kind: str, bit: int) -> Any:
+    """Some steps, with a bit that changes in the memory of `victims` after the third."""
+    model, optimizer = wrapped(comm, stage, kind)
+    for step in range(6):
+        shard = shard_of(batch_of(kind, step), comm.rank, comm.size)
+        optimizer.zero_grad()
+        model.backward(loss_of(model, shard), len(shard[-1]))
+        optimizer.step()
+        if step == 2 and comm.rank in victims:
+            _, x = list(model.module.named_parameters())[1]
+            x.data.reshape(-1).view(torch.int64)[3] ^= 1 << (bit + comm.rank)
+        try:
+            check_replicas(model)
+        except SilentCorruption as error:
+            return step, error.ranks, str(error)
+    return None
+
+
+@pytest.mark.parametrize(("stage", "victims", "named"), [
+    (0, [2], [2]), (0, [0, 3], [0, 3]), (1, [1], [1]), (2, [4], [4]), (0, [], None)])
+@pytest.mark.parametrize("bit", [0, 51])
+def test_a_flipped_bit_is_found_at_once_and_the_rank_named(
+        stage: int, victims: list[int], named: list[int] | None, bit: int) -> None:
+    values = on("simulator", flipped, stage, victims, "mlp", bit, ranks=5).values
+    for found in values:
+        assert found == (named and (2, named, values[0][2]))
+    if named:
+        assert "the copies of '0.bias' differ: that of rank" in values[0][2]
+
+
+def test_of_two_copies_nobody_knows_which_is_right() -> None:
+    step, ranks, text = dtlab.run(flipped, 0, [1], "gpt", 7, ranks=2).values[0]
+    assert (step, ranks) == (2, [0, 1])
+    assert "can't be told" in text
+
+
+def test_parts_are_no_copies() -> None:
+    with pytest.raises(dtlab.ConfigError, match="with ZeRO 3 a rank has only a part"):
+        on("simulator", flipped, 3, [], "mlp", 0, ranks=2)
+
+
+class Faulty(nn.Module):
+    """Divides by zero in step 2, on its way forward or back, on one rank."""
+
+    def __init__(self, rank: int, back: bool):
+        super().__init__()
+        self.rank, self.back, self.step = rank, back, -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        if self.step != 2 or self.rank != 1:
+            return x * 2
+        if self.back:
+            zero_ = x - x.detach()
+            return x + zero_.abs().sqrt()  # whose derivative at 0 is infinite
+        return x / 0
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_nan_is_traced_to_rank_step_and_layer(back: bool) -> None:
+    def train(comm: Comm) -> None:
+        module = nn.Sequential(nn.Linear(64, 8), Faulty(comm.rank, back), nn.Linear(8, 10)).double()
+        model = DataParallel(module, comm)
+        with watch_finite(module, comm):
+            for step in range(4):
+                loss_of(model, batch_of("mlp", step)).backward()
+
+    what = "a gradient of" if back else "the output of"
+    with pytest.raises(NotFinite, match=rf"rank 1, step 2: {what} '1' \(Faulty\)"):
+        on("simulator", train, ranks=3)
+
+
+def test_a_straggler_has_low_scores() -> None:
+    def work(comm: Comm) -> None:
+        for step in range(8):
+            slow = 2.0 if comm.rank == 1 else 3.0 if comm.rank == 2 and step >= 4 else 1.0
+            with comm.compute("forward", slow):
+                pass
+            all_reduce(comm, torch.ones(4))
+
+    speeds = on("simulator", work, ranks=4).trace.stragglers()
+    assert [speed.rank for speed in speeds] == [0, 1, 2, 3]
+    assert [speed.relative for speed in speeds] == pytest.approx([1, 0.5, 0.5, 1])
+    assert [speed.absolute for speed in speeds] == pytest.approx([1, 1, 0.5, 1])
+
+
+# ---- a rank that stands still -------------------------------------------------------------------
+
+
+def stand_still(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ("asleep", "rank 2 stands still: it uses no processor time"),
+    ("computes", "rank 2 is slow, not dead: it computes"),
+    ("stopped", "rank 2 is stopped"),
+])
+def test_the_rank_that_the_others_wait_for_is_named_with_its_stack(how: str, said: str) -> None:
+    def hang(comm: Comm) -> None:
+        all_reduce(comm, torch.ones(1000))
+        if comm.rank == 2 and how == "asleep":
+            stand_still(30)
+        elif comm.rank == 2 and how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while comm.rank == 2 and how == "computes":
+            torch.ones(1000).sum()
+        all_reduce(comm, torch.ones(1000))
+
+    with pytest.raises(RunTimeout) as error:
+        dtlab.run(hang, ranks=4, timeout=1.5)
+    text = str(error.value)
+    assert said in text
+    if how == "asleep":
+        assert "the stack of rank 2:" in text
+        assert text.index("in stand_still") < text.rindex("in hang")
+
+
+def test_the_verdict_is_that_of_torchs_flight_recorder(
+        tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same hang with torch's collective: the rank whose recorder has not seen the second one is
+    the rank that we name."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+
+    def hang(comm: Comm, ours: bool) -> int:
+        def reduce() -> None:
+            all_reduce(comm, torch.ones(9)) if ours else dist.all_reduce(torch.ones(9))
+
+        reduce()
+        if comm.rank == 1:
+            time.sleep(1 if not ours else 30)
+            seen = len(pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"])
+            (tmp_path / f"{comm.rank}").write_text(str(seen))
+            time.sleep(1)
+        else:
+            work = None if ours else dist.all_reduce(torch.ones(9), async_op=True)
+            time.sleep(0 if ours else 1)
+            if not ours:
+                seen = len(pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"])
+                (tmp_path / f"{comm.rank}").write_text(str(seen))
+                work.wait()
+                return 0
+        reduce()
+        return 0
+
+    dtlab.run(hang, False, ranks=3)
+    seen = {int(path.name): int(path.read_text()) for path in tmp_path.iterdir()}
+    missing = [rank for rank, count in seen.items() if count < max(seen.values())]
+    with pytest.raises(RunTimeout) as error:
+        dtlab.run(hang, True, ranks=3, timeout=1.5)
+    assert missing == [1]
+    assert f"for rank {missing[0]} stands still" in str(error.value)
