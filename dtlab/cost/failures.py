@@ -53,9 +53,9 @@ def daly_interval_s(save_s: float, mttf_s: float) -> float:
     Young: √(2wM)·(1 + √(w/2M)/3 + (w/2M)/9) − w, with w = save_s and M = mttf_s, for w < 2M; else
     M. `restart_s` plays no part.
 
-    The share that it gives is within 0.2 % of the best one for w < 2M, 1 in 10⁵ for w ≤ M/2.
+    The share that it gives is within 0.2 % of the best one for w < 2M, 2 in 10⁵ for w ≤ M/2.
     Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart
-    dumps", Future Generation Computer Systems 22, equation 37.
+    dumps", Future Generation Computer Systems 22(3).
     """
     _check(save_s=save_s, mttf_s=mttf_s)
     ratio = save_s / (2 * mttf_s)
@@ -71,7 +71,7 @@ def wall_time_s(work_s: float, interval_s: float, save_s: float, restart_s: floa
 
     Exact if failures come at a constant rate 1/M at all times, also during work, save and restart,
     if a failed restart begins again, and if work is a multiple of the interval.
-    Source: Daly 2006, equation 20.
+    Source: Daly 2006.
     """
     check_positive("work_s", work_s)
     share = useful_share(interval_s, save_s, restart_s, mttf_s)
@@ -129,8 +129,8 @@ def availability_interval_s(save_s: float, restart_s: float, mttf_s: float) -> f
 
     Printed as a period, T_s + that root, in Saxena et al. 2024 (arXiv 2410.18124). Derivation: the
     derivative of (1 − T_s/c)/(T_f + T_r + c/2) is zero where c² − 2T_s·c − 2(T_f + T_r)T_s = 0.
-    It grows with the restart T_r, for the clock of failures stands still during it; `young_interval_s`
-    and `daly_interval_s`, under failures at all times, do not.
+    It grows with the restart T_r, for the clock of failures stands still during it; the intervals of
+    Young and Daly, under failures at all times, do not.
     """
     _check(save_s=save_s, mttf_s=mttf_s, restart_s=restart_s)
     return math.sqrt(2 * (mttf_s + restart_s) * save_s + save_s**2)

@@ -4,8 +4,8 @@
 `dtlab.cost` stand beside it, where they hold.
 """
 
+from dtlab.reliability.account import ANSWERS, Goodput, goodput
 from dtlab.reliability.failures import Failures
-from dtlab.reliability.goodput import ANSWERS, Goodput, goodput
 from dtlab.reliability.job import KINDS, Interval
 
 __all__ = ["ANSWERS", "KINDS", "Failures", "Goodput", "Interval", "goodput"]

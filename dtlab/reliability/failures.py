@@ -66,7 +66,8 @@ class Failures:
         if self.spread == "uniform":
             return 2 * mean_s * share
         if self.spread == "weibull":
-            return mean_s * (-math.log(share)) ** (1 / self.shape) / math.gamma(1 + 1 / self.shape)
+            inverse = 1 / self.shape
+            return mean_s * math.pow(-math.log(share), inverse) / math.gamma(1 + inverse)
         return -mean_s * math.log(share)
 
     def residual_s(self, draws: random.Random, bad: bool) -> float:

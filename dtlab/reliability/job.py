@@ -214,7 +214,7 @@ class Job:
 
     def _copy_is_lost(self) -> bool:
         """Has a lost node lost the holder of its copy, the next place in use, too?"""
-        for place in self.lost:
+        for place in self.lost - self.left_out:
             holder = (place + 1) % self.case.nodes
             while holder in self.left_out:
                 holder = (holder + 1) % self.case.nodes
@@ -227,6 +227,7 @@ class Job:
         disk = self.from_disk or self.case.copy is None
         self.pause = self.case.restart if disk else self.case.copy_restart
         self.loading, self.saving, self.waiting = True, False, False
+        self.since_copy = 0  # all have stopped at one state, which they copy first
         self.restarts += 1
 
     def _repair(self, node: int) -> None:
