@@ -129,7 +129,7 @@ def availability_interval_s(save_s: float, restart_s: float, mttf_s: float) -> f
 
     Printed as a period, T_s + that root, in Saxena et al. 2024 (arXiv 2410.18124). Derivation: the
     derivative of (1 − T_s/c)/(T_f + T_r + c/2) is zero where c² − 2T_s·c − 2(T_f + T_r)T_s = 0.
-    It grows with the restart T_r, for the clock of failures stands still during it; the intervals of
+    It grows with the restart T_r, for the clock of failures stands still during it; those of
     Young and Daly, under failures at all times, do not.
     """
     _check(save_s=save_s, mttf_s=mttf_s, restart_s=restart_s)
