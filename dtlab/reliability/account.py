@@ -113,10 +113,10 @@ class Goodput:
         """The goodput: the share of rank-seconds that is productive."""
         return self.shares["productive"]
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds of work from save to save."""
-        return self.case.interval / TICKS
+    interval_s = property(lambda self: self.case.interval / TICKS)
+    save_s = property(lambda self: self.case.save / TICKS)
+    restart_s = property(lambda self: self.case.restart / TICKS)
+    duration_s = property(lambda self: self.case.duration / TICKS)
 
     @property
     def closed_form(self) -> float | None:
@@ -127,8 +127,7 @@ class Goodput:
         if (case.failures != plain or not plain.per_node_day or case.answer != "restart"
                 or case.repair or case.copy is not None):
             return None
-        return cost.useful_share(self.interval_s, case.save / TICKS, case.restart / TICKS,
-                                 self.mttf_s)
+        return cost.useful_share(self.interval_s, self.save_s, self.restart_s, self.mttf_s)
 
     @property
     def difference(self) -> float | None:
@@ -147,5 +146,5 @@ class Goodput:
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{share:.1%} {kind}" for kind, share in self.shares.items())
-        return (f"Goodput({self.case.nodes:,} nodes, {self.case.duration / TICKS:,.0f} s: {parts}; "
+        return (f"Goodput({self.case.nodes:,} nodes, {self.duration_s:,.0f} s: {parts}; "
                 f"{self.failures:,} failures, {self.restarts:,} restarts)")
