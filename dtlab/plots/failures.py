@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
 from dtlab import cost
@@ -15,7 +17,7 @@ from dtlab.reliability import Goodput
 WIDTH_IN, MOST_ROWS = 11.0, 32
 # Kind → colour and height of its bar: what is lower is told apart without colour, too.
 LOOKS = {"productive": (HUES[2], 0.86), "redone": (HUES[1], 0.56), "blocked": (ALARM, 0.28),
-         "absent": (QUIET, 0.06)}
+         "absent": (QUIET, 0.1)}
 UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
 
 
@@ -28,15 +30,15 @@ def failures(run: Goodput, until_s: float = math.inf, *, curve: bool = False) ->
     heading = f"{run.case.nodes} nodes, answer to a failure: {run.case.answer} (simulated)"
     shares = " · ".join(f"{kind} {share:.1%}" for kind, share in run.shares.items())
     note = f"{shares} of {_time(run.duration_s)}; {run.failures:,} failures"
-    rows_in, below_in = max(1.6, 0.3 * rows), 3.1 if curve else 0.0
-    with page(WIDTH_IN, 2.55 + rows_in + below_in, heading, note) as picture:
-        axes = picture.place(left=1.2, right=0.35, bottom=0.75 + below_in, top=1.75 - 0.35)
+    rows_in, below_in = max(1.2, 0.23 * rows), 2.35 if curve else 0.0
+    with page(WIDTH_IN, 2.05 + rows_in + below_in, heading, note) as picture:
+        axes = picture.place(left=1.2, right=0.35, bottom=0.75 + below_in, top=1.3)
         _draw_rows(axes, run, rows, end_s)
         handles = [Patch(facecolor=color, label=kind) for kind, (color, _) in LOOKS.items()]
         axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4,
                     frameon=False, fontsize=13, borderaxespad=0.2)
         if curve:
-            below = picture.place(left=1.2, right=0.35, bottom=0.75, top=2.55 + rows_in + 0.45)
+            below = picture.place(left=1.2, right=0.35, bottom=0.75, top=2.15 + rows_in)
             _draw_curve(below, run.save_s, run.restart_s, run.mttf_s, (run.interval_s, run.share))
     picture.alt = f"{heading}: {note}."
     return picture
@@ -60,12 +62,17 @@ def useful_share(save_s: float, restart_s: float, mttf_s: float) -> Picture:
 
 def _draw_rows(axes: Axes, run: Goodput, rows: int, end_s: float) -> None:
     unit_s, unit = next(u for u in UNITS if end_s >= 2 * u[0] or u[0] == 1)
+    shown = [interval for interval in run.timeline if interval.start_s < end_s]
+    times = np.array([(start_s, min(stop_s, end_s)) for start_s, stop_s, *_ in shown]) / unit_s
+    kinds = np.array([["absent" if place in absent else kind for place in range(rows)]
+                      for *_, kind, absent in shown])
     for kind, (color, height) in LOOKS.items():
-        for place in range(rows):
-            spans = [(start_s / unit_s, (min(stop_s, end_s) - start_s) / unit_s)
-                     for start_s, stop_s, now in run.row(place) if now == kind and start_s < end_s]
-            axes.broken_barh(spans, (place - height / 2, height), facecolors=color, linewidth=0)
-    few = range(0, rows, math.ceil(rows / 16))
+        which, place = np.nonzero(kinds == kind)
+        left, right, low, high = *times[which].T, place - height / 2, place + height / 2
+        corners = np.stack([left, low, left, high, right, high, right, low], axis=1)
+        axes.add_collection(PolyCollection(list(corners.reshape(-1, 4, 2)), facecolors=color,
+                                           linewidths=0))
+    few = range(0, rows, math.ceil(rows / 4))
     axes.set_yticks(few, [f"node {place}" for place in few])
     axes.set_ylim(rows - 0.5, -0.5)
     axes.set_xlim(0, end_s / unit_s)
@@ -77,27 +84,29 @@ def _draw_curve(axes: Axes, save_s: float, restart_s: float, mttf_s: float,
                 played: tuple[float, float] | None = None) -> None:
     case = save_s, restart_s, mttf_s
     marks = (cost.daly_interval_s(save_s, mttf_s), cost.availability_interval_s(*case))
-    ends = [0.04 * marks[0], 25 * marks[0]] + [played[0]] * (played is not None)
+    ends = [0.04 * marks[0], 25 * marks[0], *(played or ())[:1]]
     low, high = min(ends), max(ends)
-    grid = [low * (high / low) ** (k / 120) for k in range(121)]
-    forms = (("failures at all times", cost.useful_share),
-             ("none during recovery", cost.availability))
+    grid = sorted([low * (high / low) ** (k / 80) for k in range(81)] + list(marks))
+    forms = (("restart, failures at all times", cost.useful_share),
+             ("restart, none during recovery", cost.availability))
     for number, ((name, form), best_s) in enumerate(zip(forms, marks, strict=True)):
-        style, sign = line_style(number), ("o", "s")[number]
+        style = line_style(number)
         axes.plot([s / 60 for s in grid], [100 * form(s, *case) for s in grid], color=style.color,
-                  linestyle=style.dashes, label=name)
-        axes.plot(best_s / 60, 100 * form(best_s, *case), sign, color=style.color, markersize=11,
-                  label=f"its best, {_time(best_s)}")
+                  linestyle=style.dashes, marker=style.marker, markevery=[grid.index(best_s)],
+                  markersize=(9, 15)[number], markerfacecolor=(style.color, PAPER)[number],
+                  markeredgewidth=2, zorder=4 - number, label=f"{name}: best {_time(best_s)}")
     if played:
-        axes.plot(played[0] / 60, 100 * played[1], "X", color=INK, markersize=13, zorder=5,
+        axes.plot(played[0] / 60, 100 * played[1], "X", color=INK, markersize=12, zorder=5,
                   markeredgecolor=PAPER, label=f"simulated, {_time(played[0])}")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(0, 102)
+    axes.minorticks_off()
+    axes.set_ylim(0, 105)
+    axes.set_yticks(range(0, 101, 50))
     axes.set_xlabel("work between saves (min)", loc="right")
     axes.set_ylabel("productive (%)")
     axes.grid(True, which="major", color=FAINT)
-    axes.legend(loc="lower center", ncols=1 if not played else 2, frameon=False, fontsize=12)
+    axes.legend(loc="lower center", frameon=False, fontsize=12)
 
 
 def _time(seconds: float) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from dtlab import cost
 from dtlab.checks import check_amount, check_positive, check_whole, short
 from dtlab.errors import ConfigError
-from dtlab.reliability.failures import Failures
+from dtlab.reliability.failures import MOST_NODES, Failures
 from dtlab.reliability.job import KINDS, TICKS, Case, Interval, Job
 
 ANSWERS = ("restart", "shrink", "replicas")
+MOST_EVENTS = 10_000_000  # some ten seconds
 MONTH_S = 30 * cost.failures.DAY_S
 
 
@@ -49,14 +50,16 @@ def goodput(
     >>> f"{month.share:.3f} productive, by Daly's model {month.closed_form:.3f}"
     '0.920 productive, by Daly's model 0.921'
     """
-    check_whole("nodes", nodes, most=1_000_000)
+    check_whole("nodes", nodes, most=MOST_NODES)
     if not isinstance(failures, Failures):
         failures = Failures(failures)
+    copy_restart_s = restart_s if copy_restart_s is None else copy_restart_s
     for name, value in (("save_s", save_s), ("restart_s", restart_s), ("repair_s", repair_s),
-                        ("copy_s", copy_s or 0), ("copy_restart_s", copy_restart_s or 0)):
+                        ("copy_s", 0 if copy_s is None else copy_s),
+                        ("copy_restart_s", copy_restart_s)):
         check_amount(name, value)
     check_positive("duration_s", duration_s)
-    check_whole("spares", spares, least=0, most=1_000_000)
+    check_whole("spares", spares, 0, MOST_NODES)
     check_whole("group", group)
     check_whole("ranks_per_node", ranks_per_node)
     check_whole("seed", seed, least=0)
@@ -66,11 +69,14 @@ def goodput(
         raise ConfigError(f"group is for replicas, and divides the {nodes} nodes; not {group}")
     if any(place not in range(nodes) for _, places in failures.at for place in places):
         raise ConfigError(f"failures strike the places 0 to {nodes - 1}")
-    mttf_s = duration_s / max(1e-9, failures.expected(nodes, duration_s))
+    expected = failures.expected(nodes, duration_s)
+    mttf_s = duration_s / max(1e-9, expected)
     if interval_s is None:
         interval_s = min(duration_s, cost.daly_interval_s(save_s, mttf_s))
     check_positive("interval_s", interval_s)
-    copy_restart_s = restart_s if copy_restart_s is None else copy_restart_s
+    if expected + duration_s / (interval_s + save_s) > MOST_EVENTS:
+        raise ConfigError(f"{expected:.3g} failures and {duration_s / (interval_s + save_s):.3g} "
+                          f"saves take too long to play; at most {MOST_EVENTS:,}")
     ticks = [round(seconds * TICKS) for seconds in (
         save_s, restart_s, max(interval_s, 1 / TICKS), duration_s, repair_s, copy_restart_s)]
     save, restart, interval, duration, repair, copy_restart = ticks

@@ -11,6 +11,7 @@ from dtlab.checks import check_amount, check_positive, check_whole, short
 from dtlab.cost.failures import DAY_S
 from dtlab.errors import ConfigError
 
+MOST_NODES = 1_000_000
 SPREADS = ("exponential", "uniform", "weibull")
 
 
@@ -44,12 +45,20 @@ class Failures:
         for name in ("shape", "bad_factor"):
             check_positive(name, getattr(self, name))
         check_whole("rack", self.rack)
-        check_whole("bad", self.bad, least=0)
+        check_whole("bad", self.bad, 0, MOST_NODES)
         if self.exclude_after is not None:
             check_whole("exclude_after", self.exclude_after)
         if self.spread not in SPREADS:
             raise ConfigError(f"spread must be one of {', '.join(SPREADS)}, not "
                               f"{short(self.spread)}")
+        try:
+            for at_s, places in self.at:
+                check_amount("a second of at", at_s)
+                for place in places:
+                    check_whole("a place of at", place, least=0)
+        except (TypeError, ValueError):
+            raise ConfigError("at is a list of (second, places), such as [(60, [0, 3])], not "
+                              f"{short(self.at)}") from None
 
     def expected(self, nodes: int, duration_s: float) -> float:
         """The mean number of failures that strike a job of `nodes` in `duration_s` seconds."""

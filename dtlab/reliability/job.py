@@ -118,11 +118,11 @@ class Job:
 
     def _switch_fails(self, rack: int) -> None:
         self._plan_switch(rack)
-        nodes = range(rack * self.case.failures.rack, (rack + 1) * self.case.failures.rack)
-        for node in [spare for spare in self.spares if spare in nodes]:
+        size = self.case.failures.rack
+        for node in [spare for spare in self.spares if spare // size == rack]:
             self.spares.remove(node)
             self._repair(node)
-        self._lose(node for node in nodes if node in self.place_of)
+        self._lose([node for node in self.place_of if node // size == rack])
 
     def _plan_switch(self, rack: int) -> None:
         switch = Failures(self.case.failures.rack_per_day)
@@ -130,7 +130,7 @@ class Job:
 
     def _given_fails(self, number: int) -> None:
         nodes = [self.node_at[place] for place in self.case.failures.at[number][1]]
-        self._lose(node for node in nodes if node is not None)
+        self._lose([node for node in nodes if node is not None])
 
     def _node_returns(self, node: int) -> None:
         """A repaired node takes an empty place, or is a spare."""

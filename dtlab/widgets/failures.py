@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from typing import Any
 
 from dtlab.cost.failures import DAY_S
 from dtlab.plots import Picture
@@ -10,11 +11,11 @@ from dtlab.plots.failures import failures
 from dtlab.reliability import Goodput, goodput
 from dtlab.widgets.explorer import Explorer, choice, dropdown
 
-NODES, REPAIR_S, STEP_S = 8, 3600.0, 60.0
+NODES, REPAIR_S, MINUTE_S = 8, 3600.0, 60.0
 ANSWERS = {"restart, with a spare": {"spares": NODES},
            "restart, no spare": {},
-           "shrink": {"answer": "shrink", "copy_s": STEP_S},
-           "replicas of 2 nodes": {"answer": "replicas", "copy_s": STEP_S, "group": 2}}
+           "shrink": {"answer": "shrink", "copy_s": MINUTE_S, "copy_restart_s": MINUTE_S},
+           "replicas of 2 nodes": {"answer": "replicas", "copy_s": MINUTE_S, "group": 2}}
 
 
 @lru_cache(maxsize=128)
@@ -26,7 +27,8 @@ def _month(mttf_s: float, save_s: float, restart_s: float, interval_s: float, an
 
 class FailureExplorer(Explorer):
     """`plots.failures` with sliders: a simulated month of 8 nodes, its first day row by row. A
-    failed node is away for an hour; to shrink or to have replicas, state is copied each minute."""
+    failed node is away for an hour. To shrink, state is copied to the neighbour's memory each minute,
+    and loads from there in a minute; replicas take steps of a minute."""
 
     def __init__(self, mttf_s: float = 4 * 3600, save_s: float = 120, restart_s: float = 600,
                  interval_s: float = 1800, answer: str = "restart, with a spare"):
@@ -51,14 +53,23 @@ class FailureExplorer(Explorer):
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""
-        return failures(self.run, DAY_S, curve=True)
+        return _draw(*self._choice())
 
     def _choice(self) -> tuple[float, float, float, float, str]:
         return (self.mttf.value, self.save.value, self.restart.value, self.interval.value,
                 self.answer.value)
 
     def _update(self) -> None:
-        self._show(self._choice(), partial(FailureExplorer.static, self))
+        now = self._choice()
+        self._show(now, partial(_draw, *now))
+        for near in (-1, 1):  # where the slider of the interval may go next
+            if 0 <= self.interval.index + near < len(self.interval.options):
+                ahead = (*now[:3], self.interval.options[self.interval.index + near][1], now[4])
+                self._ahead(ahead, partial(_draw, *ahead))
+
+
+def _draw(*chosen: Any) -> Picture:
+    return failures(_month(*chosen), DAY_S, curve=True)
 
 
 def _times(unit_s: float, counts: tuple[float, ...], unit: str, own_s: float

@@ -162,6 +162,7 @@ def test_no_failure_costs_only_the_saves() -> None:
     ({"copy_s": -1}, "copy_s must be"),
     ({"failures": Failures(at=[(1, [8])])}, "strike the places 0 to 7"),
     ({"save_s": 0, "interval_s": None}, "interval_s must be"),
+    ({"duration_s": 1e12}, "take too long to play"), ({"failures": 1e9}, "take too long to play"),
 ])
 def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
     good = {"nodes": 8, "failures": 0.1, "save_s": 1, "restart_s": 1, "interval_s": 60}
@@ -171,7 +172,7 @@ def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: st
 
 @pytest.mark.parametrize("options", [
     {"spread": "normal"}, {"shape": 0}, {"rack": 0}, {"bad": -1}, {"exclude_after": 0},
-    {"rack_per_day": -1}, {"per_node_day": float("inf")}])
+    {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1}, {"per_node_day": float("inf")}])
 def test_failures_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Failures(**options)
