@@ -36,8 +36,8 @@ from dtlab.plots.trees import double_tree
 
 __all__ = [
     "Crossover", "Picture", "before_and_after", "clocks", "contest_on", "contest_table",
-    "cost_curves", "critical_batch", "crossovers", "double_tree", "failures", "fit", "flows", "hash_ring",
-    "line_style", "link_loads", "loss_curves", "loss_sweep", "memory_ledger", "mesh",
+    "cost_curves", "critical_batch", "crossovers", "double_tree", "failures", "fit", "flows",
+    "hash_ring", "line_style", "link_loads", "loss_curves", "loss_sweep", "memory_ledger", "mesh",
     "model_memory", "overlap", "placement", "plans", "predicted_vs_measured", "predictions",
     "rank_color", "rank_grid", "rank_style", "replicas", "schedule", "server_load",
     "server_times", "sharded_matrix", "staleness_histograms", "step_of", "stepper", "styled",

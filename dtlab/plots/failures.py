@@ -11,14 +11,15 @@ from matplotlib.patches import Patch
 
 from dtlab import cost
 from dtlab.plots.palette import ALARM, FAINT, HUES, INK, PAPER, QUIET, line_style
-from dtlab.plots.picture import MARGIN_IN, Picture, page
+from dtlab.plots.picture import Picture, page
+from dtlab.plots.training_time import days_text
 from dtlab.reliability import Goodput
 
 WIDTH_IN, MOST_ROWS = 11.0, 32
 # Kind → colour and height of its bar: what is lower is told apart without colour, too.
 LOOKS = {"productive": (HUES[2], 0.86), "redone": (HUES[1], 0.56), "blocked": (ALARM, 0.28),
          "absent": (QUIET, 0.1)}
-UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "min"), (1.0, "s"))
+UNITS = ((86_400, "days"), (3600, "hours"), (60, "min"), (1, "s"))  # of the time axis
 
 
 def failures(run: Goodput, until_s: float = math.inf, *, curve: bool = False) -> Picture:
@@ -29,7 +30,7 @@ def failures(run: Goodput, until_s: float = math.inf, *, curve: bool = False) ->
     end_s = min(until_s, run.duration_s, run.timeline[-1].end_s)
     heading = f"{run.case.nodes} nodes, answer to a failure: {run.case.answer} (simulated)"
     shares = " · ".join(f"{kind} {share:.1%}" for kind, share in run.shares.items())
-    note = f"{shares} of {_time(run.duration_s)}; {run.failures:,} failures"
+    note = f"{shares} of {days_text(run.duration_s)}; {run.failures:,} failures"
     rows_in, below_in = max(1.2, 0.23 * rows), 2.35 if curve else 0.0
     with page(WIDTH_IN, 2.05 + rows_in + below_in, heading, note) as picture:
         axes = picture.place(left=1.2, right=0.35, bottom=0.75 + below_in, top=1.3)
@@ -51,8 +52,9 @@ def useful_share(save_s: float, restart_s: float, mttf_s: float) -> Picture:
     best = cost.daly_interval_s(save_s, mttf_s)
     other = cost.availability_interval_s(save_s, restart_s, mttf_s)
     heading = "Which interval between saves? (predicted)"
-    note = (f"a failure every {_time(mttf_s)}, save {_time(save_s)}, restart {_time(restart_s)}: "
-            f"best {_time(best)}; {_time(other)} if recovery never failed")
+    note = (f"a failure every {days_text(mttf_s)}, save {days_text(save_s)}, restart "
+            f"{days_text(restart_s)}: best {days_text(best)}; {days_text(other)} if recovery never "
+            f"failed")
     with page(WIDTH_IN, 5.2, heading, note) as picture:
         axes = picture.place(left=1.2, right=0.35, bottom=0.75, top=1.1)
         _draw_curve(axes, save_s, restart_s, mttf_s)
@@ -94,10 +96,10 @@ def _draw_curve(axes: Axes, save_s: float, restart_s: float, mttf_s: float,
         axes.plot([s / 60 for s in grid], [100 * form(s, *case) for s in grid], color=style.color,
                   linestyle=style.dashes, marker=style.marker, markevery=[grid.index(best_s)],
                   markersize=(9, 15)[number], markerfacecolor=(style.color, PAPER)[number],
-                  markeredgewidth=2, zorder=4 - number, label=f"{name}: best {_time(best_s)}")
+                  markeredgewidth=2, zorder=4 - number, label=f"{name}: best {days_text(best_s)}")
     if played:
         axes.plot(played[0] / 60, 100 * played[1], "X", color=INK, markersize=12, zorder=5,
-                  markeredgecolor=PAPER, label=f"simulated, {_time(played[0])}")
+                  markeredgecolor=PAPER, label=f"simulated, {days_text(played[0])}")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
@@ -107,8 +109,3 @@ def _draw_curve(axes: Axes, save_s: float, restart_s: float, mttf_s: float,
     axes.set_ylabel("productive (%)")
     axes.grid(True, which="major", color=FAINT)
     axes.legend(loc="lower center", frameon=False, fontsize=12)
-
-
-def _time(seconds: float) -> str:
-    size, unit = next(u for u in UNITS if seconds >= 2 * u[0] or u[0] == 1)
-    return f"{seconds / size:.3g} {unit}"

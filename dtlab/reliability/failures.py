@@ -66,11 +66,13 @@ class Failures:
         return ((rate + self.rack_per_day * math.ceil(nodes / self.rack)) * duration_s / DAY_S
                 + len(self.at))
 
+    def mean_s(self, bad: bool) -> float:
+        """How long a node lasts on average."""
+        return DAY_S / (self.per_node_day or 1e-99) / (self.bad_factor if bad else 1)
+
     def lifetime_s(self, draws: random.Random, bad: bool) -> float:
         """How long a new node lasts."""
-        if not self.per_node_day:
-            return math.inf
-        mean_s = DAY_S / self.per_node_day / (self.bad_factor if bad else 1)
+        mean_s = self.mean_s(bad)
         share = 1 - draws.random()  # above 0, at most 1
         if self.spread == "uniform":
             return 2 * mean_s * share
@@ -83,10 +85,9 @@ class Failures:
         """How long a node lasts that was in use long before the start, so that failures come at
         their mean rate from the first day on."""
         life_s = self.lifetime_s(draws, bad)
-        if self.spread == "exponential" or life_s == math.inf:
-            return life_s  # has no memory
-        mean_s = DAY_S / self.per_node_day / (self.bad_factor if bad else 1)
-        age_s = 10 * mean_s * (1 + draws.random())  # of the place: about 15 nodes ago
+        if self.spread == "exponential":  # has no memory
+            return life_s
+        age_s = 10 * self.mean_s(bad) * (1 + draws.random())  # of the place: about 15 nodes ago
         while life_s < age_s:
             life_s += self.lifetime_s(draws, bad)
         return life_s - age_s

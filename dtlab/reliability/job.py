@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,58 +63,52 @@ class Job:
         # Progress, in node-ticks, and ticks of work since the last save and the last copy.
         self.progress = self.furthest = self.saved = 0
         self.since_save = self.since_copy = 0
-        # What the nodes present do: wait for nodes; else pause, because they load or save; or work.
-        self.waiting = self.loading = self.saving = False
-        self.pause = 0
-        # Who is where.
-        self.node_at: list[int | None] = [None] * case.nodes
-        self.place_of: dict[int, int] = {}
-        self.spares = deque(range(case.nodes + case.spares))
-        self.empty = set(range(case.nodes))
+        # The nodes present load or save for `pause` ticks, or else work.
+        self.loading, self.saving, self.pause = False, False, 0
+        # Place → its node, and when that fails; who else there is.
+        self.node_at, self.fails_at = dict[int, int](), dict[int, int]()
+        self.spares, self.empty = deque(range(case.nodes + case.spares)), set(range(case.nodes))
         self.absent: frozenset[int] = frozenset()
         self.bad, self.strikes = set(range(case.failures.bad)), Counter[int]()
         # Where copies in memory are: places lost since the last recovery, and empty ones then.
-        self.lost: set[int] = set()
-        self.left_out: set[int] = set()
-        self.from_disk = False
+        self.lost, self.left_out, self.from_disk = set[int](), set[int](), False
         self.down: dict[int, int | None] = {}  # group → when it is healed, if that is known
-        # (time, number, what, which)
-        self.events: list[tuple[int, int, str, int]] = []
-        self.fails_at: dict[int, int] = {}  # node → time
-        self._number = itertools.count()  # of two events at one time, the first planned is first
+        # (time, number, what happens, to which); of two at one time, the first planned is first.
+        self.events: list[tuple[int, int, Callable[[int], None], int]] = []
+        self._number = itertools.count()
         self._fill(new=False)
-        for rack in range(math.ceil((case.nodes + case.spares) / case.failures.rack)):
-            self._plan_switch(rack)
+        if case.failures.rack_per_day:
+            for rack in range(math.ceil((case.nodes + case.spares) / case.failures.rack)):
+                self._plan_switch(rack)
         for number, (at_s, _) in enumerate(case.failures.at):
-            self._plan(at_s, "given", number)
+            self._plan(at_s, self._given_fails, number)
 
     def run(self) -> None:
         """Play all events."""
-        act = {"fails": self._node_fails, "switch": self._switch_fails, "given": self._given_fails,
-               "repaired": self._node_returns, "healed": self._group_is_healed}
         while self.events:
-            at, _, what, which = heapq.heappop(self.events)
+            at, _, happens, which = heapq.heappop(self.events)
             self._go_on_until(at)
-            act[what](which)
+            happens(which)
         self._go_on_until(self.case.duration)
 
     # ---- events --------------------------------------------------------------------------------
 
-    def _plan(self, after_s: float, what: str, which: int) -> int:
-        """Add an event so many seconds from now, if it comes before the end."""
+    def _plan(self, after_s: float, happens: Callable[[int], None], which: int) -> int:
+        """Add an event so many seconds from now, if it comes before the end; when is it?"""
         if after_s * TICKS >= self.case.duration - self.now:
             return -1
         at = self.now + round(after_s * TICKS)
-        heapq.heappush(self.events, (at, next(self._number), what, which))
+        heapq.heappush(self.events, (at, next(self._number), happens, which))
         return at
 
-    def _node_fails(self, node: int) -> None:
-        if self.fails_at.get(node) != self.now:  # it is not in place any more
+    def _node_fails(self, place: int) -> None:
+        if self.fails_at.get(place) != self.now:  # that node is not there any more
             return
+        node = self.node_at[place]
         self.strikes[node] += 1
         if self.strikes[node] == self.case.failures.exclude_after:
             self.bad.discard(node)  # another machine takes its number
-        self._lose([node])
+        self._lose([place])
 
     def _switch_fails(self, rack: int) -> None:
         self._plan_switch(rack)
@@ -122,15 +116,14 @@ class Job:
         for node in [spare for spare in self.spares if spare // size == rack]:
             self.spares.remove(node)
             self._repair(node)
-        self._lose([node for node in self.place_of if node // size == rack])
+        self._lose([place for place, node in self.node_at.items() if node // size == rack])
 
     def _plan_switch(self, rack: int) -> None:
         switch = Failures(self.case.failures.rack_per_day)
-        self._plan(switch.lifetime_s(self.draws, bad=False), "switch", rack)
+        self._plan(switch.lifetime_s(self.draws, bad=False), self._switch_fails, rack)
 
     def _given_fails(self, number: int) -> None:
-        nodes = [self.node_at[place] for place in self.case.failures.at[number][1]]
-        self._lose([node for node in nodes if node is not None])
+        self._lose(self.node_at.keys() & set(self.case.failures.at[number][1]))
 
     def _node_returns(self, node: int) -> None:
         """A repaired node takes an empty place, or is a spare."""
@@ -138,36 +131,35 @@ class Job:
         filled = self._fill()
         if self.case.answer == "replicas":
             self._heal()
-        elif filled and (self.case.answer == "shrink" or not self.empty):
+        elif filled and not self._waiting():
             self._load()
 
     # ---- the three answers ---------------------------------------------------------------------
 
-    def _lose(self, nodes: Iterable[int]) -> None:
-        """These nodes fail, in one event."""
-        places = set()
-        for node in nodes:
-            place = self.place_of.pop(node)
-            self.node_at[place] = None
-            del self.fails_at[node]
-            places.add(place)
-            self._repair(node)
+    def _lose(self, places: Iterable[int]) -> None:
+        """The nodes in these places fail, in one event."""
+        places = sorted(places)
         if not places:
             return
+        for place in places:
+            del self.fails_at[place]
+            self._repair(self.node_at.pop(place))
         self.failures += 1
-        self.empty |= places
+        self.empty.update(places)
         if self.case.answer == "replicas":
             self._lose_groups({place // self.case.group for place in places})
             return
-        self.lost |= places
+        self.lost.update(places)
         self._roll_back()
         self._fill()
-        self.waiting = self.saving = self.loading = False
-        alone = len(self.empty) == self.case.nodes
-        if alone or (self.case.answer == "restart" and self.empty):
-            self.waiting = True
-        else:
+        self.saving, self.loading, self.pause = False, False, 0
+        if not self._waiting():
             self._load()
+
+    def _waiting(self) -> bool:
+        """Can nobody go on, for want of nodes?"""
+        most = 0 if self.case.answer == "restart" else self.case.nodes - 1
+        return len(self.absent) > most
 
     def _lose_groups(self, groups: set[int]) -> None:
         """The groups leave. The step in which that happens counts for nobody: the others wait for
@@ -189,7 +181,8 @@ class Job:
         size = self.case.group
         for group, healed in list(self.down.items()):
             if healed is None and self.empty.isdisjoint(range(group * size, (group + 1) * size)):
-                self.down[group] = self._plan(self.case.restart / TICKS, "healed", group)
+                self.down[group] = self._plan(self.case.restart / TICKS, self._group_is_healed,
+                                              group)
         self._note_absent()
 
     def _group_is_healed(self, group: int) -> None:
@@ -226,13 +219,13 @@ class Job:
         """Everyone present stops, and loads."""
         disk = self.from_disk or self.case.copy is None
         self.pause = self.case.restart if disk else self.case.copy_restart
-        self.loading, self.saving, self.waiting = True, False, False
+        self.loading, self.saving = True, False
         self.since_copy = 0  # all have stopped at one state, which they copy first
         self.restarts += 1
 
     def _repair(self, node: int) -> None:
         if self.case.repair:
-            self._plan(self.case.repair / TICKS, "repaired", node)
+            self._plan(self.case.repair / TICKS, self._node_returns, node)
         else:
             self.spares.append(node)
 
@@ -241,9 +234,9 @@ class Job:
         lasts_s = self.case.failures.lifetime_s if new else self.case.failures.residual_s
         places = sorted(self.empty)[: len(self.spares)]
         for place in places:
-            node = self.spares.popleft()
-            self.node_at[place], self.place_of[node] = node, place
-            self.fails_at[node] = self._plan(lasts_s(self.draws, node in self.bad), "fails", node)
+            self.node_at[place] = node = self.spares.popleft()
+            self.fails_at[place] = self._plan(lasts_s(self.draws, node in self.bad),
+                                              self._node_fails, place)
         self.empty.difference_update(places)
         self._note_absent()
         return bool(places)
@@ -258,7 +251,7 @@ class Job:
     def _go_on_until(self, until: int) -> None:
         while self.now < until:
             present, rest = self.case.nodes - len(self.absent), until - self.now
-            if self.waiting or not present:
+            if self._waiting():
                 self._spend(rest, "blocked")
             elif self.pause or self.loading or self.saving:
                 spent = min(rest, self.pause)
@@ -297,8 +290,5 @@ class Job:
         self.ticks[kind] += ticks * (self.case.nodes - len(self.absent))
         self.ticks["absent"] += ticks * len(self.absent)
         start_s, self.now = self.now / TICKS, self.now + ticks
-        end_s, last = self.now / TICKS, self.timeline[-1] if self.timeline else None
-        if last and (last.kind, last.absent, last.end_s) == (kind, self.absent, start_s):
-            self.timeline[-1] = last._replace(end_s=end_s)
-        elif len(self.timeline) < MOST_INTERVALS:
-            self.timeline.append(Interval(start_s, end_s, kind, self.absent))
+        if len(self.timeline) < MOST_INTERVALS:
+            self.timeline.append(Interval(start_s, self.now / TICKS, kind, self.absent))

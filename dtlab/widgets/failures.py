@@ -27,8 +27,8 @@ def _month(mttf_s: float, save_s: float, restart_s: float, interval_s: float, an
 
 class FailureExplorer(Explorer):
     """`plots.failures` with sliders: a simulated month of 8 nodes, its first day row by row. A
-    failed node is away for an hour. To shrink, state is copied to the neighbour's memory each minute,
-    and loads from there in a minute; replicas take steps of a minute."""
+    failed node is away for an hour. To shrink, state is copied to the neighbour's memory each
+    minute, and loads from there in a minute; replicas take steps of a minute."""
 
     def __init__(self, mttf_s: float = 4 * 3600, save_s: float = 120, restart_s: float = 600,
                  interval_s: float = 1800, answer: str = "restart, with a spare"):
@@ -45,11 +45,6 @@ class FailureExplorer(Explorer):
         self._update()
         for control in self.controls:
             control.observe(lambda _: self._update(), "value")
-
-    @property
-    def run(self) -> Goodput:
-        """The month that is shown."""
-        return _month(*self._choice())
 
     def static(self) -> Picture:
         """What is shown, as a matplotlib figure."""

@@ -172,7 +172,8 @@ def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: st
 
 @pytest.mark.parametrize("options", [
     {"spread": "normal"}, {"shape": 0}, {"rack": 0}, {"bad": -1}, {"exclude_after": 0},
-    {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1}, {"per_node_day": float("inf")}])
+    {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1},
+    {"per_node_day": float("inf")}])
 def test_failures_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Failures(**options)
