@@ -84,7 +84,7 @@ def useful_share(interval_s: float, save_s: float, restart_s: float, mttf_s: flo
     Exact under the same conditions, over a long run.
 
     >>> f"{useful_share(421, 10, 300, 8861.5):.3f}"
-    '0.921'
+    '0.922'
     """
     _check(save_s=save_s, mttf_s=mttf_s, restart_s=restart_s, interval_s=interval_s)
     try:

@@ -47,8 +47,8 @@ def goodput(
     strike at all times. Raises `ConfigError` for arguments that make no sense.
 
     >>> month = goodput(1500, 0.0065, save_s=10, restart_s=300)
-    >>> f"{month.share:.3f} productive, by Daly's model {month.closed_form:.3f}"
-    '0.920 productive, by Daly's model 0.921'
+    >>> f"{month.share:.3f} productive; Daly's model: {month.closed_form:.3f}"
+    "0.919 productive; Daly's model: 0.922"
     """
     check_whole("nodes", nodes, most=MOST_NODES)
     if not isinstance(failures, Failures):
