@@ -98,9 +98,10 @@ def useful_share(interval_s: float, save_s: float, restart_s: float, mttf_s: flo
 def ettr(interval_s: float, save_s: float, restart_s: float, mttf_s: float) -> float:
     """Meta's expected training-time ratio: (1 − (restart + interval/2)/MTTF)/(1 + save/interval).
 
-    The first-order form of `availability` and of `useful_share`: with MTTF = 1/(N·r) it is
-    (1 − N·r(u₀ + Δ/2))/(1 + w/Δ). Too low where failures are frequent: it takes MTTF for the
-    whole of a cycle. Range: restart + interval/2 < MTTF; `ConfigError` beyond.
+    With MTTF = 1/(N·r) this is (1 − N·r(u₀ + Δ/2))/(1 + w/Δ), `useful_share` to first order in
+    restart and interval over MTTF: too low where a restart is no small part of MTTF, and too high
+    by about save/(2·MTTF) of itself, because it leaves out failures during a save.
+    Range: restart + interval/2 < MTTF; `ConfigError` beyond.
     Source: Kokolis et al. 2024 (arXiv 2410.21680).
     """
     _check(save_s=save_s, mttf_s=mttf_s, restart_s=restart_s, interval_s=interval_s)

@@ -32,9 +32,13 @@ def random_case(seed: int) -> tuple[dict[str, Any], list[tuple[int, list[int]]]]
             "copy": copy, "copy_restart": draws.randint(1, 5), "group": group}, at
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_the_events_give_what_counting_every_second_gives(seed: int) -> None:
-    case, at = random_case(seed)
+@pytest.mark.parametrize("first", range(0, 3000, 100))
+def test_the_events_give_what_counting_every_second_gives(first: int) -> None:
+    for seed in range(first, first + 100):
+        check_case(*random_case(seed))
+
+
+def check_case(case: dict[str, Any], at: list[tuple[int, list[int]]]) -> None:
     counted = SecondBySecond(at=at, **case)
     played = goodput(
         case["nodes"], Failures(at=at), case["save"], case["restart"], case["interval"],
@@ -121,6 +125,19 @@ def test_a_copy_in_memory_helps_unless_its_holder_dies_too() -> None:
     disk = goodput(16, rack, 10, 300, 3600, copy_s=5, copy_restart_s=10)
     one = goodput(16, Failures(rack_per_day=0.25), 10, 300, 3600, copy_s=5, copy_restart_s=10)
     assert disk.share < one.share - 0.01
+
+
+@pytest.mark.parametrize("spread", ["exponential", "uniform", "weibull"])
+def test_failures_come_at_their_rate_from_the_first_day_on(spread: str) -> None:
+    run = goodput(4000, Failures(0.02, spread), 1, 1, 600, duration_s=5 * 86_400)
+    assert abs(run.failures - 400) < 4 * 20
+
+
+def test_a_switch_takes_the_spares_of_its_rack_too() -> None:
+    one, two = (goodput(4, Failures(rack=rack, rack_per_day=1), 10, 60, 600, spares=4,
+                        repair_s=3600, duration_s=YEAR_S).shares["absent"] for rack in (8, 4))
+    assert one == pytest.approx(3600 / 86_400, abs=0.01)
+    assert two < one / 10
 
 
 def test_spares_spare_the_wait() -> None:
