@@ -31,7 +31,8 @@ def failures(run: Goodput, until_s: float = math.inf, *, curve: bool = False) ->
     heading = f"{run.case.nodes} nodes, answer to a failure: {run.case.answer} (simulated)"
     shares = " · ".join(f"{kind} {share:.1%}" for kind, share in run.shares.items())
     note = f"{shares} of {days_text(run.duration_s)}; {run.failures:,} failures"
-    rows_in, below_in = max(1.2, 0.23 * rows), 2.35 if curve else 0.0
+    note += f"; {rows} of the nodes" if rows < run.case.nodes else ""
+    rows_in, below_in = max(1.2, 0.23 * rows), 2.6 if curve else 0.0
     with page(WIDTH_IN, 2.05 + rows_in + below_in, heading, note) as picture:
         axes = picture.place(left=1.2, right=0.35, bottom=0.75 + below_in, top=1.3)
         _draw_rows(axes, run, rows, end_s)
@@ -39,7 +40,7 @@ def failures(run: Goodput, until_s: float = math.inf, *, curve: bool = False) ->
         axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4,
                     frameon=False, fontsize=13, borderaxespad=0.2)
         if curve:
-            below = picture.place(left=1.2, right=0.35, bottom=0.75, top=2.15 + rows_in)
+            below = picture.place(left=1.2, right=0.35, bottom=0.75, top=2.4 + rows_in)
             _draw_curve(below, run.save_s, run.restart_s, run.mttf_s, (run.interval_s, run.share))
     picture.alt = f"{heading}: {note}."
     return picture
@@ -56,7 +57,7 @@ def useful_share(save_s: float, restart_s: float, mttf_s: float) -> Picture:
             f"{days_text(restart_s)}: best {days_text(best)}; {days_text(other)} if recovery never "
             f"failed")
     with page(WIDTH_IN, 5.2, heading, note) as picture:
-        axes = picture.place(left=1.2, right=0.35, bottom=0.75, top=1.1)
+        axes = picture.place(left=1.2, right=0.35, bottom=0.75, top=1.4)
         _draw_curve(axes, save_s, restart_s, mttf_s)
     picture.alt = f"{heading}: {note}."
     return picture
@@ -89,8 +90,8 @@ def _draw_curve(axes: Axes, save_s: float, restart_s: float, mttf_s: float,
     ends = [0.04 * marks[0], 25 * marks[0], *(played or ())[:1]]
     low, high = min(ends), max(ends)
     grid = sorted([low * (high / low) ** (k / 80) for k in range(81)] + list(marks))
-    forms = (("restart, failures at all times", cost.useful_share),
-             ("restart, none during recovery", cost.availability))
+    forms = (("restart", cost.useful_share),
+             ("if recovery never fails", cost.availability))
     for number, ((name, form), best_s) in enumerate(zip(forms, marks, strict=True)):
         style = line_style(number)
         axes.plot([s / 60 for s in grid], [100 * form(s, *case) for s in grid], color=style.color,
@@ -99,7 +100,7 @@ def _draw_curve(axes: Axes, save_s: float, restart_s: float, mttf_s: float,
                   markeredgewidth=2, zorder=4 - number, label=f"{name}: best {days_text(best_s)}")
     if played:
         axes.plot(played[0] / 60, 100 * played[1], "X", color=INK, markersize=12, zorder=5,
-                  markeredgecolor=PAPER, label=f"simulated, {days_text(played[0])}")
+                  markeredgecolor=PAPER, label=f"simulated: {days_text(played[0])}")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
@@ -108,4 +109,5 @@ def _draw_curve(axes: Axes, save_s: float, restart_s: float, mttf_s: float,
     axes.set_xlabel("work between saves (min)", loc="right")
     axes.set_ylabel("productive (%)")
     axes.grid(True, which="major", color=FAINT)
-    axes.legend(loc="lower center", frameon=False, fontsize=12)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.08, 1.0), ncols=3, frameon=False, fontsize=12,
+                borderaxespad=0.2, columnspacing=1.2)
