@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dtlab.processes.magic import load_ipython_extension
     from dtlab.processes.run import run
     from dtlab.processes.session import Session
+    from dtlab.reliability import Failures, Goodput, goodput
     from dtlab.simulator import simulate
 
 end_tracebacks_at_caller()
@@ -50,6 +51,8 @@ __all__ = [
     "Deadlock",
     "DtlabError",
     "Event",
+    "Failures",
+    "Goodput",
     "Message",
     "RankDied",
     "RankFailed",
@@ -68,6 +71,7 @@ __all__ = [
     "check",
     "collectives",
     "cost",
+    "goodput",
     "load_ipython_extension",
     "models",
     "parallel",
@@ -84,10 +88,13 @@ _LATER = {
     "Session": "dtlab.processes",
     "simulate": "dtlab.simulator",
     "check": "dtlab.grading",
+    "Failures": "dtlab.reliability",
+    "Goodput": "dtlab.reliability",
+    "goodput": "dtlab.reliability",
     "load_ipython_extension": "dtlab.processes.magic",
 }
 _LAZY_MODULES = ("calibration", "grading", "models", "parallel", "plots", "processes", "recording",
-          "simulator", "topology", "widgets")
+          "reliability", "simulator", "topology", "widgets")
 
 
 def __getattr__(name: str) -> Any:

@@ -147,6 +147,23 @@ PARALLEL: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "pipeline_bubble_s": (cost.pipeline_bubble_s, {
         "schedule": "1F1B", "ranks": 2, "micro_batches": 4, "forward_s": 1.0, "backward_s": 2.0,
         "weights_s": 1.0, "chunks": 2, "message_s": 0.0}),
+    "goodput": (dtlab.goodput, {
+        "nodes": 4, "failures": 0.5, "save_s": 1.0, "restart_s": 1.0, "interval_s": 60.0,
+        "answer": "restart", "duration_s": 600.0, "spares": 1, "repair_s": 1.0, "copy_s": 2.0,
+        "copy_restart_s": 1.0, "group": 1, "ranks_per_node": 1, "seed": 0}),
+    "Failures": (dtlab.Failures, {
+        "per_node_day": 0.1, "spread": "weibull", "shape": 0.7, "rack": 4, "rack_per_day": 0.1,
+        "bad": 1, "bad_factor": 10.0, "exclude_after": 2, "at": [(1.0, [0])]}),
+    "job_mttf_s": (cost.job_mttf_s, {"nodes": 8, "per_node_day": 0.1}),
+    "young_interval_s": (cost.young_interval_s, {"save_s": 1.0, "mttf_s": 100.0}),
+    "daly_interval_s": (cost.daly_interval_s, {"save_s": 1.0, "mttf_s": 100.0}),
+    "availability_interval_s": (cost.availability_interval_s, {
+        "save_s": 1.0, "restart_s": 1.0, "mttf_s": 100.0}),
+    **{name: (getattr(cost, name), {"interval_s": 10.0, "save_s": 1.0, "restart_s": 1.0,
+                                    "mttf_s": 100.0})
+       for name in ("useful_share", "ettr", "availability")},
+    "wall_time_s": (cost.wall_time_s, {"work_s": 100.0, "interval_s": 10.0, "save_s": 1.0,
+                                       "restart_s": 1.0, "mttf_s": 100.0}),
     "Mesh": (in_a_rank(parallel.Mesh), {"dp": 1, "tp": 2}),
     "GPTConfig": (models.GPTConfig, {"layers": 1, "hidden": 8, "heads": 2, "vocab": 16,
                                      "context": 4, "kv_heads": 1, "dropout": 0.0}),

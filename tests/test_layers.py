@@ -23,7 +23,7 @@ LEVELS = (
     "result",
     "topology",
     "cost",
-    "collectives",
+    "collectives reliability",
     "models",
     "ps parallel",
     "ranks",

@@ -6,6 +6,16 @@ answer single questions about it. One file holds the forms of one collective.
 """
 
 from dtlab.cost import all_reduce, barrier, broadcast_reduce, pieces, scan  # noqa: F401
+from dtlab.cost.failures import (
+    availability,
+    availability_interval_s,
+    daly_interval_s,
+    ettr,
+    job_mttf_s,
+    useful_share,
+    wall_time_s,
+    young_interval_s,
+)
 from dtlab.cost.large_batch import fit_critical_batch, steps_to_loss
 from dtlab.cost.memory import activation_bytes, model_state_bytes, zero_sent_bytes
 from dtlab.cost.model import (
@@ -34,10 +44,14 @@ __all__ = [
     "Form",
     "activation_bytes",
     "amdahl_speedup",
+    "availability",
+    "availability_interval_s",
     "best_buckets",
     "bounds_s",
     "bus_factor",
     "costs",
+    "daly_interval_s",
+    "ettr",
     "exposed_s",
     "fit_critical_batch",
     "gustafson_speedup",
@@ -45,6 +59,7 @@ __all__ = [
     "forget",
     "form",
     "has_form",
+    "job_mttf_s",
     "lower_bound_s",
     "messages",
     "micro_batches_in_flight",
@@ -58,5 +73,8 @@ __all__ = [
     "steps_to_loss",
     "tensor_parallel_bytes",
     "time_s",
+    "useful_share",
+    "wall_time_s",
+    "young_interval_s",
     "zero_sent_bytes",
 ]

@@ -9,6 +9,7 @@ from dtlab.plots.comparison import predicted_vs_measured
 from dtlab.plots.contest import contest_on, contest_table
 from dtlab.plots.critical_batch import critical_batch
 from dtlab.plots.curves import Crossover, cost_curves, crossovers
+from dtlab.plots.failures import failures, useful_share
 from dtlab.plots.flows import flows, link_loads
 from dtlab.plots.grid import rank_grid
 from dtlab.plots.histograms import server_load, staleness_histograms
@@ -35,10 +36,11 @@ from dtlab.plots.trees import double_tree
 
 __all__ = [
     "Crossover", "Picture", "before_and_after", "clocks", "contest_on", "contest_table",
-    "cost_curves", "critical_batch", "crossovers", "double_tree", "fit", "flows", "hash_ring",
-    "line_style", "link_loads", "loss_curves", "loss_sweep", "memory_ledger", "mesh",
+    "cost_curves", "critical_batch", "crossovers", "double_tree", "failures", "fit", "flows",
+    "hash_ring", "line_style", "link_loads", "loss_curves", "loss_sweep", "memory_ledger", "mesh",
     "model_memory", "overlap", "placement", "plans", "predicted_vs_measured", "predictions",
     "rank_color", "rank_grid", "rank_style", "replicas", "schedule", "server_load",
     "server_times", "sharded_matrix", "staleness_histograms", "step_of", "stepper", "styled",
     "sweep", "timeline", "times_by_ranks", "topology", "training_time",
+    "useful_share",
 ]

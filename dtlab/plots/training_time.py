@@ -34,7 +34,7 @@ def days_text(seconds: float) -> str:
     for unit, size in (("years", 365 * DAY_S), ("days", DAY_S), ("hours", 3600)):
         if seconds >= size:
             return f"{seconds / size:,.3g} {unit}"
-    return f"{seconds / 60:.3g} minutes"
+    return f"{seconds / 60:.3g} minutes" if seconds >= 60 else f"{seconds:.3g} s"
 
 
 def training_time(model: str | float, tokens: float, device: str, devices: int,

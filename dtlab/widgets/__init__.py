@@ -10,6 +10,7 @@ from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer
 from dtlab.widgets.alpha_beta import AlphaBetaExplorer
 from dtlab.widgets.clocks import ClockExplorer
 from dtlab.widgets.critical_batch import CriticalBatchExplorer
+from dtlab.widgets.failures import FailureExplorer
 from dtlab.widgets.memory import MemoryExplorer
 from dtlab.widgets.overlap import OverlapExplorer
 from dtlab.widgets.placement import PlacementExplorer
@@ -28,6 +29,7 @@ __all__ = [
     "AlphaBetaExplorer",
     "ClockExplorer",
     "CriticalBatchExplorer",
+    "FailureExplorer",
     "OverlapExplorer",
     "MemoryExplorer",
     "PlacementExplorer",

@@ -8,7 +8,17 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from dtlab import ConfigError, Deadlock, RankFailed, Trace, plots, ps, recording, simulate
+from dtlab import (
+    ConfigError,
+    Deadlock,
+    RankFailed,
+    Trace,
+    goodput,
+    plots,
+    ps,
+    recording,
+    simulate,
+)
 from dtlab.errors import RankDied, Waiting
 from dtlab.parallel.pipeline import one_f_one_b, zb_v
 from dtlab.plots import Picture
@@ -28,7 +38,7 @@ from dtlab.topology import (
     v100_nvlink,
 )
 from dtlab.units import bytes_text, seconds_text
-from dtlab.widgets import OverlapExplorer
+from dtlab.widgets import FailureExplorer, OverlapExplorer
 from dtlab.widgets.overlap import train_step
 from dtlab.wires import contest, winners
 from tests.plots.layout import off_page, overlaps, pixels, texts_of, title_of
@@ -156,6 +166,15 @@ PICTURES: dict[str, Callable[[], Picture]] = {
        lambda c=critical, b=batch: plots.critical_batch(30, c, b, {4: 120, 64: 38})
        for critical, batch in ((16, 64), (16, 4), (4, 1 << 20), (1 << 16, 1))},
     "critical batch predicted": lambda: plots.critical_batch(1000, 2048, 2048),
+    **{f"failures {answer}, {nodes} nodes": lambda answer=answer, nodes=nodes: plots.failures(
+        goodput(nodes, 0.5, 60, 300, 1800, answer=answer, repair_s=7200, duration_s=2 * 86_400))
+       for answer in ("restart", "shrink", "replicas") for nodes in (1, 8, 100)},
+    "failures of seconds": lambda: plots.failures(goodput(4, 3000.0, 0.5, 2, 9, duration_s=90)),
+    "failures, none": lambda: plots.failures(goodput(4, 0.0, 60, 300, 600), 86_400),
+    "failures and curve": lambda: FailureExplorer().static(),
+    "failures and curve, far off": lambda: FailureExplorer(24 * 3600, 30, 60, 8 * 3600).static(),
+    "useful share": lambda: plots.useful_share(10, 300, 8861.5),
+    "useful share, slow saves": lambda: plots.useful_share(3600, 60, 3600),
     "training time": lambda: plots.training_time("GPT-3", 300e9, "A100 (312 TFLOP/s, 80 GB)", 9),
     "training time, small": lambda: plots.training_time(1e8, 1e10, "V100 (125 TFLOP/s, 32 GB)", 1),
     "mesh": lambda: plots.mesh({"pp": 2, "dp": 2, "tp": 4}, compose(nvswitch(8), racks(1, 2))),
@@ -212,7 +231,8 @@ def test_a_picture_is_legible_can_be_read_aloud_and_has_units(name: str) -> None
     ticks = " ".join(text for text, _ in texts_of(picture))
     for label in {each for axes in picture.axes for each in (axes.get_xlabel(), axes.get_ylabel())}:
         unit = any(f"({u})" in label for u in ("s", "ms", "µs", "ns", "bytes", "nats", "%",
-                                               "updates", "gradients", "learning rate", "samples",
+                                               "updates", "gradients", "min",
+                                               "hours", "days", "learning rate", "samples",
                                                "times the least"))
         assert unit or not label or any(f" {u}" in ticks for u in ("s", "ms", "µs", "ns")), label
 
@@ -222,6 +242,7 @@ def test_a_picture_is_legible_can_be_read_aloud_and_has_units(name: str) -> None
     ("cost 8", "predicted"), ("cost measured", "predicted and measured"), ("fit", "measured"),
     ("rows", "measured"), ("flows racks 0.6", "simulated"), ("loads", "simulated"),
     ("replicas cut", "simulated"), ("server load", "simulated"),
+    ("failures and curve", "simulated"), ("useful share", "predicted"),
 ])
 def test_the_title_says_whether_it_was_measured(name: str, word: str) -> None:
     assert word in title_of(PICTURES[name]()).lower()

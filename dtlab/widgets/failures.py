@@ -1,0 +1,73 @@
+"""Vary how often nodes fail, what a save and a restart take, and the answer: what is left?"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any
+
+from dtlab.cost.failures import DAY_S
+from dtlab.plots import Picture
+from dtlab.plots.failures import failures
+from dtlab.reliability import Goodput, goodput
+from dtlab.widgets.explorer import Explorer, choice, dropdown
+
+NODES, REPAIR_S, MINUTE_S = 8, 3600.0, 60.0
+ANSWERS = {"restart, with a spare": {"spares": NODES},
+           "restart, no spare": {},
+           "shrink": {"answer": "shrink", "copy_s": MINUTE_S, "copy_restart_s": MINUTE_S},
+           "replicas of 2 nodes": {"answer": "replicas", "copy_s": MINUTE_S, "group": 2}}
+
+
+@lru_cache(maxsize=128)
+def _month(mttf_s: float, save_s: float, restart_s: float, interval_s: float, answer: str
+           ) -> Goodput:
+    return goodput(NODES, DAY_S / mttf_s / NODES, save_s, restart_s, interval_s,
+                   repair_s=REPAIR_S, **ANSWERS[answer])  # type: ignore[arg-type]
+
+
+class FailureExplorer(Explorer):
+    """`plots.failures` with sliders: a simulated month of 8 nodes, its first day row by row. A
+    failed node is away for an hour. To shrink, state is copied to the neighbour's memory each
+    minute, and loads from there in a minute; replicas take steps of a minute."""
+
+    def __init__(self, mttf_s: float = 4 * 3600, save_s: float = 120, restart_s: float = 600,
+                 interval_s: float = 1800, answer: str = "restart, with a spare"):
+        self.mttf = choice("a failure every", _times(3600, (1, 2, 4, 8, 12, 24), "h", mttf_s),
+                           mttf_s)
+        self.save = choice("save", _times(60, (0.5, 1, 2, 5, 10, 20), "min", save_s), save_s)
+        self.restart = choice("restart", _times(60, (1, 2, 5, 10, 20, 40), "min", restart_s),
+                              restart_s)
+        self.interval = choice("work between saves", _times(
+            60, (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 480), "min", interval_s),
+            interval_s)
+        self.answer = dropdown("answer", list(ANSWERS), answer, width="300px")
+        super().__init__([self.mttf, self.save], [self.restart, self.interval], [self.answer])
+        self._update()
+        for control in self.controls:
+            control.observe(lambda _: self._update(), "value")
+
+    def static(self) -> Picture:
+        """What is shown, as a matplotlib figure."""
+        return _draw(*self._choice())
+
+    def _choice(self) -> tuple[float, float, float, float, str]:
+        return (self.mttf.value, self.save.value, self.restart.value, self.interval.value,
+                self.answer.value)
+
+    def _update(self) -> None:
+        now = self._choice()
+        self._show(now, partial(_draw, *now))
+        for near in (-1, 1):  # where the slider of the interval may go next
+            if 0 <= self.interval.index + near < len(self.interval.options):
+                ahead = (*now[:3], self.interval.options[self.interval.index + near][1], now[4])
+                self._ahead(ahead, partial(_draw, *ahead))
+
+
+def _draw(*chosen: Any) -> Picture:
+    return failures(_month(*chosen), DAY_S, curve=True)
+
+
+def _times(unit_s: float, counts: tuple[float, ...], unit: str, own_s: float
+           ) -> list[tuple[str, float]]:
+    """The times that a slider offers, and the value that was given."""
+    return [(f"{s / unit_s:g} {unit}", s) for s in sorted({*(c * unit_s for c in counts), own_s})]
