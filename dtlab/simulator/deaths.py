@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from dtlab.errors import RankDied
 from dtlab.simulator.engine import Engine
-from dtlab.simulator.messages import generation
+from dtlab.simulator.messages import PendingMessage, generation
 from dtlab.simulator.strands import Crashed, Strand
 from dtlab.simulator.waiting import open_messages
 
@@ -25,8 +25,8 @@ class Deaths:
         self._engine, self._detect_s, self._restart_s = engine, detect_s, restart_s
         self._start = start
         self._generations = [0] * ranks  # in which each rank is
-        self._last = 0  # the generation that was formed last,
-        self._members = set(range(ranks))  # and those of its ranks that neither died nor returned
+        self._formed = 0, list(range(ranks))  # the last generation, and its ranks
+        self._members = set(range(ranks))  # those of them that neither died nor returned
         self._asking: dict[int, Strand] = {}  # ranks that have called shrink, or are new
 
     def died(self, rank: int) -> None:
@@ -67,13 +67,13 @@ class Deaths:
         if rank in self._asking:
             strand.waits_for = "shrink"
             engine.wait_for(self, "")
-        self._generations[rank] = self._last
-        return self._last, sorted(self._members)
+        self._generations[rank] = self._formed[0]
+        return self._formed
 
     def _agree(self) -> None:
         if self._members and self._members <= self._asking.keys():
-            self._last += 1
             self._members = set(self._asking)
+            self._formed = self._formed[0] + 1, sorted(self._members)
             asking, self._asking = self._asking, {}
             for _, strand in sorted(asking.items()):
                 if strand is not self._engine.running:
@@ -89,15 +89,12 @@ class Deaths:
         engine = self._engine
         engine.channels.close(number, rank)
         for work in engine.unwaited:
-            if message := getattr(work, "message", None):
-                message.real &= not message.channel.closed or message.arrived
+            _cut([message] if (message := getattr(work, "message", None)) else [])
         for strand in engine.strands:
-            if strand is engine.running or strand.done or strand.awaits is None:
+            if strand.done:
                 continue
-            closed = [m for m in open_messages(strand) if m.channel.closed]
-            for message in closed:
-                message.real = False
-            if closed or strand.waits_for == "split":
+            cut = _cut(open_messages(strand))
+            if (cut or strand.waits_for == "split") and strand.awaits is not None:
                 strand.awaits = None
                 engine.wake(strand)
 
@@ -111,6 +108,14 @@ class Deaths:
         """One of `ranks` whose connections in that context's generation are closed, if any is."""
         number = generation(context)
         return next((r for r in ranks if (number, r) in self._engine.channels.closed), None)
+
+
+def _cut(messages: Sequence[PendingMessage]) -> list[PendingMessage]:
+    """Those that cross a closed channel. They put nothing in its place any more."""
+    closed = [message for message in messages if message.channel.closed]
+    for message in closed:
+        message.real = False
+    return closed
 
 
 def broken(rank: int, *ends: int) -> RankDied:

@@ -122,14 +122,14 @@ class Channel(Queue):
     """From one rank to another in one context: sends that wait for their receives, or receives that
     wait for their sends."""
 
-    __slots__ = ("closed", "dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
+    closed = False
+    __slots__ = ("dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
 
     def __init__(self, src: int, dst: int, peer: int, from_anyone: ReceiveQueue,
                  topology: Topology):
         super().__init__()
         self.src, self.dst = src, dst  # in the numbering of the whole run
         self.peer = peer  # the sender, in the numbering of the communicator
-        self.closed = False  # one of the two has died, or has called `shrink`
         self.latency_s, self.links = topology.route(src, dst)
         self.from_anyone = from_anyone
         self.shared = from_anyone.opened  # the receiver also takes from anyone
@@ -156,6 +156,26 @@ class Channel(Queue):
         if anyone is not None and (mine is None or anyone.order < mine.order):
             return self.from_anyone.take()
         return None if mine is None else self.take()
+
+
+class ClosedChannel(Channel):
+    """A channel once one of the two ranks has died, or has called `shrink`: messages that enter it
+    are lost."""
+
+    __slots__ = ()
+    closed = True
+
+    def put(self, message: PendingMessage) -> None:
+        """It is lost."""
+
+    def take_send(self) -> None:
+        """There is none."""
+
+    def take_recv(self) -> None:
+        """There is none."""
+
+    def remove(self, message: PendingMessage) -> None:
+        """It isn't there."""
 
 
 class ReceiveQueue(Queue):
@@ -210,8 +230,8 @@ class Channels:
             for link, slower_s in self._slower_s.items():
                 if link in channel.links:
                     channel.latency_s += slower_s
-            if self.closed:
-                channel.closed = any((generation(context), r) in self.closed for r in (src, dst))
+            if self.closed & {(generation(context), rank) for rank in (src, dst)}:
+                channel.__class__ = ClosedChannel
         return self._channels[key]
 
     def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
@@ -224,7 +244,12 @@ class Channels:
         self.closed.add((number, rank))
         for (context, src, dst), channel in self._channels.items():
             if generation(context) == number and rank in (src, dst):
-                channel.closed = True
+                for message in channel:
+                    channel.from_anyone.sends.pop(message, None)
+                channel.__class__ = ClosedChannel
+        for (context, dst), queue in self._queues.items():
+            if generation(context) == number and dst == rank:
+                queue.first = None
 
     def slow_down(self, link: int, seconds: float) -> None:
         """The latency of `link` has grown."""

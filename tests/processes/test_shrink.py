@@ -1,0 +1,159 @@
+"""Communicators after a death, on processes and in the simulator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab import Comm, ConfigError, RankDied
+from dtlab.collectives import all_gather, all_reduce, broadcast
+
+RANKS = 4
+NETWORK = dtlab.topology.uniform(RANKS, 1e-5, 1e9)
+
+
+def dies(comm: Comm, victim: int) -> None:
+    """End the process of `victim`; a simulated one crashes here."""
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def on(backend: str, fn: Callable[[Comm], Any], victim: int, **options: Any) -> list[Any]:
+    """Values of `fn` on ranks of which `victim` dies at its first event."""
+    if backend == "simulator":
+        return dtlab.simulate(fn, network=NETWORK, crash={victim: 0}, detect_s=1e-3,
+                              **options).values
+
+    def with_death(comm: Comm) -> Any:
+        dies(comm, victim)
+        return fn(comm)
+
+    return dtlab.run(with_death, ranks=RANKS, may_die=range(RANKS), timeout=20).values
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+@pytest.mark.parametrize("victim", [0, 2, 3])
+def test_every_collective_works_on_the_communicator_of_the_survivors(
+        backend: str, victim: int) -> None:
+    def body(comm: Comm) -> Any:
+        with pytest.raises(RankDied):
+            all_reduce(comm, torch.ones(9), algorithm="ring")  # in which each waits for the next
+        left = comm.shrink()
+        everyone = all_gather(left, torch.tensor([comm.rank]))
+        x = torch.full((700_000,), float(comm.rank))  # large: read from the sender's memory
+        all_reduce(left, x, algorithm="ring")
+        pair = left.subgroup([left.size - 1, 0]) if left.rank in (0, left.size - 1) else None
+        y = torch.tensor([comm.rank])
+        if pair:
+            broadcast(pair, y)
+        begun = left.begin(lambda stream: all_reduce(stream, torch.ones(3)))
+        z = torch.zeros(1)
+        left.sendrecv(torch.ones(1), (left.rank + 1) % left.size, z, None)
+        return (left.global_ranks, everyone.flatten().tolist(), float(x[0]), y.item(),
+                begun.wait().tolist(), z.item(), left.joining())
+
+    living = [rank for rank in range(RANKS) if rank != victim]
+    values = on(backend, body, victim)
+    assert values.pop(victim) is None
+    for rank, value in zip(living, values, strict=True):
+        last = living[-1] if rank in (living[0], living[-1]) else rank
+        assert value == (tuple(living), living, float(sum(living)), last, [3.0] * 3, 1.0, False)
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+def test_nothing_of_the_old_communicator_arrives_later(backend: str) -> None:
+    """A receive that was under way when its rank left changes its tensor no more."""
+    def body(comm: Comm) -> Any:
+        mine = torch.zeros(1000)
+        late = comm.irecv(mine, 1) if comm.rank == 2 else None
+        if comm.rank in (1, 2):
+            with pytest.raises(RankDied):
+                comm.recv(torch.zeros(1), 3)
+        left = comm.shrink()
+        all_reduce(left, torch.ones(1))
+        if comm.rank == 2:
+            with pytest.raises(RankDied):
+                late.wait()  # type: ignore[union-attr]
+        if comm.rank == 1:
+            with pytest.raises(RankDied):
+                comm.send(torch.ones(1000), 2)
+        all_reduce(left, torch.ones(1))
+        return float(mine.sum())
+
+    assert on(backend, body, 3)[:3] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+def test_a_rank_that_returned_is_not_waited_for(backend: str) -> None:
+    def body(comm: Comm) -> Any:
+        if comm.rank == 1:
+            return "early"
+        if backend == "gloo":
+            time.sleep(0.2)
+        with comm.compute("work", 1.0):
+            pass
+        with pytest.raises(RankDied):
+            comm.recv(torch.zeros(1), 0)
+        return comm.shrink().global_ranks
+
+    assert on(backend, body, 0) == [None, "early", (2, 3), (2, 3)]
+
+
+def test_all_may_die_but_then_the_run_says_so() -> None:
+    def body(comm: Comm) -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankDied, match=r"rank . died: killed by SIGKILL"):
+        dtlab.run(body, ranks=2, may_die=range(2))
+
+
+def test_a_rank_that_dies_again_and_again_is_started_so_often_and_no_more() -> None:
+    def body(comm: Comm) -> Any:
+        sizes = [comm.size]
+        for _ in range(400):
+            if comm.rank and comm.global_ranks[comm.rank] == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                flag = torch.tensor([int(comm.joining())])
+                all_reduce(comm, flag, "max", algorithm="recursive_doubling")
+                time.sleep(0.005)
+                if flag.item():
+                    comm = comm.shrink()
+            except RankDied:
+                comm = comm.shrink()
+            if comm.size != sizes[-1]:
+                sizes.append(comm.size)
+        return sizes
+
+    values = dtlab.run(body, ranks=3, may_die=[1], max_restarts=3, timeout=30).values
+    assert values == [[3, 2, 3, 2, 3, 2, 3, 2], None, [3, 2, 3, 2, 3, 2, 3, 2]]
+
+
+def test_without_a_run_of_its_own_a_communicator_does_not_shrink() -> None:
+    def body(comm: Comm) -> str:
+        try:
+            comm.subgroup([0, 1]).shrink()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    for values in (dtlab.run(body, ranks=2).values, dtlab.simulate(
+            body, network=dtlab.topology.uniform(2, 1e-6, 1e9)).values):
+        assert "only the communicator of a whole run can shrink" in values[1]
+
+
+@pytest.mark.parametrize("options", [{"detect_s": -1}, {"restart_s": float("nan")},
+                                     {"detect_s": "soon"}])
+def test_what_makes_no_sense_is_refused(options: Any) -> None:
+    with pytest.raises(ConfigError):
+        dtlab.simulate(lambda comm: None, network=NETWORK, **options)
+    with pytest.raises(ConfigError):
+        dtlab.run(lambda comm: None, max_restarts=-1)
