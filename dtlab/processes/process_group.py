@@ -36,10 +36,7 @@ def open_endpoint(
     store: RankStore | None = None, connections: Connections | None = None,
 ) -> Endpoint:
     """This process's end of the default group."""
-    place = torch.device(device)
-    if place.type == "cuda":
-        place = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(place)
+    place = _place(device, local_rank)
     try:
         group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     except RuntimeError as error:
@@ -55,13 +52,22 @@ def open_endpoint(
                     trace, store, connections)
 
 
-def open_late(rank: int, size: int, status: SharedStatus, trace: bool,
+def _place(device: str, local_rank: int) -> torch.device:
+    """Where this rank computes: if on GPUs, ranks take turns."""
+    place = torch.device(device)
+    if place.type == "cuda":
+        place = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(place)
+    return place
+
+
+def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bool,
               store: RankStore) -> tuple[Endpoint, ProcessComm]:
     """The end and the communicator of a rank that was started anew, once the others have met it."""
     threads = Threads()
     number, ranks, transport, connections = meet(store, rank, threads)
     calm_gloo()
-    end = Endpoint(rank, size, transport, threads, torch.device("cpu"), status, trace, store,
+    end = Endpoint(rank, size, transport, threads, _place(device, rank), status, trace, store,
                    connections)
     return end, ProcessComm(end, ranks, (f"survivors {number}",))
 

@@ -179,8 +179,8 @@ class Rank:
         if self._end is None and self._settings.new:
             told = self._settings
             self._status.clear_rank(told.rank)
-            self._end, self._comm = open_late(told.rank, told.size, self._status, told.trace,
-                                              self._store)
+            self._end, self._comm = open_late(told.device, told.rank, told.size, self._status,
+                                              told.trace, self._store)
             self._run_number = run_number
         if self._end is None:
             self._end = self._connect()
