@@ -38,6 +38,8 @@ _FIRST_TAG, _TAGS = 1 << 20, 1 << 30  # below are those that learners use with t
 class ProcessComm(Comm):
     """A group of ranks, each a process. `members[r]` is the rank r's number in the whole run."""
 
+    on_host = True  # Gloo moves what lies in the CPU's memory
+
     def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...],
                  visible: bool = True):
         super().__init__(members.index(end.rank), len(members), end.device)
@@ -109,10 +111,11 @@ class ProcessComm(Comm):
             )
         header = self._header(x)
         if peer is None and not sends:
-            return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None)
+            return Message(False, x, ANY_SOURCE, ANY_SOURCE, self.tag, header, None, self.on_host)
         channel = self._channel(peer, sends)
         world = channel.dst if sends else channel.src
-        return Message(sends, x, int(peer), world, self.tag, header, channel)  # type: ignore[arg-type]
+        return Message(sends, x, int(peer), world, self.tag, header,  # type: ignore[arg-type]
+                       channel, self.on_host)
 
     def _start(self, messages: list[Message]) -> list[Message]:
         """Post all `messages` together. Returns them in the order in which to wait for them:

@@ -17,7 +17,8 @@ NOTHING = torch.zeros(1, dtype=torch.uint8)
 
 class Message:
     """`x` is what is sent, or where to receive it; `peer` a rank of the communicator, `world` the
-    same rank of the whole run; ANY_SOURCE: not known yet."""
+    same rank of the whole run; ANY_SOURCE: not known yet. on_host: the transport moves only what
+    lies in the CPU's memory."""
 
     __slots__ = ("channel", "done_s", "handle", "header", "nbytes", "number", "operation",
                  "payload", "peer", "posted_s", "rest", "rest_handle", "sends", "tag", "world", "x")
@@ -26,7 +27,7 @@ class Message:
     rest_handle: Handle
 
     def __init__(self, sends: bool, x: Any, peer: int, world: int, tag: int, header: EncodedHeader,
-                 channel: Channel | None):
+                 channel: Channel | None, on_host: bool = True):
         self.sends, self.x, self.peer, self.world, self.tag = sends, x, peer, world, tag
         self.header, self.channel = header, channel
         self.number = -1  # of this channel
@@ -34,7 +35,7 @@ class Message:
         self.rest: Operation | None = None  # a long object's pickle, which follows its frame
         if isinstance(x, torch.Tensor):
             self.nbytes = x.nbytes
-            self.payload = payload_of(x, sends)
+            self.payload = payload_of(x, sends, on_host)
         elif not sends:
             self.nbytes = 0  # not known yet
             self.payload = object_frames.empty_frame()
@@ -66,11 +67,14 @@ class Message:
         return f"{name} {'any rank' if self.peer == ANY_SOURCE else self.peer} of {what}"
 
 
-def payload_of(x: torch.Tensor, sends: bool) -> torch.Tensor:
+def payload_of(x: torch.Tensor, sends: bool, on_host: bool) -> torch.Tensor:
     """What the transport moves for the dense tensor `x`: its memory, or if that can't be read or
-    written as it is, a copy, or memory for one."""
+    written as it is, a copy, or memory for one. on_host: it moves the CPU's memory only."""
     if not x.nbytes:
         return NOTHING
+    if on_host and not x.is_cpu:
+        return x.detach().resolve_conj().resolve_neg().contiguous().cpu() if sends else (
+            torch.empty(x.shape, dtype=x.dtype))
     if x.is_contiguous() and not x.is_conj() and not x.is_neg():
         return x
     if sends:

@@ -20,6 +20,8 @@ from dtlab.processes.transport import Handle, NcclTransport, Operation
 class NcclComm(ProcessComm):
     """A group of ranks, each with a GPU of its own: tensors go over NCCL, all else over Gloo."""
 
+    on_host = False
+
     def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...]):
         super().__init__(end, members, context)
         self.transport = NcclTransport(None)  # the group of all ranks

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dtlab import Comm, ConfigError, RankFailed, Recv, Send, ShapeMismatch, run
 from dtlab.collectives import all_reduce
+from dtlab.parallel import full_state_dict, load, save, zero
 from dtlab.processes.nccl_communicator import NcclComm
 
 GPUS = torch.cuda.device_count()
@@ -102,3 +105,26 @@ def test_nccl_carries_tensors_between_gpus() -> None:
 
     assert run(lesson, ranks=2, backend="nccl", device="cuda").values == [
         (3.0, 3.0, [{"from": 1}]), (3.0, 3.0, [{"from": 0}])]
+
+
+@pytest.mark.cuda
+def test_training_on_a_gpu_is_resumed_with_the_same_bits(tmp_path: Path) -> None:
+    def train(comm: Comm, first: int, last: int, folder: Path | None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(comm.rank)
+        module = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.3), nn.Linear(256, 10))
+        model, optimizer = zero(module.to(comm.device), comm, 2, torch.optim.Adam, lr=1e-3)
+        if first:
+            load(tmp_path / "c", model, optimizer)
+        for step in range(first, last):
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x.to(comm.device)).square().mean().backward()
+            optimizer.step()
+        if folder:
+            save(folder, model, optimizer)
+        return {name: x.cpu() for name, x in full_state_dict(model).items()}
+
+    whole = run(train, 0, 6, None, ranks=3, device="cuda").values[0]
+    run(train, 0, 3, tmp_path / "c", ranks=3, device="cuda")
+    resumed = run(train, 3, 6, None, ranks=3, device="cuda").values[0]
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
