@@ -87,12 +87,15 @@ def prepare(folder: Path, known: int | None) -> Path:
 
 def write_shard(path: Path, contents: dict[str, Any]) -> str:
     """Returns its SHA-256."""
-    with _on_disk(path, "wb") as file:
-        try:
-            torch.save(contents, file)
-        except RuntimeError as error:  # torch's writer hides what ended it
-            raise (error.__context__ or error) from None
-    return _digest(path)
+    try:
+        with _on_disk(path, "wb") as file:
+            try:
+                torch.save(contents, file)
+            except RuntimeError as error:  # torch's writer hides what ended it
+                raise (error.__context__ or error) from None
+        return _digest(path)
+    except FileNotFoundError:
+        raise _shared(path.parents[1]) from None
 
 
 def publish(target: Path, digests: dict[str, str], latest: int | None, keep: int) -> None:
@@ -107,8 +110,7 @@ def publish(target: Path, digests: dict[str, str], latest: int | None, keep: int
     _sync(folder)
     if latest_number(folder) != latest:
         shutil.rmtree(target)
-        raise ConfigError(f"{folder}: another run saves checkpoints here at the same time; give "
-                          f"each run a folder of its own")
+        raise _shared(folder)
     os.replace(folder / PARTIAL, folder / LATEST)
     _sync(folder)
     older = [folder / str(n) for n in numbers(folder) if n <= int(target.name)]
@@ -117,6 +119,11 @@ def publish(target: Path, digests: dict[str, str], latest: int | None, keep: int
         if path not in whole[-keep:]:
             (path / INDEX).unlink(missing_ok=True)  # so that half of it is no checkpoint
             shutil.rmtree(path)
+
+
+def _shared(folder: Path) -> ConfigError:
+    return ConfigError(f"{folder}: another run saves checkpoints here at the same time; give each "
+                       f"run a folder of its own")
 
 
 def numbers(folder: Path) -> list[int]:

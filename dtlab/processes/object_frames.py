@@ -44,9 +44,10 @@ def framed(x: Any) -> tuple[torch.Tensor, torch.Tensor | None, int]:
     return _tensor(_HEAD.pack(len(data), tag)), _tensor(data), tag
 
 
-def unused_tag() -> int:
-    """A tag that no other message of this rank uses now."""
-    return _FIRST_TAG + next(_tags) % _FIRST_TAG
+def unused_tag(answer: bool = False) -> int:
+    """A tag that no other message of this rank uses now: even, or odd for an answer to this rank,
+    whose sender numbers its own messages, too."""
+    return _FIRST_TAG + next(_tags) * 2 % _FIRST_TAG + answer
 
 
 def empty_frame() -> torch.Tensor:

@@ -45,7 +45,7 @@ class SameHostTransport(GlooTransport):
             where = torch.empty(3, dtype=torch.int64)
             told = super()._start(False, where, peer, tag)
             return WatchedHandle(_Reading(told, where, x, self._start_one), self._start_thread)
-        read_tag = unused_tag()
+        read_tag = unused_tag(answer=True)
         where = torch.tensor([os.getpid(), x.data_ptr(), read_tag])
         read = super()._start(False, torch.empty(1, dtype=torch.uint8), peer, read_tag)
         return _Lent(super()._start(True, where, peer, tag), read, x)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -446,3 +449,113 @@ def a_function(comm: dtlab.Comm, folder: Path) -> None:
 def test_what_does_not_fit_is_said(tmp_path: Path, mistake: Any, sentence: str) -> None:
     with pytest.raises(dtlab.ConfigError, match=sentence):
         on("simulator", mistake, tmp_path / "c", ranks=2)
+
+
+# ---- numbered, and beside training -----------------------------------------------------------
+
+
+def test_the_newest_whole_one_is_loaded_and_torn_ones_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    for value in (1.0, 2.0, 3.0):
+        on("simulator", lambda comm, v=value: save(folder, constant(comm, v), keep=3), ranks=2)
+    assert loaded(folder) == 3.0
+    (folder / "3" / "rank1.pt").write_bytes((folder / "2" / "rank1.pt").read_bytes())
+    (folder / "2" / "index.json").unlink()
+    with pytest.warns(UserWarning, match=r"loading .*c/1 instead") as warned:
+        assert loaded(folder) == 1.0
+    told = " ".join(str(warning.message) for warning in warned)
+    assert "c/3/rank1.pt is corrupt" in told
+    assert "c/2 is incomplete" in told
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_as_many_are_kept_as_asked_for(tmp_path: Path, keep: int) -> None:
+    for value in range(5):
+        on("simulator", lambda comm, v=value: save(tmp_path / "c", constant(comm, v), keep=keep),
+           ranks=2)
+    left = sorted(path.name for path in (tmp_path / "c").iterdir())
+    assert left == [str(n) for n in range(6 - keep, 6)] + ["latest"]
+
+
+def test_what_is_saved_beside_training_is_what_was_there_at_the_call(tmp_path: Path) -> None:
+    """The next steps change parameters, optimizer, buffers and `extra` in place at once; the next
+    save waits for the one before."""
+    def fn(comm: dtlab.Comm) -> Any:
+        module = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)).double()
+        model = DataParallel(module, comm)
+        optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+        extra, expected = {"seen": torch.zeros(3)}, []
+        for step in range(4):
+            shard = shard_of(batch_of("mlp", step), comm.rank, comm.size)
+            optimizer.zero_grad()
+            model.backward(loss_of(model, shard), len(shard[-1]))
+            optimizer.step()
+            extra["seen"] += 1
+            if step in (1, 2):
+                work = save(tmp_path / str(step), model, optimizer, extra, wait=False)
+                expected.append(full_state_dict(model))
+        work.wait()
+        found = []
+        for step in (1, 2):
+            seen = load(tmp_path / str(step), model, optimizer)["seen"].tolist()
+            state = full_state_dict(model)
+            found.append((seen, all(torch.equal(state[name], expected[step - 1][name])
+                                    for name in state)))
+        return found
+
+    for backend in ("simulator", "gloo"):
+        for values in on(backend, fn, ranks=2).values:
+            assert values == [([2.0] * 3, True), ([3.0] * 3, True)]
+        for step in ("1", "2"):
+            shutil.rmtree(tmp_path / step)
+
+
+def test_each_rank_has_its_own_extra_and_random_numbers_back(tmp_path: Path) -> None:
+    def first(comm: dtlab.Comm) -> Any:
+        model = constant(comm)
+        torch.rand(3)
+        save(tmp_path / "c", model, extra={"rank": comm.rank})
+        return torch.rand(2).tolist(), np.random.rand(), random.random()
+
+    def again(comm: dtlab.Comm) -> Any:
+        model = constant(comm)
+        extra = load(tmp_path / "c", model)
+        return extra["rank"], (torch.rand(2).tolist(), np.random.rand(), random.random())
+
+    drawn = dtlab.run(first, ranks=3).values
+    assert len({str(each) for each in drawn}) == 3
+    assert dtlab.run(again, ranks=3).values == [*enumerate(drawn)]
+    assert [rank for rank, _ in dtlab.run(again, ranks=2).values] == [0, 0]
+
+
+def test_two_runs_that_share_a_folder_are_told_and_lose_nothing(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> Any:
+        mine, other = constant(comm, 1.0), constant(comm, 2.0)
+        save(tmp_path / "c", mine)
+        save(tmp_path / "c", other)  # a run that knows nothing of the first may go on from it
+        with pytest.raises(dtlab.ConfigError) as error:
+            save(tmp_path / "c", mine)
+        load(tmp_path / "c", mine)
+        save(tmp_path / "c", mine)
+        return str(error.value)
+
+    for message in on("simulator", fn, ranks=2).values:
+        assert "another run has saved a checkpoint here since this one saved" in message
+    assert loaded(tmp_path / "c") == 2.0
+
+
+def test_two_runs_that_save_at_the_same_moment_are_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path / "c", 1.0)
+    begun = []
+
+    def another(what: str, path: str) -> None:
+        if what == "write" and not begun:
+            begun.append(True)
+            saved(tmp_path / "c", 2.0)
+
+    Files(monkeypatch, another)
+    with pytest.raises(dtlab.ConfigError, match="saves checkpoints here at the same time"):
+        saved(tmp_path / "c", 3.0)
+    monkeypatch.undo()
+    assert loaded(tmp_path / "c") == 2.0

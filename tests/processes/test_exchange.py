@@ -120,3 +120,18 @@ def test_gloos_threads_push_nobody_aside() -> None:
     for found in run(policies, ranks=2).values:
         assert found
         assert set(found) == {os.SCHED_BATCH}
+
+
+def test_large_objects_cross_whatever_was_sent_before() -> None:
+    """Both announce messages to the other, which must not be taken for answers."""
+    def swap(comm: Comm) -> list[int]:
+        for turn in range(4):
+            if comm.rank == turn % 2:  # a large tensor: its announcement has one tag, objects' two
+                comm.send(torch.ones(600_000), 1 - comm.rank)
+            else:
+                comm.recv(torch.ones(600_000), 1 - comm.rank)
+            got: list[bytes] = []
+            comm.exchange(Send(bytes(3_000_000 + comm.rank), 1 - comm.rank), Recv(got, None))
+        return [len(got[0])]
+
+    assert run(swap, ranks=2).values == [[3_000_001], [3_000_000]]
