@@ -92,7 +92,7 @@ class Testbed:
              "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
             env=os.environ | {"PATH": self._path})
-        assert box.stdout and box.stderr
+        assert box.stdout is not None
         if not box.stdout.readline():
             said = box.communicate()[1].strip().splitlines() or ["no reason given"]
             raise ConfigError(f"this system refuses the namespaces of a testbed ({said[-1]}); run "

@@ -48,7 +48,7 @@ app.add_typer(bench.app, name="bench")
 app.command(name="plan")(plan.plan)
 app.command(name="train")(train.train)
 app.command(name="testbed", context_settings={
-    "ignore_unknown_options": True, "allow_interspersed_args": False})(testbed.testbed)
+    "ignore_unknown_options": True, "allow_interspersed_args": False})(testbed.on_testbed)
 app.command(name="grade")(grade.grade)
 app.command(name="release")(release.release)
 app.add_typer(show_published.app, name="show")

@@ -12,7 +12,7 @@ from dtlab.units import bandwidth_of, seconds_of
 
 
 @with_exit_codes
-def testbed(
+def on_testbed(
     command: Annotated[list[str], typer.Argument(help="What to run on every host.")],
     hosts: Annotated[int, typer.Option(help="How many hosts.")] = 2,
     racks: Annotated[int, typer.Option(help="In how many racks, evenly.")] = 1,
