@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -39,19 +40,46 @@ def join(timeout_s: float) -> tuple[dist.Store, int, int]:
     here, host = versions(), platform.node()
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        everyone = dist.PrefixStore("dtlab/join", store)
-        everyone.set(f"{rank}", "\n".join([host, *here.values()]))
-        everyone.wait([f"{r}" for r in range(size)], timedelta(seconds=timeout_s))
+        store = _meet(store, rank, size, "\n".join([host, *here.values()]), timeout_s)
     except dist.DistError as error:
         raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
                          f"{timeout_s:g} s; start the others, with the same address and number of "
                          f"hosts, or see why they can't reach it") from error
     found = {}
     for other in range(size):
-        there, *numbers = everyone.get(f"{other}").decode().split("\n")
+        there, *numbers = store.get(f"about/{other}").decode().split("\n")
         found[there] = dict(zip(here, numbers, strict=True))
     check_same(found)
     return store, rank, size
+
+
+def _meet(store: dist.Store, rank: int, size: int, about: str, timeout_s: float) -> dist.Store:
+    """A part of `store` that only these processes use, and where about/r holds rank r's `about`.
+
+    torchrun's store outlives a restart, and so do the addresses of ranks that have died. Rank 0
+    names a new part; another rank tells its own name there, and goes on once rank 0 has repeated
+    that: in a dead rank 0's part nobody does.
+    """
+    until, name = time.monotonic() + timeout_s, uuid.uuid4().hex
+    others = range(1, size)
+    if rank == 0:
+        new = dist.PrefixStore(f"dtlab/{name}", store)
+        new.set("about/0", about)
+        store.set("dtlab/part", name)
+        if others:
+            new.wait([f"name/{r}" for r in others], timedelta(seconds=timeout_s))
+        for r in others:
+            new.set(f"welcome/{r}", new.get(f"name/{r}").decode())
+        return new
+    while time.monotonic() < until:
+        if store.check(["dtlab/part"]):
+            new = dist.PrefixStore(f"dtlab/{store.get('dtlab/part').decode()}", store)
+            new.set(f"about/{rank}", about)
+            new.set(f"name/{rank}", name)
+            if new.check([f"welcome/{rank}"]) and new.get(f"welcome/{rank}").decode() == name:
+                return new
+        time.sleep(0.01)
+    raise dist.DistStoreError("rank 0 did not answer")
 
 
 def versions() -> dict[str, str]:
