@@ -101,7 +101,8 @@ class Testbed:
 
     def close(self) -> None:
         """End every process on every host, and remove the network."""
-        self._box.communicate()
+        if self._box.stdin and not self._box.stdin.closed:
+            self._box.communicate()
 
     def __enter__(self) -> Testbed:
         return self
@@ -195,10 +196,12 @@ class Testbed:
         lines: list[list[str]] = [[] for _ in range(self.hosts)]
 
         def read(host: int, process: subprocess.Popen[str]) -> None:
-            for line in process.stdout or ():
-                lines[host].append(line)
-                if show:
-                    show(host, line)
+            assert process.stdout is not None
+            with process.stdout as output:
+                for line in output:
+                    lines[host].append(line)
+                    if show:
+                        show(host, line)
 
         running = [self.start(host, command) for host in range(self.hosts)]
         readers = [threading.Thread(target=read, args=one, daemon=True)
