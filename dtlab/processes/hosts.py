@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -37,19 +37,15 @@ def join(timeout_s: float) -> tuple[dist.Store, int, int]:
     """
     rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    here, host = versions(), platform.node()
+    host = platform.node()
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        store = _meet(store, rank, size, "\n".join([host, *here.values()]), timeout_s)
+        store = _meet(store, rank, size, "\n".join([host, *versions().values()]), timeout_s)
     except dist.DistError as error:
         raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
                          f"{timeout_s:g} s; start the others, with the same address and number of "
                          f"hosts, or see why they can't reach it") from error
-    found = {}
-    for other in range(size):
-        there, *numbers = store.get(f"about/{other}").decode().split("\n")
-        found[there] = dict(zip(here, numbers, strict=True))
-    check_same(found)
+    check_same([store.get(f"about/{other}").decode().split("\n") for other in range(size)])
     return store, rank, size
 
 
@@ -89,14 +85,14 @@ def versions() -> dict[str, str]:
             "Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
-def check_same(found: Mapping[str, Mapping[str, str]]) -> None:
-    """Raise `ConfigError` if the hosts, by name, run different versions of anything."""
-    first, *others = found
-    for host in others:
-        for what, version in found[host].items():
-            if version != found[first][what]:
-                raise ConfigError(f"{what} is {found[first][what]} on {first}, but {version} on "
-                                  f"{host}; install the same on all hosts")
+def check_same(ranks: Sequence[Sequence[str]]) -> None:
+    """Raise `ConfigError` unless all ranks run the same versions; each: its host, then these."""
+    host, *mine = ranks[0]
+    for other, *theirs in ranks[1:]:
+        for what, here, there in zip(versions(), mine, theirs, strict=True):
+            if here != there:
+                raise ConfigError(f"{what} is {here} on {host}, but {there} on {other}; install "
+                                  f"the same on all hosts")
 
 
 def align_clocks() -> tuple[Clock, float]:

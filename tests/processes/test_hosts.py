@@ -269,8 +269,10 @@ def test_ranks_that_are_restarted_share_nothing_with_the_dead() -> None:
 @pytest.mark.parametrize("what", ["dtlab", "torch", "Python"])
 def test_a_version_that_differs_is_named_with_its_host(what: str) -> None:
     mine = hosts.versions()
-    hosts.check_same({"node1": mine, "node2": dict(mine)})
+    other = mine | {what: "0.9"}
+    hosts.check_same([("node1", *mine.values()), ("node2", *mine.values())])
     with pytest.raises(ConfigError) as caught:
-        hosts.check_same({"node1": mine, "node2": dict(mine), "node3": mine | {what: "0.9"}})
+        hosts.check_same([("node1", *mine.values()), ("node2", *mine.values()),
+                          ("node3", *other.values())])
     assert str(caught.value) == (f"{what} is {mine[what]} on node1, but 0.9 on node3; install the "
                                  f"same on all hosts")
