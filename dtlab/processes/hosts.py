@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dtlab.errors import ConfigError, RunTimeout
 
 _PINGS = 16
-_TAG = 1 << 20  # of the pings, which no communicator uses
+_TAG = 1 << 20  # of the pings: no message of the run is under way yet
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -37,11 +37,13 @@ def join(timeout_s: float) -> tuple[dist.Store, int, int]:
     """
     rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    host = platform.node()
+    host, begun_s = platform.node(), time.monotonic()
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
         store = _meet(store, rank, size, "\n".join([host, *versions().values()]), timeout_s)
     except dist.DistError as error:
+        if time.monotonic() - begun_s < 0.9 * timeout_s:
+            raise  # it is something else, such as a port in use, and torch names it
         raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
                          f"{timeout_s:g} s; start the others, with the same address and number of "
                          f"hosts, or see why they can't reach it") from error
@@ -100,8 +102,8 @@ def align_clocks() -> tuple[Clock, float]:
 
     All ranks call it. One rank of each other host plays ping-pong with rank 0, as NTP does: rank 0
     answers with its time, which lies between the ping's start and the pong's arrival. The fastest
-    of some round trips bounds the difference best: to within half of it. Clocks drift, by some
-    10 µs a second: the bound holds as the run begins.
+    of some round trips bounds the difference best: to within half of it. Clocks drift; the bound
+    holds as the run begins.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     boot = _BOOT.read_text() if _BOOT.exists() else ""  # one kernel, one clock

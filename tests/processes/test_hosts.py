@@ -217,12 +217,16 @@ def test_ranks_whose_partner_does_not_come_end_by_themselves(tmp_path: Path) -> 
         except dtlab.RunTimeout as error:
             print(error)
         """)
-    for rank in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        done = subprocess.run([sys.executable, path, str(rank), str(port)], capture_output=True,
+
+    def run_alone(rank: int, port: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, path, str(rank), str(port)], capture_output=True,
                               text=True, timeout=100)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "EADDRINUSE" in run_alone(0, port).stderr
+    for rank in range(2):
+        done = run_alone(rank, port)
         assert done.stdout == (
             f"rank {rank} on {socket.gethostname()}: not all of 2 ranks came to 127.0.0.1:{port} "
             f"within 2 s; start the others, with the same address and number of hosts, or see why "
