@@ -84,6 +84,8 @@ class Trace:
     """The messages and spans of one run, and questions about them.
 
     `messages` are `Message`s or tuples of their fields (or such `Rows`); `spans` likewise.
+    `clock_uncertainty_s[rank]`: the times of a rank whose host has a clock of its own are those of
+    rank 0's clock to within this; 0.0 on rank 0's host, and in virtual time.
     """
 
     def __init__(
@@ -94,8 +96,10 @@ class Trace:
         *,
         waits: Iterable[Sequence[Any]] = (),
         virtual: bool = False,
+        clock_uncertainty_s: Sequence[float] = (),
     ):
         self.ranks = ranks
+        self.clock_uncertainty_s = list(clock_uncertainty_s) or [0.0] * ranks
         self.virtual = virtual  # True: simulated time; False: measured
         rows = (Message(*message) for message in messages)
         self._rows = messages if isinstance(messages, Rows) else Rows(_WIDTH, rows)
@@ -192,7 +196,8 @@ class Trace:
         """Write the trace in Chrome's trace-event format (open it in Perfetto). Returns the path.
 
         Tracks for the work, the waits, the sends and the receives of each rank, and of each of its
-        streams; times in microseconds; an arrow joins each send to its receive.
+        streams; times in microseconds; an arrow joins each send to its receive. `otherData` says
+        to within how much the ranks' clocks agree.
         """
         rows: list[dict[str, Any]] = []
         streams = {(e.rank, e.stream) for e in self.events}
@@ -224,7 +229,9 @@ class Trace:
                          "tid": _track(s.stream, "wait" if s.kind == "wait" else "work"),
                          "dur": (s.end_s - s.start_s) * 1e6, "name": s.label or s.kind})
         path = Path(path)
-        path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
+        path.write_text(json.dumps({
+            "traceEvents": rows, "displayTimeUnit": "ms",
+            "otherData": {"clock_uncertainty_us": [1e6 * s for s in self.clock_uncertainty_s]}}))
         return path
 
     def __repr__(self) -> str:

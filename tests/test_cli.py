@@ -19,7 +19,8 @@ from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.parallel import planner
 
-COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "plan", "train", "grade", "release")
+COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "plan", "train", "testbed", "grade",
+            "release")
 
 
 def call(*words: str) -> Any:

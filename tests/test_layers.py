@@ -29,7 +29,7 @@ LEVELS = (
     "ranks",
     "simulator",
     "processes",
-    "bench calibration published wires",
+    "bench calibration published testbed wires",
     "grading",
     "recording",
     "plots",

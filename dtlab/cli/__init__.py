@@ -1,5 +1,5 @@
-"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `plan`, `train`, `grade`,
-`release`, `show`.
+"""The command line: `dtlab doctor`, `lab`, `demo`, `simulate`, `bench`, `plan`, `train`, `testbed`,
+`grade`, `release`, `show`.
 
 Each command stands in a file of its own and imports what it needs when it runs. Exit codes, the
 same for all: 0, fine; 1, what was asked about failed (the doctor found a fault, a grade below
@@ -26,6 +26,7 @@ from dtlab.cli import (
     release,
     show_published,
     simulate,
+    testbed,
     train,
 )
 from dtlab.cli.errors import DEBUG_VARIABLE
@@ -46,6 +47,8 @@ app.command(name="simulate")(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 app.command(name="plan")(plan.plan)
 app.command(name="train")(train.train)
+app.command(name="testbed", context_settings={
+    "ignore_unknown_options": True, "allow_interspersed_args": False})(testbed.on_testbed)
 app.command(name="grade")(grade.grade)
 app.command(name="release")(release.release)
 app.add_typer(show_published.app, name="show")

@@ -14,7 +14,7 @@ from dtlab.errors import ConfigError, DtlabError, RankFailed
 from dtlab.processes import torchrun
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes; 0 is fine
-TELL_S = 15.0  # how long the other ranks of torchrun wait for rank 0 to say what is wrong
+TELL_S = 15.0  # how long the other ranks of a host wait for its first to say what is wrong
 DEBUG_VARIABLE = "DTLAB_DEBUG"  # set to 1: tracebacks are shown
 
 P = ParamSpec("P")
@@ -38,8 +38,8 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
-            if not speaks():
-                time.sleep(TELL_S)  # rank 0's end ends this one
+            if not tells_errors():
+                time.sleep(TELL_S)  # the end of the one that does ends this one
                 raise typer.Exit(exit_code(error)) from None
             typer.echo(f"dtlab: {sentence(error)}", err=True)
             raise typer.Exit(exit_code(error)) from None
@@ -50,6 +50,11 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
 def speaks() -> bool:
     """Does this process talk to the person? Of torchrun's ranks, rank 0 alone does."""
     return not torchrun.launched() or os.environ["RANK"] == "0"
+
+
+def tells_errors() -> bool:
+    """Does this process say what is wrong? Of torchrun's ranks, the first of each host does."""
+    return speaks() or os.environ.get("LOCAL_RANK") == "0"
 
 
 def sentence(error: Exception) -> str:

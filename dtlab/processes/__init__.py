@@ -16,7 +16,7 @@
       endpoint         what the communicators of one rank share
     failures         exceptions on their way from a rank (calls and results: ranks.serialization)
     control_channel  frames between launcher and ranks; store: the ranks' addresses
-    torchrun         ranks that torchrun has started
+    torchrun         ranks that torchrun has started; hosts: same versions, and their clocks
 """
 
 from dtlab.processes.run import run

@@ -32,6 +32,7 @@ class Reply(NamedTuple):
     messages: list[Row]
     spans: list[Row]
     waits: list[Row]
+    clock_uncertainty_s: float = 0.0  # of these times, on a host with a clock of its own
 
 
 class Endpoint:

@@ -190,4 +190,5 @@ def merge(replies: Sequence[Reply]) -> Trace:
                              src_stream, dst_stream))
     spans = [(rank, *span) for rank, reply in enumerate(replies) for span in reply.spans]
     waits = [(rank, *wait) for rank, reply in enumerate(replies) for wait in reply.waits]
-    return Trace(len(replies), messages, spans, waits=waits)
+    return Trace(len(replies), messages, spans, waits=waits,
+                 clock_uncertainty_s=[reply.clock_uncertainty_s for reply in replies])

@@ -18,11 +18,12 @@ from typing import Any
 import cloudpickle
 import torch.distributed as dist
 
-from dtlab.processes import failures
+from dtlab.processes import failures, hosts
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
 
+JOIN_S = 300.0  # how long a rank waits for the others to come
 _PATIENCE_S = 2.0  # how long a rank waits to hear which rank has failed
 _calls = 0
 
@@ -44,22 +45,25 @@ def run_here(
 ) -> list[Reply]:
     """Call `fn(comm, *args)` in this process, as in all the others; everyone's replies, by rank.
 
-    Raises `RankFailed` on every rank that gets here after one has failed.
+    Times are those of rank 0's clock. Raises `RankFailed` on every rank that gets here after one
+    has failed; before anything runs, `RunTimeout` if not all ranks come within `JOIN_S`, and
+    `ConfigError` if hosts run different versions of dtlab, torch or Python.
     """
     global _calls
     if not dist.is_initialized():
-        join_group(backend, None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        join_group(backend, *hosts.join(JOIN_S))
         atexit.register(_leave_group)
     here, _calls = _calls, _calls + 1
     end = open_endpoint(backend, device, int(os.environ.get("LOCAL_RANK", 0)), None, trace)
     comm = open_communicator(backend, end, here)
-    dist.barrier()
-    end.begin_run(time.perf_counter())
+    clock, start_s = hosts.align_clocks()
+    end.begin_run(start_s)
     store = dist.PrefixStore(f"dtlab/{here}", dist.distributed_c10d._get_default_store())
     try:
         value = fn(comm, *args)
         end.end_run()
-        reply = cloudpickle.dumps(Reply(comm.now(), value, *end.recorder.rows(end.start_s)))
+        reply = cloudpickle.dumps(Reply(comm.now(), value, *end.recorder.rows(end.start_s),
+                                        clock.uncertainty_s))
     except Exception as error:
         failure = failures.capture(error)
         if failure.secondary:

@@ -37,6 +37,7 @@ def test_the_same_script_takes_its_ranks_from_torchrun(tmp_path: Path) -> None:
             result = dtlab.run(lesson, n, ranks=7)
             assert result.values == [(r, 3, 1, 6.0 * n) for r in range(3)], result.values
             assert result.trace.messages() == 3 * 4 + 6
+            assert result.trace.clock_uncertainty_s == [0.0] * 3  # one host has one clock
             assert all(m.end_s >= m.start_s >= 0 for m in result.trace.transfers)
             print(f"all well on {result.ranks}\\n", end="", flush=True)  # one write
         """, ranks=3)

@@ -1,0 +1,140 @@
+"""Ranks on several hosts: do all run the same versions, and how far apart are their clocks?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from dtlab.errors import ConfigError, RunTimeout
+
+_PINGS = 16
+_TAG = 1 << 20  # of the pings: no message of the run is under way yet
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Clock(NamedTuple):
+    """How a rank's `time.perf_counter` relates to rank 0's."""
+
+    ahead_s: float  # add it to get the time on rank 0's clock
+    uncertainty_s: float  # the true value lies within ± this; 0 if it is the same clock
+
+
+def join(timeout_s: float) -> tuple[dist.Store, int, int]:
+    """The store through which the ranks meet, this process's rank, and how many there are.
+
+    Raises `RunTimeout` if one is still missing after `timeout_s`, and `ConfigError` if they run
+    different versions of dtlab, torch or Python.
+    """
+    rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    host, begun_s = platform.node(), time.monotonic()
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        store = _meet(store, rank, size, "\n".join([host, *versions().values()]), timeout_s)
+    except dist.DistError as error:
+        if time.monotonic() - begun_s < 0.9 * timeout_s:
+            raise  # it is something else, such as a port in use, and torch names it
+        raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
+                         f"{timeout_s:g} s; start the others, with the same address and number of "
+                         f"hosts, or see why they can't reach it") from error
+    check_same([store.get(f"about/{other}").decode().split("\n") for other in range(size)])
+    return store, rank, size
+
+
+def _meet(store: dist.Store, rank: int, size: int, about: str, timeout_s: float) -> dist.Store:
+    """A part of `store` that only these processes use, and where about/r holds rank r's `about`.
+
+    torchrun's store outlives a restart, and so do the addresses of ranks that have died. Rank 0
+    names a new part; another rank tells its own name there, and goes on once rank 0 has repeated
+    that: in a dead rank 0's part nobody does.
+    """
+    until, name = time.monotonic() + timeout_s, uuid.uuid4().hex
+    others = range(1, size)
+    if rank == 0:
+        new = dist.PrefixStore(f"dtlab/{name}", store)
+        new.set("about/0", about)
+        store.set("dtlab/part", name)
+        if others:
+            new.wait([f"name/{r}" for r in others], timedelta(seconds=timeout_s))
+        for r in others:
+            new.set(f"welcome/{r}", new.get(f"name/{r}").decode())
+        return new
+    while time.monotonic() < until:
+        if store.check(["dtlab/part"]):
+            new = dist.PrefixStore(f"dtlab/{store.get('dtlab/part').decode()}", store)
+            new.set(f"about/{rank}", about)
+            new.set(f"name/{rank}", name)
+            if new.check([f"welcome/{rank}"]) and new.get(f"welcome/{rank}").decode() == name:
+                return new
+        time.sleep(0.01)
+    raise dist.DistStoreError("rank 0 did not answer")
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all hosts; a torch for GPUs fits one for CPUs."""
+    package = sys.modules["dtlab"]  # which this module, being below it, may not import
+    return {"dtlab": package.__version__, "torch": torch.__version__.split("+")[0],
+            "Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+
+
+def check_same(ranks: Sequence[Sequence[str]]) -> None:
+    """Raise `ConfigError` unless all ranks run the same versions; each: its host, then these."""
+    host, *mine = ranks[0]
+    for other, *theirs in ranks[1:]:
+        for what, here, there in zip(versions(), mine, theirs, strict=True):
+            if here != there:
+                raise ConfigError(f"{what} is {here} on {host}, but {there} on {other}; install "
+                                  f"the same on all hosts")
+
+
+def align_clocks() -> tuple[Clock, float]:
+    """This rank's clock beside rank 0's, and when the last rank got here, on this rank's clock.
+
+    All ranks call it. One rank of each other host plays ping-pong with rank 0, as NTP does: rank 0
+    answers with its time, which lies between the ping's start and the pong's arrival. The fastest
+    of some round trips bounds the difference best: to within half of it. Clocks drift; the bound
+    holds as the run begins.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    boot = _BOOT.read_text() if _BOOT.exists() else ""  # one kernel, one clock
+    hosts: list[str] = [""] * size
+    dist.all_gather_object(hosts, f"{platform.node()}\n{boot}")
+    players = sorted({hosts.index(host) for host in hosts} - {0})
+    mine = Clock(0.0, 0.0)
+    for player in players:  # one after another, so that none waits in another's queue
+        if rank == 0:
+            _answer(player)
+        elif rank == player:
+            mine = min((_ping() for _ in range(_PINGS)), key=lambda clock: clock.uncertainty_s)
+    clocks: list[Clock] = [mine] * size
+    if players:
+        dist.all_gather_object(clocks, mine)
+    mine = clocks[hosts.index(hosts[rank])]
+    ready: list[float] = [0.0] * size
+    dist.all_gather_object(ready, time.perf_counter() + mine.ahead_s)
+    return mine, max(ready) - mine.ahead_s
+
+
+def _ping() -> Clock:
+    time_there = torch.zeros(1, dtype=torch.float64)
+    sent_s = time.perf_counter()
+    dist.send(time_there, 0, tag=_TAG)
+    dist.recv(time_there, 0, tag=_TAG)
+    got_s = time.perf_counter()
+    return Clock(time_there.item() - (sent_s + got_s) / 2, (got_s - sent_s) / 2)
+
+
+def _answer(player: int) -> None:
+    for _ in range(_PINGS):
+        dist.recv(torch.zeros(1, dtype=torch.float64), player, tag=_TAG)
+        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), player, tag=_TAG)
