@@ -99,6 +99,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         kills = terminalreporter.config.getoption("kills")
         lines.append(f"only {kills} servers were killed: "
                      "pytest tests/ps/test_killed.py --kills 600 proves more")
+    for report in passed:
+        for answer, slowest_s in report.user_properties:
+            if "::test_recovers_from_kills" in report.nodeid:
+                recoveries = terminalreporter.config.getoption("recoveries")
+                lines.append(f"only {recoveries} recoveries by {answer}, the slowest in "
+                             f"{slowest_s:.2f} s: pytest tests/parallel/test_recovery.py -k kills "
+                             f"--recoveries 30 proves more")
     if lines:
         terminalreporter.section("not proved here")
         terminalreporter.write_line("\n".join(lines))

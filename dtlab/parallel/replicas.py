@@ -7,6 +7,7 @@ only a death, or a rank that comes back, calls for one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ class Replicas:
         self._build = build
         self._built: Built | None = None
         self._names: list[list[str]] = []
+        self._part: tuple[int, Any] = -1, None  # while groups form: the state after so many steps
         self._whole: list[int] = []  # the groups that take part now
         self._averaged = False  # has it the averaged gradients of the next one?
         try:
@@ -64,8 +66,9 @@ class Replicas:
         backward(model, step, group) leaves gradients, the mean over the group's samples, and
         returns how many there were. They are averaged over all samples of the groups; when all
         ranks have the average, each takes the optimizer's step. All ranks call this until `steps`
-        says that they are done. Cost of a step without a death: an all-reduce of the gradients
-        over the groups, and one of 8 bytes over all ranks.
+        says that they are done. If no group is whole, it waits for ranks to come back.
+        Cost without a death: an all-reduce of the gradients over the groups, and one of 8 bytes
+        over all ranks.
         """
         try:
             if self._built is not None:
@@ -74,9 +77,13 @@ class Replicas:
                 samples = backward(model, self.steps, self.number)
                 self._average(model, samples)
                 self._averaged = True
+            if not self._whole:
+                with self.comm.compute("wait for ranks to come back", 0.01):
+                    time.sleep(0.01)
             joining = torch.tensor([int(self.comm.joining())])
             all_reduce(self.comm, joining, "max", algorithm="recursive_doubling")
-            self._commit()
+            if self._whole:
+                self._commit()
             if joining.item():
                 self._reform()
         except RankDied:
@@ -109,36 +116,39 @@ class Replicas:
                 continue
 
     def _form(self) -> None:
+        """Form the groups that are whole, with the newest state on all of their ranks. A death on
+        the way changes nothing but `_part`."""
         comm = self.comm
         newest = max(comm._all_gather_objects(self.steps))
         if self._averaged and self.steps == newest - 1:
             self._commit()  # as another rank has, which knew that all had the average
-        part = None
-        if self._built is not None and self.steps == newest:
-            part = contents_of(*self._built, self._names, None)
-        self._averaged, self.steps = False, max(newest, 0)
+        self._averaged = False
+        if self._built is not None:
+            self._part = self.steps, contents_of(*self._built, self._names, None)
+            self._built = None
         groups = [range(first, first + self.ranks)
                   for first in range(0, max(comm.global_ranks) + 1, self.ranks)]
         self._whole = [g for g, ranks in enumerate(groups) if {*ranks} <= {*comm.global_ranks}]
-        self._built = None
+        built, part = None, self._part[1] if self._part[0] == newest >= 0 else None
         if self.number in self._whole:
             local = comm.global_ranks.index
             group = comm.subgroup(map(local, groups[self.number]))
             self._across = comm.subgroup(local(groups[g][group.rank]) for g in self._whole)
-            self._built = self._build(group)
-            self._names = names_by_group(*self._built)
+            built = self._build(group)
+            self._names = names_by_group(*built)
             if newest < 0 and self.number == self._whole[0]:  # all begin as this group does
-                part = contents_of(*self._built, self._names, None)
-        part = self._healed(part)
-        if self._built is not None:
-            parts = self._built[0].comm._all_gather_objects(part)
-            restore(*self._built, lambda: merged(parts), "Replicas")
+                part = contents_of(*built, self._names, None)
+        part = self._healed(part, needs=built is not None and part is None)
+        if built is not None:
+            parts = built[0].comm._all_gather_objects(part)
+            restore(*built, lambda: merged(parts), "Replicas")
+            self._part = -1, None
+        self._built, self.steps = built, max(newest, 0)
 
-    def _healed(self, part: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _healed(self, part: dict[str, Any] | None, needs: bool) -> dict[str, Any] | None:
         """`part` of the newest state, or, if this rank of a whole group has none, that of the same
         place in another group."""
         comm, place = self.comm, self.comm.global_ranks[self.comm.rank] % self.ranks
-        needs = self._built is not None and part is None
         places = comm._all_gather_objects((place, part is not None, needs))
         sources = {at: rank for rank, (at, has, _) in reversed([*enumerate(places)]) if has}
         for rank, (at, _, missing) in enumerate(places):
