@@ -26,7 +26,7 @@ ROWS = [Waiting(0, "send", "1", 4_000, "a.py:3 in f"), Waiting(1, "returned")]
 
 def test_all_are_of_one_family_and_of_pythons_own_where_it_has_one() -> None:
     family = [x for x in vars(errors).values() if isinstance(x, type) and issubclass(x, Exception)]
-    assert len(family) == 9
+    assert len(family) == 11
     assert all(issubclass(x, DtlabError) for x in family)
     assert issubclass(ConfigError, ValueError)
     assert issubclass(ShapeMismatch, ValueError)

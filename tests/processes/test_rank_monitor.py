@@ -54,7 +54,7 @@ def test_a_line_that_comes_in_pieces_is_waited_for(
     os.write(pipe[1], b'  File "/x/other.py", line 9 in g\n  File "<string>", line 1 in <mod')
     rank = answering(pipe, *pieces)
     try:
-        assert rank_monitor.current_line(rank, pipe[0]) == "mine.py:3 in f"
+        assert rank_monitor.current_stack(rank, pipe[0]) == ["mine.py:3 in f"]
     finally:
         os.kill(rank.pid, signal.SIGKILL)
         os.waitpid(rank.pid, 0)
@@ -67,7 +67,7 @@ def test_who_does_not_answer_is_not_waited_for_long(
     rank = answering(pipe)
     os.kill(rank.pid, signal.SIGSTOP)
     try:
-        assert rank_monitor.current_line(rank, pipe[0]) == ""
+        assert rank_monitor.current_stack(rank, pipe[0]) == []
     finally:
         os.kill(rank.pid, signal.SIGKILL)
         os.waitpid(rank.pid, 0)
