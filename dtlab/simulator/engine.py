@@ -105,8 +105,12 @@ class Engine:
             raise self._broken
         if not self.stopping and any(strand.is_busy() for strand in self.strands):
             why = self._failed_links() or hint(self.strands)
-            raise Deadlock("deadlock: every rank that is left waits for another" + why,
-                           table(self.strands))
+            stuck = Deadlock("deadlock: every rank that is left waits for another" + why,
+                             table(self.strands))
+            if self.crashed and not self.channels.closed:
+                stuck.add_note("Nobody notices a crash: with detect_s=… waits for a crashed rank "
+                               "end with RankDied, after so many seconds.")
+            raise stuck
 
     def add_stream(self, body: Callable[[Strand], None]) -> Strand:
         """Called on a strand: one more of its rank, which runs `body` as soon as this one pauses.
