@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import shutil
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dtlab.cli import app
+from dtlab.cli.grade import last_moment
+from dtlab.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 STUB = ROOT / "exercises" / "05_all_reduce.ipynb"
@@ -94,9 +98,23 @@ def test_an_empty_folder_and_two_forms_at_once_are_bad_input(tmp_path: Path) -> 
     assert grade(STUB, "--json", "--csv").exit_code == 2
 
 
-def test_a_deadline_that_is_a_day_ends_with_it():
-    from dtlab.cli.grade import last_moment
+def test_a_deadline_is_of_this_machine_or_says_its_time_zone(monkeypatch, capsys):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert last_moment("2026-12-01 23:59") == datetime(2026, 12, 1, 23, 59)
+        assert "2026-12-01 23:59 CET (UTC+0100), this machine's" in capsys.readouterr().err
+        assert last_moment("2026-12-01 23:59 America/New_York") == datetime(2026, 12, 2, 5, 59)
+        assert last_moment("2026-12-01 12:00 +05:30") == datetime(2026, 12, 1, 7, 30)
+        assert last_moment("2026-12-01 +00:00") == datetime(2026, 12, 2, 0, 59, 59)
+        with pytest.raises(ConfigError, match="a time zone may follow"):
+            last_moment("2026-12-01 12:00 Mars/Olympus")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
+
+def test_a_deadline_that_is_a_day_ends_with_it():
     assert str(last_moment("2026-12-01")) == "2026-12-01 23:59:59"
     assert str(last_moment("2026-12-01 18:00")) == "2026-12-01 18:00:00"
     assert last_moment(None) is None

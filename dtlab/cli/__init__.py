@@ -9,6 +9,7 @@ no notebook); 130, interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -77,6 +78,9 @@ def dtlab_command(
 
 def main() -> None:
     """What the `dtlab` script calls."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack ✓ or µ
+            stream.reconfigure(errors="replace")
     words = sys.argv[1:]
     if "--debug" in words:  # typer takes it before the command only; people add it at the end
         words = ["--debug", *(word for word in words if word != "--debug")]

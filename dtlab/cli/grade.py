@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 from rich.progress import track
@@ -77,18 +79,26 @@ def warn_of_short_seed(seed: int | None) -> None:
 
 
 def last_moment(text: str | None) -> datetime | None:
-    """The deadline that `text` says; of a day, its end."""
+    """The deadline that `text` says, by this machine's clock; of a day, its end. A time zone may
+    follow, such as +01:00 or Europe/Berlin."""
     if text is None:
         return None
+    day, _, rest = text.strip().partition(" ")
+    time, _, zone = rest.partition(" ") if re.match(r"\d\d?:", rest) else ("", "", rest)
     try:
-        return datetime.strptime(text, "%Y-%m-%d %H:%M")
-    except ValueError:
-        pass
-    try:
-        return datetime.strptime(f"{text} 23:59:59", "%Y-%m-%d %H:%M:%S")
-    except ValueError:
-        raise ConfigError(f"--deadline is written 2026-12-01 23:59, or 2026-12-01, not {text!r}"
-                          ) from None
+        moment = datetime.strptime(f"{day} {time or '23:59:59'}",
+                                   "%Y-%m-%d %H:%M" if time else "%Y-%m-%d %H:%M:%S")
+        if re.fullmatch(r"[+-]\d\d:?\d\d", zone):
+            moment = moment.replace(tzinfo=datetime.strptime(zone, "%z").tzinfo)
+        elif zone:
+            moment = moment.replace(tzinfo=ZoneInfo(zone))
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        raise ConfigError(f"--deadline is written 2026-12-01 23:59, or 2026-12-01, and a time zone "
+                          f"may follow (+01:00, Europe/Berlin); not {text!r}") from None
+    here = moment.astimezone()
+    typer.echo(f"dtlab: the deadline is {here:%Y-%m-%d %H:%M} {here.tzname()} (UTC{here:%z}), "
+               f"this machine's time zone", err=True)
+    return here.replace(tzinfo=None)
 
 
 def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sandbox: str | None,

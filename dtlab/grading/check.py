@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import dis
 import functools
 import linecache
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +40,7 @@ def check(
     function, or a seed that isn't a whole number.
     """
     exercise = find_exercise(exercise_id)
+    values = [] if isinstance(submission, Submission) else values_of_other_cells(submission)
     if not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed is a whole number, 0 or more, not {seed!r}")
     if not isinstance(submission, Submission):
@@ -44,6 +49,10 @@ def check(
     report = Report.from_dict(told)
     if show:
         report.show()
+        if values:
+            print(f"In a class there is no {' and no '.join(values)}: another cell sets it, and of "
+                  f"other cells only functions, classes and imports count. Set it in the answer's "
+                  f"own cell.")
         _say_whom_it_trusts()
     return report
 
@@ -80,6 +89,39 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
     except OSError:  # it has been deleted
         folder = "/"
     return Submission(pickled, list(sys.path), folder, _cell_sources(function))
+
+
+def values_of_other_cells(function: Callable[..., Any]) -> list[str]:
+    """The names that `function`, or a helper of it, takes from the notebook's variables, where its
+    own cell sets none."""
+    found: dict[str, None] = {}
+    helpers, seen = [getattr(function, "func", function)], set()
+    while helpers:
+        helper = helpers.pop()
+        code = getattr(helper, "__code__", None)
+        if code is None or code in seen or os.path.exists(code.co_filename):
+            continue
+        seen.add(code)
+        own = set()  # of a helper's cell only the definitions count
+        if len(seen) == 1:
+            with contextlib.suppress(SyntaxError):
+                own = {name.id for name in ast.walk(ast.parse("".join(
+                    linecache.getlines(code.co_filename))))
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+        for name in _globals_of(code) & helper.__globals__.keys():
+            value = helper.__globals__[name]
+            if isinstance(value, types.FunctionType):
+                helpers.append(value)
+            elif name not in own and not isinstance(value, (type, types.ModuleType)) and (
+                    not callable(value)):
+                found[name] = None
+    return sorted(found)
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals_of(inner) for inner in code.co_consts
+                         if isinstance(inner, types.CodeType)))
 
 
 def _cell_sources(function: Callable[..., Any]) -> dict[str, str]:

@@ -75,7 +75,8 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None
         (out / "learners" / f"{row.page}.json").write_text(json.dumps(
             gradescope_results(row.reports, row.notes), indent=1), encoding="utf-8")
     (out / "class.csv").write_text(points_csv("learner", "notes", [
-        (row.learner, row, row.reports, "; ".join(row.notes)) for row in rows]), encoding="utf-8")
+        (row.learner, row, row.reports, "; ".join(row.notes)) for row in rows]),
+        encoding="utf-8-sig")  # by its first bytes Excel knows UTF-8
     (out / "index.html").write_text(pages().get_template("class.html").render(
         rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows), shortest=SHORTEST,
         seconds=sum(report.seconds for row in rows for report in row.reports),

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import stat
+import unicodedata
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -122,17 +123,18 @@ def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def learner_of(name: Path) -> Learner:
     """Whose the file of this name is: see `find_hand_ins`."""
-    first = name.parts[0]
+    first = unicodedata.normalize("NFC", name.parts[0])
     for platform in _PLATFORMS:
         if match := platform.match(first):
             return Learner(_clean(match["learner"]), match["number"])
     if len(name.parts) == 1:
-        first = re.sub(r"[ _-]+\d\d[a-z]?_.*$", "", name.stem)
+        first = re.sub(r"[ _-]+\d\d[a-z]?_.*$", "", Path(first).stem)
     return Learner(_clean(first), first)
 
 
 def _clean(name: str) -> str:
-    return " ".join(printable(name).split())
+    """é has two spellings (a Mac writes the other one), which are one name."""
+    return " ".join(printable(unicodedata.normalize("NFC", name)).split())
 
 
 def _told_apart(owners: list[Learner]) -> dict[Learner, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import stat
 import warnings
 from dataclasses import dataclass
@@ -73,20 +74,37 @@ def read_notebook(path: Path) -> dict[str, Any]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device could never end
             raise ConfigError(f"{path} is no ordinary file")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8, as notebooks are: open it in JupyterLab, save it, "
+                          f"and hand in that file") from None
+    except OSError as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
     if not text.strip():
         raise ConfigError(f"{path} is empty: save the notebook again")
     try:
         raw = json.loads(text)
-        if not isinstance(raw, dict) or not isinstance(raw.get("cells"), list):
-            raise ValueError("it has no cells")
-        return raw
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a notebook: {error}") from None
+        raise ConfigError(f"{path} is not a notebook: {_what_it_is(text, error)}") from None
+    if isinstance(raw, dict) and "worksheets" in raw:
+        raise ConfigError(f"{path} is a notebook of format 3: open it in JupyterLab and save it")
+    if not isinstance(raw, dict) or not isinstance(raw.get("cells"), list):
+        raise ConfigError(f"{path} is not a notebook: it has no cells")
+    return raw
+
+
+def _what_it_is(text: str, error: Exception) -> str:
+    """Why this is no JSON, in words of people who have handed it in."""
+    if text.lstrip().startswith("<"):
+        return "it is HTML, as exported for reading; hand in the .ipynb itself"
+    if re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE):
+        return "git has left conflict marks (<<<<<<<) in it; resolve the conflict, and save again"
+    if isinstance(error, json.JSONDecodeError) and (
+            error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated string")):
+        return "its end is missing; save it and upload it again"
+    return str(error)
 
 
 def course_folder(given: str | Path | None) -> Path:
@@ -135,6 +153,7 @@ def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
         source = cell.get("source") if isinstance(cell, dict) else None
         if isinstance(source, (str, list)) and cell.get("cell_type") == "code":
             text = source if isinstance(source, str) else "".join(map(str, source))
+            text = _without_ipython(text)
             metadata = cell.get("metadata")
             found = metadata if isinstance(metadata, dict) else {}
             mark, tags = found.get("nbgrader"), found.get("tags")
@@ -148,35 +167,46 @@ def _solution_cells(source: list[CodeCell]) -> dict[str, set[str]]:
     return {cell.mark["grade_id"]: cell.functions for cell in source if cell.mark.get("solution")}
 
 
-def _chosen(cells: list[CodeCell], wanted: dict[str, set[str]]) -> dict[str, int]:
-    """grade id → which of a learner's cells answers it. A copied or re-made cell is known by the
-    function that it defines."""
-    marked = {str(cell.mark.get("grade_id")): i for i, cell in enumerate(cells)}
+def _chosen(cells: list[CodeCell], wanted: dict[str, set[str]]) -> dict[str, list[int]]:
+    """grade id → which of a learner's cells answer it: a cell that JupyterLab has split or copied
+    keeps its id. One that was made anew is known by the function that it defines."""
     chosen = {}
     for grade_id, names in wanted.items():
+        marked = [i for i, cell in enumerate(cells) if cell.mark.get("grade_id") == grade_id]
         same_name = [i for i, cell in enumerate(cells) if names & cell.functions]
-        if grade_id in marked or same_name:
-            chosen[grade_id] = marked[grade_id] if grade_id in marked else same_name[-1]
+        if marked or same_name:
+            chosen[grade_id] = marked or same_name[-1:]
     return chosen
 
 
-def _answers(cells: list[CodeCell], chosen: dict[str, int], wanted: dict[str, set[str]]
+def _answers(cells: list[CodeCell], chosen: dict[str, list[int]], wanted: dict[str, set[str]]
              ) -> list[SubmittedCell]:
-    """The cells to execute, in the order of the notebook; at the end, one for each answer that is
-    missing."""
-    grade_ids = {i: grade_id for grade_id, i in chosen.items()}
+    """The cells to execute, in the order of the notebook; an answer in several stands where its
+    last one does. At the end, one for each answer that is missing."""
+    grade_ids = {parts[-1]: grade_id for grade_id, parts in chosen.items()}
+    earlier = {i for parts in chosen.values() for i in parts[:-1]}
     found = []
     for i, cell in enumerate(cells):
-        if i in grade_ids and len(cell.text) > LARGEST_CELL:
+        if i in grade_ids:
+            text = "\n\n".join(cells[part].text for part in chosen[grade_ids[i]])
             long = f"the answer's cell has more than {LARGEST_CELL:,} characters"
-            found.append(SubmittedCell("", grade_ids[i], long))
-        elif i in grade_ids:
-            found.append(SubmittedCell(cell.text, grade_ids[i]))
-        elif helpers := cell.helpers:
+            found.append(SubmittedCell("", grade_ids[i], long) if len(text) > LARGEST_CELL
+                         else SubmittedCell(text, grade_ids[i]))
+        elif i not in earlier and (helpers := cell.helpers):
             found.append(SubmittedCell(helpers))
     for grade_id in wanted.keys() - set(grade_ids.values()):
         found.append(SubmittedCell("", grade_id, "the answer's cell is not in the notebook"))
     return found
+
+
+def _without_ipython(code: str) -> str:
+    """`code` without the lines that only IPython understands (%time, !pip, %%capture), if it is
+    Python without them."""
+    if _parsed(code) or len(code) > LARGEST_CELL:
+        return code
+    lines = [re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in code.split("\n")]
+    plain = "\n".join(lines)
+    return plain if _parsed(plain) else code
 
 
 def _parsed(code: str) -> list[ast.stmt]:

@@ -25,7 +25,7 @@ from dtlab.processes.shared_status import SharedStatus
 from dtlab.processes.store import StoreServer
 from dtlab.processes.watchdog import Watchdog
 from dtlab.ranks import serialization
-from dtlab.ranks.output import RankOutput
+from dtlab.ranks.output import RankOutput, write
 
 _PIPE_BYTES = 1 << 20
 _HOLD_S = 0.25
@@ -279,7 +279,7 @@ class RankGroup:
         lines = sorted(self._screen, key=lambda item: item[0])
         self._screen.clear()
         if lines and sys.stdout is not None:  # it was closed before Python began
-            sys.stdout.write("".join(line for _, line in lines))
+            write(sys.stdout, "".join(line for _, line in lines))
             sys.stdout.flush()
 
     def _on_status(self) -> None:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TextIO
 
 LIMIT_BYTES = 1_000_000
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Write `text`, with ? for what the encoding of a terminal lacks."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError as error:
+        stream.write(text.encode(error.encoding, "replace").decode(error.encoding))
 
 
 class RankOutput:

@@ -18,7 +18,7 @@ from dtlab.checks import check_amount, check_number
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.ranks.call_checks import check_call, check_options
-from dtlab.ranks.output import RankOutput
+from dtlab.ranks.output import RankOutput, write
 from dtlab.result import Result
 from dtlab.simulator import (
     communicator,
@@ -129,7 +129,7 @@ class _Simulation:
         self.ranks = list(range(network.ranks))  # one object for each number, used everywhere
         self.engine = engine.Engine(network, gamma=gamma, eager_bytes=eager_bytes, trace=trace)
         self.kind = kind
-        show = _as_the_caller(sys.stdout.write) if echo and sys.stdout else None
+        show = _as_the_caller(partial(write, sys.stdout)) if echo and sys.stdout else None
         self.output = [RankOutput(rank, show) for rank in range(network.ranks)]
         for output, text in zip(self.output, shown, strict=False):
             output.shown = text.count("\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import subprocess
 import sys
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 import dtlab
 from dtlab import ConfigError, check
 from dtlab.grading import catalogue
+from dtlab.grading.check import values_of_other_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -185,3 +187,18 @@ def test_seeds_change_no_points():
 
 def test_check_is_at_the_front_door():
     assert dtlab.check is check
+
+
+def test_values_of_other_cells_are_named_at_once(capsys):
+    """In a class only functions, classes and imports of other cells count."""
+    cells = {"<cell 1>": "ONE = 1\n\n\ndef of(comm, n):\n"
+                         "    return (comm.rank + n * ONE) % comm.size",
+             "<cell 2>": "TWO = 2\n\n\ndef hello(comm):\n    size = TWO * comm.size // 2\n"
+                         "    return comm.rank, size, of(comm, -1), of(comm, 1)"}
+    notebook: dict = {}
+    for name, source in cells.items():
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), notebook)
+    assert check("hello-ranks", notebook["hello"]).points == 4
+    assert "In a class there is no ONE: another cell sets it" in capsys.readouterr().out
+    assert values_of_other_cells(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's

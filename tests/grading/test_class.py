@@ -60,6 +60,12 @@ def test_the_learner_is_read_off_the_path(name, learner):
     assert learner_of(Path(name)).name == learner
 
 
+def test_two_spellings_of_a_letter_are_one_learner():
+    composed, decomposed = "Zoé_05_all_reduce.ipynb", "Zoe\u0301_06_wires.ipynb"
+    assert learner_of(Path(composed)) == learner_of(Path(decomposed))
+    assert learner_of(Path("Zoe\u0301/a.ipynb")) == learner_of(Path("Zoé/b.ipynb"))
+
+
 def write_zip(path: Path, *names: str, text: str = "") -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for number, name in enumerate(names):
@@ -176,7 +182,7 @@ def test_every_hand_in_is_a_row_and_the_later_one_counts(graded):
 
 
 def test_the_table_of_the_class_opens_in_a_spreadsheet_without_formulas(graded):
-    rows = list(csv.DictReader(io.StringIO((graded[1] / "class.csv").read_text())))
+    rows = list(csv.DictReader(io.StringIO((graded[1] / "class.csv").read_text("utf-8-sig"))))
     assert [row["learner"] for row in rows] == ["'=eve", "ada", "fred"]
     assert [row["hello-ranks"] for row in rows] == ["0", "4", ""]
 

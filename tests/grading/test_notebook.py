@@ -147,7 +147,7 @@ def test_output_cells_and_sources_as_lists_are_fine(welcome, submit):
     ("raise ValueError('no')", "ValueError: no"),
     ("import sys; sys.exit()", "SystemExit"),
     ("def hello(comm:\n", "SyntaxError"),
-    ("%pip install torch", "SyntaxError"),
+    ("%pip install torch", "no cell defines it"),
     ("hello = 3", "no cell defines it"),
     ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
     ("print('x' * 10**8)", "no cell defines it"),
@@ -196,6 +196,11 @@ def test_a_traceback_shows_the_line_of_the_cell(welcome, submit):
     ('{"cells": 3}', "is not a notebook"),
     ("[" * 100_000, "is not a notebook"),
     ("\x00\x01", "is not a notebook"),
+    ("<!DOCTYPE html>\n<html></html>", "it is HTML, as exported"),
+    ('{\n "cells": [\n<<<<<<< HEAD\n  {}\n=======\n  {}\n>>>>>>> theirs\n]}', "conflict marks"),
+    ('{"cells": [{"cell_type": "code", "source": "def hel', "its end is missing"),
+    ('{"cells": [{"cell_type": "code"}', "its end is missing"),
+    (json.dumps({"nbformat": 3, "worksheets": [{"cells": []}]}), "a notebook of format 3"),
     (json.dumps({"cells": []}), "no exercise of this course"),
     (json.dumps({"cells": [None, 3, {"cell_type": "code"}, {"cell_type": "code", "source": 4},
                            {"cell_type": "code", "source": "x = 1", "metadata": 5}]}),
@@ -216,9 +221,37 @@ def test_a_bad_file_gets_one_clear_sentence(tmp_path, content, told):
 def test_a_folder_and_bytes_that_are_no_text_get_a_sentence_too(tmp_path):
     with pytest.raises(ConfigError, match="is a folder"):
         grade_notebook(tmp_path)
-    (tmp_path / "x.ipynb").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="can't be read"):
-        grade_notebook(tmp_path / "x.ipynb")
+    for number, encoding in enumerate(("utf-16", "gb18030")):
+        path = tmp_path / f"{number}.ipynb"
+        path.write_bytes(json.dumps({"cells": ["你好"]}, ensure_ascii=False).encode(encoding))
+        with pytest.raises(ConfigError, match="is not UTF-8, as notebooks are: open it in Jupyter"):
+            grade_notebook(path)
+
+
+def test_a_byte_order_mark_is_borne(tmp_path, welcome):
+    path = tmp_path / "mine.ipynb"
+    path.write_bytes(json.dumps(welcome).encode("utf-8-sig"))
+    assert grade_notebook(path).points == 8
+
+
+@pytest.mark.parametrize("lines", ["%%time\n", "!pip install -q torch\n%matplotlib inline\n",
+                                   "if True:\n    %time\n"])
+def test_lines_for_ipython_are_left_out(welcome, submit, lines):
+    answer = marked(welcome, "hello-ranks")
+    answer["source"] = lines + "".join(answer["source"])
+    helper = code_cell(lines + "def unused():\n    pass")
+    welcome["cells"].insert(1, helper)
+    assert points(submit(welcome))["hello-ranks"] == 4
+
+
+def test_an_answer_split_over_two_cells_is_one(welcome, submit):
+    answer = marked(welcome, "hello-ranks")
+    first = copy.deepcopy(answer) | {"source": "ONE = 1\n\n\ndef of(comm, n):\n"
+                                               "    return (comm.rank + n) % comm.size"}
+    answer["source"] = ("def hello(comm):\n"
+                        "    return comm.rank, comm.size, of(comm, -ONE), of(comm, ONE)")
+    welcome["cells"].insert(welcome["cells"].index(answer), first)
+    assert points(submit(welcome))["hello-ranks"] == 4
 
 
 def test_missing_solutions_are_explained(tmp_path):
