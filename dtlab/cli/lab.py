@@ -18,29 +18,32 @@ import dtlab
 from dtlab.cli.errors import with_exit_codes
 from dtlab.errors import ConfigError
 
-COPY = "my_course"  # the learner's folder, in the checkout; git ignores it
+COPY = "my_course"  # the learner's folder: in the checkout, where git ignores it, or else here
+INSTALLED = Path(dtlab.__file__).resolve().parent / "course"  # of a wheel
 COPIED = ("notebooks/*.ipynb", "notebooks/cheat_sheet.md", "notebooks/glossary.md",
           "exercises/*.ipynb")
 
 
 def course_folder(start: Path | None = None) -> Path:
-    """The checkout that holds notebooks/: above `start`, above here, or around this package."""
+    """The checkout that holds notebooks/: above `start`, above here, or around this package; or
+    what a wheel has brought along."""
     package = Path(dtlab.__file__).resolve().parent
     for begin in (start, Path.cwd(), package) if start else (Path.cwd(), package):
         assert begin is not None
         for folder in (begin.resolve(), *begin.resolve().parents):
             if (folder / "dtlab" / "comm.py").exists() and any(folder.glob("notebooks/*.ipynb")):
                 return folder
-    raise ConfigError(
-        "the course's notebooks are not here: they live in dtlab's repository, not in the "
-        "installed package; clone it and run `make lab` there"
-    )
+    if any(INSTALLED.glob("notebooks/*.ipynb")):
+        return INSTALLED
+    raise ConfigError("the course's notebooks are not here: clone dtlab's repository and run "
+                      "`make lab` there, or install its wheel")
 
 
 def copy_course(course: Path) -> tuple[Path, list[str]]:
     """The learner's own copy of chapters and exercises, and which of them have been revised since
     the learner began to change the copy. What the learner has changed is never overwritten."""
-    mine, revised = course / COPY, []
+    mine, revised = (Path.cwd() if course == INSTALLED else course) / COPY, []
+    mine.mkdir(exist_ok=True)
     record = mine / ".copied.json"  # what was copied: name → hash
     copied = json.loads(record.read_text()) if record.exists() else {}
     for original in sorted(path for pattern in COPIED for path in course.glob(pattern)):
@@ -95,6 +98,9 @@ def lab(
 ) -> None:
     """Open your own copy of the course in JupyterLab: on loopback only, with a token."""
     folder = course_folder()
+    if originals and folder == INSTALLED:
+        raise ConfigError("--originals is for a clone of dtlab's repository: what pip has "
+                          "installed is not for editing")
     if not originals:
         folder, revised = copy_course(folder)
         for name in revised:

@@ -110,7 +110,8 @@ def _what_it_is(text: str, error: Exception) -> str:
 def course_folder(given: str | Path | None) -> Path:
     """Where the course's own notebooks are: in `given`, beside the package, or beside you. Learners
     have no solutions, but the exercises, with the checks that they may see."""
-    places = (Path(dtlab.__file__).parent.parent, Path.cwd())
+    package = Path(dtlab.__file__).parent
+    places = (package.parent, Path.cwd(), package / "course")
     candidates = [Path(given)] if given else [
         place / name for name in ("solutions", "exercises") for place in places]
     for folder in candidates:
