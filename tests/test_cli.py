@@ -16,6 +16,7 @@ import dtlab
 from dtlab.cli import app, doctor, lab
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
+from dtlab.grading import isolation
 from dtlab.models import SHAPES
 from dtlab.parallel import planner
 
@@ -284,6 +285,27 @@ def test_doctor_reports_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None
     assert finding.state == "fault"
     assert "SIGKILL" in finding.detail
     assert finding.remedy
+
+
+def test_doctor_finds_what_surrounds_the_course(monkeypatch: pytest.MonkeyPatch,
+                                                tmp_path: Path) -> None:
+    """A limit on files, a clone that can't be written, a sandbox that doesn't work here."""
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    assert "ulimit -f unlimited" in doctor.file_size().remedy
+    monkeypatch.setattr(doctor.lab, "course_folder", lambda: tmp_path)
+    assert doctor.course().state == "ok"
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    finding = doctor.course()
+    assert (finding.state, finding.remedy) == (
+        "fault", f"copy the clone to a folder of yours: cp -r {tmp_path} ~/dtlab")
+    monkeypatch.setattr(isolation, "_obstacle", lambda _: "does not work here (Operation not "
+                                                          "permitted)")
+    for there, state in (("/usr/bin/bwrap", "fault"), (None, "note")):
+        monkeypatch.setattr(doctor.shutil, "which", lambda _, there=there: there)
+        finding = doctor.sandbox()
+        assert finding.state == state
+        assert "does not work here" in finding.detail
+        assert "apt install bubblewrap" in finding.remedy
 
 
 @pytest.mark.parametrize("check", doctor.CHECKS)

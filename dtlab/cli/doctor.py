@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import resource
 import shutil
 import socket
 import time
@@ -16,7 +17,7 @@ import torch
 import typer
 
 import dtlab
-from dtlab.cli import show
+from dtlab.cli import lab, show
 from dtlab.cli.errors import FAILED, with_exit_codes
 from dtlab.errors import DtlabError
 from dtlab.machine import load
@@ -84,15 +85,38 @@ def memory() -> Finding:
                                             "or use fewer ranks")
 
 
-def shared_memory() -> Finding:
-    """Large tensors go to ranks and back through /dev/shm; containers often keep it tiny."""
-    if not os.path.isdir("/dev/shm"):
-        return Finding("Shared memory", "ok", "no fixed limit on this system")
-    free = shutil.disk_usage("/dev/shm").free
-    if free >= 256e6:
-        return Finding("Shared memory", "ok", f"{bytes_text(free)} free")
-    return Finding("Shared memory", "fault", f"{bytes_text(free)} free in /dev/shm",
-                   "256 MB are needed: docker run --shm-size=1g, or remove old files there")
+def file_size() -> Finding:
+    """Functions and results go to ranks and back through files in memory."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY or limit >= 1e9:
+        return Finding("File size", "ok", "no narrow limit (ulimit -f)")
+    return Finding("File size", "fault", f"files may have {bytes_text(limit)} at most (ulimit -f)",
+                   "what ranks return would not fit: ulimit -f unlimited, or ask who set it")
+
+
+def course() -> Finding:
+    """`dtlab lab` copies it to where the learner may write."""
+    try:
+        folder = lab.course_folder()
+    except DtlabError as error:
+        return Finding("Course", "note", "no notebooks here", str(error))
+    mine = lab.copy_of(folder)
+    if os.access(mine if mine.exists() else mine.parent, os.W_OK):
+        return Finding("Course", "ok", f"your copy is, or will be, {mine}")
+    return Finding("Course", "fault", f"you may not write {mine}, where your copy belongs",
+                   f"copy the clone to a folder of yours: cp -r {folder} ~/dtlab")
+
+
+def sandbox() -> Finding:
+    """What `dtlab grade` shuts other people's code into."""
+    from dtlab.grading.isolation import choose_sandbox
+
+    try:
+        return Finding("Sandbox", "ok", f"{choose_sandbox()}: dtlab grade may run others' code")
+    except DtlabError as error:
+        state = "fault" if shutil.which("bwrap") else "note"  # it is there, and doesn't work
+        what, _, remedy = str(error).partition("; ")
+        return Finding("Sandbox", state, what, remedy)
 
 
 def loopback() -> Finding:
@@ -157,8 +181,8 @@ def _sum_of_ranks(comm: dtlab.Comm) -> float:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, pytorch, gloo, cuda, cores, memory, shared_memory, loopback, jupyterlab, two_ranks,
-    calibrated,
+    python, pytorch, gloo, cuda, cores, memory, file_size, loopback, course, sandbox, jupyterlab,
+    two_ranks, calibrated,
 )
 
 

@@ -42,7 +42,7 @@ def course_folder(start: Path | None = None) -> Path:
 def copy_course(course: Path) -> tuple[Path, list[str]]:
     """The learner's own copy of chapters and exercises, and which of them have been revised since
     the learner began to change the copy. What the learner has changed is never overwritten."""
-    mine, revised = (Path.cwd() if course == INSTALLED else course) / COPY, []
+    mine, revised = copy_of(course), []
     mine.mkdir(exist_ok=True)
     record = mine / ".copied.json"  # what was copied: name → hash
     copied = json.loads(record.read_text()) if record.exists() else {}
@@ -57,6 +57,11 @@ def copy_course(course: Path) -> tuple[Path, list[str]]:
             revised.append(name)
     record.write_text(json.dumps(copied, indent=1))
     return mine, revised
+
+
+def copy_of(course: Path) -> Path:
+    """Where the learner's own copy of this course is."""
+    return (Path.cwd() if course == INSTALLED else course) / COPY
 
 
 def _hash(path: Path) -> str:
