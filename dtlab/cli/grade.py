@@ -40,6 +40,8 @@ def grade(
     deadline: Annotated[str | None, typer.Option(
         help="With --out: mark what was handed in after 2026-12-01 23:59, or after this day.")
     ] = None,
+    names: Annotated[Path | None, typer.Option(
+        help="With --out: a file of all learners' names, one a line; absentees get a row.")] = None,
     attack: Annotated[bool, typer.Option(
         "--attack", help="Grade no one: try attacks on this machine's sandbox.")] = False,
     only: Annotated[str, typer.Option(help="With --attack: those with this in their name.")] = "",
@@ -63,10 +65,12 @@ def grade(
         raise ConfigError("--only chooses among attacks: add --attack")
     if not notebooks:
         raise ConfigError("name the notebooks to grade, or folders of them")
-    if out is None and (jobs > 1 or deadline is not None):
-        raise ConfigError("--jobs and --deadline are for a class: add --out, a folder for results")
+    if out is None and (jobs > 1 or deadline is not None or names is not None):
+        raise ConfigError("--jobs, --deadline and --names are for a class: add --out, a folder for "
+                          "results")
     if out is not None:
-        _grade_class(notebooks, out, jobs, seed, sandbox, course, last_moment(deadline))
+        _grade_class(notebooks, out, jobs, seed, sandbox, course, last_moment(deadline),
+                     read_names(names))
         return
     _grade_each(notebooks, seed, sandbox, course, as_json, as_csv)
 
@@ -76,6 +80,19 @@ def warn_of_short_seed(seed: int | None) -> None:
     if seed is not None and seed < 10**9:
         typer.echo(f"dtlab: an answer can guess the seed {seed} by trying: draw one of ten digits "
                    f"or more", err=True)
+
+
+def read_names(path: Path | None) -> list[str]:
+    """The names in a file, one a line, as hand-ins spell them."""
+    from dtlab.grading.submissions import plain_name
+
+    if path is None:
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8: save it as plain text in UTF-8") from None
+    return [plain_name(line) for line in lines if line.strip()]
 
 
 def last_moment(text: str | None) -> datetime | None:
@@ -102,7 +119,7 @@ def last_moment(text: str | None) -> datetime | None:
 
 
 def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sandbox: str | None,
-                 course: Path | None, deadline: datetime | None) -> None:
+                 course: Path | None, deadline: datetime | None, names: list[str]) -> None:
     from dtlab.grading.class_grading import grade_class
     from dtlab.grading.class_report import write_results
 
@@ -117,7 +134,7 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
     except KeyboardInterrupt:
         raise ConfigError(f"stopped; what is graded is kept in {out}, and the same command goes on "
                           f"from there") from None
-    write_results(graded, out, seed)
+    write_results(graded, out, seed, names)
     failed = [each for each in graded if each.report.error]
     learners = len({each.hand_in.learner for each in graded})
     typer.echo(f"hand-ins: {len(graded)}, of learners: {learners}, not gradable: {len(failed)}; "

@@ -17,7 +17,7 @@ from dtlab.errors import ConfigError
 from dtlab.grading.isolation import PACKAGE, choose_sandbox
 from dtlab.grading.notebook import ENDED, NotebookReport, grade_notebook
 from dtlab.grading.report import printable
-from dtlab.grading.submissions import HandIn, find_hand_ins
+from dtlab.grading.submissions import HandIn, find_hand_ins, is_late
 from dtlab.grading.submitted import course_folder
 
 
@@ -72,7 +72,8 @@ def grade_class(
             reports[begun[done]] = done.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    late = {each for each in hand_ins if deadline is not None and each.handed_in > deadline}
+    late = {each for each in hand_ins if is_late(each.name)
+            or (deadline is not None and each.handed_in > deadline)}
     graded = [Graded(each, reports[each], each in late) for each in hand_ins]
     _leave_the_last(graded)
     return graded

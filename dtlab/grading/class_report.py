@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from dtlab.grading.class_grading import Graded
 from dtlab.grading.exercise import catalogue
 from dtlab.grading.notebook import NotebookReport
 from dtlab.grading.report import Report, pages, printable, text_table, whole
-from dtlab.grading.similarity import SHORTEST, similar_pairs
+from dtlab.grading.similarity import SHORTEST, alike
 
 SHOWN = 15  # rows of the summary's lists
 
@@ -53,7 +54,7 @@ class LearnerRow:
     @property
     def notes(self) -> list[str]:
         """What a teacher should look at."""
-        found = []
+        found = [] if self.graded else ["nothing was handed in"]
         for each in self.graded:
             name = each.hand_in.name
             if each.report.error:
@@ -65,9 +66,11 @@ class LearnerRow:
         return found
 
 
-def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None:
-    """Write index.html, class.csv, and for each learner a page and Gradescope's results.json."""
-    rows = rows_of(graded)
+def write_results(graded: Sequence[Graded], out: Path, seed: int | None,
+                  names: Sequence[str] = ()) -> None:
+    """Write index.html, class.csv, and for each learner a page and Gradescope's results.json.
+    names: of all learners; those that handed nothing in have a row, too."""
+    rows = rows_of(graded, names)
     (out / "learners").mkdir(parents=True, exist_ok=True)
     for row in rows:
         text = pages().get_template("learner.html").render(row=row)
@@ -81,12 +84,12 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None) -> None
         rows=rows, hand_ins=len(graded), seed=seed, histogram=_histogram(rows), shortest=SHORTEST,
         seconds=sum(report.seconds for row in rows for report in row.reports),
         hardest=_hardest(rows), mistakes=_mistakes(rows),
-        pairs=similar_pairs(_answers(rows))), encoding="utf-8")
+        alike=alike(_answers(rows))), encoding="utf-8")
 
 
-def rows_of(graded: Sequence[Graded]) -> list[LearnerRow]:
+def rows_of(graded: Sequence[Graded], names: Sequence[str] = ()) -> list[LearnerRow]:
     """One row a learner, in the order of names."""
-    theirs: dict[str, list[Graded]] = {}
+    theirs: dict[str, list[Graded]] = {name: [] for name in names}
     for each in graded:
         theirs.setdefault(each.hand_in.learner, []).append(each)
     return [LearnerRow(name, f"{number:03}_" + re.sub(r"[^\w-]+", "_", name)[:60], theirs[name])
@@ -125,7 +128,8 @@ def class_table(reports: Sequence[NotebookReport], width: int = 110) -> str:
 def _plain_cell(text: str) -> str:
     """A text that no spreadsheet takes for a formula."""
     text = printable(text)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+    first = unicodedata.normalize("NFKC", text[:1])  # the wide ＝ is one, too
+    return f"'{text}" if first in ("=", "+", "-", "@", "\t") else text
 
 
 def gradescope_results(reports: Sequence[Report], notes: Sequence[str] = ()) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tokenize
+from collections import defaultdict
 from collections.abc import Mapping
 from itertools import combinations
 from typing import NamedTuple
@@ -16,31 +17,34 @@ _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
             tokenize.ENCODING, tokenize.ENDMARKER}
 
 
-class Pair(NamedTuple):
-    """Two learners' answers to one exercise. share: from `SIMILAR` to 1."""
+class Alike(NamedTuple):
+    """Learners' answers to one exercise: all equal, or two, each perhaps of several learners.
+    share: of their tokens, from `SIMILAR` to 1."""
 
     share: float
     exercise: str
-    first: str
-    second: str
+    learners: str
 
 
-def similar_pairs(answers: Mapping[str, Mapping[str, str]]) -> list[Pair]:
-    """The pairs of answers that share most of their tokens, the most alike first.
+def alike(answers: Mapping[str, Mapping[str, str]]) -> list[Alike]:
+    """The answers that share most of their tokens, the most alike first; equal ones are one group.
 
     answers: learner → exercise → code. Comments, spaces and line breaks don't count; names do.
     """
+    groups: dict[str, dict[tuple[str, ...], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for learner, each in sorted(answers.items()):
+        for exercise, code in each.items():
+            if len(tokens := tuple(tokens_of(code))) >= SHORTEST:
+                groups[exercise][tokens].append(learner)
     found = []
-    tokens = {learner: {exercise: tokens_of(code) for exercise, code in each.items()}
-              for learner, each in answers.items()}
-    for (first, mine), (second, theirs) in combinations(sorted(tokens.items()), 2):
-        for exercise in sorted(mine.keys() & theirs.keys()):
-            if min(len(mine[exercise]), len(theirs[exercise])) >= SHORTEST:
-                share = Indel.normalized_similarity(mine[exercise], theirs[exercise],
-                                                    score_cutoff=SIMILAR)
-                if share:
-                    found.append(Pair(round(share, 3), exercise, first, second))
-    return sorted(found, key=lambda pair: (-pair.share, *pair[1:]))
+    for exercise, by_tokens in groups.items():
+        found += [Alike(1.0, exercise, ", ".join(same)) for same in by_tokens.values()
+                  if len(same) > 1]
+        for (mine, first), (theirs, second) in combinations(by_tokens.items(), 2):
+            share = Indel.normalized_similarity(mine, theirs, score_cutoff=SIMILAR)
+            if share:
+                found.append(Alike(round(share, 3), exercise, ", ".join(first + second)))
+    return sorted(found, key=lambda each: (-each.share, *each[1:]))
 
 
 def tokens_of(code: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -66,7 +67,7 @@ def find_hand_ins(folder: Path, unpacked: Path) -> list[HandIn]:
     for path, problem in _entries(folder):
         owner = learner_of(path.relative_to(folder))
         theirs = found.setdefault(owner, [])
-        name = printable(str(path.relative_to(folder)))
+        name = _one_line(str(path.relative_to(folder)))
         try:
             when = datetime.fromtimestamp(path.lstat().st_mtime)
             problem = problem or _problem_of(path)
@@ -126,13 +127,22 @@ def learner_of(name: Path) -> Learner:
     first = unicodedata.normalize("NFC", name.parts[0])
     for platform in _PLATFORMS:
         if match := platform.match(first):
-            return Learner(_clean(match["learner"]), match["number"])
+            return Learner(plain_name(match["learner"]), match["number"])
     if len(name.parts) == 1:
         first = re.sub(r"[ _-]+\d\d[a-z]?_.*$", "", Path(first).stem)
-    return Learner(_clean(first), first)
+    return Learner(plain_name(first), first)
 
 
-def _clean(name: str) -> str:
+def _one_line(name: str) -> str:
+    return printable(name).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def is_late(name: str) -> bool:
+    """Does Canvas say so in the name of what was handed in?"""
+    return bool((match := _PLATFORMS[1].match(name)) and match[2])
+
+
+def plain_name(name: str) -> str:
     """é has two spellings (a Mac writes the other one), which are one name."""
     return " ".join(printable(unicodedata.normalize("NFC", name)).split())
 
@@ -187,7 +197,7 @@ def _unpack(path: Path, name: str, when: datetime, into: Path) -> list[HandIn]:
                 return [HandIn("", name, path, when, f"it has {len(members):,} notebooks, and may "
                                f"have {LARGEST_ZIP_FILES}")]
             for member in members:
-                inner = printable(f"{name}/{member.filename}")
+                inner = _one_line(f"{name}/{member.filename}")
                 found.append(_unpack_one(archive, member, inner, when, into, room))
                 room -= min(member.file_size, room)
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
@@ -201,13 +211,15 @@ def _unpack_one(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, wh
     try:
         with archive.open(member) as source:
             data = source.read(largest + 1)  # whatever size the zip says
-        saved = datetime(*member.date_time)
     except (OSError, RuntimeError, ValueError, zipfile.BadZipFile, NotImplementedError,
             EOFError) as error:
         return HandIn("", name, into, when, f"it can't be unpacked: {error}")
     if len(data) > largest:
         return HandIn("", name, into, when, f"it has more than {LARGEST_BYTES:,} bytes, or all "
                       f"notebooks in the zip more than {LARGEST_ZIP_BYTES:,}")
+    saved = datetime.min
+    with contextlib.suppress(ValueError):  # some programs write no date
+        saved = datetime(*member.date_time)
     file = into / f"{hashlib.sha256(name.encode() + data).hexdigest()[:16]}.ipynb"
     into.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)

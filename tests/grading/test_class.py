@@ -19,7 +19,7 @@ from dtlab.grading import class_grading, class_report
 from dtlab.grading.class_grading import grade_class
 from dtlab.grading.class_report import rows_of, write_results
 from dtlab.grading.notebook import grade_notebook
-from dtlab.grading.similarity import similar_pairs
+from dtlab.grading.similarity import alike
 from dtlab.grading.submissions import find_hand_ins, learner_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -267,6 +267,33 @@ def test_a_copy_with_other_comments_is_similar_and_another_idea_is_not():
     copied = "# mine\n" + source.replace(" + ", "+").replace("y3", "mine")
     other = "def f(comm, x):\n" + "".join(f"    x.add_(comm.size).mul_({i})\n" for i in range(12))
     answers = {"ada": {"e": source}, "bo": {"e": copied}, "cyd": {"e": other}, "dan": {"e": "x ="}}
-    (pair,) = similar_pairs(answers)
-    assert (pair.exercise, pair.first, pair.second) == ("e", "ada", "bo")
-    assert 0.9 < pair.share < 1
+    (found,) = alike(answers)
+    assert (found.exercise, found.learners) == ("e", "ada, bo")
+    assert 0.9 < found.share < 1
+    equal = {name: {"e": "# none\n" + source} for name in ("eve", "fred", "gus")}
+    assert [(each.learners, each.share == 1) for each in alike(answers | equal)] == [
+        ("ada, eve, fred, gus", True), ("ada, eve, fred, gus, bo", False)]
+
+
+# ---- what platforms and programs write -----------------------------------------------------------
+
+
+def test_a_zip_without_dates_counts_canvas_says_who_is_late_and_absentees_have_a_row(tmp_path):
+    folder, out = tmp_path / "class", tmp_path / "out"
+    folder.mkdir()
+    member = zipfile.ZipInfo("00_welcome.ipynb")
+    member.date_time = (1980, 0, 0, 0, 0, 0)
+    with zipfile.ZipFile(folder / "ada.zip", "w") as archive:
+        archive.writestr(member, WELCOME.read_text())
+    late = "lovelaceada_LATE_123_4567_00_welcome.ipynb"
+    (folder / late).write_text(WELCOME.read_text())
+    (folder / "\uff1dcmd\nx_00_welcome.ipynb").write_text(WELCOME.read_text())
+    graded = grade_class(folder, out, sandbox="none", seed=SEED)
+    write_results(graded, out, SEED, ["ada", "Zoé"])
+    rows = {row.learner: row for row in rows_of(graded, ["ada", "Zoé"])}
+    assert rows["ada"].max_points == 8
+    assert rows["lovelaceada"].notes == [f"{late}: late"]
+    assert rows["Zoé"].notes == ["nothing was handed in"]
+    table = (out / "class.csv").read_text("utf-8-sig")
+    assert len(table.splitlines()) == 5
+    assert "\n'\uff1dcmd x," in table
