@@ -38,7 +38,7 @@ class Disk(dict[str, Any]):
 class Job:
     """What a script builds before it trains; `step` trains, and may be the end of the process."""
 
-    def __init__(self, samples: int, batch: int, steps: int, every: int, seed: int, dies: int):
+    def __init__(self, dies: int, samples: int, batch: int, steps: int, every: int, seed: int):
         self.samples, self.batch, self.steps, self.every = samples, batch, steps, every
         self.seed, self.taken, self._dies = seed, 0, dies
         torch.manual_seed(seed)
@@ -67,7 +67,7 @@ def live(function: Callable[..., Any], plans: Sequence[Sequence[int]], *job: int
     for kills in ((), *plans):
         disk, taken = Disk(), 0
         for dies in (*kills, -1):
-            now = Job(*job, dies=dies)
+            now = Job(dies, *job)
             with suppress(Killed):
                 function(now, disk)
             taken += now.taken

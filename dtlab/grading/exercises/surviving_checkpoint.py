@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import cloudpickle
@@ -74,19 +75,21 @@ def live(function: Callable[..., Any], plans: Sequence[Sequence[Kill]], saves: i
     """In the learner's process: what is found after each plan of kills, and after damage to each of
     so many files."""
     fresh = cloudpickle.dumps(function)  # nothing in memory outlives a process
-    return [_live(lambda files: cloudpickle.loads(fresh)(files), kills, saves, moves, damage)
-            for kills in plans for damage in (range(damages) if damages else [POINTS])]
+    return [found for kills in plans for damage in (range(damages) if damages else [POINTS])
+            for found in _live(lambda files: cloudpickle.loads(fresh)(files), kills, saves, moves,
+                               damage)]
 
 
 def _live(start: Callable[[Disk], Any], kills: Sequence[Kill], saves: int, moves: bool, damage: int
-          ) -> Found:
-    """Processes, each of which loads, and saves `saves` times. moves: training goes on, and changes
-    the weights, while a save is under way."""
+          ) -> Iterator[Found]:
+    """Processes, each of which loads, and saves `saves` times; the last one only loads. moves:
+    training goes on, and changes the weights, while a save is under way."""
     files, done, begun = dict[str, bytes](), 0, 0
     for dies, became in [*kills, (-1, "whole")]:
         disk = Disk(files)
         save, load = start(disk)
         state = load() or {"step": 0, "weights": torch.arange(SIZE) / 8}
+        yield done, begun, deepcopy(state), len(files)
         done = max(done, first := int(state["step"]))
         disk.dies = dies
         with suppress(Killed):
@@ -102,13 +105,13 @@ def _live(start: Callable[[Disk], Any], kills: Sequence[Kill], saves: int, moves
     for name in sorted(files)[damage:damage + 1]:
         files[name] = files[name][:-9] + b"*" * min(9, len(files[name]))
     _, load = start(Disk(files))
-    return done, begun, load(), len(files)
+    yield done, begun, load(), len(files)
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
     _, _, moves, damages = case.args[0]
     for number, (done, begun, loaded, _) in enumerate(outcome.values[0]):
-        least = done - 1 if damages else done
+        least = max(0, done - 1) if damages else done
         newest = f"step {least}" + f" or {begun}" * (begun > least)
         step = loaded.get("step") if isinstance(loaded, dict) else 0 if loaded is None else -1
         if not isinstance(step, int) or not least <= step <= begun:
