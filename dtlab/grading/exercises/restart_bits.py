@@ -98,10 +98,14 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
 
 def _work(case: Case, outcome: Outcome) -> Verdict:
     plans, _, _, steps, every, _ = case.args[0]
-    most = [steps + every * len(kills) for kills in plans]
-    took = [taken for _, taken in outcome.values[0][1:]]
+    took, most = [taken for _, taken in outcome.values[0][1:]], [steps] * len(plans)
+    for number, kills in enumerate(plans):
+        saved = 0
+        for dies in kills:
+            lost = (saved + dies) % every
+            saved, most[number] = saved + dies - lost, most[number] + lost
     return Verdict(all(a <= b for a, b in zip(took, most, strict=True)),
-                   f"{max(took)} steps in all", f"≤ {max(most)}", shows=took)
+                   f"{took} steps, by training", f"≤ {most}", shows=took)
 
 
 def _build(seed: int) -> list[Check]:

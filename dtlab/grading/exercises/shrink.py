@@ -68,7 +68,7 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
-    most = (case.facts["deaths"] + 1.5) * LIMIT_S
+    most = (case.facts["deaths"] + 1.3) * LIMIT_S
     return Verdict(outcome.elapsed_s <= most, f"{outcome.elapsed_s:.2f} s", f"≤ {most:.2f} s",
                    shows=round(outcome.elapsed_s, 1))
 
