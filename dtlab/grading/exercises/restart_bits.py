@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import UserDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,16 +24,16 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-class Disk(dict[str, Any]):
+class Disk(UserDict[str, Any]):
     """What is put here stays when the process dies: a copy of it."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         file = io.BytesIO()
         torch.save(value, file)
-        super().__setitem__(name, file.getvalue())
+        self.data[name] = file.getvalue()
 
     def __getitem__(self, name: str) -> Any:
-        return torch.load(io.BytesIO(super().__getitem__(name)), weights_only=False)
+        return torch.load(io.BytesIO(self.data[name]), weights_only=False)
 
 
 class Job:
