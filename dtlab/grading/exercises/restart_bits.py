@@ -86,7 +86,8 @@ def _undisturbed(job: Job, _disk: Disk) -> None:
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
     plans, *job = case.args[0]
-    (weights, _), = live(_undisturbed, (), *job)
+    with torch.random.fork_rng(devices=[]):
+        (weights, _), = live(_undisturbed, (), *job)
     lives = outcome.values[0]
     for kills, (came, _) in zip(((), *plans), lives, strict=True):
         when = f"killed in step {' and '.join(map(str, kills))}" if kills else "never killed"

@@ -74,8 +74,8 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _case(ranks: int, dies: Mapping[int, int], late: Sequence[int] = ()) -> Case:
-    """dies: rank → after how many messages, -1: before all. late: quarters of the limit by which
-    ranks begin later."""
+    """dies: rank → after how many messages, -1: before all. late: who begins a quarter of the
+    limit later."""
     deaths = sum(sends >= 0 for sends in dies.values())
     said = ", ".join(f"rank {rank} dead" if sends < 0 else
                      f"rank {rank} dies after {counted(sends, 'message')}"
@@ -90,7 +90,7 @@ def _build(seed: int) -> list[Check]:
     calm = [_case(p, {}) for p in (1, 2, 3 + k)] + [_case(4, {}, late=[1, 2])]
     gone = [_case(4, {1 + k: -1}), _case(5, {0: -1, 3 + k % 2: -1}), _case(5, {1: -1, 2: -1}, [4]),
             _case(3, {0: -1, 2: -1})]
-    one = [_case(4, {rank: sends}) for rank in (0, 1 + k, 3) for sends in (0, 1, 2, 3, 4)]
+    one = [_case(4, {rank: sends}) for rank in (0, 1 + k % 2, 3) for sends in (0, 1, 2, 3, 4)]
     two = [_case(5, dies) for dies in (
         {4: 1, 0: 5}, {0: 1, 4: 5}, {0: 1, 1: 5}, {3: 2, 1 + k % 2: 6}, {0: 0, 1: 1}, {2: 3, 4: 7})]
     two += [_case(5, {1: -1, 4: 1, 0: 5}), _case(5, {2: 2, 0: 1}, late=[1, 3])]

@@ -133,9 +133,8 @@ def _build(seed: int) -> list[Check]:
              moves: bool = False, damages: int = 0) -> Case:
         return Case(tried, [(plans, saves, moves, damages)], comm=False, harness=live, library=True)
 
-    def every(became: str) -> list[list[Kill]]:
-        return [[(point, became)] for point in range(POINTS)]
-
+    cuts = {became: case("3 saves", [[(point, became)] for point in range(POINTS)])
+            for became in SAFE}
     twice: list[list[Kill]] = [[(first, "torn"), (second, "lost")]
                                for first in range(seed % 2, 18, 2) for second in range(12)]
     return [
@@ -144,11 +143,11 @@ def _build(seed: int) -> list[Check]:
         Check("beside training", 1, "weights that change while a save is under way",
               [case(f"{n} saves", saves=n, moves=True) for n in (1, 3 + seed % 3)], _judge,
               provided=always),
-        Check("killed", 2, "at every operation", [case("3 saves", every("whole"))], _judge,
+        Check("killed", 2, "at every operation", [cuts["whole"]], _judge,
               provided=always),
         Check("power cut", 2, "at every operation; unsynced data torn, or lost",
-              [case("3 saves", every("torn")), case("3 saves", every("lost")),
-               case("a second cut", twice, 2)], _judge, provided=always),
+              [cuts["torn"], cuts["lost"], case("a second cut", twice, 2)], _judge,
+              provided=always),
         Check("damage", 1, "to each of the files", [case("3 saves", damages=MOST_FILES)], _judge,
               provided=always),
         Check("room", 1, "12 saves", [case("12 saves", saves=12)], _room, provided=_judge),
