@@ -8,7 +8,7 @@ HINTS = {
     "never killed": "Without a kill this is a plain loop: epoch e in the order of its own "
         "generator, batch by batch, until job.steps steps are taken.",
     **dict.fromkeys(("first epoch", "later epochs", "killed again"), "Something that the next step "
-        "depends on is not what it was: weights, what Adam has gathered, the learning rate, the "
+        "depends on is not what it was: weights, the momentum, the learning rate, the "
         "place in the epoch and its order, or the random numbers of the dropout."),
     "nothing saved": "Without a checkpoint on the disk the training begins anew, as the first "
         "process did.",
@@ -32,11 +32,11 @@ MISTAKES = [
     Mistake({RESTORED: '        for name, part in [*parts.items()][:2]:\n'}, "The scheduler was not "
             "restored: after a restart the learning rate falls at other steps."),
     Mistake({RESTORED: '        for name, part in [*parts.items()][::2]:\n'}, "The optimizer's "
-            "state was not restored: Adam begins without what it has gathered."),
+            "state was not restored: the momentum begins with zero, and the rate with the first."),
     Mistake({RESTORED: '        for name, part in [*parts.items()][1:]:\n'}, "The weights were not "
             "restored: the model is as new."),
     Mistake({RESTORED: '        for name, part in [*parts.items()][:1]:\n'}, "Only the weights "
-            "were restored: Adam's state and the scheduler's are as new."),
+            "were restored: the optimizer's state and the scheduler's are as new."),
     Mistake({'        step = saved["step"]\n': ""}, "The number of steps was not restored: it "
             "begins with step 0, on a model that has been trained."),
     Mistake({'"step": step}': '"step": step - 1}'}, "Off by one: the step that was just taken "
