@@ -30,6 +30,7 @@ CHAPTERS = {
     "12": ("one-f-one-b", "beat-one-f-one-b"),
     "13": ("zero-stage-1", "zero-stage-3"),
     "14": ("order-axes", "choose-layout", "hidden-cluster"),
+    "15": ("restart-bits", "surviving-checkpoint", "best-interval", "shrink"),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import zlib
+
 import networkx as nx
 import numpy as np
 import torch
@@ -408,6 +411,90 @@ def with_prefetch(comm, layers, shards, x):
     return mine
 
 
+def saves_after_every_step(job, disk):  # right as well: less is done again than is allowed
+    saved = disk.get("all")
+    if saved is not None:
+        job.model.load_state_dict(saved[0])
+        job.optimizer.load_state_dict(saved[1])
+        job.scheduler.load_state_dict(saved[2])
+        torch.random.set_rng_state(saved[3])
+    done = saved[4] if saved else 0
+    taken, epoch = 0, 0
+    while taken < job.steps:
+        random = torch.Generator()
+        random.manual_seed(job.seed + epoch)
+        for batch in torch.randperm(job.samples, generator=random).split(job.batch):
+            if done <= taken < job.steps:
+                job.step(batch)
+                disk["all"] = (job.model.state_dict(), job.optimizer.state_dict(),
+                               job.scheduler.state_dict(), torch.random.get_rng_state(), taken + 1)
+            taken += 1
+        epoch += 1
+
+
+def two_slots(disk):  # right as well: no rename, the older of two files is written over
+    def whole(name):
+        if name not in disk.names():
+            return None
+        text = disk.read(name)
+        return pickle.loads(text[4:]) if text[:4] == zlib.crc32(text[4:]).to_bytes(4) else None
+
+    def save(state):
+        text = pickle.dumps({"step": state["step"], "weights": state["weights"].clone()})
+        name = "ab"[state["step"] % 2]
+        yield
+        disk.write(name, zlib.crc32(text).to_bytes(4) + text)
+        disk.sync(name)
+
+    def load():
+        found = [state for state in map(whole, "ab") if state]
+        return max(found, key=lambda state: state["step"], default=None)
+
+    return save, load
+
+
+def by_halving(goal, nodes, node_mttf_h, save_s, restart_s):
+    """Looks for the root of the derivative, which it takes by differences."""
+    mttf_s = 3600 / (nodes / node_mttf_h)
+
+    def cost(c):
+        if goal.startswith("least"):
+            return save_s / c + c / 2 / mttf_s
+        return -(1 - save_s / c) / (mttf_s + restart_s + c / 2) * mttf_s
+
+    low, high = save_s / 2, 100 * (mttf_s + restart_s + save_s)
+    while high - low > 1e-8 * high:
+        middle = (low + high) / 2
+        if cost(middle * (1 + 1e-5)) < cost(middle * (1 - 1e-5)):
+            low = middle
+        else:
+            high = middle
+    return mttf_s, low, abs(cost(low))
+
+
+def asks_only_the_living(comm, deaths, limit_s):
+    """Each round ends a limit after its beginning on this rank; whoever is silent is left out."""
+    peers, known = set(range(comm.size)) - {comm.rank}, {comm.rank}
+    for _ in range(deaths + 1):
+        until_s, heard = comm.now() + limit_s, {}
+        sends = [comm.isend(tuple(known), peer) for peer in peers]
+        inboxes = {peer: [] for peer in peers}
+        receives = {comm.irecv(inboxes[peer], peer): peer for peer in peers}
+        open_ = [*sends, *receives]
+        while open_:
+            done = comm.wait_any(open_, max(until_s - comm.now(), 0))
+            if done is None:
+                break
+            open_.remove(done)
+            if done in receives:
+                heard[receives[done]] = inboxes[receives[done]][0]
+        for work in open_:
+            work.cancel()
+        peers = set(heard)
+        known = known.union(*heard.values())
+    return sorted(known)
+
+
 RIGHT = {
     "fix-deadlock": [takes_turns], "shift": [posts_both], "finish-times": [small_steps],
     "place-job": [sorted_by_key], "binomial-broadcast": [lowest_bit_tree, posts_and_waits],
@@ -418,4 +505,6 @@ RIGHT = {
     "sharded-store": [end_to_end], "two-level-step": [by_collectives],
     "ssp-rule": [counts_who_is_behind, in_numpy], "dc-asgd": [with_other_words],
     "top-k": [rank_by_rank], "chain-replication": [by_places], "zero-stage-3": [with_prefetch],
+    "restart-bits": [saves_after_every_step], "surviving-checkpoint": [two_slots],
+    "best-interval": [by_halving], "shrink": [asks_only_the_living],
 }

@@ -18,7 +18,9 @@ from dtlab.grading.exercises import chain_replication as chain
 from dtlab.grading.exercises import dc_asgd as compensating
 from dtlab.grading.exercises import place_job as placing
 from dtlab.grading.exercises import ssp_rule as bounding
+from dtlab.grading.exercises import surviving_checkpoint
 from dtlab.grading.exercises.find_rings import greedy_fails
+from dtlab.grading.mistakes import function_in
 from dtlab.ps import BSP, SSP
 from dtlab.topology import uniform
 from dtlab.trace import Span, Trace
@@ -188,3 +190,32 @@ def edits_the_clients_books(node, message):
 def test_a_chain_in_one_memory_and_one_that_edits_the_books_earn_next_to_nothing(answer, most):
     report = judged("chain-replication", answer)
     assert report.points <= most, str(report)
+
+
+# ---- chapter 15 ---------------------------------------------------------------------------------
+
+IN_MEMORY = """
+KEPT = {}
+def checkpoints(disk):
+    def save(state):
+        KEPT["state"] = {"step": state["step"], "weights": state["weights"].clone()}
+        yield
+    return save, lambda: KEPT.get("state")
+"""
+
+
+def test_a_checkpoint_in_memory_does_not_outlive_its_process():
+    assert judged("surviving-checkpoint", function_in(IN_MEMORY, "checkpoints")).points == 0
+
+
+@pytest.mark.parametrize(("became", "left"), [("whole", b"newer"), ("torn", b"ne"), ("lost", b"")])
+def test_what_is_not_synced_may_be_torn_or_lost_in_a_power_cut(became, left):
+    disk = surviving_checkpoint.Disk({"old": b"older"})
+    disk.write("new", b"newer")
+    disk.rename("new", "old")
+    assert disk.after(became) == {"old": left}
+    disk.sync("old")
+    assert disk.after(became) == {"old": b"newer"}
+    disk.dies = 0
+    with pytest.raises(surviving_checkpoint.Killed):
+        disk.remove("old")

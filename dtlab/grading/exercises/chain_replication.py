@@ -11,6 +11,7 @@ from typing import Any
 from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._chain_run import ChainMessage, ChainRun, Crash, Receive, copied
+from dtlab.grading.standard import always
 
 Experiment = Callable[..., Iterable[Any]]  # (receive, nodes, …): calls receive, gives what comes
 ROLES = {"head": 0, "middle": 1, "tail": 2}
@@ -143,11 +144,6 @@ def _answers(case: Case, outcome: Outcome) -> Verdict:
     return Verdict(len(counts) == 3 and counts[0] > 0 and not counts[2], "", "")
 
 
-def _any(case: Case, outcome: Outcome) -> Verdict:
-    """Crashes count, all of them, once the chain works without them."""
-    return Verdict(True, "", "")
-
-
 def _build(seed: int) -> list[Check]:
     def case(text: str, experiment: Experiment, *args: Any, nodes: int = 3, **more: Any) -> Case:
         whole = partial(experiment, **more)
@@ -169,9 +165,9 @@ def _build(seed: int) -> list[Check]:
         Check("no crash", 1, "1, 2, 3, 4 nodes", calm, _judge),
         Check("asked again", 1, "the client sends each add twice", again, _judge),
         *(Check(f"{role} dies", points, f"3 nodes, every moment, {len(schedules)} schedules",
-                dies[role], _judge, provided=_any)
+                dies[role], _judge, provided=always)
           for role, points in (("head", 1), ("middle", 4), ("tail", 1))),
-        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, provided=_any),
+        Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, provided=always),
         Check("messages", 1, "3 and 5 nodes",
               [case(f"{n} nodes", count_messages, nodes=n) for n in (3, 5)], _messages,
               provided=_answers),

@@ -1,0 +1,106 @@
+"""Chapter 15: survivors agree, by messages, on who is left; ranks die in the middle of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dtlab.comm import Comm, Send, Work
+from dtlab.grading.case import Case, Outcome, counted
+from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.standard import always
+
+LIMIT_S, LATENCY_S = 1.0, 0.01
+NEVER = 10**6  # messages that no rank sends
+
+
+class Killed(BaseException):
+    """The rank ends here."""
+
+
+def live(function: Callable[..., Any], comm: Comm, deaths: int, sends: int, late_s: float) -> Any:
+    """One rank, which dies as it begins to send one message more than `sends`. Returns [its
+    answer], or None if it has died."""
+    begun, post_one = [sends], comm.post
+    works: list[Work] = []
+
+    def post(*ops: Any) -> list[Work]:
+        first = len(works)
+        for op in ops:
+            begun[0] -= isinstance(op, Send)
+            if begun[0] < 0:
+                for work in works:
+                    work.cancel()
+                raise Killed
+            works.extend(post_one(op))
+        return works[first:]
+
+    comm.post = post  # type: ignore[method-assign]
+    with comm.compute("busy", late_s):
+        pass
+    try:
+        return [function(comm, deaths, LIMIT_S)] if sends >= 0 else None
+    except Killed:
+        return None
+
+
+def _judge(case: Case, outcome: Outcome) -> Verdict:
+    dies: Mapping[int, int] = case.facts["dies"]
+    living = [r for r, value in enumerate(outcome.values) if value is not None or r not in dies]
+    wanted = f"{living} on each of them"
+    answers = {rank: (outcome.values[rank] or [None])[0] for rank in living}
+    shows = list(answers.values())
+    for rank, came in answers.items():
+        if (not isinstance(came, list) or not all(type(r) is int for r in came)
+                or came != sorted(set(came))):
+            return Verdict(False, f"rank {rank} returned {came!r:.60}", "a list of ranks, in order",
+                           shows=shows)
+        if missing := sorted(set(living) - set(came)):
+            return Verdict(False, f"rank {rank} leaves out rank {missing[0]}, which lives", wanted,
+                           shows=shows)
+        if dead := [r for r in came if dies.get(r, NEVER) < 0 or not 0 <= r < case.ranks]:
+            return Verdict(False, f"rank {rank} counts rank {dead[0]}, dead from the beginning",
+                           wanted, shows=shows)
+        if came != answers[living[0]]:
+            return Verdict(False, f"rank {living[0]} returned {answers[living[0]]}, rank {rank} "
+                           f"{came}", "the same list", shows=shows)
+    return Verdict(True, "the same list", wanted)
+
+
+def _time(case: Case, outcome: Outcome) -> Verdict:
+    most = (case.facts["deaths"] + 1.3) * LIMIT_S
+    return Verdict(outcome.elapsed_s <= most, f"{outcome.elapsed_s:.2f} s", f"≤ {most:.2f} s",
+                   shows=round(outcome.elapsed_s, 1))
+
+
+def _case(ranks: int, dies: Mapping[int, int], late: Sequence[int] = ()) -> Case:
+    """dies: rank → after how many messages, -1: before all. late: who begins a quarter of the
+    limit later."""
+    deaths = sum(sends >= 0 for sends in dies.values())
+    said = ", ".join(f"rank {rank} dead" if sends < 0 else
+                     f"rank {rank} dies after {counted(sends, 'message')}"
+                     for rank, sends in dies.items())
+    args = [(deaths, dies.get(rank, NEVER), LIMIT_S / 4 * (rank in late)) for rank in range(ranks)]
+    return Case(f"{counted(ranks, 'rank')}{', ' * bool(said)}{said}", args, harness=live,
+                latency_s=LATENCY_S, facts={"dies": dies, "deaths": deaths})
+
+
+def _build(seed: int) -> list[Check]:
+    k = seed % 3
+    calm = [_case(p, {}) for p in (1, 2, 3 + k)] + [_case(4, {}, late=[1, 2])]
+    gone = [_case(4, {1 + k: -1}), _case(5, {0: -1, 3 + k % 2: -1}), _case(5, {1: -1, 2: -1}, [4]),
+            _case(3, {0: -1, 2: -1})]
+    one = [_case(4, {rank: sends}) for rank in (0, 1 + k % 2, 3) for sends in (0, 1, 2, 3, 4)]
+    two = [_case(5, dies) for dies in (
+        {4: 1, 0: 5}, {0: 1, 4: 5}, {0: 1, 1: 5}, {3: 2, 1 + k % 2: 6}, {0: 0, 1: 1}, {2: 3, 4: 7})]
+    two += [_case(5, {1: -1, 4: 1, 0: 5}), _case(5, {2: 2, 0: 1}, late=[1, 3])]
+    return [
+        Check("all live", 1, "1 to 5 ranks", calm, _judge),
+        Check("dead before", 2, "3 to 5 ranks, one or two dead", gone, _judge, provided=always),
+        Check("one dies", 2, "4 ranks, after any number of messages", one, _judge, provided=always),
+        Check("two die", 2, "5 ranks", two, _judge, provided=always),
+        Check("time", 1, "deaths + 1 limits", [*gone, *one, *two], _time, provided=_judge),
+    ]
+
+
+EXERCISE = Exercise("shrink", "Shrink", "survivors", _build)

@@ -1,0 +1,48 @@
+from dtlab.grading.mistakes import Mistake
+
+MTTF = "node_mttf_h * 3600 / nodes"
+YOUNG, SAVED = "math.sqrt(2 * save_s * mttf_s)", "save_s + math.sqrt("
+LOST = 'if goal == "least lost time":'
+
+HINTS = {
+    "MTTF": "The job fails when any of its nodes does: N nodes fail N times as often as one. An "
+        "hour has 3600 seconds.",
+    "least lost time": "w/c + c/(2M) is least where its two terms are equal: c² = 2wM.",
+    "best availability": "The derivative of (1 − w/c)/(M + R + c/2) is zero where c² − 2wc − "
+        "2w(M + R) = 0; take the positive root.",
+    "shares": "Put your c into the sum of the first goal, or into the availability of the second.",
+    "edges": "Everything follows from the formulas, also for one node and for a restart of zero.",
+}
+
+MISTAKES = [
+    Mistake({MTTF: "node_mttf_h * 3600"}, "That is the mean time to failure of one node. The job "
+            "needs all of them, and fails when the first one does: divide by their number."),
+    Mistake({MTTF: "node_mttf_h / nodes"}, "Units: the node's mean time to failure is in hours, all "
+            "else in seconds."),
+    Mistake({MTTF: "node_mttf_h * 60 / nodes"}, "Units: an hour has 3600 seconds; 60 make it "
+            "minutes."),
+    Mistake({MTTF: "node_mttf_h * 3600 * nodes"}, "More nodes fail more often: divide by their "
+            "number."),
+    Mistake({LOST: 'if goal != "least lost time":'}, "These are the formulas of the other "
+            "goal: the least lost time has c = √(2wM), without the restart."),
+    Mistake({LOST: "if True:"}, "The best availability was asked, and this is the period of the "
+            "least lost time: the two differ in the restart, and in w."),
+    Mistake({LOST: "if False:"}, "The least lost time was asked, and this is the period of the "
+            "best availability: here failures strike at all times, and the restart plays no part."),
+    Mistake({YOUNG: "math.sqrt(save_s * mttf_s)"}, "A 2 is missing: a failure costs half a period "
+            "in the mean, so c/(2M), and c = √(2wM)."),
+    Mistake({"math.sqrt(2 * (mttf_s + restart_s)": "math.sqrt((mttf_s + restart_s)"},
+            "A 2 is missing under the root: c² − 2wc − 2w(M + R) = 0."),
+    Mistake({SAVED: "math.sqrt("}, "That is the work between two saves. The period goes from the "
+            "beginning of one save to that of the next: add w."),
+    Mistake({"(mttf_s + restart_s) * save_s": "mttf_s * save_s"}, "The restart is missing: nothing "
+            "fails while the job restarts, so M + R pass from failure to failure."),
+    Mistake({" * save_s + save_s**2": " * save_s"}, "w² is missing under the root: solve c² − 2wc "
+            "− 2w(M + R) = 0 exactly."),
+    Mistake({"save_s / period_s + period_s / (2 * mttf_s)": "1 - save_s / period_s - period_s / "
+             "(2 * mttf_s)"}, "Of the first goal return what is lost, not what is useful."),
+    Mistake({"(1 - save_s / period_s) * mttf_s": "mttf_s"}, "While it saves, the job does nothing "
+            "useful, either: 1 − w/c."),
+    Mistake({"restart_s + period_s / 2)": "restart_s + period_s)"}, "A failure costs half a period "
+            "of work in the mean, not a whole one."),
+]
