@@ -179,6 +179,8 @@ class ProcessComm(Comm):
         except RuntimeError as error:
             self.end.broken = True
             self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
+            if (why := self.end.why_broken()) is not None:
+                raise why from None
             who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
             raise RankDied(f"rank {self.rank}: the connection to {who} has broken",
                            message.peer) from error
