@@ -19,7 +19,7 @@ import torch
 
 from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
-from dtlab.errors import ConfigError, RankDied
+from dtlab.errors import ConfigError, RankDied, RunTimeout
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.match_check import Channel, EncodedHeader, encoded
 from dtlab.processes.message import Message
@@ -179,6 +179,10 @@ class ProcessComm(Comm):
         except RuntimeError as error:
             self.end.broken = True
             self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
+            if "Timed out" in str(error):
+                raise RunTimeout(f"rank {self.rank}: the time limit of the process group has "
+                                 f"passed in a wait; init_process_group and new_group take "
+                                 f"timeout=") from error
             if (why := self.end.why_broken()) is not None:
                 raise why from None
             who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"

@@ -12,6 +12,7 @@ import copy
 import gc
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -53,14 +54,14 @@ def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> C
                           "torch.distributed.init_process_group() first, or let dtlab.run start "
                           "the ranks")
     group = _checked(group)
-    if _joined is None or _joined.default() is not dist.group.WORLD:
+    if _joined is None or _joined.default() is not dist.group.WORLD or _joined.monitor.error:
         _leave()
         _join()
     assert _joined is not None
     members = tuple(dist.get_process_group_ranks(group))
     key = f"group {group.group_name} of {members}"
     comm = _joined.comms.get(key)
-    if comm is None or _joined.monitor.error is not None:
+    if comm is None:
         _joined.comms[key] = comm = _communicator(_joined, group, members, key)
     return comm
 
@@ -88,6 +89,7 @@ class _Joined(NamedTuple):
     """What all communicators over groups of this process share."""
 
     default: Any  # a weak reference to the default group
+    name: str  # other communicators over the same groups, before, had another one
     end: Endpoint  # of no group yet: see `_communicator`
     monitor: Monitor
     comms: dict[str, ProcessComm]
@@ -99,13 +101,14 @@ _joined: _Joined | None = None
 def _join() -> None:
     global _joined
     rank, size = dist.get_rank(), dist.get_world_size()
-    store, threads = part_of_store("groups"), Threads()
+    name = f"groups {next_number('groups')}"
+    store, threads = part_of_store(name), Threads()
     status, _ = open_status(store, rank, size)
     monitor = Monitor(status, store, rank, threads, None)
     end = Endpoint(rank, size, GlooTransport(None), threads, torch.device("cpu"), status, False)
     end.why_broken = monitor.why
     end.writer.does(RUNNING)
-    _joined = _Joined(weakref.ref(dist.group.WORLD), end, monitor, {})
+    _joined = _Joined(weakref.ref(dist.group.WORLD), name, end, monitor, {})
     atexit.register(_leave)
 
 
@@ -128,7 +131,7 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
                     "_timeout", FOREVER)
     end = copy.copy(joined.end)  # which shares what the rank has but once
     end.transport, connections = connect(
-        part_of_store(key), members, end.rank, _MEET_S, "from_process_group", limit)
+        part_of_store(f"{joined.name}, {key}"), members, end.rank, _MEET_S, "from_process_group", limit)
     joined.monitor.add(connections)
     if not on_gpus:
         return ProcessComm(end, members, (key,))
@@ -152,6 +155,16 @@ def _backend(group: dist.ProcessGroup, device: str) -> Any:
 def part_of_store(name: str) -> dist.Store:
     """A part of the default group's store that nothing else uses."""
     return dist.PrefixStore(f"dtlab/{name}", dist.distributed_c10d._get_default_store())
+
+
+def next_number(name: str) -> int:
+    """0, 1, 2, … for this name and the default group: the same on all its ranks."""
+    numbers = _numbers.setdefault(dist.group.WORLD, Counter())
+    numbers[name] += 1
+    return numbers[name] - 1
+
+
+_numbers: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def connect(store: dist.Store, members: Sequence[int], rank: int, timeout: float | None,

@@ -28,7 +28,6 @@ from dtlab.processes.status_writer import Threads
 
 JOIN_S = 300.0  # how long a rank waits for the others to come
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_calls = 0
 _ours: Any = None  # the default group, if it was formed here
 
 
@@ -86,7 +85,7 @@ def run_here(
     (to the group within `JOIN_S`, to this call within `timeout`), and `ConfigError` if hosts run
     different versions of dtlab, torch or Python.
     """
-    global _calls, _ours
+    global _ours
     rank, _, local_rank = started() or (0, 0, int(os.environ.get("LOCAL_RANK", 0)))
     if not dist.is_initialized():
         _, size, _ = started() or (0, 1, 0)
@@ -94,7 +93,7 @@ def run_here(
         join_group(backend, *hosts.join(rank, size, at, JOIN_S))
         _ours = dist.group.WORLD
         atexit.register(_leave_group)
-    here, _calls = _calls, _calls + 1
+    here = joined.next_number("run")
     rank, size = dist.get_rank(), dist.get_world_size()
     store = joined.part_of_store(f"run {here}")
     transport, connections = joined.connect(store, range(size), rank, timeout, "dtlab.run")
