@@ -72,7 +72,7 @@ def _checked(group: Any) -> dist.ProcessGroup:
         if group.ndim != 1:
             names = group.mesh_dim_names or range(group.ndim)
             raise ConfigError(f"from_process_group takes one dimension of a DeviceMesh, and this "
-                              f"one has {group.ndim}: choose mesh[{[*names][0]!r}], or flatten it")
+                              f"one has {group.ndim}: choose mesh[{next(iter(names))!r}]")
         group = group.get_group()
     if group is None:
         group = dist.group.WORLD
@@ -130,8 +130,9 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
     limit = getattr(getattr(_backend(group, "cuda" if on_gpus else "cpu"), "options", None),
                     "_timeout", FOREVER)
     end = copy.copy(joined.end)  # which shares what the rank has but once
-    end.transport, connections = connect(
-        part_of_store(f"{joined.name}, {key}"), members, end.rank, _MEET_S, "from_process_group", limit)
+    store = part_of_store(f"{joined.name}, {key}")
+    end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
+                                         limit)
     joined.monitor.add(connections)
     if not on_gpus:
         return ProcessComm(end, members, (key,))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -28,20 +31,30 @@ def join_group(backend: str, store: dist.Store | None, rank: int, size: int) -> 
         _GROUPS[backend], store=store, rank=rank, world_size=size, timeout=FOREVER
     )
     calm_gloo()
+    _formed.append(weakref.ref(dist.group.WORLD))
+
+
+def is_foreign() -> bool:
+    """Has a script, and not dtlab, formed this process's default group?"""
+    return dist.is_available() and dist.is_initialized() and not any(
+        group() is dist.group.WORLD for group in _formed)
+
+
+_formed: list[Any] = []  # default groups that were formed here
 
 
 def open_endpoint(
-    device: str, local_rank: int, status: SharedStatus, trace: bool,
-    store: RankStore, connections: Connections,
+    device: str, local_rank: int, status: SharedStatus | None, trace: bool,
+    store: RankStore | None = None, connections: Connections | None = None,
 ) -> Endpoint:
     """This process's end of the default group."""
     group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     threads = Threads()
     transport = GlooTransport(group)
-    if same_host_transport.is_possible():  # our launcher has one host
+    if status is not None and same_host_transport.is_possible():  # our launcher has one host
         transport = SameHostTransport(group, threads.start)
-    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads, place(device, local_rank), status,
-                    trace, store, connections)
+    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads,
+                    place(device, local_rank), status, trace, store, connections)
 
 
 def place(device: str, local_rank: int) -> torch.device:

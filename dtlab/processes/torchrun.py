@@ -22,13 +22,12 @@ from dtlab.processes import failures, hosts, joined
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.endpoint import Endpoint, Reply
 from dtlab.processes.monitor import Monitor, open_status
-from dtlab.processes.process_group import join_group, open_communicator, place
+from dtlab.processes.process_group import is_foreign, join_group, open_communicator, place
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING
 from dtlab.processes.status_writer import Threads
 
 JOIN_S = 300.0  # how long a rank waits for the others to come
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_ours: Any = None  # the default group, if it was formed here
 
 
 def _leave_group() -> None:
@@ -50,7 +49,7 @@ def started(env: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
             return None  # srun started one process: it may start ranks of its own
     try:
         rank, size = int(env[names[0]]), int(env[names[1]])
-        return rank, size, int(env.get(names[2], 0))
+        return rank, size, int(env.get(names[2], rank))
     except (KeyError, ValueError):
         return None
 
@@ -62,13 +61,12 @@ def launched() -> bool:
 
 def is_joined() -> bool:
     """Are the ranks of `run` there already?"""
-    return launched() or dist.is_available() and dist.is_initialized()
+    return launched() or is_foreign()
 
 
 def check_given(ranks: int) -> None:
     """Raise `ConfigError` if a script's own process group has another number of ranks."""
-    if dist.is_initialized() and dist.group.WORLD is not _ours and (
-            ranks != (there := dist.get_world_size())):
+    if is_foreign() and ranks != (there := dist.get_world_size()):
         raise ConfigError(
             f"ranks={ranks}: this process is one of {there} of a process group, which run joins; "
             f"leave ranks= out, or call torch.distributed.destroy_process_group() first")
@@ -85,13 +83,11 @@ def run_here(
     (to the group within `JOIN_S`, to this call within `timeout`), and `ConfigError` if hosts run
     different versions of dtlab, torch or Python.
     """
-    global _ours
     rank, _, local_rank = started() or (0, 0, int(os.environ.get("LOCAL_RANK", 0)))
     if not dist.is_initialized():
         _, size, _ = started() or (0, 1, 0)
         at = ":".join(os.environ[name] for name in _ADDRESS)
         join_group(backend, *hosts.join(rank, size, at, JOIN_S))
-        _ours = dist.group.WORLD
         atexit.register(_leave_group)
     here = joined.next_number("run")
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -191,7 +191,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
 
 def test_variables_of_a_tutorial_start_no_group(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    env |= dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    env |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent("""
         import torch.distributed as dist
@@ -216,8 +216,8 @@ def test_variables_of_a_tutorial_start_no_group(tmp_path: Path) -> None:
 
 
 def test_who_was_started_by_torchrun_or_slurm() -> None:
-    place = dict(RANK="3", WORLD_SIZE="4", MASTER_ADDR="a", MASTER_PORT="1")
-    slurm = dict(SLURM_PROCID="1", SLURM_NTASKS="2", SLURM_LOCALID="1")
+    place = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
     assert started(place) is None
     assert started(place | {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"}) == (3, 4, 1)
     assert started(place | slurm) == started(slurm | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == (
@@ -225,7 +225,7 @@ def test_who_was_started_by_torchrun_or_slurm() -> None:
     assert started(slurm) is None
     assert started(place | slurm | {"SLURM_NTASKS": "1"}) is None
     # torchrun under Slurm: torchrun has the last word
-    assert started(place | slurm | {"TORCHELASTIC_RUN_ID": "x"}) == (3, 4, 0)
+    assert started(place | slurm | {"TORCHELASTIC_RUN_ID": "x"}) == (3, 4, 3)
 
 
 def test_srun_alone_is_joined(tmp_path: Path) -> None:
