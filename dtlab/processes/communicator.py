@@ -29,7 +29,7 @@ from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
 from dtlab.ranks.matching import describe
-from dtlab.reduction import combine_
+from dtlab.reduction import check_receives, combine_
 from dtlab.tracebacks import calling_place
 
 _FIRST_TAG, _TAGS = 1 << 20, 1 << 30  # below are those that learners use with torch.distributed
@@ -104,6 +104,8 @@ class ProcessComm(Comm):
         sends = op.__class__ is Send
         if isinstance(x, torch.Tensor):
             self._check_tensor(x)
+            if not sends:
+                check_receives(self.rank, x)
         elif not sends and not isinstance(x, list):
             raise ConfigError(
                 f"rank {self.rank}: can't receive into a {type(x).__name__}; give a tensor, "
