@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dtlab import models, parallel, topology
     from dtlab.calibration import calibrate
     from dtlab.grading.check import check
+    from dtlab.processes.joined import from_process_group
     from dtlab.processes.magic import load_ipython_extension
     from dtlab.processes.run import run
     from dtlab.processes.session import Session
@@ -71,6 +72,7 @@ __all__ = [
     "check",
     "collectives",
     "cost",
+    "from_process_group",
     "goodput",
     "load_ipython_extension",
     "models",
@@ -84,6 +86,7 @@ __all__ = [
 # Loaded when first used, so that `import dtlab` stays quick, and so does the first call of `run`.
 _LATER = {
     "calibrate": "dtlab.calibration",
+    "from_process_group": "dtlab.processes",
     "run": "dtlab.processes",
     "Session": "dtlab.processes",
     "simulate": "dtlab.simulator",

@@ -20,7 +20,7 @@ import torch
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, save
-from dtlab.processes import run
+from dtlab.processes.run import launch
 
 SIZES = tuple(4**k for k in range(2, 12))  # bytes: 16 B to 4 MB, evenly spaced on a log axis
 
@@ -80,7 +80,7 @@ def fit(sizes: Sequence[int], times: Sequence[Sequence[float]]) -> Line:
 
 def measure(sizes: Sequence[int] = SIZES, repeats: int = 25) -> list[list[float]]:
     """`ping_pong` between two real processes of this machine, over Gloo."""
-    result = run(ping_pong, sizes, repeats, ranks=2, trace=False, echo=False)
+    result = launch(ping_pong, (sizes, repeats), 2, timeout=60.0)
     halves: list[list[float]] = result.values[0]
     return halves
 
@@ -128,8 +128,8 @@ def calibrate(repeats: int = 25) -> Machine:
     them. Takes some seconds, best when nothing else runs. See `dtlab.machine`.
     """
     line = fit(SIZES, measure(SIZES, repeats))
-    gamma = run(reduce_s_per_byte, ranks=1, trace=False, echo=False).values[0]
-    overhead = run(overhead_s, repeats, ranks=2, trace=False, echo=False).values[0]
+    gamma = launch(reduce_s_per_byte, (), 1, timeout=60.0).values[0]
+    overhead = launch(overhead_s, (repeats,), 2, timeout=60.0).values[0]
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     machine = Machine(
         max(line.alpha, 0.0), max(line.beta, 0.0), gamma, lanes=max((usable or 1), 1),

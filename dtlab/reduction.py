@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from dtlab.checks import short
 from dtlab.errors import ConfigError, ShapeMismatch
@@ -35,6 +36,32 @@ NUMBERS = {
 }
 
 
+# What others call these reductions: torch's ReduceOp, and functions of Python.
+NAMED: dict[str, Op] = {
+    "SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MAX": "max", "MIN": "min",
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+}
+_TORCHS = (dist.ReduceOp, dist.ReduceOp.RedOpType) if dist.is_available() else ()
+_PYTHONS: dict[object, Op] = {sum: "sum", max: "max", min: "min"}
+FOREIGN = {*_TORCHS, type(sum)}  # the classes of such
+
+
+def named_op(op: Op) -> Op:
+    """`op` as it is called here, if it is a `torch.distributed.ReduceOp`, or Python's own sum, max
+    or min; else `op` itself.
+
+    >>> named_op(torch.distributed.ReduceOp.SUM), named_op(max), named_op("prod")
+    ('sum', 'max', 'prod')
+    """
+    if isinstance(op, _TORCHS):
+        name = str(getattr(op, "op", op)).rpartition(".")[2]
+        if name not in NAMED:
+            raise ConfigError(f"op ReduceOp.{name} is not known here; choose one of "
+                              f"{', '.join(COMBINE)}, or a function")
+        return NAMED[name]
+    return _PYTHONS.get(op, op) if op.__class__ is type(sum) else op
+
+
 def check_op(op: Op, dtype: torch.dtype) -> None:
     """Raise `ConfigError` unless `op` is known and defined for `dtype`."""
     if callable(op):
@@ -61,9 +88,10 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
             f"accumulate_ needs equal shapes and dtypes; got {x.dtype} {tuple(x.shape)} "
             f"into {into.dtype} {tuple(into.shape)}"
         )
+    op = named_op(op)
     check_op(op, into.dtype)
     if callable(op):
-        into.copy_(op(into, x))
+        into.copy_(_applied(op, into, x))
     elif into.dtype in WIDER:
         wide = WIDER[into.dtype]
         total = into.to(wide)
@@ -74,6 +102,17 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
     else:
         COMBINE[op](into, x)
     return into
+
+
+def _applied(op: Combine, into: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What the function `op` makes of the two. Raises `ConfigError` unless that is like them."""
+    result = op(into, x)
+    if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (x.shape, x.dtype):
+        got = f"a tensor of {result.dtype} {tuple(result.shape)}" if isinstance(
+            result, torch.Tensor) else short(result)
+        raise ConfigError(f"op {getattr(op, '__name__', short(op))} must return a tensor like the "
+                          f"two it is given, {x.dtype} {tuple(x.shape)}; it returned {got}")
+    return result
 
 
 def _combine_unsigned_(into: torch.Tensor, x: torch.Tensor, op: str) -> None:
@@ -98,6 +137,13 @@ def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
 def overlaps_itself(x: torch.Tensor) -> bool:
     """Do elements of `x` share memory, as in an expanded tensor? Then it can't be changed."""
     return any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
+
+
+def check_receives(rank: int, x: object) -> None:
+    """Raise `ConfigError` if something is to be received into a tensor that can't be changed."""
+    if isinstance(x, torch.Tensor) and not x.is_contiguous() and overlaps_itself(x):
+        raise ConfigError(f"rank {rank}: can't receive into an expanded tensor, whose elements "
+                          f"share memory; receive into a copy (x.contiguous())")
 
 
 def swapped(op: Op) -> Op:

@@ -154,7 +154,8 @@ def test_what_makes_no_sense_is_one_sentence_before_any_process_starts(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_mesh_that_is_not_torchruns_is_bad_input_of_which_rank_0_speaks(
         rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", rank), ("WORLD_SIZE", 4), ("MASTER_ADDR", ""), ("MASTER_PORT", 1)):
+    for name, value in (("RANK", rank), ("WORLD_SIZE", 4), ("MASTER_ADDR", ""), ("MASTER_PORT", 1),
+                        ("TORCHELASTIC_RUN_ID", "job")):
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(errors, "TELL_S", 0)
     result = train("--mesh", "dp=4,tp=2")

@@ -21,8 +21,11 @@ from dtlab.cli import lab, show
 from dtlab.cli.errors import FAILED, with_exit_codes
 from dtlab.errors import DtlabError
 from dtlab.machine import load
+from dtlab.processes import torchrun
+from dtlab.processes.run import launch
 from dtlab.units import bytes_text, seconds_text
 
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 SIGNS = {"ok": "✓", "note": "–", "fault": "✗"}
 
 
@@ -148,7 +151,7 @@ def two_ranks() -> Finding:
     """A real all-reduce on two processes: if this works, the course works."""
     begun = time.perf_counter()
     try:
-        result = dtlab.run(_sum_of_ranks, ranks=2, timeout=60, echo=False)
+        result = launch(_sum_of_ranks, (), 2, timeout=60)
     except (DtlabError, OSError, EOFError) as error:
         return Finding("Two ranks", "fault", str(error).splitlines()[0],
                        "DTLAB_DEBUG=1 dtlab demo shows more; faults above may be the cause")
@@ -157,6 +160,19 @@ def two_ranks() -> Finding:
         return Finding("Two ranks", "fault", f"0 + 1 gave {result.values}, not 1 on both",
                        "reinstall torch: rm -r .venv, then make setup")
     return Finding("Two ranks", "ok", f"started, summed 0 + 1 and ended in {took}")
+
+
+def launch_variables() -> Finding:
+    """Variables by which torch's processes find each other: dtlab joins none for them alone."""
+    found = [f"{name}={os.environ[name]}" for name in _LAUNCH_VARIABLES if name in os.environ]
+    if not found or torchrun.launched():
+        return Finding("Environment", "ok", "no variable of a launcher stands in the way"
+                       if not found else "started by torchrun or Slurm: dtlab.run joins its ranks")
+    return Finding("Environment", "note",
+                   f"{', '.join(found)}: neither torchrun nor Slurm has started this process, so "
+                   f"dtlab.run starts its own ranks all the same",
+                   f"torch's init_process_group would go by them: unset "
+                   f"{' '.join(entry.split('=')[0] for entry in found)}")
 
 
 def calibrated() -> Finding:
@@ -182,7 +198,7 @@ def _sum_of_ranks(comm: dtlab.Comm) -> float:
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
     python, pytorch, gloo, cuda, cores, memory, file_size, loopback, course, sandbox, jupyterlab,
-    two_ranks, calibrated,
+    two_ranks, launch_variables, calibrated,
 )
 
 

@@ -49,12 +49,14 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
 
 def speaks() -> bool:
     """Does this process talk to the person? Of torchrun's ranks, rank 0 alone does."""
-    return not torchrun.launched() or os.environ["RANK"] == "0"
+    rank, _, _ = torchrun.started() or (0, 1, 0)
+    return rank == 0
 
 
 def tells_errors() -> bool:
     """Does this process say what is wrong? Of torchrun's ranks, the first of each host does."""
-    return speaks() or os.environ.get("LOCAL_RANK") == "0"
+    _, _, on_host = torchrun.started() or (0, 1, 0)
+    return speaks() or on_host == 0
 
 
 def sentence(error: Exception) -> str:

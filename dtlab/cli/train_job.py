@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,7 +123,7 @@ def check(job: Job) -> None:
     """Raise `ConfigError`, before any process starts, unless all parts of the job fit together."""
     pp, dp, tp = (job.axes.get(name, 1) for name in AXES)
     ranks = pp * dp * tp
-    started = int(os.environ["WORLD_SIZE"]) if torchrun.launched() else ranks
+    _, started, _ = torchrun.started() or (0, ranks, 0)
     if ranks != started:
         raise ConfigError(f"a mesh of {mesh_text(job.axes)} has {ranks} ranks, but torchrun has "
                           f"started {started}")

@@ -22,7 +22,20 @@ from dtlab.collectives import (  # noqa: F401, which register more algorithms
 from dtlab.collectives.all_to_all import all_to_all
 from dtlab.collectives.scan import exscan, scan
 from dtlab.collectives.barrier import barrier
-from dtlab.collectives.uneven import all_gatherv, all_to_allv, gatherv, scatterv
+from dtlab.collectives.uneven import (
+    all_gatherv,
+    all_to_allv,
+    gatherv,
+    reduce_scatterv,
+    scatterv,
+)
+from dtlab.collectives.objects import (
+    all_gather_object,
+    broadcast_object,
+    gather_object,
+    reduce_object,
+    scatter_object,
+)
 from dtlab.collectives.registry import ALGORITHMS, algorithm, default_of, publish
 # isort: on
 
@@ -30,20 +43,26 @@ __all__ = [
     "ALGORITHMS",
     "algorithm",
     "all_gather",
+    "all_gather_object",
     "all_gatherv",
     "all_reduce",
     "all_to_all",
     "all_to_allv",
     "barrier",
     "broadcast",
+    "broadcast_object",
     "default_of",
     "exscan",
     "gather",
+    "gather_object",
     "gatherv",
     "reduce",
+    "reduce_object",
     "reduce_scatter",
+    "reduce_scatterv",
     "scan",
     "scatter",
+    "scatter_object",
     "scatterv",
 ]
 

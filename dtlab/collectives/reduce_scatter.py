@@ -58,13 +58,13 @@ def ring(comm: Comm, rows: Rows, op: Op = "sum") -> Rows:
 
 
 @algorithm("reduce_scatter", "pairwise")
-def pairwise(comm: Comm, rows: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+def pairwise(comm: Comm, rows: Rows, op: Op = "sum") -> Rows:
     """In place: in step k, hand the rank k further on its row, and add what comes from k back.
 
     Every row goes straight to its owner. Cost: (p−1)α + (p−1)/p·n(β + γ).
     """
     p, me = comm.size, comm.rank
-    summand = torch.empty_like(rows[0])
+    summand = torch.empty_like(rows[me])
     for distance in range(1, p):
         to, source = (me + distance) % p, (me - distance) % p
         comm.sendrecv(rows[to], to, summand, source)

@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from dtlab import cost
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
-from dtlab.reduction import overlaps_itself
+from dtlab.reduction import FOREIGN, named_op, overlaps_itself
 
 COLLECTIVES = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce_scatter",
                "all_reduce", "all_to_all", "scan", "exscan", "barrier")
@@ -74,6 +74,10 @@ def overridable(function: Function) -> Function:
     @functools.wraps(function)
     def call(comm: Comm, *args: Any, **options: Any) -> Any:
         check_comm(comm, f"{function.__name__}(comm, …)")
+        if "op" in options:
+            options["op"] = named_op(options["op"])
+        elif not FOREIGN.isdisjoint(map(type, args)):
+            args = tuple(named_op(arg) if type(arg) in FOREIGN else arg for arg in args)
         if has_torch_function((*args, *options.values())):
             return handle_torch_function(call, (*args, *options.values()), comm, *args, **options)
         return function(comm, *args, **options)
@@ -245,6 +249,13 @@ def check_root(comm: Comm, root: int, collective: str) -> None:
             f"rank {comm.rank}: {collective} has no root {root!r}; "
             f"the ranks here are 0 to {comm.size - 1}"
         )
+
+
+def check_at_root(comm: Comm, root: int, given: object, what: str) -> None:
+    """Raise `ConfigError` if a rank that is not the root gives what the root alone has."""
+    if given is not None and comm.rank != root:
+        raise ConfigError(f"rank {comm.rank}: {what} are given by the root, rank {root}, alone; "
+                          f"other ranks pass None")
 
 
 def flattened(x: torch.Tensor) -> torch.Tensor:

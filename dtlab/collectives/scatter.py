@@ -10,6 +10,7 @@ import torch
 from dtlab.collectives.call import call_for
 from dtlab.collectives.registry import (
     algorithm,
+    check_at_root,
     check_parts,
     check_root,
     check_tensor,
@@ -35,6 +36,7 @@ def scatter(
     """
     run, inner = call_for(comm, "scatter", algorithm, options, x, comm.size, root=root)
     check_root(comm, root, "scatter")
+    check_at_root(comm, root, parts, "the parts of scatter")
     rows = None
     if comm.rank == root:
         check_tensor(comm, parts, "scatter", writes=False)

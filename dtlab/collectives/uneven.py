@@ -14,7 +14,9 @@ import torch
 from dtlab.collectives.all_gather import ring as all_gather
 from dtlab.collectives.all_to_all import pairwise
 from dtlab.collectives.gather import linear as gather
+from dtlab.collectives.reduce_scatter import pairwise as pairwise_sums
 from dtlab.collectives.registry import (
+    check_at_root,
     check_comm,
     check_root,
     check_tensor,
@@ -24,6 +26,7 @@ from dtlab.collectives.registry import (
 from dtlab.collectives.scatter import linear as scatter
 from dtlab.comm import Comm
 from dtlab.errors import ShapeMismatch
+from dtlab.reduction import Op, check_op, finish_average_, named_op
 
 Parts = Sequence[torch.Tensor]
 
@@ -34,6 +37,7 @@ def scatterv(comm: Comm, parts: Parts | None, x: torch.Tensor, root: int = 0) ->
     """
     check_comm(comm, "scatterv(comm, …)")
     check_root(comm, root, "scatterv")
+    check_at_root(comm, root, parts, "the parts of scatterv")
     check_tensor(comm, x, "scatterv")
     rows = None
     if comm.rank == root:
@@ -50,6 +54,7 @@ def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> P
     """
     check_comm(comm, "gatherv(comm, …)")
     check_root(comm, root, "gatherv")
+    check_at_root(comm, root, into, "the tensors of gatherv")
     check_tensor(comm, x, "gatherv", writes=False)
     vector, rows = flattened(x), None
     if comm.rank == root:
@@ -89,6 +94,21 @@ def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
     _check_like(comm, received[comm.rank], rows[comm.rank], "all_to_allv")
     pairwise(comm.collective(_label("all_to_allv", rows[0])), rows, received)
     return _written(into, received)
+
+
+def reduce_scatterv(comm: Comm, parts: Parts, op: Op = "sum") -> torch.Tensor:
+    """Before: each rank holds p `parts`; all ranks' parts[r] have one size. After: rank r has the
+    reduction of all ranks' parts[r], which is returned. MPI calls it MPI_Reduce_scatter.
+
+    Cost: at most (p−1)(α + max b_r (β + γ)).
+    """
+    check_comm(comm, "reduce_scatterv(comm, …)")
+    op = named_op(op)
+    rows = [row.clone() for row in _vectors(comm, parts, "reduce_scatterv", writes=False)]
+    check_op(op, rows[0].dtype)
+    label = _label("reduce_scatterv", rows[0]).replace(")", f", op={getattr(op, '__name__', op)})")
+    pairwise_sums(comm.collective(label), rows, op)
+    return finish_average_(rows[comm.rank].view(parts[comm.rank].shape), op, comm.size)
 
 
 def _label(collective: str, x: torch.Tensor, root: int | None = None) -> str:

@@ -23,7 +23,7 @@ from dtlab.grading.referee import CASE_LIMIT_S
 from dtlab.grading.report import Report, Row
 from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.verdicts import verdict_of
-from dtlab.processes import run
+from dtlab.processes.run import launch
 
 LIMIT_S = 3600.0  # of a process; nothing hangs, and what follows is stricter
 TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes one
@@ -66,7 +66,7 @@ def grade_answer(server: RankServer, submission: Submission, exercise: Exercise,
 def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
     """What `function(*args)` returns in a process that the caller's has not touched, and that may
     fork."""
-    return run(_alone, function, args, ranks=1, timeout=LIMIT_S, trace=False, echo=False).values[0]
+    return launch(_alone, (function, args), 1, timeout=LIMIT_S).values[0]
 
 
 def _alone(_comm: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -19,6 +19,7 @@ from dtlab.grading.frames import Frame, dtype_name, tensor_bytes, tensor_from
 from dtlab.grading.learner_errors import describe_error, learner_place
 from dtlab.grading.rank_connection import RankConnection, StreamRequests
 from dtlab.machine import Machine
+from dtlab.reduction import check_receives
 
 
 class SandboxWork(Work):
@@ -145,6 +146,7 @@ class SandboxComm(Comm):
             blobs.append(tensor_bytes(x) if tensor else cloudpickle.dumps(x))
             return ["send", peer, tensor]
         self._check_peer(peer, "receive from")
+        check_receives(self.rank, x)
         if tensor is None and not isinstance(x, list):
             raise errors.ConfigError(
                 f"rank {self.rank}: recv needs a tensor or a list to receive into, "

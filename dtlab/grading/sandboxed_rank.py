@@ -88,7 +88,7 @@ def join_on_gloo(rank: int, size: int, port: int) -> Endpoint:
     store = torch.distributed.TCPStore("127.0.0.1", port, size, rank == 0, use_libuv=False,
                                        timeout=timedelta(seconds=20))
     join_group("gloo", store, rank, size)
-    return open_endpoint("gloo", "cpu", 0, None, trace=True)
+    return open_endpoint("cpu", 0, None, trace=True)
 
 
 class NotYourOwn(DtlabError):

@@ -16,10 +16,13 @@
       endpoint         what the communicators of one rank share
     failures         exceptions on their way from a rank (calls and results: ranks.serialization)
     control_channel  frames between launcher and ranks; store: the ranks' addresses
-    torchrun         ranks that torchrun has started; hosts: same versions, and their clocks
+    joined           the communicator over a process group that a script has formed
+    torchrun         ranks that torchrun has started; hosts: same versions, and their clocks;
+                     monitor: watches over ranks that have no launcher of ours
 """
 
+from dtlab.processes.joined import from_process_group
 from dtlab.processes.run import run
 from dtlab.processes.session import Session
 
-__all__ = ["Session", "run"]
+__all__ = ["Session", "from_process_group", "run"]

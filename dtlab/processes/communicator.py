@@ -19,7 +19,7 @@ import torch
 
 from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
-from dtlab.errors import ConfigError, RankDied
+from dtlab.errors import ConfigError, RankDied, RunTimeout
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.match_check import Channel, EncodedHeader, encoded
 from dtlab.processes.message import Message
@@ -29,7 +29,7 @@ from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
 from dtlab.ranks.matching import describe
-from dtlab.reduction import combine_
+from dtlab.reduction import check_receives, combine_
 from dtlab.tracebacks import calling_place
 
 _FIRST_TAG, _TAGS = 1 << 20, 1 << 30  # below are those that learners use with torch.distributed
@@ -104,6 +104,8 @@ class ProcessComm(Comm):
         sends = op.__class__ is Send
         if isinstance(x, torch.Tensor):
             self._check_tensor(x)
+            if not sends:
+                check_receives(self.rank, x)
         elif not sends and not isinstance(x, list):
             raise ConfigError(
                 f"rank {self.rank}: can't receive into a {type(x).__name__}; give a tensor, "
@@ -179,6 +181,12 @@ class ProcessComm(Comm):
         except RuntimeError as error:
             self.end.broken = True
             self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
+            if "Timed out" in str(error):
+                raise RunTimeout(f"rank {self.rank}: the time limit of the process group has "
+                                 f"passed in a wait; init_process_group and new_group take "
+                                 f"timeout=") from error
+            if (why := self.end.why_broken()) is not None:
+                raise why from None
             who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
             raise RankDied(f"rank {self.rank}: the connection to {who} has broken",
                            message.peer) from error

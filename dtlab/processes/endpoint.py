@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -50,7 +52,7 @@ class Endpoint:
         self.lock = threading.Lock()  # numbering and posting are one step, whichever thread
         self.start_s = time.perf_counter()
         self.threads = threads
-        self._writers = 0
+        self._writers = itertools.count()  # shared by ends of other groups: see `joined`
         self._contexts: dict[int, ContextCheck | None] = {}
         self._main = self.new_writer()
         self._local = threading.local()
@@ -61,11 +63,11 @@ class Endpoint:
         self.cancelled: list[Work] = []
         self.unfinished: list[Any] = []  # messages that a broken connection has left behind
         self.broken = False  # has one broken?
+        self.why_broken: Callable[[], Exception | None] = lambda: None  # who watches this end says
 
     def new_writer(self) -> StatusWriter:
         """For the next strand of this rank."""
-        self._writers += 1
-        return StatusWriter(self.status, self.rank, self._writers - 1, self.threads)
+        return StatusWriter(self.status, self.rank, next(self._writers), self.threads)
 
     @property
     def writer(self) -> StatusWriter:

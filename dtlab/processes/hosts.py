@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from dtlab.errors import ConfigError, RunTimeout
+from dtlab.processes.communicator import ProcessComm
+from dtlab.processes.monitor import host_name
 
 _PINGS = 16
-_TAG = 1 << 20  # of the pings: no message of the run is under way yet
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock(NamedTuple):
@@ -29,17 +27,17 @@ class Clock(NamedTuple):
     uncertainty_s: float  # the true value lies within ± this; 0 if it is the same clock
 
 
-def join(timeout_s: float) -> tuple[dist.Store, int, int]:
-    """The store through which the ranks meet, this process's rank, and how many there are.
+def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, int, int]:
+    """The store through which the ranks meet, this process's rank, and how many there are. at:
+    the address "host:port" that all were given.
 
     Raises `RunTimeout` if one is still missing after `timeout_s`, and `ConfigError` if they run
     different versions of dtlab, torch or Python.
     """
-    rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-    at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     host, begun_s = platform.node(), time.monotonic()
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        store, rank, size = next(dist.rendezvous(
+            "env://", rank, size, timeout=timedelta(seconds=timeout_s)))
         store = _meet(store, rank, size, "\n".join([host, *versions().values()]), timeout_s)
     except dist.DistError as error:
         if time.monotonic() - begun_s < 0.9 * timeout_s:
@@ -97,44 +95,38 @@ def check_same(ranks: Sequence[Sequence[str]]) -> None:
                                   f"the same on all hosts")
 
 
-def align_clocks() -> tuple[Clock, float]:
+def align_clocks(quiet: ProcessComm) -> tuple[Clock, float]:
     """This rank's clock beside rank 0's, and when the last rank got here, on this rank's clock.
 
-    All ranks call it. One rank of each other host plays ping-pong with rank 0, as NTP does: rank 0
-    answers with its time, which lies between the ping's start and the pong's arrival. The fastest
-    of some round trips bounds the difference best: to within half of it. Clocks drift; the bound
-    holds as the run begins.
+    All ranks call it; quiet: a communicator of all, in no trace. One rank of each other host plays
+    ping-pong with rank 0, as NTP does: rank 0 answers with its time, which lies between the ping's
+    start and the pong's arrival. The fastest of some round trips bounds the difference best: to
+    within half of it. Clocks drift; the bound holds as the run begins.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    boot = _BOOT.read_text() if _BOOT.exists() else ""  # one kernel, one clock
-    hosts: list[str] = [""] * size
-    dist.all_gather_object(hosts, f"{platform.node()}\n{boot}")
+    hosts = quiet._all_gather_objects(host_name())
     players = sorted({hosts.index(host) for host in hosts} - {0})
     mine = Clock(0.0, 0.0)
     for player in players:  # one after another, so that none waits in another's queue
-        if rank == 0:
-            _answer(player)
-        elif rank == player:
-            mine = min((_ping() for _ in range(_PINGS)), key=lambda clock: clock.uncertainty_s)
-    clocks: list[Clock] = [mine] * size
+        if quiet.rank == 0:
+            _answer(quiet, player)
+        elif quiet.rank == player:
+            mine = min((_ping(quiet) for _ in range(_PINGS)),
+                       key=lambda clock: clock.uncertainty_s)
     if players:
-        dist.all_gather_object(clocks, mine)
-    mine = clocks[hosts.index(hosts[rank])]
-    ready: list[float] = [0.0] * size
-    dist.all_gather_object(ready, time.perf_counter() + mine.ahead_s)
+        mine = quiet._all_gather_objects(mine)[hosts.index(hosts[quiet.rank])]
+    ready = quiet._all_gather_objects(time.perf_counter() + mine.ahead_s)
     return mine, max(ready) - mine.ahead_s
 
 
-def _ping() -> Clock:
-    time_there = torch.zeros(1, dtype=torch.float64)
+def _ping(quiet: ProcessComm) -> Clock:
     sent_s = time.perf_counter()
-    dist.send(time_there, 0, tag=_TAG)
-    dist.recv(time_there, 0, tag=_TAG)
+    quiet.send(None, 0)
+    there_s = quiet.recv_object(0)
     got_s = time.perf_counter()
-    return Clock(time_there.item() - (sent_s + got_s) / 2, (got_s - sent_s) / 2)
+    return Clock(there_s - (sent_s + got_s) / 2, (got_s - sent_s) / 2)
 
 
-def _answer(player: int) -> None:
+def _answer(quiet: ProcessComm, player: int) -> None:
     for _ in range(_PINGS):
-        dist.recv(torch.zeros(1, dtype=torch.float64), player, tag=_TAG)
-        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), player, tag=_TAG)
+        quiet.recv_object(player)
+        quiet.send(time.perf_counter(), player)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
-from dtlab.errors import ConfigError
 from dtlab.processes import same_host_transport
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.connections import Connections, calm_gloo
@@ -29,36 +31,39 @@ def join_group(backend: str, store: dist.Store | None, rank: int, size: int) -> 
         _GROUPS[backend], store=store, rank=rank, world_size=size, timeout=FOREVER
     )
     calm_gloo()
+    _formed.append(weakref.ref(dist.group.WORLD))
+
+
+def is_foreign() -> bool:
+    """Has a script, and not dtlab, formed this process's default group?"""
+    return dist.is_available() and dist.is_initialized() and not any(
+        group() is dist.group.WORLD for group in _formed)
+
+
+_formed: list[Any] = []  # default groups that were formed here
 
 
 def open_endpoint(
-    backend: str, device: str, local_rank: int, status: SharedStatus | None, trace: bool,
+    device: str, local_rank: int, status: SharedStatus | None, trace: bool,
     store: RankStore | None = None, connections: Connections | None = None,
 ) -> Endpoint:
     """This process's end of the default group."""
-    place = _place(device, local_rank)
-    try:
-        group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    except RuntimeError as error:
-        raise ConfigError(
-            "the process group has no backend for the CPU; form it with "
-            f"init_process_group({_GROUPS[backend]!r}), or leave that to dtlab.run"
-        ) from error
+    group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     threads = Threads()
     transport = GlooTransport(group)
     if status is not None and same_host_transport.is_possible():  # our launcher has one host
         transport = SameHostTransport(group, threads.start)
-    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads, place, status,
-                    trace, store, connections)
+    return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads,
+                    place(device, local_rank), status, trace, store, connections)
 
 
-def _place(device: str, local_rank: int) -> torch.device:
+def place(device: str, local_rank: int) -> torch.device:
     """Where this rank computes: if on GPUs, ranks take turns."""
-    place = torch.device(device)
-    if place.type == "cuda":
-        place = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(place)
-    return place
+    where = torch.device(device)
+    if where.type == "cuda":
+        where = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(where)
+    return where
 
 
 def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bool,
@@ -67,7 +72,7 @@ def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bo
     threads = Threads()
     number, ranks, transport, connections = meet(store, rank, threads)
     calm_gloo()
-    end = Endpoint(rank, size, transport, threads, _place(device, rank), status, trace, store,
+    end = Endpoint(rank, size, transport, threads, place(device, rank), status, trace, store,
                    connections)
     return end, ProcessComm(end, ranks, (f"survivors {number}",))
 

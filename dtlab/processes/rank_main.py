@@ -196,7 +196,7 @@ class Rank:
         connections = Connections()
         with connections:
             join_group(told.backend, self._store, told.rank, told.size)
-        return open_endpoint(told.backend, told.device, told.rank, self._status, told.trace,
+        return open_endpoint(told.device, told.rank, self._status, told.trace,
                              self._store, connections)
 
 

@@ -27,12 +27,13 @@ from dtlab.tracebacks import end_at_caller
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
 _RANKS_PER_CORE = 32
+_FOUR = type("DefaultRanks", (int,), {})(4)  # tells ranks=4 from a call that names no number
 
 
 def run(
     fn: Callable[..., Any],
     *args: Any,
-    ranks: int = 4,
+    ranks: int = _FOUR,
     backend: str = "gloo",
     device: str = "cpu",
     timeout: float | None = 60.0,
@@ -59,20 +60,41 @@ def run(
         been), so that `fn` should load a checkpoint first. With `may_die`, only a rank that has
         died, which then joins the others at their next `Comm.shrink`. `ConfigError` restarts none.
 
-    Under torchrun, the ranks are torchrun's, however many: `ranks`, `timeout`, `echo`, `threads`,
-    `may_die` and `max_restarts` don't count.
+    Under torchrun, or Slurm with MASTER_ADDR and MASTER_PORT, the ranks are those that it started,
+    however many; in a process group that a script has formed, they are the group's, and a `ranks`
+    that contradicts it is a `ConfigError`. `echo`, `threads`, `may_die` and `max_restarts` don't
+    count there. Every wait ends as here: `monitor` in dtlab.processes names the limits.
     """
     check_options(run, unknown)
     check_ranks(ranks)
-    check_backend(backend, device, ranks)
+    joins = torchrun.is_joined()
+    if joins and ranks is not _FOUR:
+        torchrun.check_given(ranks)
+    check_backend(backend, device, 1 if joins else ranks)
     check_limits(timeout, threads)
     check_may_die(may_die, ranks)
     check_whole("max_restarts", max_restarts, 0, 1000)
     check_call(fn, args, "run")
-    if torchrun.launched():
-        replies = torchrun.run_here(fn, args, backend, device, trace)
-        return gather(replies, [""] * len(replies))
-    call = pack_call(fn, args)
+    try:
+        if joins:
+            replies = torchrun.run_here(fn, args, backend, device, trace, timeout)
+            return gather(replies, [""] * len(replies))
+        return launch(fn, args, int(ranks), backend, device, timeout=timeout, trace=trace,
+                      echo=echo, threads=threads, may_die=may_die, max_restarts=max_restarts)
+    except DtlabError as error:
+        error.__traceback__ = None  # our own frames would only hide the rank's
+        raise
+    except KeyboardInterrupt as interrupt:
+        raise end_at_caller(interrupt) from None
+
+
+def launch(
+    fn: Callable[..., Any], args: Sequence[Any], ranks: int, backend: str = "gloo",
+    device: str = "cpu", *, timeout: float | None, trace: bool = False, echo: bool = False,
+    threads: int = 1, may_die: Collection[int] = (), max_restarts: int = 0,
+) -> Result:
+    """`run` on processes of its own, whatever has started this one. Arguments are as checked."""
+    call = pack_call(fn, tuple(args))
     how = partial(RankGroup, ranks, backend=backend, device=device, threads=threads, trace=trace)
     try:
         for count in range(max_restarts + 1):
@@ -89,11 +111,6 @@ def run(
                     first, _, _ = str(error).partition("\n")
                     print(f"{first}; restart {count + 1} of {max_restarts}", file=sys.stderr)
         raise AssertionError("the last start returns or raises")
-    except DtlabError as error:
-        error.__traceback__ = None  # our own frames would only hide the rank's
-        raise
-    except KeyboardInterrupt as interrupt:
-        raise end_at_caller(interrupt) from None
     finally:
         os.close(call)
 

@@ -92,6 +92,22 @@ class SharedStatus:
                     if self.words[at >> 3]:
                         self.bytes[at : at + _COUNT] = bytes(_COUNT)
 
+    def part(self, rank: int) -> dict[int, bytes]:
+        """What `rank` has written, by place, without headers: for hosts that share other memory."""
+        places = [(_RECORD * STRANDS * rank, _RECORD * STRANDS),
+                  (self._contexts + 8 * CONTEXTS * rank, 8 * CONTEXTS),
+                  (self._wildcards + _WILDCARD * CONTEXTS * rank, _WILDCARD * CONTEXTS)]
+        first = (self._contexts >> 3) + CONTEXTS * rank
+        used = sum(map(bool, self.words[first : first + CONTEXTS].tolist()))
+        places += [(8 * self.count_at(*pair, index), 8) for peer in range(self.ranks)
+                   for pair in ((rank, peer, False), (peer, rank, True)) for index in range(used)]
+        return {at: self.bytes[at : at + length] for at, length in places}
+
+    def write_part(self, part: dict[int, bytes]) -> None:
+        """Write what `part` gave on another host."""
+        for at, data in part.items():
+            self.bytes[at : at + len(data)] = data
+
     # ---- records --------------------------------------------------------------------------------
 
     def write(

@@ -1,8 +1,9 @@
-"""Ranks that torchrun has started: `run` uses the processes that are there.
+"""Ranks that others have started: `run` uses the processes that are there.
 
-That is how the course leaves one machine. There is no launcher of ours then, and no shared status:
-neither mismatches nor deadlocks are named; output goes where torchrun sends it; and torchrun stops
-the other ranks when one fails.
+They come from torchrun or Slurm, which is how the course leaves one machine; or a script has formed
+a process group of torch.distributed. There is no launcher of ours then. Output goes where it goes
+without us. Mismatches, deadlocks and `timeout` end a run as elsewhere, within the limits that
+`monitor` names, on every rank.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import pickle
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
 import torch.distributed as dist
 
-from dtlab.processes import failures, hosts
+from dtlab.errors import ConfigError
+from dtlab.processes import failures, hosts, joined
 from dtlab.processes.communicator import ProcessComm
-from dtlab.processes.endpoint import Reply
-from dtlab.processes.process_group import join_group, open_communicator, open_endpoint
+from dtlab.processes.endpoint import Endpoint, Reply
+from dtlab.processes.monitor import Monitor, open_status
+from dtlab.processes.process_group import is_foreign, join_group, open_communicator, place
+from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING
+from dtlab.processes.status_writer import Threads
 
 JOIN_S = 300.0  # how long a rank waits for the others to come
-_PATIENCE_S = 2.0  # how long a rank waits to hear which rank has failed
-_calls = 0
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def _leave_group() -> None:
@@ -35,61 +37,105 @@ def _leave_group() -> None:
     gc.collect()  # communicators hold the group too, and each other
 
 
+def started(env: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
+    """(rank, ranks, rank on this host), if torchrun or Slurm has started this process as one of
+    many. RANK and WORLD_SIZE alone do not say so: tutorials set them in notebooks."""
+    if not all(name in env for name in _ADDRESS):
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if "TORCHELASTIC_RUN_ID" not in env:
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+        if env.get("SLURM_NTASKS") == "1":
+            return None  # srun started one process: it may start ranks of its own
+    try:
+        rank, size = int(env[names[0]]), int(env[names[1]])
+        return rank, size, int(env.get(names[2], rank))
+    except (KeyError, ValueError):
+        return None
+
+
 def launched() -> bool:
     """Was this process started as one of many, by torchrun or alike?"""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return started() is not None
+
+
+def is_joined() -> bool:
+    """Are the ranks of `run` there already?"""
+    return launched() or is_foreign()
+
+
+def check_given(ranks: int) -> None:
+    """Raise `ConfigError` if a script's own process group has another number of ranks."""
+    if is_foreign() and ranks != (there := dist.get_world_size()):
+        raise ConfigError(
+            f"ranks={ranks}: this process is one of {there} of a process group, which run joins; "
+            f"leave ranks= out, or call torch.distributed.destroy_process_group() first")
 
 
 def run_here(
-    fn: Callable[..., Any], args: tuple[Any, ...], backend: str, device: str, trace: bool
+    fn: Callable[..., Any], args: tuple[Any, ...], backend: str, device: str, trace: bool,
+    timeout: float | None,
 ) -> list[Reply]:
     """Call `fn(comm, *args)` in this process, as in all the others; everyone's replies, by rank.
 
-    Times are those of rank 0's clock. Raises `RankFailed` on every rank that gets here after one
-    has failed; before anything runs, `RunTimeout` if not all ranks come within `JOIN_S`, and
-    `ConfigError` if hosts run different versions of dtlab, torch or Python.
+    Times are those of rank 0's clock. Raises `RankFailed` on every rank if one has failed,
+    `Deadlock` and `RunTimeout` as `run`; before anything runs, `RunTimeout` if not all ranks come
+    (to the group within `JOIN_S`, to this call within `timeout`), and `ConfigError` if hosts run
+    different versions of dtlab, torch or Python.
     """
-    global _calls
+    rank, _, local_rank = started() or (0, 0, int(os.environ.get("LOCAL_RANK", 0)))
     if not dist.is_initialized():
-        join_group(backend, *hosts.join(JOIN_S))
+        _, size, _ = started() or (0, 1, 0)
+        at = ":".join(os.environ[name] for name in _ADDRESS)
+        join_group(backend, *hosts.join(rank, size, at, JOIN_S))
         atexit.register(_leave_group)
-    here, _calls = _calls, _calls + 1
-    end = open_endpoint(backend, device, int(os.environ.get("LOCAL_RANK", 0)), None, trace)
+    here = joined.next_number("run")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = joined.part_of_store(f"run {here}")
+    transport, connections = joined.connect(store, range(size), rank, timeout, "dtlab.run")
+    threads = Threads()
+    status, _ = open_status(store, rank, size)
+    monitor = Monitor(status, store, rank, threads, timeout)
+    monitor.add(connections)
+    end = Endpoint(rank, size, transport, threads, place(device, local_rank), status, trace)
+    end.why_broken = monitor.why
     comm = open_communicator(backend, end, here)
-    clock, start_s = hosts.align_clocks()
-    end.begin_run(start_s)
-    store = dist.PrefixStore(f"dtlab/{here}", dist.distributed_c10d._get_default_store())
     try:
-        value = fn(comm, *args)
-        end.end_run()
-        reply = cloudpickle.dumps(Reply(comm.now(), value, *end.recorder.rows(end.start_s),
-                                        clock.uncertainty_s))
-    except Exception as error:
-        failure = failures.capture(error)
-        if failure.secondary:
-            _raise_failure(store, _PATIENCE_S)
-        store.set("failed", pickle.dumps((comm.rank, failure)).hex())
-        raise failures.rank_failed(comm.rank, failure) from None
-    _wait_for_all(comm, store)
-    replies: list[Any] = [None] * comm.size
-    dist.all_gather_object(replies, reply)
-    return [pickle.loads(reply) for reply in replies]
+        quiet = ProcessComm(end, range(size), (here, "clock"), visible=False)
+        clock, start_s = hosts.align_clocks(quiet)
+        end.writer.does(RUNNING)
+        end.begin_run(start_s)
+        try:
+            value = fn(comm, *args)
+            end.end_run()
+            reply = cloudpickle.dumps(Reply(comm.now(), value, *end.recorder.rows(end.start_s),
+                                            clock.uncertainty_s))
+        except BaseException as error:
+            end.writer.does(RAISED)
+            _fail(monitor, comm.rank, error)
+        end.writer.does(RETURNED)
+        monitor.publish()
+        _wait_for_all(comm, store, monitor)
+        return [cloudpickle.loads(reply) for reply in quiet._all_gather_objects(reply)]
+    finally:
+        monitor.close()
+        transport.close()
 
 
-def _wait_for_all(comm: ProcessComm, store: dist.Store) -> None:
-    """Until all ranks have returned; raise `RankFailed` if one of them has raised instead."""
+def _fail(monitor: Monitor, rank: int, error: BaseException) -> None:
+    """Raise what ends the run: this rank's error, or that of which it is a consequence."""
+    failure = failures.capture(error)
+    if error is not monitor.error and not (failure.secondary and monitor.why()):
+        monitor.verdict.give(rank, failure)
+        if not isinstance(error, Exception):  # an interrupt, or sys.exit
+            raise error
+    raise monitor.error or failures.rank_failed(rank, failure) from None
+
+
+def _wait_for_all(comm: ProcessComm, store: dist.Store, monitor: Monitor) -> None:
+    """Until all ranks have returned; raise what ends the run instead, if anything does."""
     store.set(f"returned/{comm.rank}", "")
     everyone = [f"returned/{rank}" for rank in range(comm.size)]
     while not store.check(everyone):
-        _raise_failure(store, 0.005)
-
-
-def _raise_failure(store: dist.Store, patience_s: float) -> None:
-    """Raise for the rank that failed, if one says so within this time."""
-    until = time.monotonic() + patience_s
-    while not store.check(["failed"]):
-        if time.monotonic() > until:
-            return
-        time.sleep(patience_s / 4)
-    rank, failure = pickle.loads(bytes.fromhex(store.get("failed").decode()))
-    raise failures.rank_failed(rank, failure)
+        if (error := monitor.error or monitor.verdict.read(0.005)) is not None:
+            raise error

@@ -80,6 +80,12 @@ class GlooTransport:
             self._released_bytes -= self._released.popleft()[1]
 
 
+    def close(self) -> None:
+        """Let the group go: a thread that still knows this transport must not keep it."""
+        self._group = None
+        self._released.clear()
+
+
 class _Renumbered:
     """The handle of a receive from any source in a group whose ranks have other numbers."""
 

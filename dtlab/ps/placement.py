@@ -17,7 +17,7 @@ from dtlab.collectives.registry import check_tensor, cut, flattened, write_back
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.ps.checks import count
-from dtlab.reduction import Op, check_op, finish_average_
+from dtlab.reduction import Op, check_op, finish_average_, named_op
 
 
 def aggregate(comm: Comm, x: torch.Tensor, placement: str = "spread", op: Op = "sum",
@@ -29,6 +29,7 @@ def aggregate(comm: Comm, x: torch.Tensor, placement: str = "spread", op: Op = "
     """
     if not isinstance(placement, str) or placement not in PLACEMENTS:
         raise ConfigError(f"no placement {short(placement)}; choose one of {', '.join(PLACEMENTS)}")
+    op = named_op(op)
     if not isinstance(op, str) or op not in ("sum", "avg"):
         raise ConfigError(f"op is 'sum' or 'avg', not {short(op)}")
     check_tensor(comm, x, "aggregate")

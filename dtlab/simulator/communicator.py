@@ -16,7 +16,7 @@ from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
-from dtlab.reduction import overlaps_itself
+from dtlab.reduction import check_receives
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import learner_line
@@ -205,9 +205,8 @@ class SimComm(Comm):
         twice (as an expanded tensor has)."""
         if x.layout is not torch.strided or x.is_quantized:
             raise ConfigError(f"rank {self.rank}: can't {verb} a {x.layout} tensor; make it dense")
-        if verb == "receive into" and not x.is_contiguous() and overlaps_itself(x):
-            raise ConfigError(f"rank {self.rank}: can't receive into an expanded tensor, whose "
-                              f"elements share memory; receive into a copy (x.contiguous())")
+        if verb == "receive into":
+            check_receives(self.rank, x)
 
     def _channel_to(self, dst: int) -> Channel:
         self._check_peer(dst, "send to")

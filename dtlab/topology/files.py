@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from dtlab.topology.base import (
     check_seconds,
     check_topology,
 )
+from dtlab.topology.formats import notice, recognized
 from dtlab.topology.graphs import RANK_KINDS, from_graph
 from dtlab.units import bandwidth_of, seconds_of
 
@@ -47,10 +49,29 @@ def load(path: str | Path) -> Topology:
     bandwidth: of one direction: 25GB/s, 100Gb/s in bits, or a number of bytes per second. latency:
     2us, 0.5ms, or a number of seconds. Raises `ConfigError` with the file and the line of what is
     wrong: unknown keys and nodes, links without bandwidth, ranks that nothing leads to.
+
+    Read as well: the output of `nvidia-smi topo -m`, the XML that NCCL writes to
+    NCCL_TOPO_DUMP_FILE, and a network file of ASTRA-sim 2. What such a file does not say, what the
+    model leaves out, and numbers without a unit are named on stderr.
     """
     if not isinstance(path, (str, Path)) or "\0" in str(path):
         raise ConfigError(f"a topology is loaded from a file's path, not from {path!r:.60}")
-    return _File(Path(path)).topology()
+    path = Path(path)
+    text = _text_of(path)
+    return recognized(text, path) or _File(path, text).topology()
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError(f"{path} can't be read: it is no ordinary file")
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path} is too large: a topology has {MOST_BYTES:,} bytes at most")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text in UTF-8") from None
 
 
 def save(topology: Topology, path: str | Path) -> None:
@@ -76,21 +97,13 @@ def save(topology: Topology, path: str | Path) -> None:
 class _File:
     """One file, while it is read. YAML is read as its tree of nodes, for these know their lines."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, text: str):
         self.path = path
+        self.unitless: list[str] = []  # quantities that are numbers alone, and how they are read
         try:
-            if path.exists() and not (path.is_file() or path.is_dir()):
-                raise ConfigError(f"{path} can't be read: it is no ordinary file")
-            if path.stat().st_size > MOST_BYTES:
-                raise ConfigError(f"{path} is too large: a topology has {MOST_BYTES:,} bytes at "
-                                  f"most")
-            self.root = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
-        except OSError as error:
-            raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+            self.root = yaml.compose(text, yaml.SafeLoader)
         except RecursionError:
             raise ConfigError(f"{path}: lists and mappings are nested too deeply") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not a text in UTF-8") from None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f", line {mark.line + 1}" if mark else ""
@@ -115,6 +128,9 @@ class _File:
                 self.wrong(top["links"], f"rank {rank} has no link")
         name = self.text(top["name"], "name") if "name" in top else self.path.stem
         overhead_s = self.overhead_s(top)
+        if self.unitless:
+            more = f", and {len(self.unitless) - 1} more" if len(self.unitless) > 1 else ""
+            notice(self.path, f"{self.unitless[0]}{more}; write a unit, as in 25GB/s, 100Gb/s, 2us")
         try:
             return from_graph(graph, name, overhead_s)
         except ConfigError as error:
@@ -236,7 +252,12 @@ class _File:
 
     def quantity(self, node: yaml.Node, what: str, parse: Callable[[str], float]) -> float:
         try:
-            return parse(self.text(node, what))
+            value = parse(text := self.text(node, what))
+            if not re.search(r"[bBs]$", text) and 0 < value < math.inf:
+                unit = "s" if parse is seconds_of else "B/s"
+                self.unitless.append(f"line {_line(node)}: {what} {text} is read as {value:g} "
+                                     f"{unit}")
+            return value
         except ConfigError as error:
             if str(error).startswith(str(self.path)):
                 raise
@@ -291,9 +312,9 @@ def _quoted(node: Node) -> str:
 
 def _bandwidth(value_Bps: float) -> str:
     text = f"{value_Bps / 1e9:g}GB/s"
-    return text if bandwidth_of(text) == value_Bps else repr(value_Bps)
+    return text if bandwidth_of(text) == value_Bps else f"{value_Bps!r}B/s"
 
 
 def _latency(value_s: float) -> str:
     text = f"{value_s * 1e6:g}us"
-    return text if seconds_of(text) == value_s else repr(value_s)
+    return text if seconds_of(text) == value_s else f"{value_s!r}s"

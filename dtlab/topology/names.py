@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
     (uniform, pcie_server, v100_nvlink, nvswitch, racks, fat_tree, torus, dragonfly)
 }
 MOST_LETTERS = 4096
-FILES = (".yaml", ".yml", ".json")
+FILES = (".yaml", ".yml", ".json", ".xml", ".txt", ".conf")
 
 
 def named(text: str) -> Topology:
@@ -30,7 +31,8 @@ def named(text: str) -> Topology:
 
     NAME:4x8,key=value calls the builder NAME with 4, 8 and the keyword; bandwidths and latencies
     are written as 25GB/s, 2us. SERVER@NETWORK puts such a server in the place of each host of such
-    a network. All else that ends in .yaml, .yml or .json is a file for `load`. Raises `ConfigError`
+    a network. All else that is a file, or ends in .yaml, .yml, .json, .xml, .txt or .conf, is for
+    `load`. Raises `ConfigError`
     for names and arguments that make no sense.
 
     >>> named("torus:4x4").ranks, named("nvswitch:8@racks:4x8,oversubscription=2").ranks
@@ -39,7 +41,7 @@ def named(text: str) -> Topology:
     if not isinstance(text, str) or len(text) > MOST_LETTERS:
         raise ConfigError(f"a topology is named by a short text such as 'torus:4x4', not "
                           f"{text!r:.60}")
-    if Path(text).suffix in FILES:
+    if Path(text).suffix in FILES or ("\0" not in text and os.path.isfile(text)):
         return load(text)
     server, at, network = text.partition("@")
     if at:

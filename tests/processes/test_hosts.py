@@ -211,7 +211,7 @@ def test_ranks_whose_partner_does_not_come_end_by_themselves(tmp_path: Path) -> 
 
         torchrun.JOIN_S = 2.0
         os.environ |= dict(RANK=sys.argv[1], WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-                           MASTER_PORT=sys.argv[2])
+                           MASTER_PORT=sys.argv[2], TORCHELASTIC_RUN_ID="job")
         try:
             dtlab.run(lambda comm: comm.rank)
         except dtlab.RunTimeout as error:

@@ -1,0 +1,187 @@
+"""The communicator over a process group that a script has formed with torch.distributed.
+
+It has connections of its own, over Gloo, whatever the group's backend: messages never meet those of
+torch, and when a wait has no end, closing them leaves the group whole. On GPUs, tensors go over the
+group's NCCL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import gc
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError, RunTimeout
+from dtlab.processes.communicator import ProcessComm
+from dtlab.processes.connections import Connections, calm_gloo
+from dtlab.processes.endpoint import Endpoint
+from dtlab.processes.monitor import Monitor, open_status
+from dtlab.processes.nccl_communicator import NcclComm
+from dtlab.processes.shared_status import RUNNING
+from dtlab.processes.status_writer import Threads
+from dtlab.processes.survivors import FOREVER
+from dtlab.processes.transport import GlooTransport, NcclTransport
+
+_MEET_S = 300.0  # how long ranks wait for each other where nobody has named a limit
+
+
+def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> Comm:
+    """This process's communicator over a process group of torch.distributed.
+
+    group: None for the default group, what `dist.new_group` returned, or one dimension of a
+    DeviceMesh: `mesh["dp"]`. All ranks of the group call this; the same group gives the same
+    communicator again. Ranks are numbered as in the group. It works on the CPU over Gloo; on a
+    group of NCCL, on this process's current CUDA device.
+
+    A message that does not fit is refused, and a deadlock of all the ranks of the default group
+    raises `Deadlock`, as under `run` (between hosts, sizes are not compared); other waits end when
+    the group's own time limit does, with `RunTimeout`, or with Ctrl-C. After that this
+    communicator is closed; the group is not.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError("from_process_group: no process group has been formed; call "
+                          "torch.distributed.init_process_group() first, or let dtlab.run start "
+                          "the ranks")
+    group = _checked(group)
+    if _joined is None or _joined.default() is not dist.group.WORLD or _joined.monitor.error:
+        _leave()
+        _join()
+    assert _joined is not None
+    members = tuple(dist.get_process_group_ranks(group))
+    key = f"group {group.group_name} of {members}"
+    comm = _joined.comms.get(key)
+    if comm is None:
+        _joined.comms[key] = comm = _communicator(_joined, group, members, key)
+    return comm
+
+
+def _checked(group: Any) -> dist.ProcessGroup:
+    """The group itself. Raises `ConfigError` unless this process is one of its ranks."""
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            names = group.mesh_dim_names or range(group.ndim)
+            raise ConfigError(f"from_process_group takes one dimension of a DeviceMesh, and this "
+                              f"one has {group.ndim}: choose mesh[{next(iter(names))!r}]")
+        group = group.get_group()
+    if group is None:
+        group = dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigError(f"from_process_group: rank {dist.get_rank()} is not in this group; only "
+                          f"its ranks call it")
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(f"from_process_group takes a process group, one dimension of a "
+                          f"DeviceMesh, or nothing for the default group, not {group!r}")
+    return group
+
+
+class _Joined(NamedTuple):
+    """What all communicators over groups of this process share."""
+
+    default: Any  # a weak reference to the default group
+    name: str  # other communicators over the same groups, before, had another one
+    end: Endpoint  # of no group yet: see `_communicator`
+    monitor: Monitor
+    comms: dict[str, ProcessComm]
+
+
+_joined: _Joined | None = None
+
+
+def _join() -> None:
+    global _joined
+    rank, size = dist.get_rank(), dist.get_world_size()
+    name = f"groups {next_number('groups')}"
+    store, threads = part_of_store(name), Threads()
+    status, _ = open_status(store, rank, size)
+    monitor = Monitor(status, store, rank, threads, None)
+    end = Endpoint(rank, size, GlooTransport(None), threads, torch.device("cpu"), status, False)
+    end.why_broken = monitor.why
+    end.writer.does(RUNNING)
+    _joined = _Joined(weakref.ref(dist.group.WORLD), name, end, monitor, {})
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Join Gloo's threads before the interpreter ends, or another default group is joined."""
+    global _joined
+    if _joined is not None:
+        _joined.monitor.close()
+        for comm in _joined.comms.values():
+            comm.end.transport.close()
+        atexit.unregister(_leave)
+    _joined = None
+    gc.collect()
+
+
+def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[int],
+                  key: str) -> ProcessComm:
+    on_gpus = torch.cuda.is_available() and _backend(group, "cuda") is not None
+    limit = getattr(getattr(_backend(group, "cuda" if on_gpus else "cpu"), "options", None),
+                    "_timeout", FOREVER)
+    end = copy.copy(joined.end)  # which shares what the rank has but once
+    store = part_of_store(f"{joined.name}, {key}")
+    end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
+                                         limit)
+    joined.monitor.add(connections)
+    if not on_gpus:
+        return ProcessComm(end, members, (key,))
+    end.device = torch.device("cuda", torch.cuda.current_device())
+    comm = NcclComm(end, members, (key,))
+    comm.transport = NcclTransport(group)
+    return comm
+
+
+def _backend(group: dist.ProcessGroup, device: str) -> Any:
+    """The group's backend for this kind of device, if it has one."""
+    try:
+        return group._get_backend(torch.device(device))
+    except RuntimeError:
+        return None
+
+
+# ---- connections, also for `run` in a group ------------------------------------------------------
+
+
+def part_of_store(name: str) -> dist.Store:
+    """A part of the default group's store that nothing else uses."""
+    return dist.PrefixStore(f"dtlab/{name}", dist.distributed_c10d._get_default_store())
+
+
+def next_number(name: str) -> int:
+    """0, 1, 2, … for this name and the default group: the same on all its ranks."""
+    numbers = _numbers.setdefault(dist.group.WORLD, Counter())
+    numbers[name] += 1
+    return numbers[name] - 1
+
+
+_numbers: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def connect(store: dist.Store, members: Sequence[int], rank: int, timeout: float | None,
+            call: str, limit: timedelta = FOREVER) -> tuple[GlooTransport, Connections]:
+    """Connect with the other `members`, all of whom make the same `call`. Raises `RunTimeout` if
+    one has not come after `timeout` seconds. limit: for a wait on the connections."""
+    until = time.monotonic() + (timeout or _MEET_S)
+    store.set(f"here/{rank}", "")
+    while not store.check([f"here/{member}" for member in members]):
+        if time.monotonic() > until:
+            late = [str(member) for member in members if not store.check([f"here/{member}"])]
+            raise RunTimeout(f"rank {rank}: {call} waited {timeout or _MEET_S:g} s for rank "
+                             f"{' and '.join(late)}; all {len(members)} ranks must call it")
+        time.sleep(0.002)
+    connections = Connections()
+    with connections:
+        group = dist.ProcessGroupGloo(store, members.index(rank), len(members), limit)
+    calm_gloo()
+    return GlooTransport(group, list(members)), connections

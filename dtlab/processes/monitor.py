@@ -1,0 +1,219 @@
+"""Ranks that no launcher of ours watches: each watches its own waits, and they decide together.
+
+Ranks of one host share the status, as under `run`: a message that does not fit is refused before it
+moves. Hosts tell each other of waits that last, through the store of the process group. Which rank
+first finds that nobody can go on writes the verdict into the store; every rank reads it there, and
+ends its waits by closing its connections.
+
+The limit: between hosts, the sizes of messages are not compared; and a wait ends, not a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import platform
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from dtlab.errors import RunTimeout
+from dtlab.processes import failures
+from dtlab.processes.connections import Connections
+from dtlab.processes.failures import CapturedError
+from dtlab.processes.shared_status import (
+    EXCHANGE,
+    RECV,
+    SEND,
+    WAIT,
+    WAIT_ANY,
+    SharedStatus,
+)
+from dtlab.processes.status_writer import Threads
+from dtlab.processes.watchdog import Watchdog
+from dtlab.ranks import serialization
+from dtlab.tracebacks import learner_line
+
+_LOOK_EVERY_S = 0.2
+_PATIENCE_S = 2.0  # how long a rank whose connection has broken waits to hear why
+_KNOWN_S = 0.5  # so long before the rank that has decided closes its connections
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # one kernel, one clock
+
+
+def host_name() -> str:
+    """The same on all ranks of this host, and on no other's."""
+    return f"{platform.node()} {_BOOT.read_text().strip() if _BOOT.exists() else ''}"
+
+
+# ---- memory that the ranks of a host share -------------------------------------------------------
+
+
+def open_status(store: dist.Store, rank: int, ranks: int) -> tuple[SharedStatus, bool]:
+    """The status of `ranks` ranks, and is it shared by all on this host? (`False`: this rank can't
+    reach the memory of the one that came first.) It lies in no folder: nothing is left behind."""
+    name = uuid.uuid4().hex
+    mine = serialization.memory_file(name)
+    status, key = SharedStatus(mine, ranks), f"memory/{host_name()}"
+    offer = f"/proc/{os.getpid()}/fd/{mine}\n{name}"
+    taken = store.compare_set(key, "", offer).decode()
+    shared = taken == offer
+    if not shared:
+        path, name = taken.split("\n")
+        with contextlib.suppress(OSError):
+            if name in os.readlink(path):  # else the number means another process here
+                theirs = os.open(path, os.O_RDWR)
+                status, shared = SharedStatus(theirs, ranks), True
+                os.close(theirs)
+        os.close(mine)
+    store.set(f"host/{rank}", taken if shared else offer)
+    return status, shared
+
+
+# ---- what ended a run ----------------------------------------------------------------------------
+
+
+class Verdict:
+    """Why the ranks of a run end, if they do: the first word counts. It stands in the store."""
+
+    def __init__(self, store: dist.Store):
+        self._store = store
+
+    def give(self, rank: int, why: CapturedError | Exception) -> None:
+        """`rank` has failed, or finds that nobody can go on."""
+        self._store.compare_set("over", "", pickle.dumps((rank, why)).hex())
+
+    def read(self, patience_s: float = 0.0) -> Exception | None:
+        """The error that all ranks raise, if there is one within this time."""
+        until = time.monotonic() + patience_s
+        while not self._store.check(["over"]):
+            if time.monotonic() >= until:
+                return None
+            time.sleep(0.02)
+        rank, why = pickle.loads(bytes.fromhex(self._store.get("over").decode()))
+        return why if isinstance(why, Exception) else failures.rank_failed(rank, why)
+
+
+class Monitor:
+    """Watches the waits of this rank, on a thread, until `close`. timeout: seconds, from now."""
+
+    def __init__(self, status: SharedStatus, store: dist.Store, rank: int, threads: Threads,
+                 timeout: float | None):
+        self.verdict, self.error = Verdict(store), None
+        self._status, self._store, self._rank = status, store, rank
+        self._connections: list[Connections] = []
+        self._watchdog = Watchdog(status, timeout)
+        self._watchdog.start()
+        self._thread = threading.get_ident()  # of the rank's own strand
+        self._seen: Any = None
+        self._published = False
+        self._parts: dict[int, bytes] = {}  # of ranks on other hosts, as read last
+        self._closed, self._before = False, -1
+        self._ear, self._mouth = socket.socketpair()
+        for end in (self._ear, self._mouth):
+            end.setblocking(False)
+        with contextlib.suppress(ValueError):  # only the main thread is sent signals
+            self._before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+            self._hears = True
+        threads.start(self._watch, "monitor")
+
+    error: Exception | None
+    _hears = False
+
+    def add(self, connections: Connections) -> None:
+        """Over these, too, ranks wait."""
+        self._connections.append(connections)
+
+    def why(self) -> Exception | None:
+        """A connection has broken: the reason, if it is more than that."""
+        if self.error is None:
+            self.error = self.verdict.read(_PATIENCE_S)
+        return self.error
+
+    def close(self) -> None:
+        """The run is over."""
+        self._closed = True
+        if self._hears:
+            with contextlib.suppress(ValueError):
+                signal.set_wakeup_fd(self._before)
+        self._mouth.close()  # which ends the thread
+
+    # ---- the thread -----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._closed and self.error is None:
+            if select.select([self._ear], [], [], _LOOK_EVERY_S)[0]:
+                heard = self._ear.recv(4096)
+                if self._before != -1 and heard:
+                    os.write(self._before, heard)  # who listened before hears it as well
+                if signal.SIGINT in heard and self._waits():
+                    self._end(RunTimeout(f"rank {self._rank} was interrupted, which has closed its "
+                                         f"connections"))
+                continue
+            try:
+                self._look()
+            except RunTimeout as error:  # perhaps a Deadlock
+                with contextlib.suppress(dist.DistError):
+                    self.verdict.give(self._rank, error)
+                time.sleep(_KNOWN_S)
+                self._end(self.verdict.read() or error)
+            except (dist.DistError, RuntimeError) as error:  # the store is gone, with its rank
+                self._end(RunTimeout(f"rank {self._rank}: the process group's store has ended: "
+                                     f"{error}"))
+        self._ear.close()
+
+    def _waits(self) -> bool:
+        states = [self._status.state(self._rank),
+                  *(state for _, state in self._status.streams(self._rank))]
+        return any(state.doing in (SEND, RECV, EXCHANGE, WAIT, WAIT_ANY) for state in states)
+
+    def _look(self) -> None:
+        """If this rank has waited since the last look: is there a verdict, or need for one?"""
+        now = self._status.state(self._rank), self._status.streams(self._rank)
+        lasts, self._seen = now == self._seen and self._waits(), now
+        if lasts or self._published:
+            self.publish()
+            self._published = lasts
+        if lasts:
+            if (error := self.verdict.read()) is not None:
+                self._end(error)
+                return
+            self._read_parts()
+            self._watchdog.check(self._where)
+
+    def _end(self, error: Exception) -> None:
+        self.error = error
+        for connections in self._connections:
+            connections.close()
+
+    def publish(self) -> None:
+        """Tell where this rank is, and on other hosts what it has posted."""
+        frame = sys._current_frames().get(self._thread)
+        self._store.set(f"line/{self._rank}", learner_line(frame))
+        self._store.set(f"part/{self._rank}",
+                        zlib.compress(pickle.dumps(self._status.part(self._rank))).hex())
+
+    def _read_parts(self) -> None:
+        """Write into this host's status what ranks on other hosts have published."""
+        here = self._store.get(f"host/{self._rank}")
+        for rank in range(self._status.ranks):
+            if not self._store.check([f"host/{rank}", f"part/{rank}"]) or (
+                    self._store.get(f"host/{rank}") == here):
+                continue
+            part = self._store.get(f"part/{rank}")
+            if part != self._parts.get(rank):
+                self._parts[rank] = part
+                self._status.write_part(pickle.loads(zlib.decompress(bytes.fromhex(part.decode()))))
+
+    def _where(self, rank: int) -> list[str]:
+        key = f"line/{rank}"
+        return [self._store.get(key).decode()] if self._store.check([key]) else []
