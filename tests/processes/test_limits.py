@@ -70,14 +70,14 @@ def test_the_start_of_ranks_does_not_count_as_time_of_the_run() -> None:
 
 def test_limits_of_time_are_ordered_so_that_the_inner_one_speaks_first() -> None:
     """Else an outer limit ends what an inner one would have named."""
-    from dtlab.processes import launcher, rank_monitor, survivors, torchrun, watchdog
+    from dtlab.processes import launcher, monitor, rank_monitor, survivors, torchrun, watchdog
 
     limits = [
         survivors._LOOK_EVERY_S,  # survivors look whether one of them has died
         watchdog._LOOK_EVERY_S,  # the watchdog looks for a deadlock …
         watchdog._STILL_S,  # … and calls it one
         rank_monitor.GRACE_S,  # a broken connection waits for the death that explains it
-        torchrun._PATIENCE_S,  # under torchrun, for the rank that raised
+        monitor._PATIENCE_S,  # under torchrun, for the rank that raised
         60.0,  # the run's own limit, unless told otherwise
         watchdog._START_LIMIT_S,  # ranks get ready
         torchrun.JOIN_S,  # hosts find each other
