@@ -102,5 +102,6 @@ def test_a_worker_that_forgets_finish_is_told(backend: str, colocated: bool) -> 
         if comm.rank != 1:
             node.finish()
 
-    with pytest.raises((dtlab.UnwaitedWork, dtlab.Deadlock), match=r"rank 1 returned without calling finish\(\)"):
+    says = r"rank 1 returned without calling finish\(\)"
+    with pytest.raises((dtlab.UnwaitedWork, dtlab.Deadlock), match=says):
         BACKENDS[backend](train, 3)
