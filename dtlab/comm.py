@@ -62,6 +62,8 @@ class Work(ABC):
         Until then neither change what you send nor read what you receive into.
         """
 
+    owed = ""  # the call that ends it: an error names that, if the rank returns before
+
     @abstractmethod
     def cancel(self) -> None:
         """Nobody will wait for it. A receive that has met no sender yet will meet none."""

@@ -38,8 +38,12 @@ class UnwaitedWork(DtlabError):
     """A rank returned without having waited for what it had posted or begun."""
 
     @staticmethod
-    def of(rank: int, work: Sequence[str]) -> UnwaitedWork:
-        """The error of `rank`; work: what each piece is and the line that began it."""
+    def of(rank: int, work: Sequence[str], owed: Iterable[str] = ()) -> UnwaitedWork:
+        """The error of `rank`; work: what each piece is and the line that began it; owed: calls
+        for which they waited."""
+        if missing := next(filter(None, owed), ""):
+            return UnwaitedWork(f"rank {rank} returned without calling {missing}, for which others "
+                                f"wait; it is to be the last call")
         more = f", and {len(work) - 1} more" if len(work) > 1 else ""
         return UnwaitedWork(f"rank {rank} returned without waiting for its {work[0]}{more}; "
                             f"wait for what isend, irecv, post and begin return, or cancel it")

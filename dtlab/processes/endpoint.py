@@ -153,4 +153,5 @@ class Endpoint:
         unwaited = [*self.posted.items(), *begun]
         if unwaited:
             raise UnwaitedWork.of(
-                self.rank, [f"{work}, at {place_text(place)}" for work, place in unwaited])
+                self.rank, [f"{work}, at {place_text(place)}" for work, place in unwaited],
+                [work.owed for work, _ in unwaited])

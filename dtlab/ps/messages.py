@@ -41,10 +41,11 @@ class Message(NamedTuple):
 class _Pending:
     """The receive of the next message from one peer: first its header, then its payload."""
 
-    def __init__(self, comm: Comm, src: int):
+    def __init__(self, comm: Comm, src: int, owed: str):
         self.src = src
         self.header: list[Any] = []
         self.works: deque[Work] = deque([comm.irecv(self.header, src)])
+        self.works[0].owed = owed
         self.message: Message | None = None  # once the header is here
 
 
@@ -61,6 +62,7 @@ class Endpoint:
         self.comm, self.tolerant = comm, tolerant
         self.dead: set[int] = set()  # peers whose connection has broken
         self.received_bytes = self.sent_bytes = 0  # of payloads
+        self.owed = ""  # the call for which peers wait: an error names it if the rank forgets it
         self.buffers: Callable[[int, tuple[Any, ...], Sequence[Size]], Buffers] = fresh
         self._peers = [peer for peer in peers if peer != comm.rank]
         self._pending: dict[int, _Pending] = {}  # by peer, in the order in which they are looked at
@@ -149,7 +151,7 @@ class Endpoint:
     def _listen(self, src: int) -> None:
         """Post the receive of the next message from `src`, looked at after those of others."""
         self._pending.pop(src, None)
-        self._pending[src] = _Pending(self.comm, src)
+        self._pending[src] = _Pending(self.comm, src, self.owed)
 
     def _lose(self, peer: int) -> None:
         """The connection to `peer` has broken."""

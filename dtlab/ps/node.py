@@ -13,10 +13,11 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.ps import checks, failures, slices
 from dtlab.ps.handle import Handle
+from dtlab.ps.index import Shard
 from dtlab.ps.master import Master, MasterLog
 from dtlab.ps.messages import Buffers, Endpoint, Message, fresh
 from dtlab.ps.packing import Size, pack
-from dtlab.ps.partition import Key, has_data
+from dtlab.ps.partition import Key, Spec, has_data
 from dtlab.ps.policy import Policy
 from dtlab.ps.replica_loop import serve_replica
 from dtlab.ps.retry import Requests
@@ -38,6 +39,7 @@ class Node:
         # Where ranks may die, a wait has a limit.
         self._tolerant = policy.replication is not None or policy.patience_s is not None
         self._endpoint = Endpoint(comm, policy.peers(comm.rank), self._tolerant)
+        self._endpoint.owed = "finish()" if self.is_worker else "serve()"
         self._server: Server | None = None
         self._requests: Requests | None = None
         if policy.replication:
@@ -81,17 +83,26 @@ class Node:
         self._check("init")
         of_rows = frozenset(checks.as_keys(self.comm.rank, tables, "init's tables"))
         specs = checks.specs(self.comm.rank, tensors, of_rows, self._shards.specs)
-        held = self._shards.add(specs, self.policy.partition.place(specs, self._active))
-        plan = self._shards.plan(self.comm.rank, tuple(specs))
-        by_server = plan.cut([x.detach().contiguous() for x in tensors.values()])
-        handle = Handle(self)
+        handle, held, by_server = Handle(self), {}, {}
         first = self.comm.rank == self.policy.workers[0]
+        if first:
+            held = self._make(specs)
+            plan = self._shards.plan(self.comm.rank, tuple(specs))
+            by_server = plan.cut([x.detach().contiguous() for x in tensors.values()])
         for server in self.policy.servers:
-            mine = by_server.get(server, []) if first else []
-            given = tuple((shard.key, shard.numel) for shard in held.get(server, []) if first)
-            self._ask(handle, server, "init", (specs, given), pack([each.read() for each in mine]))
+            given = tuple((shard.key, shard.numel) for shard in held.get(server, []))
+            self._ask(handle, server, "init", (specs, given),
+                      pack([each.read() for each in by_server.get(server, [])]))
         handle.wait()
-        return handle.remark or 0
+        resumed, order = handle.remark if isinstance(handle.remark, tuple) else (
+            handle.remark, tuple(specs))
+        if not first:
+            self._make({key: specs[key] for key in order})
+        return resumed or 0
+
+    def _make(self, specs: dict[Key, Spec]) -> dict[int, list[Shard]]:
+        """These keys are there; all workers number them in this order, the first worker's."""
+        return self._shards.add(specs, self.policy.partition.place(specs, self._active))
 
     def pull(self, keys: Iterable[Key],
              out: Mapping[Key, torch.Tensor] | None = None) -> dict[Key, torch.Tensor]:

@@ -124,8 +124,29 @@ class ConsistentHash(Partition):
 
 
 def stable_hash(key: Key) -> int:
-    """64 bits that depend on `repr(key)` alone, not on the process as Python's `hash` does."""
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+    """64 bits that depend on the key alone, not on the process as Python's `hash` does. Keys that
+    are equal, as 1 and np.int64(1) are, have the same."""
+    text = _text_of(key).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _text_of(key: Key) -> str:
+    """`repr(key)`, of the plainest key that is equal to it.
+
+    >>> _text_of(np.int64(1)), _text_of((True, 2.5, np.str_("w"))), _text_of(frozenset("ba"))
+    ('1', "(1, 2.5, 'w')", "frozenset({'a', 'b'})")
+    """
+    if isinstance(key, np.generic):
+        return _text_of(key.item())
+    if isinstance(key, (int, float)):
+        return repr(int(key) if isinstance(key, int) or key.is_integer() else float(key))
+    if isinstance(key, str):
+        return repr(str(key))
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_text_of, key))}{',' * (len(key) == 1)})"
+    if isinstance(key, frozenset):
+        return f"frozenset({{{', '.join(sorted(map(_text_of, key)))}}})"
+    return repr(key)
 
 
 def row_hashes(key: Key, rows: int) -> np.ndarray:

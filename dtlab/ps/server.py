@@ -52,8 +52,10 @@ class Server(ServerState):
         if self.resumed is None:
             self.resumed = settled[0] if settled else failures.newest(self.policy)
         self.inits[src] = number, specs
-        for key, spec in specs.items():
-            for other, (_, theirs) in self.inits.items():
+        for other, (_, theirs) in self.inits.items():
+            for key in theirs.keys() - specs.keys():
+                raise ConfigError(_unlike(key, other, theirs[key], src, None))
+            for key, spec in specs.items():
                 if theirs.get(key) != spec or has_data([spec]) != has_data([theirs[key]]):
                     raise ConfigError(_unlike(key, src, spec, other, theirs.get(key)))
         new = self.store.add([Shard(key, specs[key], numel) for key, numel in given])
@@ -68,11 +70,13 @@ class Server(ServerState):
     def made(self) -> None:
         """Once every worker has called init: the keys are there."""
         if self.inits and self.inits.keys() >= self.clocks.of.keys():
-            specs = next(iter(self.inits.values()))[1]
+            _, specs = self.inits.get(self.policy.workers[0]) or next(iter(self.inits.values()))
             self.batches.append(specs)
             failures.resume(self, specs)
-            for worker, (its_number, _) in self.inits.items():
-                self.reply(worker, its_number, self.resumed)
+            for worker, (its_number, theirs) in self.inits.items():
+                in_order = [*theirs] == [*specs]  # else it learns in which order keys are numbered
+                self.reply(worker, its_number,
+                           self.resumed if in_order else (self.resumed, tuple(specs)))
             self.inits = {}
 
     def _pull(self, src: int, body: tuple[Any, ...], payload: list[torch.Tensor]) -> None:
@@ -129,7 +133,8 @@ class Server(ServerState):
             for run, count in zip(body[2], body[3], strict=True):
                 w = self.store.values(run)
                 values.append((w if count is None else w[next(rows)]).view(-1))
-        self.reply(src, number, self.resumed if what == "init" else None, values)
+        remark = (self.resumed, tuple(self.batches[-1])) if what == "init" else None
+        self.reply(src, number, remark, values)
 
     def _is_still_to_come(self, src: int, what: str, number: int) -> bool:
         """Does this request wait for others'?"""

@@ -163,10 +163,17 @@ class _Simulation:
         engine = self.engine
         try:
             engine.run(everyone, timeout)
-        except Deadlock:  # maybe because of an error of something begun
+        except Deadlock as deadlock:  # maybe because of an error of something begun
             engine.failure = works.failure(engine.unwaited, engine.crashed, errors_only=True)
             if engine.failure is None:
-                raise
+                gone = {row.rank for row in deadlock.waiting if row.doing == "returned"}
+                owing = next((work for work in engine.unwaited if work.owed and work.rank in gone),
+                             None)
+                if owing is None:
+                    raise
+                first, _, _ = str(deadlock).partition("\n")
+                raise Deadlock(f"{first}: rank {owing.rank} returned without calling {owing.owed}",
+                               deadlock.waiting) from None
         engine.failure = engine.failure or works.failure(engine.unwaited, engine.crashed)
 
     def _again(self, rank: int) -> strands.Strand:

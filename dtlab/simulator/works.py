@@ -144,6 +144,7 @@ def failure(unwaited: Mapping[Any, Line | None], crashed: Collection[int],
     if not works or errors_only or works[0]._engine.channels.closed:
         return None
     rank = works[0].rank
+    mine = [work for work in works if work.rank == rank]
     return rank, UnwaitedWork.of(rank, [
-        f"{work}, at {unwaited[work]}" if unwaited[work] else str(work)
-        for work in works if work.rank == rank])
+        f"{work}, at {unwaited[work]}" if unwaited[work] else str(work) for work in mine],
+        [work.owed for work in mine])
