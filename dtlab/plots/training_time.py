@@ -33,7 +33,8 @@ def days_text(seconds: float) -> str:
     """A long time: "84 days", "3.2 years", "5 hours"."""
     for unit, size in (("years", 365 * DAY_S), ("days", DAY_S), ("hours", 3600)):
         if seconds >= size:
-            return f"{seconds / size:,.3g} {unit}"
+            count = f"{seconds / size:,.3g}"
+            return f"{count} {unit[:-1] if count == '1' else unit}"
     return f"{seconds / 60:.3g} minutes" if seconds >= 60 else f"{seconds:.3g} s"
 
 

@@ -39,7 +39,7 @@ def test_how_long_jobs_last(prose: str) -> None:
     assert f"{hours(1_231):.1f}" == "24.0"
     assert round(16_384 / 1_231) == 13
     assert round(hours(131_072) * 60) == 14  # minutes
-    assert "one in 3.09 hours. So the rule is right within a factor of two there" in prose
+    assert "one in 3.09 hours. So the rule, with another cluster's r, is right within a factor" in prose
     assert f"{54 * 24 / 419:.2f}" == "3.09"
     assert 1 < 3.09 / hours(16_384) < 2
     assert "7.9 hours at 1,024 GPUs, where 1/N gives 28.8, and 47.7 days at 8, where it gives 154" \
@@ -53,7 +53,7 @@ def test_the_first_picture_shows_what_the_text_says(prose: str) -> None:
     day, other = (goodput(8, 0.75, 120, restart_s, interval_s, repair_s=3600, **more)
                   for restart_s, interval_s, more in (
                       (600, 1800, {}), (60, 3600, {"answer": "shrink", "copy_s": 60})))
-    assert "The day of section 1 with the same failures" in prose
+    assert "The same failures as in section 1, with shrink for an answer" in prose
 
     def gone(run: Goodput) -> list[tuple[int, float]]:
         return [(place, start_s) for place in range(8) for start_s, _, kind in run.row(place)
