@@ -53,9 +53,9 @@ def recognized(text: str, path: Path) -> Topology | None:
         if body.startswith("<"):
             raise ConfigError(f"this XML is no topology of NCCL, which begins with <system>; "
                               f"{_WRITE}")
-        if re.search(r"^\s*GPU0\b.*\n", plain, re.MULTILINE):
+        if re.search(r"^\s*GPU0\s+X(\s|$)", plain, re.MULTILINE):
             return _nvidia_smi(plain, path)
-        if re.search(r"\bnpus_count\b", plain):
+        if re.search(r"^[\s{]*[\"']?npus_count[\"']?\s*:", plain, re.MULTILINE):
             return _astra_sim(plain, path)
         if "topologies-per-dim" in plain:
             raise ConfigError("this is a network of ASTRA-sim 1; write topology:, npus_count:, "
@@ -116,29 +116,28 @@ def _nvidia_smi(text: str, path: Path) -> Topology:
         if b in rows and rows[b][names.index(a)] != how:
             raise ConfigError(f"{a} to {b} is {how}, but {b} to {a} is "
                               f"{rows[b][names.index(a)]}; give the output as it was printed")
+    number = {gpu: rank for rank, gpu in enumerate(gpus)}
     graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(gpus)), kind="gpu", host=0)
+    graph.add_nodes_from(number.values(), kind="gpu", host=0)
     below = [pair for pair, how in pairs.items() if how in ("PIX", "PXB")]
     near = [pair for pair, how in pairs.items() if how in ("PIX", "PXB", "PHB", "NODE")]
     near += [(a, b) for a, b in combinations(gpus, 2)
              if affinity[a] == affinity[b] and pairs[a, b].startswith("NV") and affinity[a]]
     cpus = _groups(names, near, gpus)
-    for number, members in enumerate(cpus):
-        graph.add_node(f"cpu{number}", kind="cpu")
+    cpu_of = {gpu: f"cpu{cpu}" for cpu, members in enumerate(cpus) for gpu in members}
+    graph.add_nodes_from(cpu_of.values(), kind="cpu")
+    switches = 0
+    for members in _groups(names, below, gpus):
+        above = cpu_of[members[0]]
+        if len(members) > 1:
+            above, switches = f"pcie{switches}", switches + 1
+            graph.add_node(above, kind="switch")
+            join(graph, above, cpu_of[members[0]], PCIE_LATENCY_S, PCIE4_BPS)
         for gpu in members:
-            join(graph, gpus.index(gpu), f"cpu{number}", PCIE_LATENCY_S, PCIE4_BPS)
-    for number, members in enumerate(g for g in _groups(names, below, gpus) if len(g) > 1):
-        cpu = next(n for n, group in enumerate(cpus) if members[0] in group)
-        graph.add_node(f"pcie{number}", kind="switch")
-        join(graph, f"pcie{number}", f"cpu{cpu}", PCIE_LATENCY_S, PCIE4_BPS)
-        for gpu in members:
-            graph.remove_edges_from([(gpus.index(gpu), f"cpu{cpu}"), (f"cpu{cpu}",
-                                                                      gpus.index(gpu))])
-            join(graph, gpus.index(gpu), f"pcie{number}", PCIE_LATENCY_S, PCIE4_BPS)
-    _join_cpus(graph, [f"cpu{number}" for number in range(len(cpus))])
-    links = {(gpus.index(a), gpus.index(b)): int(how[2:]) for (a, b), how in pairs.items()
-             if b in gpus and a in gpus and how.startswith("NV")}
-    _add_nvlinks(graph, links, len(gpus))
+            join(graph, number[gpu], above, PCIE_LATENCY_S, PCIE4_BPS)
+    _join_cpus(graph, dict.fromkeys(cpu_of.values()))
+    _add_nvlinks(graph, {(number[a], number[b]): int(how[2:]) for (a, b), how in pairs.items()
+                         if a in number and b in number and how.startswith("NV")}, len(gpus))
     others = [name for name in names if name not in gpus]
     return _finished(graph, path, "nvidia-smi", [*others, "affinities"] if others else (),
                      f"taken from data sheets: {NVLINK_BPS / 1e9:g} GB/s for one NVLink each way "
