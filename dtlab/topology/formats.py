@@ -26,6 +26,7 @@ from dtlab.topology.graphs import ShortestPaths, from_graph, from_paths, join
 PCIE_LATENCY_S, NVLINK_LATENCY_S = 0.5e-6, 0.7e-6  # of a link: as in `servers`
 NVLINK_BPS = 25e9  # one NVLink 2.0 to 4.0, one direction (NVIDIA, white papers of V100, A100, H100)
 _NVLINK_BPS = ((0, 20e9), (70, NVLINK_BPS), (100, 50e9))  # from this sm on (P100; …; B200)
+_MOST_LINKS = 1_000_000
 MOST_NVLINKS = 18  # of one GPU (H100, B200)
 PCIE4_BPS = 16e9 * 16 / 8 * 128 / 130  # ×16: GT/s · lanes, 128b/130b (PCI Express Base Spec. 4.0)
 SOCKETS_BPS = 19.2e9  # between two CPUs: as in `servers.v100_nvlink`
@@ -60,7 +61,7 @@ def recognized(text: str, path: Path) -> Topology | None:
         if "topologies-per-dim" in plain:
             raise ConfigError("this is a network of ASTRA-sim 1; write topology:, npus_count:, "
                               "bandwidth: and latency:, as for ASTRA-sim 2")
-    except ConfigError as error:
+    except (ConfigError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return None
 
@@ -216,7 +217,8 @@ def _nccl(text: str, path: Path) -> Topology:
     def add(above: str, element: ET.Element, host: int) -> None:
         """What hangs below `element`, below the node `above`."""
         for child in element:
-            name: Any = ranks.get(id(child), f"pci {child.get('busid')}")
+            name: Any = ranks.get(id(child), f"pci {child.get('busid')}" + f" of host {host}" * (
+                host > 0))
             if child.tag == "nic":
                 nets = [f"{net.get('name')} ({_number(net, 'speed') / 1e3:g} Gb/s)"
                         for net in child.iter("net")]
@@ -251,8 +253,9 @@ def _add_nccl_nvlinks(graph: nx.DiGraph, rank: int, gpu: ET.Element, bus: list[s
         count, target = _number(child, "count", 1), child.get("target", "").lower()
         if child.tag != "nvlink":
             ignored.append(f"<{child.tag}>")
-        elif target in bus:
-            join(graph, rank, bus.index(target), NVLINK_LATENCY_S, count * each_Bps)
+        elif there := [other for other, its in enumerate(bus) if its == target and other != rank
+                       and graph.nodes[other]["host"] == graph.nodes[rank]["host"]]:
+            join(graph, rank, there[0], NVLINK_LATENCY_S, count * each_Bps)
         elif child.get("tclass", "").startswith("0x0680"):
             to_switch += count * each_Bps
         else:
@@ -296,25 +299,27 @@ def _astra_sim(text: str, path: Path) -> Topology:
         value if isinstance(value := given[key], list) else [value] for key in keys)
     if not len(shapes) == len(counts) == len(widths) == len(waits) or not shapes:
         raise ConfigError(f"{', '.join(keys)} must be lists of one length, a dimension each")
-    for count in counts:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ConfigError(f"npus_count {count!r} is not a whole number, 1 or more")
-    for what, values in (("bandwidth", widths), ("latency", waits)):
-        for value in values:
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not (
-                    math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{what} {value!r} is not a number, of "
-                                  f"{'GB/s' if what == 'bandwidth' else 'ns'}")
-    if math.prod(counts) > MOST_NODES:
-        raise ConfigError(f"{math.prod(counts):,} NPUs are too many; {MOST_NODES:,} are the most")
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(math.prod(counts)), kind="gpu")
-    for dim, shape in enumerate(shapes):
+    for shape, count, width, wait in zip(shapes, counts, widths, waits, strict=True):
         if shape not in _SHAPES:
             raise ConfigError(f"topology {shape!r} is not known here; choose one of "
                               f"{', '.join(_SHAPES)}")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"npus_count {count!r} is not a whole number, 1 or more")
+        for value, unit in ((width, "GB/s"), (wait, "ns")):
+            if isinstance(value, bool) or not (
+                    isinstance(value, (int, float)) and 0 <= value < math.inf):
+                raise ConfigError(f"{value!r} is not a number of {unit}")
+    npus = math.prod(counts)
+    links = sum(npus * (count - 1 if shape == "FullyConnected" else 1)
+                for shape, count in zip(shapes, counts, strict=True))
+    if npus > MOST_NODES or links > _MOST_LINKS:
+        raise ConfigError(f"{npus:,} NPUs with {links:,} links are too many; {MOST_NODES:,} and "
+                          f"{_MOST_LINKS:,} are the most")
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(npus), kind="gpu")
+    for dim, shape in enumerate(shapes):
         stride = math.prod(counts[:dim])
-        others = product(range(stride), range(0, math.prod(counts), stride * counts[dim]))
+        others = product(range(stride), range(0, npus, stride * counts[dim]))
         for number, (low, high) in enumerate(others):
             group = [low + high + stride * place for place in range(counts[dim])]
             for a, b in _SHAPES[shape](group, f"switch{dim}.{number}"):
