@@ -28,7 +28,7 @@ NVLINK_BPS = 25e9  # one NVLink 2.0 to 4.0, one direction (NVIDIA, white papers 
 _NVLINK_BPS = ((0, 20e9), (70, NVLINK_BPS), (100, 50e9))  # from this sm on (P100; …; B200)
 _MOST_LINKS = 1_000_000
 MOST_NVLINKS = 18  # of one GPU (H100, B200)
-PCIE4_BPS = 16e9 * 16 / 8 * 128 / 130  # ×16: GT/s · lanes, 128b/130b (PCI Express Base Spec. 4.0)
+PCIE4_BPS = 31.5e9  # ×16: 16 GT/s · 16 lanes · 128/130 (PCI Express Base Specification 4.0)
 SOCKETS_BPS = 19.2e9  # between two CPUs: as in `servers.v100_nvlink`
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _WRITE = "write the cluster in dtlab's own YAML (help(dtlab.topology.load) shows how)"
@@ -140,7 +140,7 @@ def _nvidia_smi(text: str, path: Path) -> Topology:
     _add_nvlinks(graph, {(number[a], number[b]): int(how[2:]) for (a, b), how in pairs.items()
                          if a in number and b in number and how.startswith("NV")}, len(gpus))
     others = [name for name in names if name not in gpus]
-    return _finished(graph, path, "nvidia-smi", [*others, "affinities"] if others else (),
+    return _finished(graph, path, "nvidia-smi", others,
                      f"taken from data sheets: {NVLINK_BPS / 1e9:g} GB/s for one NVLink each way "
                      f"(NVLink 5: twice that), PCIe 4.0 x16, {SOCKETS_BPS / 1e9:g} GB/s between "
                      f"CPUs")
