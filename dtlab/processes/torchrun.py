@@ -94,7 +94,7 @@ def run_here(
     store = joined.part_of_store(f"run {here}")
     transport, connections = joined.connect(store, range(size), rank, timeout, "dtlab.run")
     threads = Threads()
-    status, _ = open_status(store, rank, size)
+    status, file = open_status(store, rank, size)
     monitor = Monitor(status, store, rank, threads, timeout)
     monitor.add(connections)
     end = Endpoint(rank, size, transport, threads, place(device, _local_rank()), status, trace)
@@ -119,7 +119,9 @@ def run_here(
         return [cloudpickle.loads(reply) for reply in quiet._all_gather_objects(reply)]
     finally:
         monitor.close()
-        transport.close()
+        end.close()
+        if file is not None:
+            os.close(file)
 
 
 def _local_rank() -> int:
