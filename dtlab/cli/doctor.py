@@ -22,7 +22,6 @@ from dtlab.cli.errors import FAILED, with_exit_codes
 from dtlab.errors import DtlabError
 from dtlab.machine import load
 from dtlab.processes import torchrun
-from dtlab.processes.run import launch
 from dtlab.units import bytes_text, seconds_text
 
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -151,7 +150,7 @@ def two_ranks() -> Finding:
     """A real all-reduce on two processes: if this works, the course works."""
     begun = time.perf_counter()
     try:
-        result = launch(_sum_of_ranks, (), 2, timeout=60)
+        result = dtlab.run(_sum_of_ranks, ranks=2, timeout=60, echo=False)
     except (DtlabError, OSError, EOFError) as error:
         return Finding("Two ranks", "fault", str(error).splitlines()[0],
                        "DTLAB_DEBUG=1 dtlab demo shows more; faults above may be the cause")

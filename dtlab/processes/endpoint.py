@@ -61,6 +61,7 @@ class Endpoint:
         self.posted: dict[Work, Place] = {}
         self.begun: dict[Work, Place] = {}
         self.cancelled: list[Work] = []
+        self.streams: list[Any] = []  # each a thread, until `close`
         self.unfinished: list[Any] = []  # messages that a broken connection has left behind
         self.broken = False  # has one broken?
         self.why_broken: Callable[[], Exception | None] = lambda: None  # who watches this end says
@@ -132,6 +133,12 @@ class Endpoint:
         self.broken = False
         self.forget_contexts()
         self.status.clear_rank(self.rank)
+
+    def close(self) -> None:
+        """The last run is over: streams end, connections are let go."""
+        for stream in self.streams:
+            stream.end()
+        self.transport.close()
 
     def begin_run(self, start_s: float) -> None:
         """A new run begins: forget what the last one recorded."""

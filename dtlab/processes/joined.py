@@ -118,7 +118,7 @@ def _leave() -> None:
     if _joined is not None:
         _joined.monitor.close()
         for comm in _joined.comms.values():
-            comm.end.transport.close()
+            comm.end.close()
         atexit.unregister(_leave)
     _joined = None
     gc.collect()

@@ -58,9 +58,10 @@ def host_name() -> str:
 # ---- memory that the ranks of a host share -------------------------------------------------------
 
 
-def open_status(store: dist.Store, rank: int, ranks: int) -> tuple[SharedStatus, bool]:
-    """The status of `ranks` ranks, and is it shared by all on this host? (`False`: this rank can't
-    reach the memory of the one that came first.) It lies in no folder: nothing is left behind."""
+def open_status(store: dist.Store, rank: int, ranks: int) -> tuple[SharedStatus, int | None]:
+    """The status of `ranks` ranks, and the file that the caller closes at the end, if others of
+    this host open it. A rank that can't reach the memory of the one that came first has its own. It
+    lies in no folder: nothing is left behind."""
     name = uuid.uuid4().hex
     mine = serialization.memory_file(name)
     status, key = SharedStatus(mine, ranks), f"memory/{host_name()}"
@@ -76,7 +77,7 @@ def open_status(store: dist.Store, rank: int, ranks: int) -> tuple[SharedStatus,
                 os.close(theirs)
         os.close(mine)
     store.set(f"host/{rank}", taken if shared else offer)
-    return status, shared
+    return status, mine if taken == offer else None
 
 
 # ---- what ended a run ----------------------------------------------------------------------------

@@ -63,7 +63,9 @@ def run(
     Under torchrun, or Slurm with MASTER_ADDR and MASTER_PORT, the ranks are those that it started,
     however many; in a process group that a script has formed, they are the group's, and a `ranks`
     that contradicts it is a `ConfigError`. `echo`, `threads`, `may_die` and `max_restarts` don't
-    count there. Every wait ends as here: `monitor` in dtlab.processes names the limits.
+    count there. Mismatches and deadlocks are named, and `timeout` and Ctrl-C end every wait, as
+    here; but between hosts the sizes of messages are not compared, and a rank that computes is not
+    stopped: it hears of the end at its next message.
     """
     check_options(run, unknown)
     check_ranks(ranks)

@@ -86,8 +86,9 @@ class Stream:
     def __init__(self, end: Endpoint):
         self._end, self._writer = end, end.new_writer()
         self.number = self._writer.number
-        self._tasks: queue.SimpleQueue[tuple[BegunWork, str, Callable[[], Any]]]
+        self._tasks: queue.SimpleQueue[tuple[BegunWork, str, Callable[[], Any]] | None]
         self._tasks = queue.SimpleQueue()
+        end.streams.append(self)
         end.threads.start(self._serve, f"stream {self.number}")
 
     def begin(self, task: Callable[[], Any], name: str, place: Place) -> BegunWork:
@@ -95,6 +96,10 @@ class Stream:
         work = self._end.begun_at(BegunWork(self._end, self, name), place)
         self._tasks.put((work, place_text(place), self.prepared(task)))
         return work
+
+    def end(self) -> None:
+        """The thread ends, after all that was begun."""
+        self._tasks.put(None)
 
     def prepared(self, task: Callable[[], Any]) -> Callable[[], Any]:
         """Called where `task` is begun."""
@@ -111,13 +116,16 @@ class Stream:
         self._end.adopt_thread(self._writer)
         with self.context():
             while True:
-                work, line, task = self._tasks.get()
+                begun = self._tasks.get()
+                if begun is None:
+                    return
+                work, line, task = begun
                 self._writer.does(RUNNING, line=line)
                 work.run(task)
                 if self._tasks.empty():
                     self._writer.does(IDLE)
                 work.finish()
-                del work, task  # nothing is kept alive while the stream is idle
+                del work, task, begun  # nothing is kept alive while the stream is idle
 
 
 class CudaStream(Stream):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
+import torch
 import torch.distributed as dist
 
 from dtlab.errors import ConfigError
@@ -83,9 +84,8 @@ def run_here(
     (to the group within `JOIN_S`, to this call within `timeout`), and `ConfigError` if hosts run
     different versions of dtlab, torch or Python.
     """
-    rank, _, local_rank = started() or (0, 0, int(os.environ.get("LOCAL_RANK", 0)))
     if not dist.is_initialized():
-        _, size, _ = started() or (0, 1, 0)
+        rank, size, _ = started() or (0, 1, 0)
         at = ":".join(os.environ[name] for name in _ADDRESS)
         join_group(backend, *hosts.join(rank, size, at, JOIN_S))
         atexit.register(_leave_group)
@@ -94,10 +94,10 @@ def run_here(
     store = joined.part_of_store(f"run {here}")
     transport, connections = joined.connect(store, range(size), rank, timeout, "dtlab.run")
     threads = Threads()
-    status, _ = open_status(store, rank, size)
+    status, file = open_status(store, rank, size)
     monitor = Monitor(status, store, rank, threads, timeout)
     monitor.add(connections)
-    end = Endpoint(rank, size, transport, threads, place(device, local_rank), status, trace)
+    end = Endpoint(rank, size, transport, threads, place(device, _local_rank()), status, trace)
     end.why_broken = monitor.why
     comm = open_communicator(backend, end, here)
     try:
@@ -119,7 +119,17 @@ def run_here(
         return [cloudpickle.loads(reply) for reply in quiet._all_gather_objects(reply)]
     finally:
         monitor.close()
-        transport.close()
+        end.close()
+        if file is not None:
+            os.close(file)
+
+
+def _local_rank() -> int:
+    """The number of this rank's GPU: the script's own choice, or what its launcher says."""
+    if torch.cuda.is_initialized() and (chosen := torch.cuda.current_device()):
+        return chosen
+    *_, on_host = started() or (int(os.environ.get("LOCAL_RANK", dist.get_rank())),)
+    return on_host
 
 
 def _fail(monitor: Monitor, rank: int, error: BaseException) -> None:

@@ -26,8 +26,9 @@ from dtlab.topology.graphs import ShortestPaths, from_graph, from_paths, join
 PCIE_LATENCY_S, NVLINK_LATENCY_S = 0.5e-6, 0.7e-6  # of a link: as in `servers`
 NVLINK_BPS = 25e9  # one NVLink 2.0 to 4.0, one direction (NVIDIA, white papers of V100, A100, H100)
 _NVLINK_BPS = ((0, 20e9), (70, NVLINK_BPS), (100, 50e9))  # from this sm on (P100; …; B200)
+_MOST_LINKS = 1_000_000
 MOST_NVLINKS = 18  # of one GPU (H100, B200)
-PCIE4_BPS = 16e9 * 16 / 8 * 128 / 130  # ×16: GT/s · lanes, 128b/130b (PCI Express Base Spec. 4.0)
+PCIE4_BPS = 31.5e9  # ×16: 16 GT/s · 16 lanes · 128/130 (PCI Express Base Specification 4.0)
 SOCKETS_BPS = 19.2e9  # between two CPUs: as in `servers.v100_nvlink`
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _WRITE = "write the cluster in dtlab's own YAML (help(dtlab.topology.load) shows how)"
@@ -53,14 +54,14 @@ def recognized(text: str, path: Path) -> Topology | None:
         if body.startswith("<"):
             raise ConfigError(f"this XML is no topology of NCCL, which begins with <system>; "
                               f"{_WRITE}")
-        if re.search(r"^\s*GPU0\b.*\n", plain, re.MULTILINE):
+        if re.search(r"^\s*GPU0\s+X(\s|$)", plain, re.MULTILINE):
             return _nvidia_smi(plain, path)
-        if re.search(r"\bnpus_count\b", plain):
+        if re.search(r"^[\s{]*[\"']?npus_count[\"']?\s*:", plain, re.MULTILINE):
             return _astra_sim(plain, path)
         if "topologies-per-dim" in plain:
             raise ConfigError("this is a network of ASTRA-sim 1; write topology:, npus_count:, "
                               "bandwidth: and latency:, as for ASTRA-sim 2")
-    except ConfigError as error:
+    except (ConfigError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return None
 
@@ -116,31 +117,30 @@ def _nvidia_smi(text: str, path: Path) -> Topology:
         if b in rows and rows[b][names.index(a)] != how:
             raise ConfigError(f"{a} to {b} is {how}, but {b} to {a} is "
                               f"{rows[b][names.index(a)]}; give the output as it was printed")
+    number = {gpu: rank for rank, gpu in enumerate(gpus)}
     graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(gpus)), kind="gpu", host=0)
+    graph.add_nodes_from(number.values(), kind="gpu", host=0)
     below = [pair for pair, how in pairs.items() if how in ("PIX", "PXB")]
     near = [pair for pair, how in pairs.items() if how in ("PIX", "PXB", "PHB", "NODE")]
     near += [(a, b) for a, b in combinations(gpus, 2)
              if affinity[a] == affinity[b] and pairs[a, b].startswith("NV") and affinity[a]]
     cpus = _groups(names, near, gpus)
-    for number, members in enumerate(cpus):
-        graph.add_node(f"cpu{number}", kind="cpu")
+    cpu_of = {gpu: f"cpu{cpu}" for cpu, members in enumerate(cpus) for gpu in members}
+    graph.add_nodes_from(cpu_of.values(), kind="cpu")
+    switches = 0
+    for members in _groups(names, below, gpus):
+        above = cpu_of[members[0]]
+        if len(members) > 1:
+            above, switches = f"pcie{switches}", switches + 1
+            graph.add_node(above, kind="switch")
+            join(graph, above, cpu_of[members[0]], PCIE_LATENCY_S, PCIE4_BPS)
         for gpu in members:
-            join(graph, gpus.index(gpu), f"cpu{number}", PCIE_LATENCY_S, PCIE4_BPS)
-    for number, members in enumerate(g for g in _groups(names, below, gpus) if len(g) > 1):
-        cpu = next(n for n, group in enumerate(cpus) if members[0] in group)
-        graph.add_node(f"pcie{number}", kind="switch")
-        join(graph, f"pcie{number}", f"cpu{cpu}", PCIE_LATENCY_S, PCIE4_BPS)
-        for gpu in members:
-            graph.remove_edges_from([(gpus.index(gpu), f"cpu{cpu}"), (f"cpu{cpu}",
-                                                                      gpus.index(gpu))])
-            join(graph, gpus.index(gpu), f"pcie{number}", PCIE_LATENCY_S, PCIE4_BPS)
-    _join_cpus(graph, [f"cpu{number}" for number in range(len(cpus))])
-    links = {(gpus.index(a), gpus.index(b)): int(how[2:]) for (a, b), how in pairs.items()
-             if b in gpus and a in gpus and how.startswith("NV")}
-    _add_nvlinks(graph, links, len(gpus))
+            join(graph, number[gpu], above, PCIE_LATENCY_S, PCIE4_BPS)
+    _join_cpus(graph, dict.fromkeys(cpu_of.values()))
+    _add_nvlinks(graph, {(number[a], number[b]): int(how[2:]) for (a, b), how in pairs.items()
+                         if a in number and b in number and how.startswith("NV")}, len(gpus))
     others = [name for name in names if name not in gpus]
-    return _finished(graph, path, "nvidia-smi", [*others, "affinities"] if others else (),
+    return _finished(graph, path, "nvidia-smi", others,
                      f"taken from data sheets: {NVLINK_BPS / 1e9:g} GB/s for one NVLink each way "
                      f"(NVLink 5: twice that), PCIe 4.0 x16, {SOCKETS_BPS / 1e9:g} GB/s between "
                      f"CPUs")
@@ -217,7 +217,8 @@ def _nccl(text: str, path: Path) -> Topology:
     def add(above: str, element: ET.Element, host: int) -> None:
         """What hangs below `element`, below the node `above`."""
         for child in element:
-            name: Any = ranks.get(id(child), f"pci {child.get('busid')}")
+            name: Any = ranks.get(id(child), f"pci {child.get('busid')}" + f" of host {host}" * (
+                host > 0))
             if child.tag == "nic":
                 nets = [f"{net.get('name')} ({_number(net, 'speed') / 1e3:g} Gb/s)"
                         for net in child.iter("net")]
@@ -252,8 +253,9 @@ def _add_nccl_nvlinks(graph: nx.DiGraph, rank: int, gpu: ET.Element, bus: list[s
         count, target = _number(child, "count", 1), child.get("target", "").lower()
         if child.tag != "nvlink":
             ignored.append(f"<{child.tag}>")
-        elif target in bus:
-            join(graph, rank, bus.index(target), NVLINK_LATENCY_S, count * each_Bps)
+        elif there := [other for other, its in enumerate(bus) if its == target and other != rank
+                       and graph.nodes[other]["host"] == graph.nodes[rank]["host"]]:
+            join(graph, rank, there[0], NVLINK_LATENCY_S, count * each_Bps)
         elif child.get("tclass", "").startswith("0x0680"):
             to_switch += count * each_Bps
         else:
@@ -297,25 +299,27 @@ def _astra_sim(text: str, path: Path) -> Topology:
         value if isinstance(value := given[key], list) else [value] for key in keys)
     if not len(shapes) == len(counts) == len(widths) == len(waits) or not shapes:
         raise ConfigError(f"{', '.join(keys)} must be lists of one length, a dimension each")
-    for count in counts:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ConfigError(f"npus_count {count!r} is not a whole number, 1 or more")
-    for what, values in (("bandwidth", widths), ("latency", waits)):
-        for value in values:
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not (
-                    math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{what} {value!r} is not a number, of "
-                                  f"{'GB/s' if what == 'bandwidth' else 'ns'}")
-    if math.prod(counts) > MOST_NODES:
-        raise ConfigError(f"{math.prod(counts):,} NPUs are too many; {MOST_NODES:,} are the most")
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(math.prod(counts)), kind="gpu")
-    for dim, shape in enumerate(shapes):
+    for shape, count, width, wait in zip(shapes, counts, widths, waits, strict=True):
         if shape not in _SHAPES:
             raise ConfigError(f"topology {shape!r} is not known here; choose one of "
                               f"{', '.join(_SHAPES)}")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"npus_count {count!r} is not a whole number, 1 or more")
+        for value, unit in ((width, "GB/s"), (wait, "ns")):
+            if isinstance(value, bool) or not (
+                    isinstance(value, (int, float)) and 0 <= value < math.inf):
+                raise ConfigError(f"{value!r} is not a number of {unit}")
+    npus = math.prod(counts)
+    links = sum(npus * (count - 1 if shape == "FullyConnected" else 1)
+                for shape, count in zip(shapes, counts, strict=True))
+    if npus > MOST_NODES or links > _MOST_LINKS:
+        raise ConfigError(f"{npus:,} NPUs with {links:,} links are too many; {MOST_NODES:,} and "
+                          f"{_MOST_LINKS:,} are the most")
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(npus), kind="gpu")
+    for dim, shape in enumerate(shapes):
         stride = math.prod(counts[:dim])
-        others = product(range(stride), range(0, math.prod(counts), stride * counts[dim]))
+        others = product(range(stride), range(0, npus, stride * counts[dim]))
         for number, (low, high) in enumerate(others):
             group = [low + high + stride * place for place in range(counts[dim])]
             for a, b in _SHAPES[shape](group, f"switch{dim}.{number}"):
