@@ -148,26 +148,20 @@ class Comm(ABC):
 
     def shrink(self) -> Comm:
         """After a death, the survivors agree who is left, and form a new communicator of them, in
-        the order of their `global_ranks`. MPI calls it so, too (ULFM's MPI_Comm_shrink).
+        the order of their `global_ranks` (as ULFM's MPI_Comm_shrink). Launcher or simulator tell
+        who lives, so that is never in doubt.
 
-        Called on the communicator of the run, or on what `shrink` returned; it ends that one and
-        all that was made of it: the connections of this rank are closed, nothing that is under way
-        arrives here any more, and ranks that wait for this one get `RankDied` and should call
-        `shrink` as well. It returns once every living rank has called it or has returned. Ranks
-        that have been started anew and wait by then are among the survivors: see `joining`.
-
-        Who lives is told by the launcher, or by the simulator: it is never in doubt, and the rank
-        that asks is told at once. Without them, ranks that must agree by messages need a limit of
-        time, and can take the slow for the dead.
+        Called on the communicator of the run, or on what `shrink` returned. It ends that one and
+        all that was made of it: nothing under way arrives here any more, and ranks that wait for
+        this one get `RankDied`, and should call it, too. It returns once every living rank has
+        called it or has returned. Ranks that were started anew and wait by then are among them.
         """
         raise ConfigError(f"rank {self.rank}: only the communicator of a whole run can shrink, "
                           f"on CPUs: the one that your function was given")
 
     def joining(self) -> bool:
-        """Do ranks that have been started anew wait to join the others at their next `shrink`?
-
-        Ranks that ask at different times may be told different things: agree before you act on it.
-        """
+        """Do ranks that were started anew wait for the others' next `shrink`? Ranks that ask at
+        different times may be told different things: agree before you act on it."""
         return False
 
     @property

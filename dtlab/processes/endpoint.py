@@ -24,6 +24,7 @@ from dtlab.processes.transport import WATCHING, GlooTransport
 from dtlab.tracebacks import Place, place_text
 
 AnyWork = TypeVar("AnyWork", bound=Work)
+_SETTLE_S = 1.0  # at most: Gloo may forget to tell
 
 
 class Reply(NamedTuple):
@@ -117,18 +118,12 @@ class Endpoint:
         assert self.status is not None
         assert self.connections is not None
         self.connections.close()
-        for work in [*self.begun]:
-            work.cancel()
-            work.over.wait()  # type: ignore[attr-defined]  # it fails, too
         posted = [work.message  # type: ignore[attr-defined]
                   for work in [*self.posted, *self.cancelled]]
-        for message in [*self.unfinished, *posted]:
-            with contextlib.suppress(RuntimeError):
-                message.handle.wait()
-        for thread in threading.enumerate():
-            if thread.name == WATCHING:
-                thread.join()
-        for works in (self.posted, self.cancelled, self.unfinished):
+        coming = [message for message in [*self.unfinished, *posted] if not message.sends]
+        begun = [*self.begun]
+        self.threads.start(lambda: _settle(coming, begun), "leaving").join(_SETTLE_S)
+        for works in (self.posted, self.begun, self.cancelled, self.unfinished):
             works.clear()
         self.broken = False
         self.forget_contexts()
@@ -162,3 +157,15 @@ class Endpoint:
             raise UnwaitedWork.of(
                 self.rank, [f"{work}, at {place_text(place)}" for work, place in unwaited],
                 [work.owed for work, _ in unwaited])
+
+
+def _settle(coming: list[Any], begun: list[Any]) -> None:
+    """Wait until what was to come has failed, as it does at once when its connection is closed."""
+    for work in begun:
+        work.over.wait()
+    for message in coming:
+        with contextlib.suppress(RuntimeError):
+            message.handle.wait()
+    for thread in threading.enumerate():
+        if thread.name == WATCHING:
+            thread.join()

@@ -264,10 +264,17 @@ class RankGroup:
     def _pump(self, pause_s: float) -> None:
         """Take what comes within `pause_s`."""
         for key, _ in self._select.select(pause_s):
-            key.data()
+            if self._is_watched(key):  # else its rank has just been replaced
+                key.data()
         self._store.look_again()
         if self._screen and time.monotonic() - self._held_since > _HOLD_S:
             self._show()
+
+    def _is_watched(self, key: selectors.SelectorKey) -> bool:
+        try:
+            return self._select.get_key(key.fileobj) == key
+        except (KeyError, ValueError):  # it is closed
+            return False
 
     def _hold(self, number: int, line: str) -> None:
         if not self._screen:

@@ -7,6 +7,7 @@ connect; then all of them meet again.
 from __future__ import annotations
 
 import contextlib
+import time
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ def meet(store: RankStore, rank: int, threads: Threads) -> Survivors:
         number, ranks = store.shrink(rank)
         connections = Connections()
         with contextlib.suppress(_DiedMeanwhile), connections:
-            group = _group(store, number, ranks.index(rank), len(ranks), threads)
+            group = _group(store, number, ranks, rank, threads)
             if same_host_transport.is_possible():
                 return Survivors(number, ranks, SameHostTransport(group, threads.start, ranks),
                                  connections)
@@ -50,8 +51,10 @@ class _DiedMeanwhile(Exception):
     """One of those that were to meet."""
 
 
-def _group(store: RankStore, number: int, index: int, size: int, threads: Threads) -> Any:
-    """Torch's ProcessGroupGloo. Formed on a thread, for Gloo would wait for the dead."""
+def _group(store: RankStore, number: int, ranks: list[int], rank: int, threads: Threads) -> Any:
+    """Torch's ProcessGroupGloo, once all have formed it: else one might use it that another has
+    given up, half connected. Formed on a thread, for Gloo would wait for the dead."""
+    formed = [f"formed {number}/{each}" for each in ranks]
     found: list[Any] = []
 
     def form() -> None:
@@ -60,17 +63,24 @@ def _group(store: RankStore, number: int, index: int, size: int, threads: Thread
         options._timeout = FOREVER
         prefixed = dist.PrefixStore(f"survivors {number}", store)
         try:
-            found.append(dist.ProcessGroupGloo(prefixed, index, size, options))
+            found.append(dist.ProcessGroupGloo(prefixed, ranks.index(rank), len(ranks), options))
         except RuntimeError as error:
             found.append(error)
 
     thread = threads.start(form, "joining")
+    told = False
     while True:
-        thread.join(_LOOK_EVERY_S)
+        if thread.is_alive():
+            thread.join(_LOOK_EVERY_S)
+        elif not told and not isinstance(found[0], RuntimeError):
+            store.set(formed[ranks.index(rank)], "")
+            told = True
+        if told and store.check(formed):
+            calm_gloo()
+            return found[0]
         if store.check([broken_key(number)]):
             raise _DiedMeanwhile
         if found and isinstance(found[0], RuntimeError):
             raise found[0]
-        if found:
-            calm_gloo()
-            return found[0]
+        if told:
+            time.sleep(_LOOK_EVERY_S / 10)

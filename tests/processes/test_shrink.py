@@ -118,8 +118,8 @@ def test_all_may_die_but_then_the_run_says_so() -> None:
 def test_a_rank_that_dies_again_and_again_is_started_so_often_and_no_more() -> None:
     def body(comm: Comm) -> Any:
         sizes = [comm.size]
-        for _ in range(400):
-            if comm.rank and comm.global_ranks[comm.rank] == 1:
+        while len(sizes) < 8:
+            if comm.global_ranks[comm.rank] == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
                 flag = torch.tensor([int(comm.joining())])
