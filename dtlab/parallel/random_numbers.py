@@ -12,8 +12,9 @@ import torch
 def get_state() -> dict[str, Any]:
     """Of torch (on the CPU, and on the current GPU if it is in use), NumPy and Python."""
     kind, keys, *rest = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(), "python": random.getstate(),
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {  # tensors are as many bytes in a message, whatever the numbers
+        "torch": torch.get_rng_state(), "python": (version, torch.tensor(words), gauss),
         "numpy": (kind, torch.from_numpy(np.asarray(keys).astype("int64")), *rest)}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -23,7 +24,8 @@ def get_state() -> dict[str, Any]:
 def set_state(state: dict[str, Any]) -> None:
     """Go on as after `get_state`."""
     torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
     if "cuda" in state and torch.cuda.is_available():
