@@ -327,6 +327,10 @@ def within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+# Imports what would take too long within a limit.
+torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_hostile_argument_is_taken_or_answered_in_one_sentence(name: str) -> None:
     call, fitting = CALLS[name]
