@@ -78,7 +78,8 @@ def arguments(fn: Callable[..., Any], spec: Spec, rank: int, p: int, root: int) 
     numbers = piece_numbers(p) if spec.moves else 1.0
     parts = torch.from_numpy(spec.given[rank]) * numbers  # piece, contribution
     one_piece = spec.start == "piece" or {"x", "parts"} <= {q.name for q in by_name}
-    only_roots = spec.start == "root" and rank != root  # others give no parts
+    # Others give no parts, where they have a place to receive.
+    only_roots = spec.start == "root" and rank != root and "x" in {q.name for q in by_name}
     data = {"parts": None if only_roots else parts,
             "x": parts[rank] if one_piece else parts.view(-1)}
     given: dict[str, Any] = {}
