@@ -201,9 +201,10 @@ def scatter(comm: Comm, parts: torch.Tensor, x: torch.Tensor, root: int = 0) -> 
         for distance in range(1, comm.size):
             dst = (root + distance) % comm.size
             comm.send(parts[dst], dst)
+        x.copy_(parts[root])
     else:
-        comm.recv(parts[comm.rank], root)
-    return parts[comm.rank]
+        comm.recv(x, root)
+    return x
 
 
 @pytest.mark.parametrize("fn", [all_gather, reduce_scatter, all_to_all, scan, scatter])
