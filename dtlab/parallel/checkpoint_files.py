@@ -147,8 +147,8 @@ def candidates(folder: Path) -> list[Path]:
     latest = latest_number(folder)
     if latest is None:
         raise ConfigError(f"{folder} holds no checkpoint: there is no {LATEST}")
-    return [folder / str(n) for n in {latest: 0} | dict.fromkeys(reversed(numbers(folder)))
-            if n <= latest]
+    there = sorted({latest, *numbers(folder)}, reverse=True)
+    return [folder / str(number) for number in there if number <= latest]
 
 
 def first_whole(comm: Comm, folder: Path) -> tuple[Path, dict[str, str]]:

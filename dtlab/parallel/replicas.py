@@ -80,7 +80,7 @@ class Replicas:
             if not self._whole:
                 with self.comm.compute("wait for ranks to come back", 0.01):
                     time.sleep(0.01)
-            joining = torch.tensor([int(self.comm.joining())])
+            joining = torch.tensor([int(self.comm.joining())], device=self.comm.device)
             all_reduce(self.comm, joining, "max", algorithm="recursive_doubling")
             if self._whole:
                 self._commit()
@@ -91,7 +91,7 @@ class Replicas:
 
     def _average(self, model: DistributedModule, samples: int) -> None:
         """Over the ranks that hold the same part of the model in other groups."""
-        total = torch.tensor([samples])
+        total = torch.tensor([samples], device=self.comm.device)
         all_reduce(self._across, total, algorithm="recursive_doubling")
         for _, gradient in model.named_gradients():
             gradient *= samples / max(total.item(), 1)

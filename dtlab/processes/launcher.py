@@ -79,6 +79,7 @@ class RankGroup:
         self._diagnosis, diagnosis = os.pipe()
         os.set_blocking(self._diagnosis, False)
         self._files += [self._diagnosis, diagnosis]
+        self._shared = [diagnosis, status]  # by all ranks
         self._channel = new_rank_group()
         self._watch(self._channel, self._on_status)
         self._told = Settings(
@@ -102,7 +103,7 @@ class RankGroup:
         try:
             ask_rank(self._channel, theirs)
             with contextlib.suppress(OSError):  # it died at once; the server will tell
-                rank.control.send(told, [their_output, self._files[2], self._files[0],
+                rank.control.send(told, [their_output, *self._shared,
                                          their_store.fileno()])
         finally:
             theirs.close()

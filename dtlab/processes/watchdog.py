@@ -77,7 +77,7 @@ class Watchdog:
         if len(busy) != 1 or len(doing) == 1 or not (alive := self._is_it_alive(busy[0])):
             return "", ""
         lines = "".join(f"\n  {line}" for line in where(busy[0]))
-        return f", for rank {busy[0]} {alive}", f"\nthe stack of rank {busy[0]}:{lines}"
+        return f", because rank {busy[0]} {alive}", f"\nthe stack of rank {busy[0]}:{lines}"
 
     def _is_deadlock(self, now: float) -> bool:
         """Has no rank that could go on been seen for a while?

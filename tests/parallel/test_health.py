@@ -173,4 +173,4 @@ def test_the_verdict_is_that_of_torchs_flight_recorder(
     with pytest.raises(RunTimeout) as error:
         dtlab.run(hang, True, ranks=3, timeout=1.5)
     assert missing == [1]
-    assert f"for rank {missing[0]} stands still" in str(error.value)
+    assert f"because rank {missing[0]} stands still" in str(error.value)
