@@ -25,7 +25,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
 INDEX, LATEST = "index.json", "latest"
-PARTIAL = "latest.partial"  # made before all else, so that a folder without `latest` is ours
+FIRST = "first.partial"  # made before all else, so that a folder without `latest` is ours
 
 
 def path_of(folder: str | Path) -> Path:
@@ -36,7 +36,7 @@ def path_of(folder: str | Path) -> Path:
 
 def check_replaceable(folder: Path) -> None:
     """Raise `ConfigError` if `folder` holds something else than a checkpoint."""
-    ours = any((folder / name).exists() for name in (LATEST, PARTIAL))
+    ours = any((folder / name).exists() for name in (LATEST, FIRST))
     if folder.exists() and not ours and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not a checkpoint; choose another name")
 
@@ -47,6 +47,10 @@ def on_all_ranks(comm: Comm, call: str, folder: Path | None) -> Iterator[None]:
     mine = None
     try:
         yield
+    except FileNotFoundError as error:  # only another run takes away what this one is writing
+        mine = f"{error.filename} is missing" if call != "save" else (
+            f"{folder}: another run saves checkpoints here at the same time; give each run a "
+            f"folder of its own")
     except OSError as error:
         mine = f"rank {comm.rank}: {error.filename or folder}: {error.strerror or error}"
     except ConfigError as error:
@@ -78,8 +82,9 @@ def prepare(folder: Path, known: int | None) -> Path:
     if known is not None and latest != known:
         raise ConfigError(f"{folder}: another run has saved a checkpoint here since this one saved "
                           f"or loaded number {known}; give each run a folder of its own")
-    with open(folder / PARTIAL, "w"):
-        pass
+    if latest is None:
+        with open(folder / FIRST, "w"):
+            pass
     target = folder / str(max([latest or 0, *numbers(folder)]) + 1)
     target.mkdir()
     return target
@@ -87,43 +92,37 @@ def prepare(folder: Path, known: int | None) -> Path:
 
 def write_shard(path: Path, contents: dict[str, Any]) -> str:
     """Returns its SHA-256."""
-    try:
-        with _on_disk(path, "wb") as file:
-            try:
-                torch.save(contents, file)
-            except RuntimeError as error:  # torch's writer hides what ended it
-                raise (error.__context__ or error) from None
-        return _digest(path)
-    except FileNotFoundError:
-        raise _shared(path.parents[1]) from None
+    with _on_disk(path, "wb") as file:
+        try:
+            torch.save(contents, file)
+        except RuntimeError as error:  # torch's writer hides what ended it
+            raise (error.__context__ or error) from None
+    return _digest(path)
 
 
 def publish(target: Path, digests: dict[str, str], latest: int | None, keep: int) -> None:
     """From now on, `target` is the checkpoint; latest: the one that was it before. Of those that
-    are complete, the newest `keep` stay."""
+    ever were, the newest `keep` stay."""
     folder = target.parent
     with _on_disk(target / INDEX, "w") as file:
         file.write(json.dumps({"files": digests}, indent=1))
-    _sync(target)
-    with _on_disk(folder / PARTIAL, "w") as file:
+    with _on_disk(target / LATEST, "w") as file:  # there, for another run may write its own
         file.write(target.name)
+    _sync(target)
     _sync(folder)
     if latest_number(folder) != latest:
         shutil.rmtree(target)
-        raise _shared(folder)
-    os.replace(folder / PARTIAL, folder / LATEST)
+        raise FileNotFoundError
+    os.replace(target / LATEST, folder / LATEST)
     _sync(folder)
+    if (folder / FIRST).exists():
+        (folder / FIRST).unlink()
     older = [folder / str(n) for n in numbers(folder) if n <= int(target.name)]
-    whole = [path for path in older if (path / INDEX).exists()]
+    were = [path for path in older if (path / INDEX).exists() and not (path / LATEST).exists()]
     for path in older:
-        if path not in whole[-keep:]:
+        if path not in were[-keep:]:
             (path / INDEX).unlink(missing_ok=True)  # so that half of it is no checkpoint
             shutil.rmtree(path)
-
-
-def _shared(folder: Path) -> ConfigError:
-    return ConfigError(f"{folder}: another run saves checkpoints here at the same time; give each "
-                       f"run a folder of its own")
 
 
 def numbers(folder: Path) -> list[int]:

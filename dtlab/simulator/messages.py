@@ -247,9 +247,6 @@ class Channels:
                 for message in channel:
                     channel.from_anyone.sends.pop(message, None)
                 channel.__class__ = ClosedChannel
-        for (context, dst), queue in self._queues.items():
-            if generation(context) == number and dst == rank:
-                queue.first = None
 
     def slow_down(self, link: int, seconds: float) -> None:
         """The latency of `link` has grown."""

@@ -270,8 +270,8 @@ def test_what_is_renamed_is_on_the_disk_and_so_is_the_renaming(
     saved(tmp_path / "c", 2.0)
     files = Files(monkeypatch)
     saved(tmp_path / "c", 3.0)
-    at = files.seen.index(("replace", "latest.partial"))
-    for name in ("rank0.pt", "rank1.pt", "index.json", "latest.partial"):
+    at = files.seen.index(("replace", "latest"))
+    for name in ("rank0.pt", "rank1.pt", "index.json", "latest"):
         writes = [i for i, seen in enumerate(files.seen) if seen == ("write", name)]
         assert max(writes) < files.seen.index(("fsync", name)) < at
     assert files.seen.index(("fsync", "3")) < at
@@ -485,6 +485,7 @@ def test_what_is_saved_beside_training_is_what_was_there_at_the_call(tmp_path: P
         model = DataParallel(module, comm)
         optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
         extra, expected = {"seen": torch.zeros(3)}, []
+        mine = [*module.parameters(), *module.buffers()]
         for step in range(4):
             shard = shard_of(batch_of("mlp", step), comm.rank, comm.size)
             optimizer.zero_grad()
@@ -492,8 +493,15 @@ def test_what_is_saved_beside_training_is_what_was_there_at_the_call(tmp_path: P
             optimizer.step()
             extra["seen"] += 1
             if step in (1, 2):
+                expected.append({name: x.clone() for name, x in full_state_dict(model).items()})
                 work = save(tmp_path / str(step), model, optimizer, extra, wait=False)
-                expected.append(full_state_dict(model))
+                kept = [x.detach().clone() for x in mine]
+                with torch.no_grad():
+                    for x in mine:  # at once, before anything is written
+                        x.zero_()
+                    comm.split(0)
+                    for x, before in zip(mine, kept, strict=True):
+                        x.copy_(before)
         work.wait()
         found = []
         for step in (1, 2):
@@ -544,13 +552,14 @@ def test_two_runs_that_share_a_folder_are_told_and_lose_nothing(tmp_path: Path) 
     assert loaded(tmp_path / "c") == 2.0
 
 
+@pytest.mark.parametrize("moment", ["rank0.pt", "latest"])
 def test_two_runs_that_save_at_the_same_moment_are_told(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     saved(tmp_path / "c", 1.0)
     begun = []
 
     def another(what: str, path: str) -> None:
-        if what == "write" and not begun:
+        if (what, Path(path).name) == ("write", moment) and not begun:
             begun.append(True)
             saved(tmp_path / "c", 2.0)
 

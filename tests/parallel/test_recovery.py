@@ -153,6 +153,16 @@ def test_survivors_of_any_death_equal_one_device(stage: int) -> None:
     assert sizes == {RANKS - 1, RANKS}  # the last events are after the end
 
 
+def test_a_death_within_a_copy_leaves_the_copies_before() -> None:
+    """Some ranks have their neighbour's part of the new checkpoint by then, others have not."""
+    expected, six = one_device("mlp", "adam", STEPS), dtlab.topology.uniform(6, 1e-5, 1e9)
+    for event in range(33, 38):
+        values = dtlab.simulate(shrinking, 1, network=six, crash={3: event}, detect_s=1e-3).values
+        for state, size, _ in filter(None, values):
+            assert size == 5
+            assert difference(state, expected) < 1e-10
+
+
 def test_two_may_die_but_not_two_neighbours_at_once() -> None:
     expected = one_device("mlp", "adam", STEPS)
     five = dtlab.topology.uniform(5, 1e-5, 1e9)
@@ -229,11 +239,13 @@ def check_replicas(values: list[Any], ranks: int) -> bool:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_lost_group_is_left_out_and_comes_back(ranks: int) -> None:
     missing, back = 0, 0
-    for event in range(3, 120, 13):
-        values = dtlab.simulate(replicated, ranks, network=NETWORK, crash={event % RANKS: event},
+    crashes = [(event % RANKS, event) for event in range(3, 120, 13)]
+    crashes += [(0, 17), (1, 19), (2, 30)]  # of two ranks a group: some have taken the step
+    for victim, event in crashes:
+        values = dtlab.simulate(replicated, ranks, network=NETWORK, crash={victim: event},
                                 detect_s=0.1, restart_s=2.5, trace=False).values
         missing += check_replicas(values, ranks)
-        back += values[event % RANKS] is not None
+        back += values[victim] is not None
     assert missing > 3
     assert back > 3
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dtlab
-from dtlab import Comm, ConfigError, RankDied
+from dtlab import Comm, ConfigError, RankDied, Recv, Send
 from dtlab.collectives import all_gather, all_reduce, broadcast
 
 RANKS = 4
@@ -91,6 +91,22 @@ def test_nothing_of_the_old_communicator_arrives_later(backend: str) -> None:
     assert on(backend, body, 3)[:3] == [0.0, 0.0, 0.0]
 
 
+def test_what_moves_while_its_receiver_leaves_changes_nothing_when_it_arrives() -> None:
+    def body(comm: Comm) -> float:
+        mine = torch.zeros(1000)
+        ops = {1: [Send(torch.ones(1000), 2)], 2: [Recv(mine, 1), Recv(torch.zeros(1), 3)]}
+        with pytest.raises(RankDied):
+            comm.exchange(*ops.get(comm.rank, [Recv(torch.zeros(1), 3)]))
+        left = comm.shrink()
+        with left.compute("longer than the message takes", 20.0):
+            pass
+        return float(mine.sum())
+
+    slow = dtlab.topology.uniform(RANKS, 1e-5, 400.0)  # the message takes ten seconds
+    values = dtlab.simulate(body, network=slow, crash={3: 0}, detect_s=1.0).values
+    assert values == [0.0, 0.0, 0.0, None]
+
+
 @pytest.mark.parametrize("backend", ["simulator", "gloo"])
 def test_a_rank_that_returned_is_not_waited_for(backend: str) -> None:
     def body(comm: Comm) -> Any:
@@ -127,6 +143,7 @@ def test_a_rank_that_dies_again_and_again_is_started_so_often_and_no_more(tmp_pa
                 told = torch.tensor([int(comm.joining()), -int(lives == 4 and comm.size == 2)])
                 all_reduce(comm, told, "max", algorithm="recursive_doubling")
                 if told[1] == -1:  # all have seen the last death
+                    time.sleep(0.5)  # there is no other life
                     return comm.global_ranks
                 time.sleep(0.005)
                 if told[0]:
