@@ -552,6 +552,23 @@ def test_two_runs_that_share_a_folder_are_told_and_lose_nothing(tmp_path: Path) 
     assert loaded(tmp_path / "c") == 2.0
 
 
+def test_a_run_that_was_overtaken_does_not_move_the_pointer(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one began before it, and has made its own checkpoint the latest meanwhile."""
+    saved(tmp_path / "c", 1.0)
+
+    def other(what: str, path: str) -> None:
+        if (what, Path(path).name) == ("write", "latest") and not (tmp_path / "c/0").exists():
+            shutil.copytree(tmp_path / "c/1", tmp_path / "c/0")
+            (tmp_path / "c/latest").write_text("0")
+
+    Files(monkeypatch, other)
+    with pytest.raises(dtlab.ConfigError, match="saves checkpoints here at the same time"):
+        saved(tmp_path / "c", 3.0)
+    monkeypatch.undo()
+    assert loaded(tmp_path / "c") == 1.0
+
+
 @pytest.mark.parametrize("moment", ["rank0.pt", "latest"])
 def test_two_runs_that_save_at_the_same_moment_are_told(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
