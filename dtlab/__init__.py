@@ -14,7 +14,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dtlab import collectives, cost, ps
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import (
     ConfigError,
@@ -32,9 +31,9 @@ from dtlab.trace import Event, Message, Span, Trace
 from dtlab.tracebacks import end_tracebacks_at_caller
 
 if TYPE_CHECKING:
-    from dtlab import models, parallel, topology
+    from dtlab import collectives, cost, models, parallel, ps, topology
     from dtlab.calibration import calibrate
-    from dtlab.grading.check import check
+    from dtlab.grading.learner_check import check
     from dtlab.processes.joined import from_process_group
     from dtlab.processes.magic import load_ipython_extension
     from dtlab.processes.run import run
@@ -96,8 +95,8 @@ _LATER = {
     "goodput": "dtlab.reliability",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_LAZY_MODULES = ("calibration", "grading", "models", "parallel", "plots", "processes", "recording",
-          "reliability", "simulator", "topology", "widgets")
+_LAZY_MODULES = ("calibration", "collectives", "cost", "grading", "models", "parallel", "plots",
+                 "processes", "ps", "recording", "reliability", "simulator", "topology", "widgets")
 
 
 def __getattr__(name: str) -> Any:

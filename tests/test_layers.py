@@ -114,7 +114,7 @@ def test_an_import_that_goes_up_is_found(importer: str, source: str) -> None:
     [
         ("dtlab.cli.demo", "import dtlab"),
         ("dtlab.collectives.ring", "from dtlab.collectives.registry import algorithm"),
-        ("dtlab.grading.check", "import dtlab.simulator"),
+        ("dtlab.grading.learner_check", "import dtlab.simulator"),
         ("dtlab.errors", "import dataclasses"),
     ],
 )

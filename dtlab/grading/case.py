@@ -55,6 +55,10 @@ class Case:
 
     With a `harness`, a function of a module of ours, the ranks run that, in the sandbox, and it
     calls the learner's function: for functions that are only a part of what a rank does.
+
+    With an `oracle`, what a function must not have before it asks for it stays in the referee: the
+    function, or the harness, gets `ask` before its other arguments. Where it calls `ask(*args)`,
+    the referee calls `oracle(rank)(comm, *args)`; so the time of `comm.compute` there is judged.
     """
 
     tried: str  # for the table: "4 ranks, 10 × float32"
@@ -64,6 +68,7 @@ class Case:
     cluster: Topology | None = None  # instead of the uniform network
     comm: bool = True  # False: the function takes no communicator
     harness: Callable[..., Any] | None = None  # ours, called as harness(function, comm, *args)
+    oracle: Callable[[int], Callable[..., Any]] | None = None  # by rank, made anew for each call
     meter: bool = False  # measure the memory it takes
     library: bool = False  # may the function call others of this package, such as collectives?
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
@@ -107,6 +112,7 @@ class Outcome:
     peak_bytes: list[int] = field(default_factory=list)  # by rank
     printed: list[str] = field(default_factory=list)
     objects: int = 0  # how many messages carried an object, not a tensor
+    asked: list[int] = field(default_factory=list)  # how often the oracle answered, by rank
     failure: CaseFailure | None = None
 
     def printed_by(self, rank: int) -> str:

@@ -34,6 +34,9 @@ CHAPTERS = {
 }
 
 
+CALLS_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may do so
+
+
 class Verdict(NamedTuple):
     """What a check says of one case. `shows`: what it has looked at (numbers, tensors, texts; by
     default the words of `came`): answers that show the same have made the same mistake. `clue`: the
@@ -77,6 +80,7 @@ class Exercise:
     title: str
     function: str  # the name that the learner defines
     build: Callable[[int], list[Check]]
+    library: tuple[str, ...] = ()  # the parts of this package that its ranks find in the sandbox
 
     @property
     def chapter(self) -> str:

@@ -1,7 +1,8 @@
 """Where a submission's processes run: what they can see of this machine.
 
     bubblewrap  in namespaces of their own, without network, with nothing in sight but Python, its
-                libraries and this package without the exercises' checks; a home in memory, empty
+                libraries and the parts of this package that the answer may use; a home in memory,
+                empty
     nobody      under the user nobody, for root in a container that allows no namespaces; what must
                 stay secret has to be unreadable to others
     none        as the user who grades: for one's own code only
@@ -16,12 +17,14 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import dtlab
 from dtlab.errors import ConfigError
+from dtlab.grading.absent import PRESENT
 from dtlab.grading.system_calls import can_restrict
 
 SANDBOXES = ("bubblewrap", "nobody", "none")
@@ -85,15 +88,18 @@ def _closed(path: Path) -> bool:
     return any(not folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
 
 
-def start_isolated(sandbox: str, arguments: list[str], fd: int) -> subprocess.Popen[bytes]:
-    """Start Python with these arguments in bubblewrap or as nobody, with one open descriptor."""
+def start_isolated(sandbox: str, arguments: list[str], fd: int, library: Sequence[str] = ()
+                   ) -> subprocess.Popen[bytes]:
+    """Start Python with these arguments in bubblewrap or as nobody, with one open descriptor.
+    library: the parts of this package in sight, besides what a rank is made of."""
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(_command(sandbox, arguments), **_popen_options(sandbox), pass_fds=[fd],
-                            stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    return subprocess.Popen(_command(sandbox, arguments, library), pass_fds=[fd],
+                            **_popen_options(sandbox), stdin=quiet, stdout=quiet, stderr=quiet,
+                            start_new_session=True)
 
 
-def _command(sandbox: str, arguments: list[str]) -> list[str]:
-    walls = bubblewrap() if sandbox == "bubblewrap" else []
+def _command(sandbox: str, arguments: list[str], library: Sequence[str] = ()) -> list[str]:
+    walls = bubblewrap(library) if sandbox == "bubblewrap" else []
     return [*walls, sys.executable, "-s", "-P", *arguments]
 
 
@@ -113,17 +119,25 @@ def environment() -> dict[str, str]:
     return own | {name: os.environ[name] for name in _SAME_CPU if name in os.environ}
 
 
-def bubblewrap() -> list[str]:
-    """The command that walls a program off: what is not named here is not there."""
-    seen = [*_SYSTEM, *{sys.prefix, sys.base_prefix, *_linked_interpreters()}, str(PACKAGE)]
+def bubblewrap(library: Sequence[str] = ()) -> list[str]:
+    """The command that walls a program off: what is not named here is not there. library: as in
+    `start_isolated`."""
+    seen = [*_SYSTEM, *{sys.prefix, sys.base_prefix, *_linked_interpreters()}]
+    parts = [path for name in (*PRESENT, *library)
+             for path in (PACKAGE / name, PACKAGE / f"{name}.py")
+             if path.exists()]
     hidden = [str(PACKAGE / part) for part in SECRET if (PACKAGE / part).is_dir()]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user",
                "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox",
                "--tmpfs", HOME, "--dir", "/tmp", "--dev", "/dev", "--setenv", "TMPDIR", HOME]
     for path in seen:
         command += ["--ro-bind-try", path, path]
+    command += ["--tmpfs", str(PACKAGE)]  # also if it lies in sys.prefix
+    for part in parts:
+        command += ["--ro-bind", str(part), str(part)]
     for path in hidden:
         command += ["--tmpfs", path, "--remount-ro", path]
+    command += ["--remount-ro", str(PACKAGE)]
     return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from dtlab.grading.exercise import find_exercise
 from dtlab.grading.isolation import check_secrets, choose_sandbox
 from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.mistakes import Traces, mistakes_in
-from dtlab.grading.rank_server import RankServer, ServerEnded, preload_for
+from dtlab.grading.rank_server import RankServer, ServerEnded
 from dtlab.grading.report import Report, Row, whole
 from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submitted
 from dtlab.grading.trusted import try_mistakes
@@ -108,14 +109,18 @@ def _judge(path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, 
         return {"error": str(error)}
     report = NotebookReport(path, chapter=notebook.source.stem)
     report.answers = {cell.answers: cell.code for cell in notebook.cells if cell.answers}
-    with RankServer(sandbox, preload_for(notebook.source.name)) as server:
-        names = [find_exercise(_what_it_checks(test)[0]).function for test in notebook.tests]
+    found = [find_exercise(_what_it_checks(test)[0]) for test in notebook.tests]
+    with ExitStack() as servers:
+        server_of = {library: servers.enter_context(RankServer(sandbox, library))
+                     for library in {exercise.library for exercise in found}}
         try:
-            executed = execute_cells(server, notebook.cells, names)
+            executed = execute_cells(server_of[found[0].library], notebook.cells,
+                                     [exercise.function for exercise in found])
         except ServerEnded as error:
             executed = Executed({}, {cell.answers: str(error) for cell in notebook.cells})
-        report.exercises = [_grade(server, test, notebook, executed, seed, Path(folder))
-                            for test in notebook.tests]
+        report.exercises = [
+            _grade(server_of[exercise.library], test, notebook, executed, seed, Path(folder))
+            for exercise, test in zip(found, notebook.tests, strict=True)]
     return report.to_dict() | {"answers": report.answers}
 
 

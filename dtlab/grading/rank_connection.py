@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dtlab import errors
-from dtlab.grading.frames import ConnectionClosed, Frame, FrameSocket
+from dtlab.grading.frames import ConnectionClosed, Frame, FrameSocket, decode, encode
 from dtlab.grading.learner_errors import learner_place
 from dtlab.grading.meter import Meter
 
@@ -73,6 +73,14 @@ class RankConnection:
         raise errors.ConfigError("a communicator works on the rank's own thread and in functions "
                                  "that `comm.begin` begins; begin this function rather than start "
                                  "a thread")
+
+    def ask_oracle(self, *args: Any) -> Any:
+        """What the case's oracle answers, in the referee."""
+        requests, blobs = self.current(), list[bytes]()
+        tree = encode(args, blobs)
+        with requests.paused_meter():
+            answer = requests.ask("oracle", *blobs, args=tree)
+        return decode(answer.fields["value"], answer.blobs)
 
     def send_places(self) -> None:
         """Send in which line each stream is. The referee has waited too long for one."""

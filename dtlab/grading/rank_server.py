@@ -1,8 +1,8 @@
 """The process from which a submission's processes are forked, and the referee's end of it.
 
-It has torch and this package loaded, so that a rank starts in milliseconds; and it never holds a
-case, an expected value, a solution or another rank's data, so that no rank inherits one. The
-referee keeps what it must not lose: it kills and watches the ranks itself.
+It has torch loaded, so that a rank starts in milliseconds, and of this package what a rank needs;
+it never holds a case, an expected value, a solution or another rank's data, so that no rank
+inherits one. The referee keeps what it must not lose: it kills and watches the ranks itself.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from dtlab.processes.forking import die_with_parent, share_memory
 START_LIMIT_S = 120.0  # loading torch takes seconds, on a busy machine many
 ANSWER_LIMIT_S = 20.0
 _LARGEST = 4096  # bytes of a command or an answer; each waits for the other
-_PROGRAM = "from dtlab.grading.rank_server import main; main()"
-
-
-def preload_for(chapter: str) -> tuple[str, ...]:
-    """What the answers of a chapter need besides torch, and what takes long to import."""
-    return ("dtlab.parallel", "dtlab.models") if chapter >= "10" else ("dtlab.collectives",)
+_PROGRAM = """import sys
+from dtlab.grading.absent import keep_only
+keep_only(sys.argv[2:])
+from dtlab.grading.rank_server import main
+main()"""
 
 
 class ServerEnded(DtlabError):
@@ -47,11 +46,11 @@ class RankServer:
     """The referee's end. Use it as a context manager: at the end, all its processes are killed.
 
     sandbox: where it runs (`isolation.choose_sandbox`); "none" forks this process, which then must
-    hold nothing secret, and no threads. preload: modules to import there once, rather than in each
-    rank.
+    hold nothing secret, and no threads. library: the parts of this package ("collectives", …) that
+    its ranks find besides what a rank is made of; in "none" they find all.
     """
 
-    def __init__(self, sandbox: str, preload: Sequence[str] = ()):
+    def __init__(self, sandbox: str, library: Sequence[str] = ()):
         here, there = socket.socketpair()
         self._control = here
         self._program: subprocess.Popen[bytes] | None = None
@@ -60,10 +59,10 @@ class RankServer:
             self._pid = os.fork()
             if self._pid == 0:
                 here.close()
-                _run_server(there.detach(), preload, can_restrict())
+                _run_server(there.detach(), library, can_restrict())
         else:
-            arguments = ["-c", _PROGRAM, str(there.fileno()), *preload]
-            self._program = start_isolated(sandbox, arguments, there.fileno())
+            arguments = ["-c", _PROGRAM, str(there.fileno()), *library]
+            self._program = start_isolated(sandbox, arguments, there.fileno(), library)
         there.close()
         self._ask({"do": "hello"}, limit_s=START_LIMIT_S)
 
@@ -123,14 +122,14 @@ def _pid_of(fds: list[int], inside: int) -> int:
 # ---- the server itself --------------------------------------------------------------------------
 
 
-def _run_server(fd: int, preload: Sequence[str], restricted: bool) -> None:
+def _run_server(fd: int, library: Sequence[str], restricted: bool) -> None:
     """Serve on this socket until its other end is closed; then end this process."""
     try:
         die_with_parent()
         os.closerange(3, fd)
         os.closerange(fd + 1, 1024)
         tempfile.gettempdir()  # torch asks for it, and a rank could not try one out
-        for name in (*preload, *(["pyseccomp"] if restricted else [])):
+        for name in (*(f"dtlab.{part}" for part in library), *["pyseccomp"] * restricted):
             import_module(name)
         import numpy.random  # noqa: F401
 
@@ -187,5 +186,5 @@ def _how_it_ended(pid: int) -> str:
 
 
 def main() -> None:
-    """The server as a program of its own: arguments are the socket's number, and what to import."""
+    """The server as a program of its own: arguments are the socket's number, and the library."""
     _run_server(int(sys.argv[1]), sys.argv[2:], restricted=True)

@@ -16,7 +16,7 @@ from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.simulator.works import MessageWork
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
-REQUESTS_PER_RANK = 3_000  # of one call; a right answer makes a few dozen
+REQUESTS_PER_RANK = 10_000  # of one call; a right answer makes a few dozen, or asks for thousands
 # What handling a frame raises that no rank of ours would send.
 INVALID = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError,
            StopIteration, MemoryError)
@@ -38,7 +38,8 @@ class Pending(NamedTuple):
 class RankState:
     """What the streams of one rank share."""
 
-    def __init__(self) -> None:
+    def __init__(self, oracle: Any) -> None:
+        self.oracle = oracle
         self.groups: list[Comm] = []  # 0: the whole run
         self.pending: dict[int, Pending] = {}  # by the numbers that the process gives
         # What begun functions have raised, by the same numbers, until the rank waits for them.
@@ -54,7 +55,7 @@ class Referee:
 
     def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
         self.case, self.outcome, self.processes = case, outcome, processes
-        self.ranks = [RankState() for _ in range(case.ranks)]
+        self.ranks = [RankState(case.oracle and case.oracle(rank)) for rank in range(case.ranks)]
 
     def unwaited(self, error: DtlabError | None = None) -> CaseFailure | None:
         """The first error of a begun function that no rank waited for; or, unless ranks can't go on

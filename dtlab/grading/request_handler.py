@@ -11,7 +11,7 @@ import torch
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, DtlabError, ShapeMismatch
 from dtlab.grading.case import CaseFailure
-from dtlab.grading.frames import Frame, tensor_bytes, tensor_from
+from dtlab.grading.frames import Frame, decode, encode, tensor_bytes, tensor_from
 from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
 
 Answer = tuple[dict[str, Any], Sequence[bytes]]  # fields, blobs
@@ -137,6 +137,15 @@ class RequestHandler:
         self.state.pending[int(said["work"])] = Pending(
             work, None, "the function that begin has begun", str(said["at"]))
         return {}, ()
+
+    def _do_oracle(self, request: Frame) -> Answer:
+        args = decode(request.fields["args"], request.blobs)
+        self.referee.outcome.asked[self.rank] += 1
+        try:
+            value, blobs = self.state.oracle(self.comm, *args), list[bytes]()
+        except INVALID as error:  # the arguments are the learner's
+            raise ConfigError(f"{type(error).__name__}: {error}") from None
+        return {"value": encode(value, blobs)}, blobs
 
     def _do_now(self, request: Frame) -> Answer:
         return {"now": self.comm.now()}, ()

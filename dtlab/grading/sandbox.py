@@ -75,23 +75,25 @@ class Sandbox:
 def new_outcome(case: Case) -> Outcome:
     """To be filled in."""
     p = case.ranks
-    return Outcome([None] * p, [()] * p, 0.0, peak_bytes=[0] * p, printed=[""] * p)
+    return Outcome([None] * p, [()] * p, 0.0, peak_bytes=[0] * p, printed=[""] * p, asked=[0] * p)
 
 
 def send_calls(case: Case, submission: Submission, processes: Sequence[UntrustedProcess],
                port: int = 0) -> None:
     """Let every rank's process begin. port: where they meet over Gloo; 0: in the simulator."""
     harness = pickled_by_value(case.harness, exercises)  # which the sandbox does not have
+    oracle = pickled_by_value(case.oracle if port else None, exercises)  # else it stays here
     for rank, args in enumerate(case.args):
         process = processes[rank]
         process.start_timing()
         # Errors show when the rank's next frame is awaited.
         with suppress(FrameTimeout, ConnectionClosed):
             process.socket.send(
-                "call", submission.pickled, pickled_by_value(args, exercises), harness,
+                "call", submission.pickled, pickled_by_value(args, exercises), harness, oracle,
                 until_s=time.monotonic() + CASE_LIMIT_S, path=submission.path,
                 cwd=submission.cwd, sources=submission.sources, rank=rank, size=case.ranks,
-                comm=case.comm, meter=case.meter, library=case.library, port=port)
+                comm=case.comm, asks=case.oracle is not None, meter=case.meter,
+                library=case.library, port=port)
 
 
 def pickled_by_value(value: Any, module: ModuleType | None) -> bytes:

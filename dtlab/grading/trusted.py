@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtlab.comm import Comm
-from dtlab.errors import Deadlock, DtlabError, UnwaitedWork
+from dtlab.errors import ConfigError, Deadlock, DtlabError, UnwaitedWork
 from dtlab.grading.case import Case, CaseFailure, Outcome
-from dtlab.grading.check import seal
 from dtlab.grading.exercise import Check, Exercise, find_exercise
 from dtlab.grading.frames import decode, encode
 from dtlab.grading.judge import Trials, in_own_process, is_real, prints_of, report_of, try_all
+from dtlab.grading.learner_check import seal
 from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.mistakes import Mistake, Prints, Traces, answer_of, mistakes_in
-from dtlab.grading.rank_server import RankServer, preload_for
-from dtlab.grading.referee import deadlocked
+from dtlab.grading.rank_server import RankServer
+from dtlab.grading.referee import INVALID, deadlocked
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import Sandbox, new_outcome
 from dtlab.simulator import simulate
@@ -41,22 +41,31 @@ def try_trusted(checks: Sequence[Check], function: Callable[..., Any], server: R
 def run_here(function: Callable[..., Any], case: Case) -> Outcome:
     """Call the function on every rank of `case`, all in this process."""
     outcome = new_outcome(case)
-    takes_comm, harness = case.comm, case.harness  # ranks get copies of what they use
+    takes_comm, harness, oracle = case.comm, case.harness, case.oracle  # ranks get copies of them
 
-    def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
-        given = calls[comm.rank]
+    def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any, int]:
+        given, asked = calls[comm.rank], list[Any]()
         kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
-        inputs = (comm, *given) if takes_comm else given
+        answers: Any = oracle(comm.rank) if oracle else None
+
+        def ask(*args: Any) -> Any:
+            asked.append(args)
+            try:
+                return _as_sent(answers(comm, *args))
+            except INVALID as error:
+                raise ConfigError(f"{type(error).__name__}: {error}") from None
+
+        inputs = (*[comm] * takes_comm, *[ask] * (oracle is not None), *given)
         value = harness(function, *inputs) if harness else function(*inputs)
-        return _as_sent(value), _as_sent(kept)
+        return _as_sent(value), _as_sent(kept), len(asked)
 
     try:
         result = simulate(rank_main, case.args, network=case.network, echo=False)
     except DtlabError as error:
         outcome.failure = _failure(error)
     else:
-        outcome.values = [value for value, _ in result.values]
-        outcome.after = [after for _, after in result.values]
+        values, after, asked = zip(*result.values, strict=True)
+        outcome.values, outcome.after, outcome.asked = [*values], [*after], [*asked]
         outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
     return outcome
 
@@ -99,7 +108,7 @@ def judge_mistakes(exercise_id: str, folder: Path) -> Judged:
 def _judge_mistakes(exercise_id: str, folder: Path) -> Judged:
     exercise = find_exercise(exercise_id)
     checks = exercise.build(0)
-    with RankServer("none", preload_for(exercise.chapter)) as server:
+    with RankServer("none", exercise.library) as server:
         solution = try_trusted(checks, answer_of(Mistake({}, ""), exercise, folder), server)
         traced = try_mistakes(exercise, 0, folder, server)
     traces = [trace for trace, _ in traced]

@@ -133,6 +133,7 @@ class RankGroup:
 
     def close(self, wait: bool = False) -> None:
         """End all ranks, whatever they do. `wait`: until they are gone and their output is read."""
+        self._restarts = 0
         try:
             if self._channel is not None:
                 with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ import torch
 import dtlab
 from dtlab import ConfigError, check
 from dtlab.grading import catalogue
-from dtlab.grading.check import values_of_other_cells
+from dtlab.grading.learner_check import values_of_other_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from dtlab import check, run
 from dtlab.cli import app
 from dtlab.grading import catalogue
-from dtlab.grading.check import seal
 from dtlab.grading.judge import grade_answer, prepare_to_fork
+from dtlab.grading.learner_check import seal
 from dtlab.grading.rank_server import RankServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def test_the_example_of_an_exercise_is_complete(answer, points):
 
     def judge(comm, submission):
         prepare_to_fork()
-        with RankServer("none", ["dtlab.collectives"]) as server:
+        with RankServer("none", ("collectives", "cost")) as server:
             space = {}
             exec(example, space)
             return grade_answer(server, submission, space["EXERCISE"], 2).points

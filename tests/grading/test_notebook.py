@@ -101,8 +101,8 @@ def test_tests_come_from_the_course_not_from_the_learner(welcome, submit):
 
 def test_patching_the_grader_in_the_notebook_changes_nothing(welcome, submit):
     marked(welcome, "hello-ranks")["source"] = (
-        "import dtlab.grading.check, dtlab.grading.exercise as e\n"
-        "dtlab.grading.check.check = dtlab.check = None\n"
+        "import dtlab.grading.learner_check, dtlab.grading.exercise as e\n"
+        "dtlab.grading.learner_check.check = dtlab.check = None\n"
         "e.verdict_of = lambda *a: None\n"
         "def hello(comm):\n    return None\n"
     )

@@ -13,8 +13,8 @@ import torch
 from dtlab import Recv, Send, run
 from dtlab.collectives import all_reduce, barrier, broadcast
 from dtlab.grading.case import Case, Outcome, Submission
-from dtlab.grading.check import seal
 from dtlab.grading.judge import prepare_to_fork
+from dtlab.grading.learner_check import seal
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.sandbox import Sandbox
 from dtlab.grading.untrusted_process import UntrustedProcess
@@ -33,7 +33,7 @@ def outcome_of(function: Callable[..., Any], ranks: int = 4, **options: Any) -> 
 
 def _in_the_judges_process(comm: Any, submission: Submission, args: Any, options: Any) -> Outcome:
     prepare_to_fork()
-    server = RankServer("none", ["dtlab.collectives"])
+    server = RankServer("none", ("collectives", "cost"))
     sandbox = Sandbox(submission, server)
     try:
         return sandbox.run_case(Case("a case", args, library=True, **options))

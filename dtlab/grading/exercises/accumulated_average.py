@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
-from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import COLLECTIVES, normals, real, ring_bytes, sent_at_most, values
 
 
@@ -57,4 +57,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("accumulated-average", "Accumulation", "accumulate", _build)
+EXERCISE = Exercise("accumulated-average", "Accumulation", "accumulate", _build,
+                    library=CALLS_COLLECTIVES)

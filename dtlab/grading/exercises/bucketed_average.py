@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted, counted, describe_case
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, F32, F64, normals, real, values
 
 
@@ -74,4 +74,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("bucketed-average", "Buckets", "average_in_buckets", _build)
+EXERCISE = Exercise("bucketed-average", "Buckets", "average_in_buckets", _build,
+                    library=CALLS_COLLECTIVES)

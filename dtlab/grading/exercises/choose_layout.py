@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
@@ -54,26 +55,41 @@ def all_of(question: Question) -> dict[tuple[Any, ...], tuple[float, float]]:
     return {of: found for of in every if (found := predicted(*of))}
 
 
-def run_choice(choose: Callable[..., Any], *question: Any) -> tuple[Any, int]:
-    """In the sandbox: what the answer chooses, and how often it asks for a prediction."""
-    calls, predicted = [0], predictor(question)
+def oracle(question: Question, rank: int) -> Callable[..., tuple[float, float] | None]:
+    """In the referee: a prediction."""
+    predicted = predictor(question)
 
-    def ask(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
-            ) -> tuple[float, float] | None:
-        calls[0] += 1
+    def answer(comm: Comm, *layout: Any) -> tuple[float, float] | None:
         try:
-            return predicted(pp, dp, tp, micro_batch, stage, recompute)
+            return predicted(*layout)
         except ConfigError:
             return None
 
-    layers, _, heads, servers, gpus, batch, memory_bytes, _ = question
-    chosen = choose(ask, layers, heads, servers * gpus, batch, memory_bytes)
-    return [chosen.get(name) for name in NAMES] if isinstance(chosen, dict) else [], calls[0]
+    return answer
+
+
+def run_choice(choose: Callable[..., Any], ask: Callable[..., Any], layers: int, heads: int,
+               devices: int, batch: int, *memory_bytes: float) -> list[Any]:
+    """In the sandbox: what the answer chooses. Only what can be laid out is worth a question."""
+    def predict(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str) -> Any:
+        if pp * dp * tp != devices or batch % (dp * micro_batch):
+            return None
+        return ask(pp, dp, tp, micro_batch, stage, recompute)
+
+    chosen = choose(predict, layers, heads, devices, batch, *memory_bytes)
+    return [chosen.get(name) for name in NAMES] if isinstance(chosen, dict) else []
+
+
+def asking(tried: str, question: Question, answer: Callable[..., Any], *told: float) -> Case:
+    """A case whose function asks `answer`. told: besides layers, heads, devices and batch."""
+    layers, _, heads, servers, gpus, batch, *_ = question
+    return Case(tried, [(layers, heads, servers * gpus, batch, *told)], comm=False,
+                harness=run_choice, oracle=partial(answer, question), facts={"question": question})
 
 
 def _fits(case: Case, outcome: Outcome) -> Verdict:
     """Is it a layout that there is, and fits?"""
-    (question,), (chosen, _) = case.args, outcome.values[0]
+    question, chosen = case.facts["question"], outcome.values[0]
     found, limit = all_of(question).get(tuple(chosen)), question[6]
     if found is None:
         return Verdict(False, str(chosen)[:60] if chosen else "no dictionary",
@@ -84,7 +100,7 @@ def _fits(case: Case, outcome: Outcome) -> Verdict:
 def within(share: float) -> Judge:
     """Does the layout take at most `share` of the fastest one's time?"""
     def judge(case: Case, outcome: Outcome) -> Verdict:
-        (question,), chosen = case.args, outcome.values[0][0]
+        question, chosen = case.facts["question"], outcome.values[0]
         fit = {of: t for of, (t, n) in all_of(question).items() if n <= question[6]}
         best, mine = min(fit, key=lambda of: fit[of]), fit[tuple(chosen)]
         missed = [name for name, a, b in zip(NAMES, chosen, best, strict=True) if a != b]
@@ -95,16 +111,16 @@ def within(share: float) -> Judge:
 
 
 def _calls(case: Case, outcome: Outcome) -> Verdict:
-    calls, allowed = outcome.values[0][1], len(all_of(case.args[0])) // 2
+    calls, allowed = outcome.asked[0], len(all_of(case.facts["question"])) // 2
     return Verdict(calls <= allowed, f"{calls} predictions", f"≤ {allowed}")
 
 
 def _build(seed: int) -> list[Check]:
     def case(layers: int, hidden: int, heads: int, servers: int, batch: int, gigabytes: float
              ) -> Case:
-        return Case(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:g} GB",
-                    [(layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, 25e9)], comm=False,
-                    library=True, harness=run_choice)
+        return asking(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:g} GB",
+                      (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, 25e9), oracle,
+                      gigabytes * 1e9)
 
     small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24), case(24, 2048, 16, 1, 16, 40),
              case(24, 2048, 16, 1, 48, 24), case(6, 4096, 32, 1, 8, 40),

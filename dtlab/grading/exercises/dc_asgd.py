@@ -117,4 +117,4 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("dc-asgd", "DC-ASGD", "dc_asgd", _build)
+EXERCISE = Exercise("dc-asgd", "DC-ASGD", "dc_asgd", _build, library=("models",))

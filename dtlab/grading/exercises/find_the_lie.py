@@ -12,7 +12,7 @@ from torch.nn.functional import gelu
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
-from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import COLLECTIVES, items, normals, real, ring_bytes, sent_at_most
 from dtlab.parallel.conversions import copy_to, reduce_from
 
@@ -77,4 +77,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("find-the-lie", "Find the lie", "layer", _build)
+EXERCISE = Exercise("find-the-lie", "Find the lie", "layer", _build,
+                    library=(*CALLS_COLLECTIVES, "parallel"))

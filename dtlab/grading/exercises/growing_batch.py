@@ -102,4 +102,4 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("growing-batch", "Growing batch", "grow", _build)
+EXERCISE = Exercise("growing-batch", "Growing batch", "grow", _build, library=("models",))

@@ -5,36 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises.choose_layout import NAMES, all_of, predictor, within
+from dtlab.grading.exercises.choose_layout import Question, all_of, asking, predictor, within
 
 RUNS = 200
 SHARE = 1.05  # of the fastest one's time
 
 
-def run_plan(plan: Callable[..., Any], *question: Any) -> tuple[Any, int]:
-    """In the sandbox: what the answer plans, and how many runs it starts."""
-    runs, predicted = [0], predictor(question)
-    layers, _, heads, servers, gpus, batch, memory_bytes, _ = question
+def oracle(question: Question, rank: int) -> Callable[..., float | None]:
+    """In the referee: how long a step takes, None where there is no room for it."""
+    predicted = predictor(question)
 
-    def run(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
-            ) -> float | None:
-        runs[0] += 1
+    def answer(comm: Comm, *layout: Any) -> float | None:
         try:
-            found = predicted(pp, dp, tp, micro_batch, stage, recompute)
+            found = predicted(*layout)
         except ConfigError:
             return None
-        return found[0] if found and found[1] <= memory_bytes else None
+        return found[0] if found and found[1] <= question[6] else None
 
-    planned = plan(run, layers, heads, servers * gpus, batch)
-    return [planned.get(name) for name in NAMES] if isinstance(planned, dict) else [], runs[0]
+    return answer
 
 
 def _runs(case: Case, outcome: Outcome) -> Verdict:
     """Is it a layout that there is, and has it room?"""
-    (question,), (planned, _) = case.args, outcome.values[0]
+    question, planned = case.facts["question"], outcome.values[0]
     found = all_of(question).get(tuple(planned))
     return Verdict(found is not None and found[1] <= question[6],
                    str(planned)[:60] if planned else "no dictionary",
@@ -42,16 +39,15 @@ def _runs(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _few(case: Case, outcome: Outcome) -> Verdict:
-    return Verdict(outcome.values[0][1] <= RUNS, f"{outcome.values[0][1]} runs", f"≤ {RUNS}")
+    return Verdict(outcome.asked[0] <= RUNS, f"{outcome.asked[0]} runs", f"≤ {RUNS}")
 
 
 def _build(seed: int) -> list[Check]:
     def case(layers: int, hidden: int, heads: int, servers: int, batch: int, gigabytes: float,
              card: float) -> Case:
         card_Bps = card * (1 + 0.1 * (seed % 5)) * 1e9
-        return Case(f"{layers} layers of {hidden}, {8 * servers} devices", [
-            (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, card_Bps)],
-            comm=False, library=True, harness=run_plan)
+        return asking(f"{layers} layers of {hidden}, {8 * servers} devices",
+                      (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, card_Bps), oracle)
 
     fast = [case(24, 4096, 32, 4, 64, 40, 400), case(32, 4096, 32, 4, 128, 80, 25)]
     slow = [case(32, 4096, 32, 4, 64, 40, 12), case(48, 8192, 64, 8, 128, 80, 4)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import DTYPES, F32, real, rounds_at_most, summing_case, values
 from dtlab.topology import link_bytes, racks
 from dtlab.wires import enter
@@ -88,4 +88,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("hierarchical", "Hierarchical all-reduce", "hierarchical_all_reduce", _build)
+EXERCISE = Exercise("hierarchical", "Hierarchical all-reduce", "hierarchical_all_reduce", _build,
+                    library=CALLS_COLLECTIVES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from dtlab import cost
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome, Wanted
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import normals, real, values
 
 ALPHA, BETA = 1e-5, 1e-8
@@ -23,34 +25,42 @@ class Layer:
     """What the learner's function gets: `backward()` computes the gradient, once, and takes time;
     the layer after must have computed its own before."""
 
-    def __init__(self, comm: Comm, gradient: Tensor, seconds: float, number: int, done: list[int]):
-        self._comm, self._gradient, self._seconds = comm, gradient, seconds
-        self._number, self._done = number, done
+    def __init__(self, compute: Callable[[int], Tensor], number: int):
+        self._compute, self._number = compute, number
         self.grad: Tensor | None = None
 
     def backward(self) -> None:
         """Compute `grad`."""
-        if self._number != -len(self._done) - 1:
-            raise ValueError(f"backward of layer {self._number} (counted from the end) came out of "
-                             f"turn; begin with the last layer, and call each once")
-        self._done.append(self._number)
-        with self._comm.compute("backward", self._seconds):
-            self.grad = self._gradient.clone()
+        self.grad = self._compute(self._number)
 
 
-def run_layers(backward: Callable[..., Any], comm: Comm, gradients: list[Tensor],
-               seconds: list[float]) -> list[Any]:
-    """In the sandbox: the layers' gradients after the learner's function has run."""
+def oracle(gradients: list[list[Tensor]], seconds: list[float], rank: int
+           ) -> Callable[[Comm, int], Tensor]:
+    """In the referee: a layer's gradient, once the time has passed that it takes."""
     done: list[int] = []
-    layers = [Layer(comm, g, s, i, done) for i, (g, s) in enumerate(
-        zip(gradients, seconds, strict=True), -len(gradients))]
+
+    def compute(comm: Comm, number: int) -> Tensor:
+        if number != -len(done) - 1:
+            raise ConfigError(f"backward of layer {number} (counted from the end) came out of "
+                              f"turn; begin with the last layer, and call each once")
+        done.append(number)
+        with comm.compute("backward", seconds[number]):
+            return gradients[rank][number].clone()
+
+    return compute
+
+
+def run_layers(backward: Callable[..., Any], comm: Comm, compute: Callable[[int], Tensor],
+               count: int) -> list[Any]:
+    """In the sandbox: the layers' gradients after the learner's function has run."""
+    layers = [Layer(compute, number) for number in range(-count, 0)]
     backward(comm, layers)
     return [layer.grad for layer in layers]
 
 
 def _exposed(case: Case, outcome: Outcome) -> Verdict:
     """What is left when each reduction begins as soon as its gradient is there, one at a time."""
-    gradients, seconds = case.args[0]
+    gradients, seconds = case.facts["gradients"], case.facts["seconds"]
     computed = reduced = 0.0
     for gradient, layer_s in zip(reversed(gradients), reversed(seconds), strict=True):
         computed += layer_s
@@ -69,8 +79,10 @@ def _build(seed: int) -> list[Check]:
         mean = [torch.stack(each).mean(0) for each in zip(*grads, strict=True)]
         seconds = [LAYER_S * factor for factor in islice(cycle(factors), len(sizes))]
         return Case(f"{ranks} rank{'s' * (ranks > 1)}, {len(sizes)} layers",
-                    [(mine, seconds) for mine in grads], library=True, latency_s=ALPHA,
+                    [(len(sizes),)] * ranks, library=True, latency_s=ALPHA,
                     bandwidth_Bps=1 / BETA, harness=run_layers,
+                    oracle=partial(oracle, grads, seconds),
+                    facts={"gradients": grads[0], "seconds": seconds},
                     wanted=Wanted([mean] * ranks, what="the average", rtol=1e-12), **more)
 
     plain = [case(2, [8] * 3, [1]), case(4, [16] * 4, [1, 2]), case(3, [9] * 5, [2, 1])]
@@ -89,4 +101,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("overlapped-backward", "Overlap", "overlapped_backward", _build)
+EXERCISE = Exercise("overlapped-backward", "Overlap", "overlapped_backward", _build,
+                    library=CALLS_COLLECTIVES)

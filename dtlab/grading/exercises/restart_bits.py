@@ -149,7 +149,7 @@ def _work(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def case(tried: str, *plans: tuple[int, ...], job: tuple[int, ...] = (14, 4, 13, 2)) -> Case:
-        return Case(tried, [(plans, *job, 7 + seed)], comm=False, harness=live, library=True)
+        return Case(tried, [(plans, *job, 7 + seed)], comm=False, harness=live)
 
     calm, early = case("13 steps"), case("killed in step 0, 1", (0,), (1,))
     first = case("killed in step 2, 3", (2,), (3,))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dtlab.grading.case import Case, Wanted
-from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import (
     COLLECTIVES,
     items,
@@ -54,4 +54,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("row-parallel", "Row parallel", "row_parallel", _build)
+EXERCISE = Exercise("row-parallel", "Row parallel", "row_parallel", _build,
+                    library=CALLS_COLLECTIVES)

@@ -131,7 +131,7 @@ def _room(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(tried: str, plans: Sequence[Sequence[Kill]] = ((),), saves: int = 3,
              moves: bool = False, damages: int = 0) -> Case:
-        return Case(tried, [(plans, saves, moves, damages)], comm=False, harness=live, library=True)
+        return Case(tried, [(plans, saves, moves, damages)], comm=False, harness=live)
 
     cuts = {became: case("3 saves", [[(point, became)] for point in range(POINTS)])
             for became in SAFE}

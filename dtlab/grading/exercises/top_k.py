@@ -9,7 +9,7 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
-from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import F64, sent_at_most, values
 
 ENTRY = 16  # bytes: a float64 and an int64
@@ -72,4 +72,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("top-k", "Top-k with error feedback", "top_k_mean", _build)
+EXERCISE = Exercise("top-k", "Top-k with error feedback", "top_k_mean", _build,
+                    library=CALLS_COLLECTIVES)

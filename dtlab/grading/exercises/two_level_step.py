@@ -9,7 +9,7 @@ import networkx as nx
 import torch
 
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
 from dtlab.grading.standard import BF16, F32, F64, numbers, real, values
 from dtlab.topology import Topology, from_graph, link_bytes
@@ -87,4 +87,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("two-level-step", "Two levels", "two_level_step", _build)
+EXERCISE = Exercise("two-level-step", "Two levels", "two_level_step", _build,
+                    library=CALLS_COLLECTIVES)

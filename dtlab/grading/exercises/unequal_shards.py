@@ -6,7 +6,7 @@ import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.compare import difference
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, normals, real, ring_bytes, sent_at_most, values
 
 
@@ -48,4 +48,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("unequal-shards", "Unequal shards", "mean_gradient", _build)
+EXERCISE = Exercise("unequal-shards", "Unequal shards", "mean_gradient", _build,
+                    library=CALLS_COLLECTIVES)

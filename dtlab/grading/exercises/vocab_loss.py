@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dtlab.grading.case import Case, Wanted
-from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import (
     COLLECTIVES,
     I64,
@@ -53,4 +53,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("vocab-loss", "Cross-entropy over a cut vocabulary", "vocab_loss", _build)
+EXERCISE = Exercise("vocab-loss", "Cross-entropy over a cut vocabulary", "vocab_loss", _build,
+                    library=CALLS_COLLECTIVES)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
 from dtlab.grading.case import ANY, Case, Outcome, Wanted
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most
 
 PEAK_LAYERS = 7.5  # of live memory: a layer and the next, a gradient and its copies, activations
@@ -122,4 +122,5 @@ def _build(seed: int) -> list[Check]:
     ]
 
 
-EXERCISE = Exercise("zero-stage-3", "ZeRO, stage 3", "stage_3_step", _build)
+EXERCISE = Exercise("zero-stage-3", "ZeRO, stage 3", "stage_3_step", _build,
+                    library=CALLS_COLLECTIVES)

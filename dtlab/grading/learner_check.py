@@ -17,7 +17,7 @@ from dtlab.errors import ConfigError
 from dtlab.grading.case import Submission
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.judge import grade_answer, in_own_process
-from dtlab.grading.rank_server import RankServer, preload_for
+from dtlab.grading.rank_server import RankServer
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import pickled_by_value
 from dtlab.ranks.own_code import own_module
@@ -65,7 +65,7 @@ def _say_whom_it_trusts() -> None:
 
 def _judge(submission: Submission, exercise_id: str, seed: int) -> dict[str, Any]:
     exercise = find_exercise(exercise_id)
-    with RankServer("none", preload_for(exercise.chapter)) as server:
+    with RankServer("none", exercise.library) as server:
         return grade_answer(server, submission, exercise, seed).to_dict()
 
 
