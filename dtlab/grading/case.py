@@ -71,6 +71,7 @@ class Case:
     oracle: Callable[[int], Callable[..., Any]] | None = None  # by rank, made anew for each call
     meter: bool = False  # measure the memory it takes
     library: bool = False  # may the function call others of this package, such as collectives?
+    clock: bool = False  # may it read the time, and wait for a limited time? Else `now` stays 0
     gloo: bool = False  # on real processes over Gloo rather than in the simulator
     wanted: Wanted | None = None  # None: the check's judge needs none
     facts: dict[str, Any] = field(default_factory=dict)  # for the check: n, dtype, …

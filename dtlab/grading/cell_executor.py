@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import NamedTuple
 
 from dtlab.grading.case import Submission
@@ -11,6 +13,7 @@ from dtlab.grading.submitted import SubmittedCell
 from dtlab.grading.untrusted_process import UntrustedProcess
 
 CELL_LIMIT_S = 5.0  # a solution cell defines a function, which takes no time
+CELLS_LIMIT_S = 20.0  # of all cells, also where they run again without one that ended the process
 
 
 class Executed(NamedTuple):
@@ -20,17 +23,20 @@ class Executed(NamedTuple):
     troubles: dict[str, str]  # grade id → what went wrong in its cell
 
 
-def execute_cells(server: RankServer, cells: list[SubmittedCell], names: list[str]) -> Executed:
+def execute_cells(server: RankServer, cells: list[SubmittedCell], names: list[str],
+                  until_s: float = math.inf) -> Executed:
     """Execute `cells` one after the other and take the functions called `names`.
 
-    A cell that raises, hangs or ends the process is left out, and noted; the others count.
+    A cell that raises, hangs or ends the process is left out, and noted; the others count. until_s:
+    when the time of the whole hand-in is over (monotonic).
     """
+    until_s = min(until_s, time.monotonic() + CELLS_LIMIT_S)
     troubles = {cell.answers: cell.error for cell in cells if cell.error}
     left = [number for number, cell in enumerate(cells) if cell.code]
     while True:
         wanted = [[number, _file(cells[number], number), cells[number].code] for number in left]
         process = UntrustedProcess(server, "cells", cells=wanted, names=names)
-        end = _watch(process)
+        end = _watch(process, until_s)
         how = process.how_it_ended() if end.ended_in is not None and not end.why else ""
         process.end()
         if end.ended_in is None:
@@ -41,7 +47,10 @@ def execute_cells(server: RankServer, cells: list[SubmittedCell], names: list[st
             return Executed({name: Submission(pickled, sources=sources)
                              for name, pickled in end.functions.items()}, troubles)
         why = end.why or f"the cell ended the process ({how or 'it closed its connection'})"
-        if end.ended_in not in left:  # in no cell that could be left out
+        over = time.monotonic() > until_s
+        if over:
+            why = f"the cells had not ended after {CELLS_LIMIT_S:g} s"
+        if over or end.ended_in not in left:  # in no cell that could be left out
             return Executed({}, {cell.answers: why for cell in cells} | troubles)
         troubles.setdefault(cells[end.ended_in].answers, why)
         left.remove(end.ended_in)
@@ -56,13 +65,14 @@ class _End(NamedTuple):
     troubles: dict[int, str] = {}  # noqa: RUF012
 
 
-def _watch(process: UntrustedProcess) -> _End:
+def _watch(process: UntrustedProcess, until_s: float) -> _End:
     """Receive the frames of the process until it ends. They may hold anything."""
     current = -1
     while True:
         try:
             process.start_timing()
-            kind, _, said, blobs, _ = process.recv(CELL_LIMIT_S)
+            left_s = max(until_s - time.monotonic(), 0.0)
+            kind, _, said, blobs, _ = process.recv(min(CELL_LIMIT_S, left_s))
             if kind == "done":
                 troubles = {int(number): str(text) for number, text in said["troubles"].items()}
                 names = [str(name) for name in said["names"]]

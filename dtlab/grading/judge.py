@@ -7,6 +7,7 @@ others, which a `RankServer` forks.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -26,35 +27,40 @@ from dtlab.grading.verdicts import verdict_of
 from dtlab.processes.run import launch
 
 LIMIT_S = 3600.0  # of a process; nothing hangs, and what follows is stricter
-TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes one
+TOTAL_LIMIT_S = 60.0  # of real time, for all cases of an exercise; a right answer takes two
 
 RunCase = Callable[[Case], Outcome]
 Known = Callable[[], Sequence[Traces]]  # what the exercise's mistakes leave behind
 
 
 class Trial(NamedTuple):
-    """A case of a check, its outcome, and the verdict. number: of the case, among the check's."""
+    """A case of a check, and what the check says of its outcome, of which nothing large is kept.
+    number: of the case, among the check's."""
 
     number: int
     case: Case
     outcome: Outcome
     verdict: Verdict
+    left: Fingerprint | None  # what the answer left behind; None: it passed
+    clue: str
+    wrong_values: bool  # where `check` counts what right values cost
 
 
 Trials = Mapping[str, list[Trial]]  # by check; one that is missing was not tried
 
 
 def grade_answer(server: RankServer, submission: Submission, exercise: Exercise, seed: int,
-                 known: Known | None = None) -> Report:
+                 known: Known | None = None, until_s: float = math.inf) -> Report:
     """Run all cases of the exercise on processes of `server`, then judge. known: what the mistakes
-    leave behind with this seed; default: what is recorded, of seed 0."""
+    leave behind with this seed; default: what is recorded, of seed 0. until_s: when the time of the
+    whole hand-in is over (monotonic)."""
     began = time.monotonic()
     checks, sandbox = exercise.build(seed), Sandbox(submission, server)
     if known is None:
         def known() -> Sequence[Traces]:
             return recorded(exercise.id).mistakes if seed == 0 else ()
     try:
-        report = report_of(exercise, checks, try_all(checks, sandbox.run_case), known)
+        report = report_of(exercise, checks, try_all(checks, sandbox.run_case, until_s), known)
         sandbox.close()
     except ServerEnded as error:
         rows = [not_tried(check, str(error)) for check in checks]
@@ -81,11 +87,12 @@ def prepare_to_fork() -> None:
         torch.distributed.destroy_process_group()
 
 
-def try_all(checks: Sequence[Check], run_case: RunCase) -> Trials:
+def try_all(checks: Sequence[Check], run_case: RunCase, until_s: float = math.inf) -> Trials:
     """Run all cases and judge their outcomes: first in the simulator, then, if the first check
     passes, what costs count and what runs on real processes."""
-    outcomes: dict[Case, Outcome] = {}
-    _run_cases(run_case, [check for check in checks if not is_real(check)], outcomes)
+    until_s = min(until_s, time.monotonic() + TOTAL_LIMIT_S)
+    judged: dict[tuple[str, int], Trial] = {}  # by check and number
+    _run_cases(run_case, [check for check in checks if not is_real(check)], judged, until_s)
     trials: dict[str, list[Trial]] = {}
     before: set[Case] = set()  # in which values count by themselves
     for check in checks:
@@ -94,8 +101,11 @@ def try_all(checks: Sequence[Check], run_case: RunCase) -> Trials:
         if not right and (check.provided or is_real(check)):
             continue
         if is_real(check):
-            outcomes |= {case: run_case(case) for case in check.cases}
-        trials[check.name] = _tried(check, outcomes, before)
+            _run_cases(run_case, [check], judged, until_s)
+        # A case whose values were wrong in an earlier check has cost its points there.
+        trials[check.name] = [
+            trial for number, case in enumerate(check.cases)
+            if not (trial := judged[check.name, number]).wrong_values or case not in before]
         if check.provided is None:
             before.update(check.cases)
     return trials
@@ -131,17 +141,23 @@ def is_real(check: Check) -> bool:
     return any(case.gloo for case in check.cases)
 
 
-def _run_cases(run_case: RunCase, checks: list[Check], outcomes: dict[Case, Outcome]) -> None:
-    """Note the outcome of each case. Once one does not end, or when the first check's cases give no
-    result at all, the rest is not tried."""
-    until_s = time.monotonic() + TOTAL_LIMIT_S
-    stop = ""
+def _run_cases(run_case: RunCase, checks: list[Check], judged: dict[tuple[str, int], Trial],
+               until_s: float) -> None:
+    """Run each case, and judge it for all checks that have it. Once one does not end, or when the
+    first check's cases give no result at all, the rest is not tried."""
+    seen: dict[Case, list[tuple[Check, int]]] = {}
     for check in checks:
-        for case in check.cases:
-            if case not in outcomes:
-                outcomes[case] = skipped(stop) if stop else run_case(case)
-                stop = stop or _reason_to_stop(outcomes[case], until_s)
-        if not stop and all(outcomes[case].failure for case in checks[0].cases):
+        for number, case in enumerate(check.cases):
+            seen.setdefault(case, []).append((check, number))
+    stop, without_result, first = "", 0, set(checks[0].cases)
+    for count, (case, where) in enumerate(seen.items(), 1):
+        outcome = skipped(stop) if stop else run_case(case)
+        stop = stop or _reason_to_stop(outcome, until_s)
+        for check, number in where:
+            judged[check.name, number] = _judged(check, number, case, outcome)
+        outcome.values, outcome.after = [], []  # they may be large
+        without_result += outcome.failure is not None
+        if not stop and count == without_result == len(first):
             stop = f"get “{checks[0].name}” right first"
 
 
@@ -154,22 +170,21 @@ def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
     if outcome.failure and outcome.failure.kind == "hung":
         return f"an earlier case had not ended after {CASE_LIMIT_S} s"
     if time.monotonic() > until_s:
-        return f"the cases before took more than {TOTAL_LIMIT_S:g} s"
+        return "the cases before took all the time that there is for a hand-in"
     return ""
 
 
-def _tried(check: Check, outcomes: Mapping[Case, Outcome], before: Set[Case]) -> list[Trial]:
-    """The check's trials. A case whose values were wrong in an earlier check has cost its points
-    there: it is left out where `check` counts what right values cost."""
-    trials = []
-    for number, case in enumerate(check.cases):
-        outcome = outcomes[case]
-        provided = verdict_of(check.provided or check.judge, case, outcome)
-        if provided.passed and check.provided:
-            trials.append(Trial(number, case, outcome, verdict_of(check.judge, case, outcome)))
-        elif not check.provided or case not in before:
-            trials.append(Trial(number, case, outcome, provided))
-    return trials
+def _judged(check: Check, number: int, case: Case, outcome: Outcome) -> Trial:
+    verdict = verdict_of(check.provided or check.judge, case, outcome)
+    wrong_values = check.provided is not None and not verdict.passed
+    if check.provided and verdict.passed:
+        verdict = verdict_of(check.judge, case, outcome)
+    if verdict.passed:
+        left, clue = None, ""
+    else:
+        sent = [outcome.trace.sent_bytes(rank) for rank in range(outcome.trace.ranks)]
+        left, clue = fingerprint(verdict.shows, sent), clues.clue(case, outcome)
+    return Trial(number, case, outcome, verdict._replace(shows=None), left, clue, wrong_values)
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -209,8 +224,7 @@ def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: 
         return clues.OBJECTS
     if hint := hint_of(known, check.name, prints_of(trials), failed) or bad.verdict.clue:
         return hint
-    clue = clues.clue(bad.case, bad.outcome)
-    failure = bad.outcome.failure
+    failure, clue = bad.outcome.failure, bad.clue
     ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
     special = ended and earlier and (earlier[0].passed if not is_real(check)
                                      else all(row.passed for row in earlier))
@@ -219,6 +233,4 @@ def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: 
 
 def prints_of(trials: Sequence[Trial]) -> dict[int, Fingerprint | None]:
     """The number of each case → the fingerprint of what failed there; None: it passed."""
-    return {t.number: None if t.verdict.passed else fingerprint(
-        t.verdict.shows, [t.outcome.trace.sent_bytes(rank) for rank in range(t.outcome.trace.ranks)]
-    ) for t in trials}
+    return {trial.number: trial.left for trial in trials}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import time
 from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,7 @@ from dtlab.grading.submitted import SubmittedNotebook, course_folder, read_submi
 from dtlab.grading.trusted import try_mistakes
 
 ENDED = "it ended the process that graded it"
+HAND_IN_LIMIT_S = 120.0  # of real time, for all that runs of it; a right one takes ten seconds
 
 
 @dataclass
@@ -109,17 +112,19 @@ def _judge(path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, 
         return {"error": str(error)}
     report = NotebookReport(path, chapter=notebook.source.stem)
     report.answers = {cell.answers: cell.code for cell in notebook.cells if cell.answers}
+    until_s = time.monotonic() + HAND_IN_LIMIT_S
     found = [find_exercise(_what_it_checks(test)[0]) for test in notebook.tests]
     with ExitStack() as servers:
         server_of = {library: servers.enter_context(RankServer(sandbox, library))
                      for library in {exercise.library for exercise in found}}
         try:
             executed = execute_cells(server_of[found[0].library], notebook.cells,
-                                     [exercise.function for exercise in found])
+                                     [exercise.function for exercise in found], until_s)
         except ServerEnded as error:
             executed = Executed({}, {cell.answers: str(error) for cell in notebook.cells})
         report.exercises = [
-            _grade(server_of[exercise.library], test, notebook, executed, seed, Path(folder))
+            _grade(server_of[exercise.library], test, notebook, executed, seed, Path(folder),
+                   until_s)
             for exercise, test in zip(found, notebook.tests, strict=True)]
     return report.to_dict() | {"answers": report.answers}
 
@@ -128,7 +133,7 @@ def _judge(path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, 
 
 
 def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed: Executed,
-           seed: int | None, course: Path) -> Report:
+           seed: int | None, course: Path, until_s: float) -> Report:
     """Grade the answer to one exercise: the points are those of the hidden inputs, and the words
     those of the inputs that `check` shows. Where only the hidden ones are wrong, the mistakes
     themselves run on them, to find the hint."""
@@ -140,8 +145,8 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
         return _missing(exercise.id, trouble or "no cell defines it")
     hidden = seeds[-1] if seed is None else seed
     if hidden == 0:
-        return grade_answer(server, submission, exercise, 0)
-    shown = cache(lambda: grade_answer(server, submission, exercise, 0))
+        return grade_answer(server, submission, exercise, 0, until_s=until_s)
+    shown = cache(lambda: grade_answer(server, submission, exercise, 0, until_s=until_s))
 
     @cache
     def known() -> list[Traces]:
@@ -150,19 +155,26 @@ def _grade(server: RankServer, test: str, notebook: SubmittedNotebook, executed:
             return []
         return [traces for traces, _ in try_mistakes(exercise, hidden, course, server)]
 
-    report = grade_answer(server, submission, exercise, hidden, known)
+    report = grade_answer(server, submission, exercise, hidden, known, until_s)
     if report.passed:
+        report.rows = [_without_counts(row) for row in report.rows]
         return report
     return without_hidden_inputs(report, shown(), {m.hint for m in mistakes_in(exercise, course)})
 
 
+def _without_counts(row: Row) -> Row:
+    """A row that passed, with the bounds alone: by what it sends, an answer could tell inputs."""
+    return replace(row, came="right", nbytes=re.sub(r".* / ", "≤ ", row.nbytes),
+                   rounds=re.sub(r".* / ", "≤ ", row.rounds))
+
+
 def without_hidden_inputs(hidden: Report, shown: Report, ours: Set[str] = frozenset()) -> Report:
-    """The points of `hidden`, in the words of `shown`: what a learner prints, raises or returns
-    could tell the hidden inputs. `ours`: hints in which no such text stands."""
+    """The points of `hidden`, in the words of `shown`: what a learner prints, raises, returns or
+    sends could tell the hidden inputs. `ours`: hints in which no such text stands."""
     rows = []
     for row, seen in zip(hidden.rows, shown.rows, strict=True):
         if row.passed:
-            rows.append(row)
+            rows.append(_without_counts(row))
         elif not seen.passed:
             rows.append(replace(seen, points=0, max_points=row.max_points))
         else:

@@ -133,10 +133,18 @@ def deadlocked(error: Deadlock, rows: Sequence[Waiting]) -> CaseFailure:
     return CaseFailure("deadlock", error="Deadlock", message=headline, details=waiting_table(rows))
 
 
+_LONGEST = {"error": 100, "message": 2_000, "at": 200, "traceback": 10_000, "printed": 4_000}
+
+
+def _said(request: Frame, name: str) -> str:
+    """What a rank says of itself, in as many characters as a report shows."""
+    return str(request.fields[name])[: _LONGEST[name]]
+
+
 def note_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:
     """The learner's function has returned, so note what; or it has raised: why it failed."""
     said = request.fields
-    outcome.printed[rank] = str(said["printed"])
+    outcome.printed[rank] = _said(request, "printed")
     if request.kind == "raise":
         return raised(rank, request)
     outcome.values[rank] = decode(said["value"], request.blobs)
@@ -147,6 +155,5 @@ def note_end(outcome: Outcome, rank: int, request: Frame) -> CaseFailure | None:
 
 def raised(rank: int, request: Frame) -> CaseFailure:
     """The failure that a rank reports."""
-    said = request.fields
-    return CaseFailure("raised", rank, str(said["error"]), str(said["message"]), str(said["at"]),
-                       str(said["traceback"]))
+    said = (_said(request, name) for name in ("error", "message", "at", "traceback"))
+    return CaseFailure("raised", rank, *said)

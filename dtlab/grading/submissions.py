@@ -188,35 +188,31 @@ def _problem_of(path: Path) -> str:
 def _unpack(path: Path, name: str, when: datetime, into: Path) -> list[HandIn]:
     """The notebooks in a zip, under names of ours, whatever the zip calls them."""
     found: list[HandIn] = []
-    room = LARGEST_ZIP_BYTES
     try:
         with zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if m.filename.lower().endswith(".ipynb")
                        and not _IGNORED & set(Path(m.filename).parts)]
-            if len(members) > LARGEST_ZIP_FILES:
-                return [HandIn("", name, path, when, f"it has {len(members):,} notebooks, and may "
-                               f"have {LARGEST_ZIP_FILES}")]
-            for member in members:
-                inner = _one_line(f"{name}/{member.filename}")
-                found.append(_unpack_one(archive, member, inner, when, into, room))
-                room -= min(member.file_size, room)
+            large = sum(m.file_size for m in members) > LARGEST_ZIP_BYTES
+            if large or len(members) > LARGEST_ZIP_FILES:
+                return [HandIn("", name, path, when, f"its notebooks are too many or too large: at "
+                               f"most {LARGEST_ZIP_FILES}, of {LARGEST_ZIP_BYTES:,} bytes in all")]
+            found = [_unpack_one(archive, member, _one_line(f"{name}/{member.filename}"), when,
+                                 into) for member in members]
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         return [HandIn("", name, path, when, f"it is no zip: {error}")]
     return found or [HandIn("", name, path, when, "there is no notebook in it")]
 
 
 def _unpack_one(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, when: datetime,
-                into: Path, room: int) -> HandIn:
-    largest = min(LARGEST_BYTES, room)
+                into: Path) -> HandIn:
     try:
         with archive.open(member) as source:
-            data = source.read(largest + 1)  # whatever size the zip says
+            data = source.read(LARGEST_BYTES + 1)  # whatever size the zip says
     except (OSError, RuntimeError, ValueError, zipfile.BadZipFile, NotImplementedError,
             EOFError) as error:
         return HandIn("", name, into, when, f"it can't be unpacked: {error}")
-    if len(data) > largest:
-        return HandIn("", name, into, when, f"it has more than {LARGEST_BYTES:,} bytes, or all "
-                      f"notebooks in the zip more than {LARGEST_ZIP_BYTES:,}")
+    if len(data) > LARGEST_BYTES:
+        return HandIn("", name, into, when, f"it has more than {LARGEST_BYTES:,} bytes")
     saved = datetime.min
     with contextlib.suppress(ValueError):  # some programs write no date
         saved = datetime(*member.date_time)

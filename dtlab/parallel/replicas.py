@@ -66,7 +66,9 @@ class Replicas:
         backward(model, step, group) leaves gradients, the mean over the group's samples, and
         returns how many there were. They are averaged over all samples of the groups; when all
         ranks have the average, each takes the optimizer's step. All ranks call this until `steps`
-        says that they are done. If no group is whole, it waits for ranks to come back.
+        says that they are done. If no group is whole, it waits for ranks to come back. After a
+        death in the last step of all, ranks that have not returned take it anew, without those
+        that have.
         Cost without a death: an all-reduce of the gradients over the groups, and one of 8 bytes
         over all ranks.
         """

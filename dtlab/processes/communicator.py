@@ -165,7 +165,8 @@ class ProcessComm(Comm):
         doing = EXCHANGE if len(directions) > 1 else SEND if True in directions else RECV
         begun_s, label, nbytes = time.perf_counter(), self.label, 0
         try:
-            for message in messages:
+            # Receives first: Gloo forgets to end the wait for a send whose peer has just died.
+            for message in sorted(messages, key=lambda message: message.sends):
                 sends = message.sends
                 writer.waits(doing, peers, label, self._index, message.nbytes, sends,
                              message.world, message.number)

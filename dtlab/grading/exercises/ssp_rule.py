@@ -116,7 +116,7 @@ def _serve(function: Rule, comm: Comm, staleness: float) -> str:
 def _run(name: str, paces: list[list[float]], staleness: float) -> Case:
     tried = f"{name}, {len(paces)} workers, s = {_shown(staleness)}"
     args: list[tuple[Any, ...]] = [([], staleness), *((pace, staleness) for pace in paces)]
-    return Case(tried, args, latency_s=1e-7, harness=cluster,
+    return Case(tried, args, latency_s=1e-7, harness=cluster, clock=True,
                 facts={"paces": paces, "staleness": staleness})
 
 
