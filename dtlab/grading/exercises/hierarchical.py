@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import DTYPES, F32, real, rounds_at_most, summing_case, values
 from dtlab.topology import link_bytes, racks
@@ -59,8 +60,8 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int, int], in_racks: bool = False) -> list[Case]:
-        more = seed % 3  # other sizes, but as divisible as before
-        return [_case(p, k, n + more * p if n >= p else n, seed, in_racks=in_racks)
+        """With other sizes for other seeds, but as divisible."""
+        return [_case(p, k, n + varied(seed, 5, p, k, n) * p * (n >= p), seed, in_racks=in_racks)
                 for p, k, n in what]
 
     def rounds(case: Case) -> int:
