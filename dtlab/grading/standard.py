@@ -13,6 +13,7 @@ from dtlab.grading.compare import difference
 from dtlab.grading.draws import normals as normals
 from dtlab.grading.draws import numbers
 from dtlab.grading.exercise import Check, Judge, Verdict
+from dtlab.trace import Trace
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 MESSAGE_BYTES = 8  # that each message counts at least
@@ -29,9 +30,15 @@ def lg_ceil(p: int) -> int:
 
 
 def bytes_sent(outcome: Outcome, rank: int | None = None) -> int:
-    """Sent by one rank, or by all. An empty message tells something too, were it only by coming."""
-    return sum(max(m.nbytes, MESSAGE_BYTES) for m in outcome.trace.transfers
-               if rank in (None, m.src))
+    """Sent by one rank, or by all, each message counted as in `padded`."""
+    return padded(outcome).sent_bytes(rank)
+
+
+def padded(outcome: Outcome) -> Trace:
+    """The trace with messages of `MESSAGE_BYTES` or more: an empty one tells something, too, were
+    it only by coming."""
+    messages = [m._replace(nbytes=max(m.nbytes, MESSAGE_BYTES)) for m in outcome.trace.transfers]
+    return Trace(outcome.trace.ranks, messages)
 
 
 def ring_bytes(p: int, n: int, item: int = 8) -> int:

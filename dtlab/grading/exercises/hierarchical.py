@@ -11,7 +11,7 @@ import torch
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import DTYPES, F32, real, rounds_at_most, summing_case, values
+from dtlab.grading.standard import DTYPES, F32, padded, real, rounds_at_most, summing_case, values
 from dtlab.topology import link_bytes, racks
 from dtlab.wires import enter
 
@@ -41,7 +41,7 @@ def _slow_links(case: Case, outcome: Outcome) -> Verdict:
     """Out of each rack, and into it, as much as a ring of p/k leaders sends: 2(p/k−1)/(p/k)·n."""
     count = case.ranks // case.facts["group"]
     allowed = 2 * (count - 1) * case.facts["n"] * case.facts["item"] // count
-    crossed = {link: nbytes for link, nbytes in link_bytes(case.network, outcome.trace).items()
+    crossed = {link: nbytes for link, nbytes in link_bytes(case.network, padded(outcome)).items()
                if "spine" in link}
     worst = max(crossed, key=crossed.__getitem__)
     return Verdict(crossed[worst] <= allowed, f"{worst[0]} → {worst[1]}: {crossed[worst]:,} B",

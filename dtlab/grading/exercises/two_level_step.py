@@ -12,7 +12,7 @@ from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
 from dtlab.grading.draws import numbers, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
-from dtlab.grading.standard import BF16, F32, F64, real, sum_bytes, values
+from dtlab.grading.standard import BF16, F32, F64, padded, real, sum_bytes, values
 from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 
@@ -52,7 +52,7 @@ def cluster_of(machines: tuple[tuple[int, ...], ...]) -> Topology:
 def _between(case: Case, outcome: Outcome) -> Verdict:
     """One vector out of each machine, one into it, all by way of the server, and no more."""
     machines, vector = case.facts["machines"], case.facts["nbytes"]
-    crossed = link_bytes(cluster_of(machines), outcome.trace)
+    crossed = link_bytes(cluster_of(machines), padded(outcome))
     into, out = crossed["switch", "nic0"], crossed["nic0", "switch"]
     total = sum(nbytes for (_, to), nbytes in crossed.items() if to == "switch")
     allowed = int(SLACK * 2 * len(machines) * vector)
