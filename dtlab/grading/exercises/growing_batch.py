@@ -62,13 +62,14 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
     """The loss of the shrinking rate, in as many samples, and fewer steps."""
     schedule, batch, most = case.args[0]
     weights, done, samples = outcome.values[0]
-    *_, counts = _right(schedule, batch, most)
+    _, sizes, counts = _right(schedule, batch, most)
     asked = train(lambda *_: ([rate for rate, _ in schedule], [batch] * len(schedule),
                               [count for _, count in schedule]), schedule, batch, most)
     least, reached = loss_of(asked[0]), loss_of(weights)
-    right = reached <= SAME * least and samples <= asked[2] + most and done <= sum(counts)
+    allowed = asked[2] + sum(sizes)  # each stage ends with a whole batch
+    right = reached <= SAME * least and samples <= allowed and done <= sum(counts)
     return Verdict(right, f"loss {reached:.3g} after {samples:,} samples, {done:,} steps",
-                   f"≤ {SAME * least:.3g}, {asked[2] + most:,}, {sum(counts):,}")
+                   f"≤ {SAME * least:.3g}, {allowed:,}, {sum(counts):,}")
 
 
 def _build(seed: int) -> list[Check]:

@@ -66,8 +66,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if came != answers[living[0]]:
             return Verdict(False, f"rank {living[0]} returned {answers[living[0]]}, rank {rank} "
                            f"{came}", "the same list", shows=shows)
-    return too_few(outcome, sum_bytes(len(living), MESSAGE_BYTES)) or Verdict(
-        True, "the same list", wanted)  # all hear of all, were it by one message
+    least = sum_bytes(len(living), MESSAGE_BYTES)  # all hear of all
+    return too_few(outcome, least) or Verdict(True, "the same list", wanted)
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
@@ -78,7 +78,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 def _case(seed: int, ranks: int, dies: Mapping[int, int], late: Sequence[int] = ()) -> Case:
     """dies: rank → after how many messages, -1: before all. late: who begins a quarter of the
-    limit later. For seed 0; for others, other ranks do."""
+    limit later. Seeds other than 0 name the ranks anew."""
     names = generator(seed, ranks, dies, late).permutation(ranks) if seed else range(ranks)
     dies, late = {int(names[r]): n for r, n in dies.items()}, [names[r] for r in late]
     deaths = sum(sends >= 0 for sends in dies.values())
