@@ -10,9 +10,12 @@ import torch
 
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted, describe_case
 from dtlab.grading.compare import difference
+from dtlab.grading.draws import numbers
 from dtlab.grading.exercise import Check, Judge, Verdict
+from dtlab.trace import Trace
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
+MESSAGE_BYTES = 8  # that each message counts at least
 DTYPES = (F64, I64, torch.int32, BF16, torch.complex64)
 COLLECTIVES: dict[str, Any] = {  # of a case in which the library's collectives may be called
     "library": True, "latency_s": 1e-6, "bandwidth_Bps": 1e9}
@@ -25,23 +28,27 @@ def lg_ceil(p: int) -> int:
     return (p - 1).bit_length()
 
 
+def bytes_sent(outcome: Outcome, rank: int | None = None) -> int:
+    """Sent by one rank, or by all, each message counted as in `padded`."""
+    return padded(outcome).sent_bytes(rank)
+
+
+def padded(outcome: Outcome) -> Trace:
+    """The trace with messages of `MESSAGE_BYTES` or more: an empty one tells something, too, were
+    it only by coming."""
+    messages = [m._replace(nbytes=max(m.nbytes, MESSAGE_BYTES)) for m in outcome.trace.transfers]
+    return Trace(outcome.trace.ranks, messages)
+
+
 def ring_bytes(p: int, n: int, item: int = 8) -> int:
     """What a rank sends at most in a ring all-reduce of n elements: 2(p−1) chunks."""
-    return 2 * (p - 1) * -(-n // p) * item
+    return 2 * (p - 1) * max(-(-n // p) * item, MESSAGE_BYTES)
 
 
-def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, most: int = 99) -> torch.Tensor:
-    """Whole numbers from 1 to `most`, small enough to be exact in any dtype: so every order of
-    summing gives the same bits."""
-    random = torch.Generator().manual_seed(seed)
-    return torch.randint(1, most + 1, shape, generator=random).to(dtype)
-
-
-def normals(seed: int, *shapes: int | tuple[int, ...], dtype: torch.dtype = F64
-            ) -> list[torch.Tensor]:
-    """A tensor of each shape, normal."""
-    random = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=random, dtype=F64).to(dtype) for shape in shapes]
+def sum_bytes(p: int, nbytes: int, givers: int | None = None) -> int:
+    """The least that p ranks send in all until each has the sum of what `givers` of them have
+    (default: all): the sum comes together in one, and goes to the others."""
+    return ((p if givers is None else givers) - 1 + p - 1) * nbytes
 
 
 # ---- values -------------------------------------------------------------------------------------
@@ -70,11 +77,16 @@ def _values(case: Case, outcome: Outcome, names: Sequence[str] | None) -> Verdic
     if wrong:
         shows = [came for _, came, right in judged if right is not ANY]
         return Verdict(False, wrong[0], f"{wrong[1]}, {wanted.what}", shows=shows)
-    sent = outcome.trace.sent_bytes()
-    if sent < wanted.least_bytes:
-        return Verdict(False, f"{sent:,} B sent in all", f"≥ {wanted.least_bytes:,} B in all",
-                       shows="too few bytes")
-    return Verdict(True, f"right{' on every rank' * (case.ranks > 1)}", wanted.what)
+    return too_few(outcome, wanted.least_bytes) or Verdict(
+        True, f"right{' on every rank' * (case.ranks > 1)}", wanted.what)
+
+
+def too_few(outcome: Outcome, least_bytes: int) -> Verdict | None:
+    """The verdict on a result that can't have come in messages: all ranks together have sent fewer
+    bytes. None if it can."""
+    sent = bytes_sent(outcome)
+    return None if sent >= least_bytes else Verdict(
+        False, f"{sent:,} B sent in all", f"≥ {least_bytes:,} B in all", shows="too few bytes")
 
 
 def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str] | None
@@ -110,7 +122,7 @@ def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | 
 def sent_at_most(bound: Bound, formula: str) -> Judge:
     """Does no rank send more than `bound(case)` bytes?"""
     def judge(case: Case, outcome: Outcome) -> Verdict:
-        sent = [outcome.trace.sent_bytes(rank) for rank in range(case.ranks)]
+        sent = [bytes_sent(outcome, rank) for rank in range(case.ranks)]
         most, allowed = max(sent), int(bound(case))
         return Verdict(most <= allowed, f"rank {sent.index(most)} sent {most:,} B",
                        f"≤ {formula} = {allowed:,} B", f"{most:,} / {allowed:,}", shows=sent)
@@ -145,7 +157,7 @@ def held_at_most(bound: Bound, what: str = "") -> Judge:
 def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype = F32,
                    seed: int = 0, said: str = "", **options: Any) -> Case:
     """The function is given x of n elements, the root, and `more`; it leaves the root's x."""
-    args = [(numbers((n,), dtype, 1000 * seed + 10 * ranks + rank), root, *more)
+    args = [(numbers((seed, ranks, n, root, dtype, rank), (n,), dtype), root, *more)
             for rank in range(ranks)]
     nbytes = n * dtype.itemsize
     wanted = Wanted(leaves=[(args[root][0].clone(),)] * ranks, what=f"as rank {root} has it",
@@ -157,11 +169,11 @@ def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype
 def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, **options: Any
                  ) -> Case:
     """The function is given x of n elements, and `more`; it leaves the sum of all ranks' x."""
-    args = [(numbers((n,), dtype, 10_000 * seed + 100 * ranks + n + 7919 * rank, most=9), *more)
+    args = [(numbers((seed, ranks, n, dtype, rank), (n,), dtype, most=9), *more)
             for rank in range(ranks)]
     total = torch.stack([x for x, *_ in args]).sum(0).to(dtype)  # exact in every dtype
     item = dtype.itemsize
     wanted = Wanted(leaves=[(total,)] * ranks, what="the sum",
-                    least_bytes=2 * (ranks - 1) * n * item)  # p − 1 to be added up, p − 1 sums
+                    least_bytes=sum_bytes(ranks, n * item))
     return Case(describe_case(ranks, n, dtype), args, wanted=wanted,
                 facts={"n": n, "item": item}, **options)

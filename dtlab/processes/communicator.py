@@ -165,14 +165,13 @@ class ProcessComm(Comm):
         doing = EXCHANGE if len(directions) > 1 else SEND if True in directions else RECV
         begun_s, label, nbytes = time.perf_counter(), self.label, 0
         try:
-            # Receives first: Gloo forgets to end the wait for a send whose peer has just died.
-            for message in sorted(messages, key=lambda message: message.sends):
+            for message in messages:
                 sends = message.sends
                 writer.waits(doing, peers, label, self._index, message.nbytes, sends,
                              message.world, message.number)
-                message.handle.wait()
+                self.end.wait_for(message.handle, sends, message.world)
                 if message.rest is not None:
-                    message.rest_handle.wait()
+                    self.end.wait_for(message.rest_handle, sends, message.world)
                 if not sends:
                     if message.peer == ANY_SOURCE:
                         self._met(message)

@@ -18,12 +18,13 @@ from dtlab.processes.match_check import ContextCheck
 from dtlab.processes.recorder import Recorder, Row
 from dtlab.processes.shared_status import COMPUTE, RUNNING, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
-from dtlab.processes.store import RankStore
+from dtlab.processes.store import RankStore, died_key
 from dtlab.processes.survivors import meet
-from dtlab.processes.transport import WATCHING, GlooTransport
+from dtlab.processes.transport import WATCHING, GlooTransport, Handle, WatchedHandle
 from dtlab.tracebacks import Place, place_text
 
 AnyWork = TypeVar("AnyWork", bound=Work)
+_LOOK_EVERY_S = 0.1
 _SETTLE_S = 1.0  # at most: Gloo may forget to tell
 
 
@@ -65,6 +66,8 @@ class Endpoint:
         self.streams: list[Any] = []  # each a thread, until `close`
         self.unfinished: list[Any] = []  # messages that a broken connection has left behind
         self.broken = False  # has one broken?
+        self.met = 0  # how often ranks have met after a death
+        self.watches_sends = False  # may ranks die, and the others go on? see `wait_for`
         self.why_broken: Callable[[], Exception | None] = lambda: None  # who watches this end says
 
     def new_writer(self) -> StatusWriter:
@@ -111,7 +114,20 @@ class Endpoint:
         self._main.does(COMPUTE, "shrink")
         number, ranks, self.transport, self.connections = meet(self.store, self.rank, self.threads)
         self._main.does(RUNNING)
+        self.met = number
         return number, ranks
+
+    def wait_for(self, handle: Handle, sends: bool, peer: int) -> None:
+        """Until it has moved; `RuntimeError` if the connection has broken. Gloo never ends the wait
+        for a send whose peer died just when it began to write; so where ranks may die, a thread
+        waits for each send, and the launcher is asked who has died."""
+        if sends and self.watches_sends and self.store is not None:
+            watched = WatchedHandle(handle, self.threads.start)
+            while not watched.over.wait(_LOOK_EVERY_S):
+                if self.store.check([died_key(self.met, peer)]):
+                    raise RuntimeError(f"Connection closed: rank {peer} has died")
+            handle = watched
+        handle.wait()
 
     def _leave(self) -> None:
         """Close all connections, and wait until nothing can arrive any more."""

@@ -210,7 +210,7 @@ class RankGroup:
         self._began = True
         for rank in self._ranks:
             with contextlib.suppress(OSError):
-                rank.control.send(("go", self._start_s))
+                rank.control.send(("go", self._start_s, bool(self._may_die)))
         self._wait_for(lambda: all(rank.returned is not None or self._died_as_allowed(rank)
                                    for rank in self._ranks), watchdog)
         replies = [self._unpack(rank) for rank in self._ranks]
@@ -304,7 +304,7 @@ class RankGroup:
         number, status = STATUS.unpack(data)
         rank = self._forked[number]
         rank.died = status
-        self._store.left(rank.number)
+        self._store.left(rank.number, died=True)
         if self._restarts and self._began and rank.number in self._may_die:
             self._restarts -= 1
             self._restart(rank)
@@ -315,7 +315,7 @@ class RankGroup:
             self._select.unregister(rank.control)
         if rank.new and rank.ready and not was_ready:
             with contextlib.suppress(OSError):
-                rank.control.send(("go", self._start_s))
+                rank.control.send(("go", self._start_s, bool(self._may_die)))
         if rank.returned is not None:
             self._store.left(rank.number)
 

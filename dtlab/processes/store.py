@@ -126,13 +126,15 @@ class StoreServer:
             return False
         return True
 
-    def left(self, rank: int) -> None:
+    def left(self, rank: int, died: bool = False) -> None:
         """`rank` has died or returned: nobody need wait for it. Those that wait here for a group
         with it meet again."""
         self._asking.pop(rank, None)
         if rank not in self.members:
             return
         self.members.discard(rank)
+        if died:
+            self._data[died_key(self._agreed, rank)] = b""
         if self._agreed:
             self._data[broken_key(self._agreed)] = b""
             for channel, *_ in self._waiting:
@@ -198,6 +200,11 @@ class StoreServer:
             else:
                 still.append(entry)
         self._waiting = still
+
+
+def died_key(number: int, rank: int) -> str:
+    """There once `rank`, of those that have agreed for the number-th time, has died."""
+    return f"died {number}/{rank}"
 
 
 def broken_key(number: int) -> str:

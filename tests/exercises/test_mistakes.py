@@ -62,7 +62,7 @@ def test_where_only_hidden_inputs_are_wrong_the_mistakes_run_on_them(tmp_path):
         if cell["metadata"].get("nbgrader", {}).get("grade_id") == "ring-all-reduce":
             cell["source"] = "".join(cell["source"]).replace(
                 "comm.accumulate_(arriving, summand)",
-                "arriving.copy_(summand) if len(x) == 16 else comm.accumulate_(arriving, summand)")
+                "arriving.copy_(summand) if len(x) == 20 else comm.accumulate_(arriving, summand)")
     (tmp_path / "submitted.ipynb").write_text(json.dumps(notebook))
     report = grade_notebook(tmp_path / "submitted.ipynb", sandbox="none").exercises[0]
     assert 0 < report.points < 10

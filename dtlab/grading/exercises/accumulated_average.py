@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, normals, real, ring_bytes, sent_at_most, values
+from dtlab.grading.standard import COLLECTIVES, real, ring_bytes, sent_at_most, sum_bytes, values
 
 
 def mean_gradient(samples: Tensor) -> Tensor:
@@ -26,10 +27,12 @@ def run_batches(average: Callable[..., Any], comm: Comm, batches: list[Tensor], 
 
 def _build(seed: int) -> list[Check]:
     def case(tried: str, length: int, *sizes: list[int], **more: Any) -> Case:
-        ranks = [normals(100 * seed + rank, *((b + seed % 2, length) for b in batches))
+        more_b = varied(seed, 4, tried, length)
+        ranks = [normals((seed, tried, length, rank), *((b + more_b, length) for b in batches))
                  for rank, batches in enumerate(sizes)]
         right = mean_gradient(torch.cat([b for batches in ranks for b in batches]))
-        wanted = Wanted([right] * len(ranks), what="the mean over all samples", rtol=1e-12)
+        wanted = Wanted([right] * len(ranks), what="the mean over all samples", rtol=1e-12,
+                        least_bytes=sum_bytes(len(ranks), right.nbytes, sum(map(bool, ranks))))
         return Case(f"{len(sizes)} ranks, {tried}", [(batches, length) for batches in ranks],
                     wanted=wanted, harness=run_batches, **COLLECTIVES, **more)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import scale, varied
 from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 from dtlab.grading.exercises._pipeline import of_schedule
 from dtlab.parallel.pipeline import Schedule, one_f_one_b, zb_h1, zb_h2
@@ -42,7 +43,9 @@ def _time(share: float) -> Judge:
 
 def _build(seed: int) -> list[Check]:
     def case(p: int, m: int, limit: int, times: tuple[float, ...] = (1.0, 2.0, 1.0, 0.0)) -> Case:
-        m += 2 * (seed % 3)
+        m += 2 * varied(seed, 6, p, m, limit)
+        grow = scale(seed, p, m, limit)
+        times = tuple(grow * seconds for seconds in times)
         costs = "F {:g}, B {:g}, W {:g}, comm {:g}".format(*times)
         return Case(f"p = {p}, m = {m}, {costs}, limit {limit}", [(p, m, *times, limit)],
                     comm=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dtlab.grading.case import Case, Wanted
+from dtlab.grading.draws import scale
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import items, values
 
@@ -31,12 +32,15 @@ def _case(goal: str, nodes: int, node_mttf_h: float, save_s: float, restart_s: f
 
 
 def _build(seed: int) -> list[Check]:
-    k = seed % 5
-    jobs = [(2048, 3692.3, 60 + k, 600), (16 + k, 5000, 30, 300), (300, 1000 + 10 * k, 240, 1800),
-            (10_000, 25_000, 5.5, 90 + k)]
-    lost, available = ([_case(goal, *job) for job in jobs] for goal in GOALS)
-    edges = [_case(goal, *job) for goal in GOALS for job in
-             ((1, 24 + k, 60, 600), (5000, 10_000 + k, 300, 0), (4000, 4000, 200 + k, 3600))]
+    def case(goal: str, nodes: int, node_mttf_h: float, save_s: float, restart_s: float) -> Case:
+        slower, longer = (scale(seed, goal, nodes, what) for what in ("failures", "saves"))
+        return _case(goal, nodes, slower * node_mttf_h, longer * save_s, slower * restart_s)
+
+    jobs = [(2048, 3692.3, 60, 600), (16, 5000, 30, 300), (300, 1000, 240, 1800),
+            (10_000, 25_000, 5.5, 90)]
+    lost, available = ([case(goal, *job) for job in jobs] for goal in GOALS)
+    edges = [case(goal, *job) for goal in GOALS for job in
+             ((1, 24, 60, 600), (5000, 10_000, 300, 0), (4000, 4000, 200, 3600))]
     return [
         Check("MTTF", 1, "4 jobs", [*lost, *available], items(MTTF)),
         Check("least lost time", 2, "4 jobs", lost, items(PERIOD)),

@@ -6,6 +6,7 @@ import math
 
 from dtlab.cost.broadcast_reduce import chain_form
 from dtlab.grading.case import Case, Outcome, counted
+from dtlab.grading.draws import scale
 from dtlab.grading.exercise import Check, Exercise, Verdict
 
 TOLERANCE = 0.01  # of the best time
@@ -40,18 +41,16 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, nbytes: int, machine: tuple[float, float]) -> Case:
-        alpha, beta = machine
-        text = f"{ranks} ranks, {nbytes:,} B, α = {alpha * 1e6:g} µs, β = {beta * 1e9:.3g} ns"
-        return Case(text, [(ranks, nbytes, *machine)], comm=False)
+        alpha, beta = (x * scale(seed, ranks, nbytes, x) for x in machine)
+        nbytes = int(nbytes * scale(seed, ranks, nbytes))
+        text = f"{ranks} ranks, {nbytes:,} B, α = {alpha * 1e6:.4g} µs, β = {beta * 1e9:.3g} ns"
+        return Case(text, [(ranks, nbytes, alpha, beta)], comm=False)
 
-    grow = 1 + 0.1 * (seed % 7)
-    long = [case(p, int(n * grow), m) for p, n, m in (
-        (16, 100_000_000, ETHERNET), (8, 10_000_000, NVLINK), (64, 1_000_000, ETHERNET),
-        (1000, 50_000_000, NVLINK))]
-    short = [case(p, int(n * grow), m) for p, n, m in (
-        (3, 100_000, ETHERNET), (4, 60_000, ETHERNET), (3, 5_000_000, NVLINK))]
+    long = [case(16, 100_000_000, ETHERNET), case(8, 10_000_000, NVLINK),
+            case(64, 1_000_000, ETHERNET), case(1000, 50_000_000, NVLINK)]
+    short = [case(3, 100_000, ETHERNET), case(4, 60_000, ETHERNET), case(3, 5_000_000, NVLINK)]
     edges = [case(2, 100_000_000, ETHERNET), case(16, 4, ETHERNET), case(2, 4, NVLINK),
-             case(8, 0, ETHERNET), case(5, int(1000 * grow), NVLINK)]
+             case(8, 0, ETHERNET), case(5, 1000, NVLINK)]
     return [
         Check("long vectors", 2, "8 to 1000 ranks, 1 to 100 MB", long, _judge),
         Check("short chains", 1, "3 and 4 ranks", short, _judge),

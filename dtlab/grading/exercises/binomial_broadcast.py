@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import (
     BF16,
     F64,
     I64,
     broadcast_case,
+    bytes_sent,
     lg_ceil,
     real,
     rounds_at_most,
@@ -19,13 +21,14 @@ from dtlab.grading.standard import (
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
-    least, sent = case.wanted.least_bytes if case.wanted else 0, outcome.trace.sent_bytes()
+    least, sent = case.wanted.least_bytes if case.wanted else 0, bytes_sent(outcome)
     return Verdict(sent == least, f"{sent:,} B in all", f"(p−1)·n = {least:,} B in all",
                    f"{sent:,} / {least:,}", shows=sent)
 
 
 def _build(seed: int) -> list[Check]:
-    def case(ranks: int, n: int = 6 + seed % 5, root: int = 0, **options: Any) -> Case:
+    def case(ranks: int, n: int = -1, root: int = 0, **options: Any) -> Case:
+        n = 6 + varied(seed, 7, ranks, root) if n < 0 else n
         return broadcast_case(ranks, n, root, seed=seed, **options)
 
     plain = [case(p) for p in (4, 2, 8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dtlab.grading.case import Case, Wanted, describe_case
+from dtlab.grading.draws import numbers, varied
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import (
     BF16,
@@ -12,7 +13,6 @@ from dtlab.grading.standard import (
     F64,
     I64,
     lg_ceil,
-    numbers,
     real,
     rounds_at_most,
     sent_at_most,
@@ -22,7 +22,7 @@ from dtlab.grading.standard import (
 
 def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0,
           gloo: bool = False) -> Case:
-    parts = [numbers((ranks, *shape), dtype, 1000 * seed + 10 * ranks + r) for r in range(ranks)]
+    parts = [numbers((seed, shape, dtype, r), (ranks, *shape), dtype) for r in range(ranks)]
     part = parts[0][0].nbytes
     wanted = Wanted([torch.stack([p[rank] for p in parts]) for rank in range(ranks)],
                     [(p.clone(),) for p in parts], names=("parts",),
@@ -33,7 +33,7 @@ def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: in
 
 
 def _build(seed: int) -> list[Check]:
-    n = 3 + seed % 4
+    n = 3 + varied(seed, 5)
     plain = [_case(p, (n,), seed=seed) for p in (4, 2, 8)]
     any_p = [_case(p, (n,), seed=seed) for p in (1, 3, 5, 6, 7, 9, 13)]
     kinds = [_case(4, shape, dtype, seed) for shape, dtype in (

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted, counted, describe_case
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, F32, F64, normals, real, values
+from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sum_bytes, values
 
 
 def _buckets(sizes: list[int], least: int) -> list[int]:
@@ -53,11 +54,12 @@ def _order(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, sizes: list[int], least: int, dtype: torch.dtype = F64, **more: Any
              ) -> Case:
-        sizes = [n + (seed % 3 if n > 1 else 0) for n in sizes]
-        grads = [normals(100 * seed + rank, *sizes, dtype=dtype) for rank in range(ranks)]
+        sizes = [n + varied(seed, 4, i, *sizes) * (n > 1) for i, n in enumerate(sizes)]
+        grads = [normals((seed, sizes, rank), *sizes, dtype=dtype) for rank in range(ranks)]
         mean = [torch.stack(each).mean(0) for each in zip(*grads, strict=True)]
         wanted = Wanted(leaves=[(mean,)] * ranks, names=("grads",), what="the average",
-                        rtol=1e-5 if dtype == F32 else 1e-12)
+                        rtol=1e-5 if dtype == F32 else 1e-12,
+                        least_bytes=sum_bytes(ranks, sum(sizes) * dtype.itemsize))
         return Case(describe_case(ranks, sum(sizes), dtype), [(mine, least) for mine in grads],
                     wanted=wanted, **COLLECTIVES, **more)
 

@@ -9,6 +9,7 @@ from itertools import permutations
 from typing import Any
 
 from dtlab.grading.case import Case, Outcome, counted
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._chain_run import ChainMessage, ChainRun, Crash, Receive, copied
 from dtlab.grading.standard import always
@@ -46,18 +47,19 @@ def _moments(receive: Receive, nodes: int, schedule: int, victims: tuple[int, ..
         yield from ([*crashes, point] for point in points) if points else [crashes]
 
 
-def count_messages(receive: Receive, nodes: int) -> list[int]:
+def count_messages(receive: Receive, nodes: int, schedule: int) -> list[int]:
     """How many messages the nodes send for one add, after all earlier ones have ended; how many
     when the node next to the head dies after that; how many requests stay unanswered if it dies at
     once."""
-    run = ChainRun(receive, nodes, 0)
+    run = ChainRun(receive, nodes, schedule)
     counts = []
     for happens in (run.settle, run.client.add, partial(run.kill, 1)):
         before = sum(map(sum, run.handled.values()))
         happens()
         run.settle()
         counts.append(sum(map(sum, run.handled.values())) - before)
-    return [*counts[1:], len(ChainRun(receive, nodes, 0, [Crash(1, 0, 0)]).run().client.open)]
+    dead = ChainRun(receive, nodes, schedule, [Crash(1, 0, 0)]).run()
+    return [*counts[1:], len(dead.client.open)]
 
 
 # ---- in the learner's process ------------------------------------------------------------------
@@ -150,7 +152,8 @@ def _build(seed: int) -> list[Check]:
         return Case(text, [(nodes, *args)], comm=False, harness=partial(record, whole),
                     facts={"experiment": whole})
 
-    schedules = [100 * seed + number for number in range(6)]
+    first = varied(seed, 10**9)
+    schedules = list(range(first, first + 6))
     calm = [case(f"{counted(n, 'node')}, no crash", run_all, schedules, nodes=n)
             for n in range(1, 5)]
     again = [case(f"{counted(n, 'node')}, each add sent twice", run_all, schedules, nodes=n,
@@ -169,7 +172,7 @@ def _build(seed: int) -> list[Check]:
           for role, points in (("head", 1), ("middle", 4), ("tail", 1))),
         Check("two die", 1, "3 and 4 nodes, many pairs of moments", pairs, _judge, provided=always),
         Check("messages", 1, "3 and 5 nodes",
-              [case(f"{n} nodes", count_messages, nodes=n) for n in (3, 5)], _messages,
+              [case(f"{n} nodes", count_messages, first, nodes=n) for n in (3, 5)], _messages,
               provided=_answers),
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import scale, varied
 from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 from dtlab.models import gpt_shape
 from dtlab.parallel.planner import MEGATRON, Layout, predict, wires
@@ -118,15 +119,17 @@ def _calls(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(layers: int, hidden: int, heads: int, servers: int, batch: int, gigabytes: float
              ) -> Case:
-        return asking(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:g} GB",
+        gigabytes *= scale(seed, layers, hidden, servers, most=1.1)
+        hidden += heads * varied(seed, 9, layers, servers)
+        return asking(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:.3g} GB",
                       (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, 25e9), oracle,
                       gigabytes * 1e9)
 
-    small = [case(24, 2048, 16, 2, 32 + 16 * (seed % 2), 24), case(24, 2048, 16, 1, 16, 40),
+    batch = 32 + 16 * varied(seed, 4, "batch")
+    small = [case(24, 2048, 16, 2, batch, 24), case(24, 2048, 16, 1, 16, 40),
              case(24, 2048, 16, 1, 48, 24), case(6, 4096, 32, 1, 8, 40),
              case(8, 1024, 1, 1, 1, 40)]  # a batch of 1, one head: what is left but a pipeline?
-    tight = [case(32, 4096, 32, 2, 32, 14 + seed % 2),
-             case(40, 5120, 40, 4, 64, 16 + 2 * (seed % 2))]
+    tight = [case(32, 4096, 32, 2, 32, 14), case(40, 5120, 40, 4, 64, 16)]
     best = within(1.001)
     return [
         Check("fits", 2, "4 models on 8, 16 and 32 devices", [*small, *tight], _fits),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import generator, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 
 Place = Callable[[list[str], list[str], int], Any]
@@ -93,15 +93,16 @@ def _stable(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    draw = random.Random(seed)
+    draw = generator(seed)
 
     def named(count: int) -> list[str]:
         """In order, with gaps, so that nobody sees which server is missing."""
-        return [f"server-{number}" for number in sorted(draw.sample(range(1000, 10_000), count))]
+        numbers = draw.choice(range(1000, 10_000), count, replace=False)
+        return [f"server-{number}" for number in sorted(numbers)]
 
     def drawn_keys(n: int) -> list[str]:
         """Of no other case: a process serves many, and may remember what it answered."""
-        model = draw.randrange(10**9)
+        model = draw.integers(10**9)
         return [f"model{model}.layer{number}" for number in range(n)]
 
     def case(text: str, servers: list[list[str]], copies: int = 1, n: int = KEYS) -> Case:
@@ -115,14 +116,15 @@ def _build(seed: int) -> list[Check]:
         return case(f"from {n} to {n + 1} servers", [after[:n], after])
 
     def dies(n: int, d: int) -> Case:
-        before = named(n)
+        before, d = named(n), (d + varied(seed, n, "dies")) % n
         return case(f"{n} servers, one dies", [before, before[:d] + before[d + 1 :]], 2)
 
     one = [case(f"{n} server{'s' * (n > 1)}, 1 copy", [named(n)], n=50)
            for n in (*range(1, 10), 13)]
     many = [case(f"{n} servers, {copies} copies", [named(n)], copies, n=200)
             for n, copies in ((5, 2), (8, 3), (3, 3), (2, 3), (1, 2))]
-    even = [case(f"{n} servers, {KEYS} keys", [[f"server-{seed}-{i}" for i in range(n)]])
+    plain = varied(seed, 10**6, "plain")
+    even = [case(f"{n} servers, {KEYS} keys", [[f"server-{plain}-{i}" for i in range(n)]])
             for n in (2, 5, 8)]  # on names like these a hundred points a server are enough
     more = [comes(n) for n in (1, 3, 4, 8)]
     fewer = [dies(n, d) for n, d in ((4, 1), (8, 0), (6, 5))]

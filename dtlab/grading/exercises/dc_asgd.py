@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted
+from dtlab.grading.draws import normals, scale, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import F64, values
 from dtlab.models import MLP, digits
@@ -47,11 +48,10 @@ def replay(function: Answer, w: torch.Tensor, script: Script, lr: float, lam: fl
 def _case(name: str, requests: str, seed: int, shape: tuple[int, ...] = (5,), lr: float = 0.1,
           lam: float = 0.7) -> Case:
     """`requests`: "p0 g1" is a pull of worker 0, then a gradient of worker 1."""
-    random = torch.Generator().manual_seed(100 * seed + len(requests))
-    script = [("pull" if r[0] == "p" else "push", int(r[1:]),
-               None if r[0] == "p" else torch.randn(*shape, generator=random, dtype=F64))
-              for r in requests.split()]
-    w = torch.randn(*shape, generator=random, dtype=F64)
+    w, *drawn = normals((seed, name), *[shape] * (1 + len(requests.split())))
+    script = [("pull" if r[0] == "p" else "push", int(r[1:]), None if r[0] == "p" else g)
+              for r, g in zip(requests.split(), drawn, strict=True)]
+    lr, lam = lr * scale(seed, name, "lr"), lam * scale(seed, name, "λ")
     wanted = Wanted([replay(right, w.clone(), script, lr, lam)], rtol=1e-12,
                     what="w − lr·[g + λ·g⊙g⊙(w − w_bak)]; g as it was")
     return Case(f"{name}: {requests}", [(w, script, lr, lam)], comm=False, harness=replay,
@@ -107,7 +107,8 @@ def _build(seed: int) -> list[Check]:
            _case("three workers", "p0 g0 p1 g0 p2 g1 g0 g2 g1", seed, (7,))]
     again = [_case("pulls again", "p0 g0 g0 p0 g0 g0", seed),
              _case("others pull", "p0 p3 g0 p3 g3 g0 p0 g3 g0", seed)]
-    loss = [Case(f"digits, {WORKERS} workers in turn", [(seed,)], comm=False, harness=train)]
+    start = varied(seed, 10_000, "start")
+    loss = [Case(f"digits, {WORKERS} workers in turn", [(start,)], comm=False, harness=train)]
     return [
         Check("equation", 3, "unseen tensors, float64", delayed, values),
         Check("own backup", 2, "2 and 3 workers", own, values),

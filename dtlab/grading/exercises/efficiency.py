@@ -6,6 +6,7 @@ import numpy as np
 
 from dtlab.cost import amdahl_speedup
 from dtlab.grading.case import Case, Wanted
+from dtlab.grading.draws import scale
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import items
 
@@ -22,20 +23,26 @@ def _right(times: dict[int, float]) -> tuple[dict[int, float], dict[int, float],
 
 
 def _build(seed: int) -> list[Check]:
-    def case(tried: str, times: dict[int, float]) -> Case:
+    def case(tried: str, times: dict[int, float], uneven: float = 1.0) -> Case:
+        """All times are longer by one factor, and each by one of its own, up to `uneven`."""
+        longer = scale(seed, tried, *times)
+        times = {n: s * longer * scale(seed, tried, n, most=uneven) for n, s in times.items()}
         return Case(tried, [(dict(times),)], comm=False, wanted=Wanted(
             [_right(times)], items=ITEMS, what="by the formula", rtol=1e-9))
 
-    k = seed % 3
-    exact = [case(f"a serial share of {s:g}", {n: (3.0 + k) / amdahl_speedup(s, n) for n in ns})
-             for s, ns in ((0.1, (1, 2, 4, 8)), (0.25, (1, 3, 5)), (0.02 * (k + 1), (1, 16, 128)))]
+    def amdahl(share: float, *ns: int) -> Case:
+        share *= scale(seed, share)
+        return case(f"a serial share of {share:.3g}",
+                    {n: 3.0 / amdahl_speedup(share, n) for n in ns})
+
+    exact = [amdahl(0.1, 1, 2, 4, 8), amdahl(0.25, 1, 3, 5), amdahl(0.02, 1, 16, 128)]
     edges = [case("perfect scaling", {n: 8.0 / n for n in (1, 2, 8)}),
              case("no scaling", dict.fromkeys((1, 2, 4), 5.0)),
-             case("slower than one", {1: 1.0, 2: 1.5, 4: 2.0}),
-             case("more than n times as fast", {1: 8.0 + k, 2: 3.5, 4: 2.5 - 0.6 * (k == 0)}),
-             case("any order of keys", {8: 2.0, 1: 10.0, 2: 5.5 + k})]
-    noisy = [case("measured times", {1: 10.0, 2: 5.6, 4: 3.1 + 0.1 * k, 8: 2.4}),
-             case("measured times", {1: 0.8, 3: 0.35, 6: 0.21, 12: 0.17})]
+             case("slower than one", {1: 1.0, 2: 1.5, 4: 2.0}, 1.1),
+             case("more than n times as fast", {1: 8.0, 2: 3.5, 4: 1.9}, 1.04),
+             case("any order of keys", {8: 2.0, 1: 10.0, 2: 5.5}, 1.1)]
+    noisy = [case("measured times", {1: 10.0, 2: 5.6, 4: 3.1, 8: 2.4}, 1.1),
+             case("measured times", {1: 0.8, 3: 0.35, 6: 0.21, 12: 0.17}, 1.1)]
     return [
         Check(SPEEDUP, 2, "times that obey Amdahl", exact, items(SPEEDUP)),
         Check(EFFICIENCY, 2, "times that obey Amdahl", exact, items(EFFICIENCY)),

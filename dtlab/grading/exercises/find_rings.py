@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
@@ -11,6 +10,7 @@ import networkx as nx
 
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import generator
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.topology import edge_disjoint_cycles, from_graph
 from dtlab.topology.cycles import edges_of
@@ -21,15 +21,13 @@ Links = dict[tuple[int, int], int]
 Pair = tuple[int, int]
 
 
-def _case(name: str, ranks: int, links: Links, seed: int, *, solvable: bool = True) -> Case:
+def _case(name: str, ranks: int, links: Links, seed: object, *, solvable: bool = True) -> Case:
     """The same mesh, its ranks named anew and its links in another order."""
-    shuffled = random.Random(f"{seed} {name}")
-    names = list(range(ranks))
-    shuffled.shuffle(names)
+    random = generator(seed, name, ranks)
+    names = random.permutation(ranks).tolist()
     items = [((min(names[a], names[b]), max(names[a], names[b])), wires)
              for (a, b), wires in links.items()]
-    shuffled.shuffle(items)
-    wires = dict(items)
+    wires = dict(items[i] for i in random.permutation(len(items)))
     return Case(f"{name}, {ranks} ranks", [(ranks, wires)], comm=False,
                 facts={"solvable": solvable})
 
@@ -47,15 +45,16 @@ def _grid(x: int, y: int) -> Links:
     return {(min(pair), max(pair)): 1 for pair in torus.edges}
 
 
-def _two_rings(ranks: int, more: int, seed: int) -> Links:
+def _two_rings(ranks: int, more: int, seed: object) -> Links:
     """A ring, another one that shares no wire with it, and a few more links."""
-    drawn = random.Random(f"{seed} {ranks} {more}")
+    random = generator(seed, ranks, more)
     first = list(_edges(list(range(ranks))))
     second = first
     while set(first) & set(second):
-        second = list(_edges(drawn.sample(range(ranks), ranks)))
+        second = list(_edges(random.permutation(ranks).tolist()))
     free = [pair for pair in combinations(range(ranks), 2) if pair not in {*first, *second}]
-    return dict.fromkeys([*first, *second, *drawn.sample(free, min(more, len(free)))], 1)
+    added = [free[i] for i in random.permutation(len(free))[:more]]
+    return dict.fromkeys([*first, *second, *added], 1)
 
 
 def _bundled(ranks: int) -> Links:
@@ -145,7 +144,7 @@ def _holds_a_ring(ranks: int, links: Links) -> bool:
 
 def _misleading(ranks: int, seed: int) -> Case:
     """A mesh on which the first ring that comes to mind has to be taken back."""
-    draws = range(1000 * seed, 1000 * seed + 1000)
+    draws = ((seed, number) for number in range(1000))
     tries = (_case("misleading mesh", ranks, _two_rings(ranks, ranks // 8, draw), draw)
              for draw in draws)
     return next(c for c in tries if greedy_fails(*c.args[0]))

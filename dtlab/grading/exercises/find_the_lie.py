@@ -12,8 +12,9 @@ from torch.nn.functional import gelu
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, items, normals, real, ring_bytes, sent_at_most
+from dtlab.grading.standard import COLLECTIVES, items, real, ring_bytes, sent_at_most, sum_bytes
 from dtlab.parallel.conversions import copy_to, reduce_from
 
 NAMES = ("norm", "up", "scale", "down", "bias")
@@ -45,15 +46,17 @@ def _wanted(t: int, x: Tensor, *parameters: Tensor) -> Wanted:
     norm, up, scale, down, bias, of_x = torch.autograd.grad(y.square().mean(), leaves)
     return Wanted([(y.detach(), norm, up_part, scale, down_part, bias, of_x, ["norm", "scale"])
                    for up_part, down_part in zip(up.chunk(t), down.chunk(t, 1), strict=True)],
-                  items=ITEMS, rtol=1e-9, what="that of one device")
+                  items=ITEMS, rtol=1e-9, what="that of one device",
+                  least_bytes=sum_bytes(t, x.nbytes))  # of y; the gradients need more
 
 
 def _build(seed: int) -> list[Check]:
     def case(t: int, rows: int, hidden: int, gloo: bool = False) -> Case:
-        x, norm, bias, up, down, scale = normals(13 * seed + t + rows, (rows, hidden), hidden,
-                                                 hidden, (6 * t, hidden), (hidden, 6 * t), 2)
-        args = [(x, norm, u, scale, d, bias) for u, d in zip(
-            up.chunk(t), down.chunk(t, 1), strict=True)]
+        draw = (seed, t, rows, hidden)
+        x, norm, bias, scale = normals((draw, "all"), (rows, hidden), hidden, hidden, 2)
+        parts = [normals((draw, rank), (6, hidden), (hidden, 6)) for rank in range(t)]
+        up, down = torch.cat([u for u, _ in parts]), torch.cat([d for _, d in parts], 1)
+        args = [(x, norm, u, scale, d, bias) for u, d in parts]
         return Case(f"{t} ranks, {rows} rows, {hidden} columns", args, harness=run_layer, gloo=gloo,
                     wanted=_wanted(t, x, norm, up, scale, down, bias),
                     facts={"numel": rows * hidden}, **COLLECTIVES)
@@ -61,8 +64,8 @@ def _build(seed: int) -> list[Check]:
     def allowed(case: Case) -> int:
         return 2 * ring_bytes(case.ranks, case.facts["numel"]) + ring_bytes(case.ranks, 2)
 
-    k, forward = seed % 3, items("y")
-    cases = [case(2, 3 + k, 4), case(3, 5, 6), case(4, 2, 8 + k)]
+    k, forward = varied(seed, 4), items("y")
+    cases = [case(2, 3 + k, 4), case(3, 5 + k, 6), case(4, 2, 8 + k)]
     gradients = items(*ITEMS[1:-1])
     return [
         Check("forward", 1, "2 to 4 ranks", cases, forward),

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise, permutations
 
-import numpy as np
-
 from dtlab.grading.case import Case, Wanted, counted
+from dtlab.grading.draws import generator, scale, varied
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import values
 from dtlab.simulator import simulate
@@ -43,7 +42,7 @@ def _case(name: str, pairs: Pairs, text: str = "") -> Case:
 
 
 def _random_case(name: str, count: int, seed: int) -> Case:
-    random = np.random.default_rng([seed, count, len(name)])
+    random = generator(seed, count, name)
     every = list(permutations(range(_cluster(name).ranks), 2))
     chosen = random.choice(len(every), count, replace=False)
     return _case(name, {every[i]: int(random.integers(1, 60)) * MB for i in chosen})
@@ -57,24 +56,24 @@ def _truth(name: str, pairs: Pairs) -> list[float]:
 
 
 def _build(seed: int) -> list[Check]:
-    a, b = 3 + seed % 4, 7 + seed % 3  # MB
+    a, b = int(3 * MB * scale(seed, "a")), int(7 * MB * scale(seed, "b", most=1.4))
     two = "racks:2x2,oversubscription=2,latency_s=0"
     line = "racks:3x2,oversubscription=2,latency_s=0"
     four = "racks:2x4,latency_s=0"
-    lonely = [_case(two, {(0, 1): a * MB}),
-              _case("racks:2x1,oversubscription=4,latency_s=0", {(0, 1): b * MB}),
-              _case(two, {(0, 1): a * MB, (3, 2): b * MB})]
-    shared = [_case(two, {(0, 2): b * MB, (1, 3): b * MB}),
-              _case(four, {(rank, rank + 4): a * MB for rank in range(4)})]
-    uneven = [_case(two, {(0, 2): a * MB, (1, 3): b * MB}),
-              _case(four, {(rank, rank + 4): (a + rank * b) * MB for rank in range(4)})]
+    lonely = [_case(two, {(0, 1): a}),
+              _case("racks:2x1,oversubscription=4,latency_s=0", {(0, 1): b}),
+              _case(two, {(0, 1): a, (3, 2): b})]
+    shared = [_case(two, {(0, 2): b, (1, 3): b}),
+              _case(four, {(rank, rank + 4): a for rank in range(4)})]
+    uneven = [_case(two, {(0, 2): a, (1, 3): b}),
+              _case(four, {(rank, rank + 4): a + rank * b for rank in range(4)})]
     # Three into host 2, one of them from the other rack, where it shares the way out with a fourth.
     held = [_case("racks:2x4,oversubscription=16,latency_s=0",
-                  {(4, 0): b * MB, (5, 1): b * MB, (2, 0): 20 * b * MB}),
-            _case(line, {(0, 2): a * MB, (1, 3): b * MB, (4, 2): 2 * b * MB, (4, 5): 30 * MB})]
-    unseen = [_random_case(name, 10 + 2 * number + seed % 3, seed)
+                  {(4, 0): b, (5, 1): b, (2, 0): 20 * b}),
+            _case(line, {(0, 2): a, (1, 3): b, (4, 2): 2 * b, (4, 5): 10 * a})]
+    unseen = [_random_case(name, 10 + 2 * number + varied(seed, 3, name), seed)
               for number, name in enumerate(CLUSTERS)]
-    edges = [_case(two, {}, "no flows"), _case(two, {(0, 2): 0, (1, 3): b * MB}, "a flow of 0 B")]
+    edges = [_case(two, {}, "no flows"), _case(two, {(0, 2): 0, (1, 3): b}, "a flow of 0 B")]
     return [
         Check("alone", 1, "nothing shared", lonely, values),
         Check("equal flows", 1, "one uplink, shared", shared, values),

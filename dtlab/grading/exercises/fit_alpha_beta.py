@@ -7,11 +7,12 @@ import math
 import numpy as np
 
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import generator, scale
 from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 
 TOLERANCE = 0.10  # of the time, at every size asked for
 
-MACHINES = {  # α in seconds, β in seconds per byte
+MACHINES = {  # α in seconds, β in seconds per byte, the least of both
     "loopback": (25e-6, 1 / 3e9), "Ethernet": (60e-6, 1 / 1.2e9),
     "InfiniBand": (2e-6, 1 / 24e9), "NVLink": (9e-6, 1 / 150e9),
 }
@@ -22,8 +23,8 @@ LONG = (5_000_000, 50_000_000)
 def _case(machine: str, noise: float, outliers: float, seed: int) -> Case:
     """Times of messages of 4⁰ … 4¹³ bytes, ten each. `noise`: relative; `outliers`: their share,
     each 3 to 20 times slower, as when the operating system does something else."""
-    alpha, beta = MACHINES[machine]
-    random = np.random.default_rng([seed, int(alpha * 1e9), int(outliers * 100)])
+    alpha, beta = (x * scale(seed, machine, noise, x) for x in MACHINES[machine])
+    random = generator(seed, machine, noise)
     sizes = np.repeat(4.0 ** np.arange(14), 10)
     times = (alpha + beta * sizes) * np.exp(noise * random.standard_normal(sizes.size))
     slow = random.random(sizes.size) < outliers

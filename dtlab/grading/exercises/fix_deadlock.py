@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dtlab.grading.case import Case, Wanted, describe_case
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import values
+from dtlab.grading.standard import MESSAGE_BYTES, values
 
 
 def _build(seed: int) -> list[Check]:
     def check(name: str, sizes: list[int]) -> Check:
         cases = []
         for p in sizes:
-            given = [100 * (seed + 1) + 7 * rank for rank in range(p)]
+            given = [100 + 7 * rank + varied(seed, 10**9, p, rank) for rank in range(p)]
             cases.append(Case(describe_case(p), [(value,) for value in given], wanted=Wanted(
                 [given[rank - 1] for rank in range(p)], what="from its left",
-                least_bytes=p if p > 1 else 0)))
+                least_bytes=p * MESSAGE_BYTES * (p > 1))))
         tried = ", ".join(map(str, sizes)) + (" ranks" if sizes != [1] else " rank")
         return Check(name, 1, tried, cases, values)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted
+from dtlab.grading.draws import scale, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import F64, items, values
 from dtlab.models import MLP, digits
@@ -61,37 +62,41 @@ def _loss(case: Case, outcome: Outcome) -> Verdict:
     """The loss of the shrinking rate, in as many samples, and fewer steps."""
     schedule, batch, most = case.args[0]
     weights, done, samples = outcome.values[0]
-    *_, counts = _right(schedule, batch, most)
+    _, sizes, counts = _right(schedule, batch, most)
     asked = train(lambda *_: ([rate for rate, _ in schedule], [batch] * len(schedule),
                               [count for _, count in schedule]), schedule, batch, most)
     least, reached = loss_of(asked[0]), loss_of(weights)
-    right = reached <= SAME * least and samples <= asked[2] + most and done <= sum(counts)
+    allowed = asked[2] + sum(sizes)  # each stage ends with a whole batch
+    right = reached <= SAME * least and samples <= allowed and done <= sum(counts)
     return Verdict(right, f"loss {reached:.3g} after {samples:,} samples, {done:,} steps",
-                   f"≤ {SAME * least:.3g}, {asked[2] + most:,}, {sum(counts):,}")
+                   f"≤ {SAME * least:.3g}, {allowed:,}, {sum(counts):,}")
 
 
 def _build(seed: int) -> list[Check]:
-    k = seed % 3
-
-    def case(tried: str, schedule: Schedule, batch: int, most: int = 1 << 20) -> Case:
-        return Case(tried, [(list(schedule), batch, most)], comm=False, wanted=Wanted(
+    def case(tried: str, schedule: Schedule, batch: int, limit: float = 1e5) -> Case:
+        """limit: of a batch, in first batches."""
+        batch += varied(seed, batch, tried)
+        most, faster = int(limit * batch), scale(seed, tried)
+        schedule = [(faster * rate, steps + varied(seed, 50, tried, stage) * (steps > 0))
+                    for stage, (rate, steps) in enumerate(schedule)]
+        return Case(tried, [(schedule, batch, most)], comm=False, wanted=Wanted(
             [_right(schedule, batch, most)], items=ITEMS, what="by the rule", rtol=1e-9))
 
-    powers = [case("divided by 2", [(0.8, 60), (0.4, 60), (0.2, 30 + 2 * k)], 16),
-              case("divided by 4", [(0.5, 60), (0.125, 60), (0.03125, 64)], 16 * (1 + k)),
-              case("divided by 10", [(1.0, 100 + 10 * k), (0.1, 200)], 8)]
-    odd = [case("samples that don't divide", [(0.4, 7), (0.1, 10 + k), (0.05, 3)], 12),
-           case("divided by 3", [(0.3, 30), (0.1, 31 + 3 * k), (0.3 / 9, 10)], 12),
-           case("divided by 1.7", [(0.17, 20), (0.1, 20 + k), (0.06, 20)], 15),
-           case("no two stages alike", [(0.9, 11), (0.7, 13), (0.2, 17), (0.11, 19 + k)], 9)]
-    limited = [case("limit between stages", [(0.5, 60), (0.125, 60), (0.03125, 64)], 16, 100 + k),
-               case("limit at once", [(0.4, 10), (0.2, 10), (0.1, 20)], 32, 32),
-               case("limit reached", [(0.8, 20), (0.2, 20), (0.05, 21)], 8 + k, 4 * (8 + k))]
+    powers = [case("divided by 2", [(0.8, 60), (0.4, 60), (0.2, 30)], 16),
+              case("divided by 4", [(0.5, 60), (0.125, 60), (0.03125, 64)], 16),
+              case("divided by 10", [(1.0, 100), (0.1, 200)], 8)]
+    odd = [case("samples that don't divide", [(0.4, 7), (0.1, 10), (0.05, 3)], 12),
+           case("divided by 3", [(0.3, 30), (0.1, 31), (0.3 / 9, 10)], 12),
+           case("divided by 1.7", [(0.17, 20), (0.1, 20), (0.06, 20)], 15),
+           case("no two stages alike", [(0.9, 11), (0.7, 13), (0.2, 17), (0.11, 19)], 9)]
+    limited = [case("limit between stages", [(0.5, 60), (0.125, 60), (0.03125, 64)], 16, 6.25),
+               case("limit at once", [(0.4, 10), (0.2, 10), (0.1, 20)], 32, 1),
+               case("limit reached", [(0.8, 20), (0.2, 20), (0.05, 21)], 8, 4)]
     edges = [case("one stage", [(0.3, 25)], 10), case("a stage of no steps",
                                                       [(0.4, 5), (0.2, 0), (0.1, 8)], 4)]
-    divided = [(0.5, 60), (0.125, 60), (0.03125, 60)]
+    divided = [(rate, 60 + varied(seed, 10, rate)) for rate in (0.5, 0.125, 0.03125)]
     trained = [Case(f"digits, at most {most}", [(divided, 16, most)], comm=False, harness=train)
-               for most in (256, 64 + 16 * k)]
+               for most in (256, 64 + varied(seed, 32))]
     return [
         Check("batches", 2, "rates divided by 2, 4, 10", powers, items(BATCHES, RATES)),
         Check("samples", 2, "the same number of samples", [*powers, *odd], items(STEPS)),

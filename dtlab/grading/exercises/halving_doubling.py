@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import (
     DTYPES,
     F32,
+    MESSAGE_BYTES,
+    bytes_sent,
     held_at_most,
     real,
     rounds_at_most,
@@ -23,11 +26,14 @@ def _core(ranks: int) -> tuple[int, int, int]:
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
     """The bound in all; of one rank, 2(p′−1)⌈n/p′⌉ elements, and one vector more if ranks fold."""
-    core, _, extra = _core(case.ranks)
+    core, lg, extra = _core(case.ranks)
     n, item = case.facts["n"], case.facts["item"]
-    allowed = (2 * (core - 1) * -(-n // core) + (n if extra else 0)) * item
+    piece = max(-(-n // core) * item, MESSAGE_BYTES)
+    allowed = 2 * (core - 1) * piece + (n * item if extra else 0)
     least = case.wanted.least_bytes if case.wanted else 0
-    sent = [outcome.trace.sent_bytes(rank) for rank in range(case.ranks)]
+    if n // core * item < MESSAGE_BYTES:  # such pieces count more than they hold
+        least += 2 * (core * lg + extra) * MESSAGE_BYTES
+    sent = [bytes_sent(outcome, rank) for rank in range(case.ranks)]
     most = max(sent)
     if most <= allowed and sum(sent) > least:
         return Verdict(False, f"{sum(sent):,} B in all", f"{least:,} B in all", shows=sent)
@@ -38,8 +44,8 @@ def _bytes(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int]) -> list[Case]:
-        more = seed % 3  # other sizes, but as divisible as before
-        return [summing_case(p, n + more * _core(p)[0] if n >= p else n, F32, seed)
+        """With other sizes for other seeds, but as divisible."""
+        return [summing_case(p, n + varied(seed, 5, p, n) * _core(p)[0] * (n >= p), F32, seed)
                 for p, n in what]
 
     def room(case: Case) -> int:

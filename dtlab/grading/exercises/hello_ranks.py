@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtlab.grading.case import Case, Wanted, describe_case
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import items, values
 
@@ -17,7 +18,7 @@ def _case(size: int) -> Case:
 
 def _build(seed: int) -> list[Check]:
     four = [_case(4)]
-    others = [_case(ranks) for ranks in (2, 3, 5 + seed % 4)]
+    others = [_case(ranks) for ranks in (2, 3, 5 + varied(seed, 12))]
     return [
         Check("who am I", 1, "4 ranks", four, items("rank", "size")),
         Check("neighbours", 1, "4 ranks", four, items("left", "right")),

@@ -8,6 +8,7 @@ from typing import Any
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import scale, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises.choose_layout import Question, all_of, asking, predictor, within
 
@@ -45,7 +46,8 @@ def _few(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(layers: int, hidden: int, heads: int, servers: int, batch: int, gigabytes: float,
              card: float) -> Case:
-        card_Bps = card * (1 + 0.1 * (seed % 5)) * 1e9
+        hidden += heads * varied(seed, 9, layers, batch)
+        card_Bps = card * scale(seed, layers, batch, most=1.4) * 1e9
         return asking(f"{layers} layers of {hidden}, {8 * servers} devices",
                       (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, card_Bps), oracle)
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import DTYPES, F32, real, rounds_at_most, summing_case, values
+from dtlab.grading.standard import DTYPES, F32, padded, real, rounds_at_most, summing_case, values
 from dtlab.topology import link_bytes, racks
 from dtlab.wires import enter
 
@@ -40,7 +41,7 @@ def _slow_links(case: Case, outcome: Outcome) -> Verdict:
     """Out of each rack, and into it, as much as a ring of p/k leaders sends: 2(p/k−1)/(p/k)·n."""
     count = case.ranks // case.facts["group"]
     allowed = 2 * (count - 1) * case.facts["n"] * case.facts["item"] // count
-    crossed = {link: nbytes for link, nbytes in link_bytes(case.network, outcome.trace).items()
+    crossed = {link: nbytes for link, nbytes in link_bytes(case.network, padded(outcome)).items()
                if "spine" in link}
     worst = max(crossed, key=crossed.__getitem__)
     return Verdict(crossed[worst] <= allowed, f"{worst[0]} → {worst[1]}: {crossed[worst]:,} B",
@@ -59,8 +60,8 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int, int], in_racks: bool = False) -> list[Case]:
-        more = seed % 3  # other sizes, but as divisible as before
-        return [_case(p, k, n + more * p if n >= p else n, seed, in_racks=in_racks)
+        """With other sizes for other seeds, but as divisible."""
+        return [_case(p, k, n + varied(seed, 5, p, k, n) * p * (n >= p), seed, in_racks=in_racks)
                 for p, k, n in what]
 
     def rounds(case: Case) -> int:

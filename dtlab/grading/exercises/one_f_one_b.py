@@ -8,6 +8,7 @@ from torch import nn
 from dtlab.comm import Comm
 from dtlab.grading.case import Case
 from dtlab.grading.compare import difference
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._pipeline import of_schedule
 from dtlab.parallel.pipeline import Pipeline, Schedule
@@ -67,9 +68,9 @@ def _build(seed: int) -> list[Check]:
     def cases(*sizes: tuple[int, int]) -> list[Case]:
         return [Case(f"p = {p}, m = {m}", [(p, m)], comm=False) for p, m in sizes]
 
-    k = seed % 3
-    plain = cases((2, 4), (4, 8 + k), (3, 7 + k), (8, 16))
-    few = cases((4, 2), (5, 1), (1, 3 + k), (6, 6), (7, 5), (1, 1))
+    j, k = varied(seed, 4, "ranks"), varied(seed, 12, "micro-batches")
+    plain = cases((2 + j, 4 + j + k), (4, 8 + k), (3 + j, 7 + k), (8, 16 + k))
+    few = cases((4 + j, 2), (5 + j, 1), (1, 3 + k), (6 + j, 6 + j), (7 + j, 5 + j), (1, 1))
     return [
         Check("runs", 2, "2 to 8 ranks", plain, _runs),
         Check("any p, any m", 2, "m < p, m = 1, p = 1", few, _runs),

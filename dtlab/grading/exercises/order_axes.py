@@ -10,6 +10,7 @@ import torch
 from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import scale, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.parallel.mesh import Mesh
 from dtlab.simulator import simulate
@@ -54,9 +55,11 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(servers: int, gpus: int, card_Bps: float = CARD_BPS, **axes: tuple[int, float]
              ) -> Case:
-        names = sorted(axes)[seed % 2:] + sorted(axes)[: seed % 2]
+        """Of each axis up to twice the bytes."""
+        first = varied(seed, len(axes), servers, gpus, axes)
+        names = sorted(axes)[first:] + sorted(axes)[:first]
         sizes = {name: axes[name][0] for name in names}
-        sent = {name: 20 * round(axes[name][1] * (1 + 0.1 * (seed % 3)) / 20) for name in names}
+        sent = {name: 20 * round(axes[name][1] * scale(seed, axes, name) / 20) for name in names}
         mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
         return Case(f"{servers} servers of {gpus}: {mesh}",
                     [(sizes, sent, gpus, INSIDE_BPS, card_Bps)], comm=False,
@@ -73,8 +76,8 @@ def _build(seed: int) -> list[Check]:
             case(4, 6, 200e9, dp=(2, 4e8), pp=(3, 3e8), tp=(4, 5e8))]
     return [
         Check("an order", 1, "each name once", [*plain, *other, *odd, *fast], _valid),
-        Check("time", 3, "tp sends the most", plain, _time, _valid),
-        Check("other loads", 2, "dp sends the most", other, _time, _valid),
+        Check("time", 3, "2 servers, 2 and 3 axes", plain, _time, _valid),
+        Check("other loads", 2, "2 and 4 servers", other, _time, _valid),
         Check("groups too large", 2, "an axis that no server has room for; fast cards",
               [*odd, *fast], _time, _valid),
     ]

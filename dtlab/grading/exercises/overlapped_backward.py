@@ -14,8 +14,9 @@ from dtlab import cost
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome, Wanted
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import normals, real, values
+from dtlab.grading.standard import real, sum_bytes, values
 
 ALPHA, BETA = 1e-5, 1e-8
 LAYER_S = 1e-4  # of a layer's backward, times its factor
@@ -72,10 +73,11 @@ def _exposed(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    def case(ranks: int, sizes: list[int], factors: list[float], **more: Any) -> Case:
+    def case(ranks: int, sizes: list[int], factors: list[float], **options: Any) -> Case:
         """factors: of the layers' times, from the first on, repeated."""
-        sizes = [size + ranks * (seed % 3) for size in sizes]
-        grads = [normals(100 * seed + rank, *sizes) for rank in range(ranks)]
+        more = varied(seed, 8, ranks, sizes)
+        sizes = [size + ranks * more for size in sizes]
+        grads = [normals((seed, sizes, rank), *sizes) for rank in range(ranks)]
         mean = [torch.stack(each).mean(0) for each in zip(*grads, strict=True)]
         seconds = [LAYER_S * factor for factor in islice(cycle(factors), len(sizes))]
         return Case(f"{ranks} rank{'s' * (ranks > 1)}, {len(sizes)} layers",
@@ -83,7 +85,8 @@ def _build(seed: int) -> list[Check]:
                     bandwidth_Bps=1 / BETA, harness=run_layers,
                     oracle=partial(oracle, grads, seconds),
                     facts={"gradients": grads[0], "seconds": seconds},
-                    wanted=Wanted([mean] * ranks, what="the average", rtol=1e-12), **more)
+                    wanted=Wanted([mean] * ranks, what="the average", rtol=1e-12,
+                                  least_bytes=sum_bytes(ranks, 8 * sum(sizes))), **options)
 
     plain = [case(2, [8] * 3, [1]), case(4, [16] * 4, [1, 2]), case(3, [9] * 5, [2, 1])]
     odd = [case(1, [4] * 3, [1]), case(4, [8], [1]), case(5, [10] * 6, [1])]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome, counted
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import (
     BF16,
@@ -14,6 +15,7 @@ from dtlab.grading.standard import (
     F64,
     I64,
     broadcast_case,
+    bytes_sent,
     held_at_most,
     real,
     sent_at_most,
@@ -34,7 +36,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _bytes(case: Case, outcome: Outcome) -> Verdict:
-    if outcome.trace.sent_bytes((case.facts["root"] - 1) % case.ranks):
+    if bytes_sent(outcome, (case.facts["root"] - 1) % case.ranks):
         return Verdict(False, "the last of the chain sends as well", "all but the last send")
     return sent_at_most(lambda case: case.facts["nbytes"], "n")(case, outcome)
 
@@ -45,7 +47,7 @@ def _build(seed: int) -> list[Check]:
                               said=f", {counted(k, 'segment')}", latency_s=LATENCY_S,
                               bandwidth_Bps=max(n * dtype.itemsize, 1) / VECTOR_S, **more)
 
-    n = 24 + 12 * (seed % 3)  # divisible by the numbers of segments
+    n = 24 + 12 * varied(seed, 6)  # divisible by the numbers of segments
     plain = [case(p, n, 0, k) for p, k in ((4, 3), (2, 4), (8, 6))]
     others = [case(p, n + extra, root, k) for p, extra, root, k in (
         (1, 0, 0, 3), (3, 0, 2, 4), (5, 0, 1, 1), (6, 1, 4, 3), (7, 0, 6, 12), (9, 5, 3, 4),

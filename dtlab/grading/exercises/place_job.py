@@ -6,12 +6,12 @@ from functools import cache
 from typing import NamedTuple
 
 import networkx as nx
-import numpy as np
 import torch
 
 from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import generator, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, from_graph, link_bytes, racks
@@ -41,8 +41,8 @@ class Cost(NamedTuple):
 def hall(racks: int, hosts: int, taken: tuple[int, ...], seed: int) -> Hall:
     """`taken[r]` hosts of rack r are in use. With hosts:1 oversubscription, a rack's uplink is as
     fast as one host."""
-    random = np.random.default_rng([seed, racks, hosts])
-    number = random.permutation(racks * hosts).tolist()  # of the host that stands in this place
+    drawn = generator(seed, racks, hosts, taken).permutation(racks * hosts)
+    number = drawn.tolist()  # of the host that stands in this place
     rack_of = [0] * len(number)
     for place, host in enumerate(number):
         rack_of[host] = place // hosts
@@ -135,13 +135,14 @@ def _lies(case: Case, outcome: Outcome) -> str:
 
 def _build(seed: int) -> list[Check]:
     def turned(*taken: int) -> tuple[int, ...]:
-        return tuple(taken[(rack + seed) % len(taken)] for rack in range(len(taken)))
+        first = varied(seed, len(taken), taken)
+        return (*taken[first:], *taken[:first])
 
-    empty = [_case(hall(4, 4, turned(0, 0, 0, 0), seed), 16 - seed % 2),
-             _case(hall(3, 6, turned(0, 0, 0), seed), 12 - seed % 3)]
-    busy = [_case(hall(4, 6, turned(4, 1, 3, 2), seed), 10 + seed % 2),
-            _case(hall(5, 4, turned(2, 0, 3, 1, 0), seed), 11 + seed % 2)]
-    small = [_case(hall(4, 6, taken, seed), ranks)
+    empty = [_case(hall(4, 4, turned(0, 0, 0, 0), seed), 16 - varied(seed, 2, 4)),
+             _case(hall(3, 6, turned(0, 0, 0), seed), 12 - varied(seed, 4, 3))]
+    busy = [_case(hall(4, 6, turned(4, 1, 3, 2), seed), 10 + varied(seed, 3, 6)),
+            _case(hall(5, 4, turned(2, 0, 3, 1, 0), seed), 11 + varied(seed, 3, 5))]
+    small = [_case(hall(4, 6, turned(*taken), seed), ranks)
              for taken, ranks in (((3, 2, 0, 4), 6), ((4, 3, 2, 1), 5))]
     return [
         Check("a placement", 1, "free hosts, each once", [*empty, *busy, *small], _valid),

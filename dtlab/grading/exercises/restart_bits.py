@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.compare import difference
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import always
 
@@ -148,8 +149,10 @@ def _work(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
+    jobs_seed = 7 + varied(seed, 10**9)  # the learner's function sees it
+
     def case(tried: str, *plans: tuple[int, ...], job: tuple[int, ...] = (14, 4, 13, 2)) -> Case:
-        return Case(tried, [(plans, *job, 7 + seed)], comm=False, harness=live)
+        return Case(tried, [(plans, *job, jobs_seed)], comm=False, harness=live)
 
     calm, early = case("13 steps"), case("killed in step 0, 1", (0,), (1,))
     first = case("killed in step 2, 3", (2,), (3,))

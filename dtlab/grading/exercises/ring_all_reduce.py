@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtlab.grading.case import Case
+from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import (
     DTYPES,
@@ -19,8 +20,9 @@ from dtlab.grading.standard import (
 
 def _build(seed: int) -> list[Check]:
     def cases(*what: tuple[int, int]) -> list[Case]:
-        more = seed % 3  # other sizes, but as divisible as before
-        return [summing_case(p, n + more * p if n >= p else n, F32, seed) for p, n in what]
+        """With other sizes for other seeds, but as divisible."""
+        return [summing_case(p, n + varied(seed, 5, p, n) * p * (n >= p), F32, seed)
+                for p, n in what]
 
     plain = cases((4, 8), (2, 4), (8, 32))
     any_p = cases((1, 5), (3, 6), (5, 10), (6, 12), (7, 7), (9, 18), (13, 26))

@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 from dtlab.grading.case import Case, Wanted
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import (
     COLLECTIVES,
     items,
-    normals,
     real,
     ring_bytes,
     sent_at_most,
+    sum_bytes,
     values,
 )
 
 GRADIENTS = "the gradient of x", "the gradient of the weight", "the gradient of the bias"
 
 
-def _right(parts: list[tuple[Tensor, Tensor]], bias: Tensor, dy: Tensor
+def _right(parts: list[list[Tensor]], bias: Tensor, dy: Tensor
            ) -> list[tuple[Tensor, ...]]:
     """By rank: y and the gradients, of each rank's x and weight."""
     y = torch.stack([x @ w.T for x, w in parts]).sum(0) + bias
@@ -29,17 +30,18 @@ def _right(parts: list[tuple[Tensor, Tensor]], bias: Tensor, dy: Tensor
 
 def _build(seed: int) -> list[Check]:
     def case(rows: int, out: int, *widths: int, gloo: bool = False) -> Case:
-        bias, dy, *both = normals(97 * seed + rows + out, out, (rows, out), *(
-            shape for n in widths for shape in ((rows, n), (out, n))))
-        parts = list(zip(both[::2], both[1::2], strict=True))
+        draw = (seed, rows, out, widths)
+        bias, dy = normals((draw, "all"), out, (rows, out))
+        parts = [normals((draw, rank), (rows, n), (out, n)) for rank, n in enumerate(widths)]
         wanted = Wanted(_right(parts, bias, dy), items=("y", *GRADIENTS), rtol=1e-9,
-                        what="that of one device")
+                        what="that of one device",
+                        least_bytes=sum_bytes(len(widths), dy.nbytes))
         return Case(f"{len(widths)} ranks, {rows} × {sum(widths)} → {out}",
                     [(*part, bias, dy) for part in parts], wanted=wanted, gloo=gloo,
                     facts={"n": rows * out}, **COLLECTIVES)
 
-    k, gradients = seed % 3, items(*GRADIENTS)
-    even = [case(3, 4 + k, 2, 2), case(5, 6, 3, 3, 3), case(2, 8, 4, 4, 4, 4)]
+    k, gradients = varied(seed, 5), items(*GRADIENTS)
+    even = [case(3, 4 + k, 2, 2), case(5, 6 + k, 3, 3, 3), case(2, 8, 4, 4, 4, 4)]
     odd = [case(4, 5 + k, 3, 2), case(1, 1, 1, 2, 3), case(6, 3, 7)]
     large = [case(64, 100 + k, 8, 8, 8, 8), case(50, 60, 10, 10)]
     forward = items("y")

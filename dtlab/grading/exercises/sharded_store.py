@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted, counted
+from dtlab.grading.draws import generator, numbers, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
-from dtlab.grading.standard import F32, F64, numbers, real, values
+from dtlab.grading.standard import F32, F64, bytes_sent, real, sum_bytes, values
 
 SLACK = 1.05  # of bytes: a pickled object is a little longer than its data
 LATE = 1.25  # of time
@@ -20,16 +20,16 @@ BANDWIDTH_BPS = 1e6  # where time is judged
 def _case(servers: int, workers: int, sizes: list[int], seed: int, dtype: torch.dtype = F32,
           shuffled: bool = False, **options: Any) -> Case:
     """shuffled: each rank's dictionaries list the keys in an order of its own."""
-    random = Random(f"{seed} {servers} {workers}")
+    def drawn(whose: object) -> dict[str, torch.Tensor]:
+        return {f"w{i}": numbers((seed, servers, sizes, dtype, whose, i), (n,), dtype, most=9)
+                for i, n in enumerate(sizes)}
 
-    def drawn(n: int) -> torch.Tensor:
-        return numbers((n,), dtype, random.getrandbits(60), most=9)
-
-    weights = {f"w{i}": drawn(n) for i, n in enumerate(sizes)}
-    args = []
+    weights, args = drawn("all"), []
     for rank in range(servers + workers):
-        keys = random.sample(list(weights), len(weights)) if shuffled else list(weights)
-        grads = {key: drawn(len(weights[key])) for key in keys if rank >= servers}
+        keys, mine = list(weights), drawn(rank) if rank >= servers else {}
+        if shuffled:
+            generator(seed, servers, sizes, rank).shuffle(keys)
+        grads = {key: mine[key] for key in keys if key in mine}
         args.append(({key: weights[key].clone() for key in keys}, grads, servers, LR))
     nbytes = sum(sizes) * dtype.itemsize
     right = {key: stepped(w, [grads[key] for _, grads, *_ in args[servers:]])
@@ -38,7 +38,7 @@ def _case(servers: int, workers: int, sizes: list[int], seed: int, dtype: torch.
             f"of up to {max(sizes)} × {str(dtype)[6:]}")
     wanted = Wanted(leaves=[()] * servers + [(right,)] * workers, names=("weights",),
                     what="weights − lr · mean", rtol=EXACT[dtype],
-                    least_bytes=2 * (workers - 1) * nbytes)
+                    least_bytes=sum_bytes(workers, nbytes))
     even = -(-nbytes // servers) + len(weights) * dtype.itemsize  # an element more for each key
     return Case(text, args, wanted=wanted, **options, facts={
         "servers": servers, "workers": workers, "nbytes": nbytes, "even": even})
@@ -49,7 +49,7 @@ def _missing(case: Case, outcome: Outcome) -> Verdict | None:
     through the servers."""
     servers, least = case.facts["servers"], case.facts["workers"] * case.facts["nbytes"]
     got = sum(outcome.trace.received_bytes(rank) for rank in range(servers))
-    sent = sum(outcome.trace.sent_bytes(rank) for rank in range(servers))
+    sent = sum(bytes_sent(outcome, rank) for rank in range(servers))
     if min(got, sent) >= least:
         return None
     return Verdict(False, f"servers received {got:,} B, sent {sent:,} B", f"≥ {least:,} B each: "
@@ -68,7 +68,7 @@ def _balance(case: Case, outcome: Outcome) -> Verdict:
 def _traffic(case: Case, outcome: Outcome) -> Verdict:
     """No worker sends or receives more than its gradient and the weights; none talks to another."""
     allowed = int(SLACK * case.facts["nbytes"])
-    moved = [max(outcome.trace.sent_bytes(rank), outcome.trace.received_bytes(rank))
+    moved = [max(bytes_sent(outcome, rank), outcome.trace.received_bytes(rank))
              for rank in range(case.facts["servers"], case.ranks)]
     return _missing(case, outcome) or Verdict(
         max(moved) <= allowed, f"a worker sends or receives {max(moved):,} B", f"≤ {allowed:,} B",
@@ -89,7 +89,7 @@ def _through_servers(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    k = seed % 3
+    k = varied(seed, 6)
 
     def case(servers: int, workers: int, *sizes: int, **options: Any) -> Case:
         return _case(servers, workers, list(sizes), seed, **options)

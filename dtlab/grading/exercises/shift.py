@@ -10,8 +10,9 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, describe_case
+from dtlab.grading.draws import numbers, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import F32, F64, I64, numbers, sent_at_most, values
+from dtlab.grading.standard import F32, F64, I64, sent_at_most, values
 
 LATENCY_S = 1.0  # and the bytes of one message take another second: one message is 2 s
 
@@ -29,7 +30,7 @@ def call_and_overwrite(shift: Callable[..., Any], comm: Comm, x: torch.Tensor
 
 
 def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Case:
-    xs = [numbers(shape, dtype, 1000 * seed + 10 * ranks + rank) for rank in range(ranks)]
+    xs = [numbers((seed, ranks, shape, rank), shape, dtype) for rank in range(ranks)]
     nbytes = math.prod(shape) * dtype.itemsize
     wanted = Wanted(
         [(xs[rank - 1], x.clone(), True if x.numel() else ANY) for rank, x in enumerate(xs)],
@@ -47,7 +48,7 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    even = [_case(p, (6 + seed % 5,), F32, seed) for p in (2, 4, 8)]
+    even = [_case(p, (6 + varied(seed, 8),), F32, seed) for p in (2, 4, 8)]
     odd = [_case(p, (5,), F32, seed) for p in (3, 5, 9)]
     edges = [_case(1, (4,), F32, seed), _case(4, (0,), F32, seed), _case(3, (2, 3), F64, seed),
              _case(4, (5,), I64, seed)]

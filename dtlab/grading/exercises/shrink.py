@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dtlab.comm import Comm, Send, Work
 from dtlab.grading.case import Case, Outcome, counted
+from dtlab.grading.draws import generator, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import always
+from dtlab.grading.standard import MESSAGE_BYTES, always, sum_bytes, too_few
 
 LIMIT_S, LATENCY_S = 1.0, 0.01
 NEVER = 10**6  # messages that no rank sends
@@ -64,7 +66,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if came != answers[living[0]]:
             return Verdict(False, f"rank {living[0]} returned {answers[living[0]]}, rank {rank} "
                            f"{came}", "the same list", shows=shows)
-    return Verdict(True, "the same list", wanted)
+    least = sum_bytes(len(living), MESSAGE_BYTES)  # all hear of all
+    return too_few(outcome, least) or Verdict(True, "the same list", wanted)
 
 
 def _time(case: Case, outcome: Outcome) -> Verdict:
@@ -73,9 +76,11 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
                    shows=round(outcome.elapsed_s, 1))
 
 
-def _case(ranks: int, dies: Mapping[int, int], late: Sequence[int] = ()) -> Case:
+def _case(seed: int, ranks: int, dies: Mapping[int, int], late: Sequence[int] = ()) -> Case:
     """dies: rank → after how many messages, -1: before all. late: who begins a quarter of the
-    limit later."""
+    limit later. Seeds other than 0 name the ranks anew."""
+    names = generator(seed, ranks, dies, late).permutation(ranks) if seed else range(ranks)
+    dies, late = {int(names[r]): n for r, n in dies.items()}, [names[r] for r in late]
     deaths = sum(sends >= 0 for sends in dies.values())
     said = ", ".join(f"rank {rank} dead" if sends < 0 else
                      f"rank {rank} dies after {counted(sends, 'message')}"
@@ -86,14 +91,14 @@ def _case(ranks: int, dies: Mapping[int, int], late: Sequence[int] = ()) -> Case
 
 
 def _build(seed: int) -> list[Check]:
-    k = seed % 3
-    calm = [_case(p, {}) for p in (1, 2, 3 + k)] + [_case(4, {}, late=[1, 2])]
-    gone = [_case(4, {1 + k: -1}), _case(5, {0: -1, 3 + k % 2: -1}), _case(5, {1: -1, 2: -1}, [4]),
-            _case(3, {0: -1, 2: -1})]
-    one = [_case(4, {rank: sends}) for rank in (0, 1 + k % 2, 3) for sends in (0, 1, 2, 3, 4)]
-    two = [_case(5, dies) for dies in (
-        {4: 1, 0: 5}, {0: 1, 4: 5}, {0: 1, 1: 5}, {3: 2, 1 + k % 2: 6}, {0: 0, 1: 1}, {2: 3, 4: 7})]
-    two += [_case(5, {1: -1, 4: 1, 0: 5}), _case(5, {2: 2, 0: 1}, late=[1, 3])]
+    case = partial(_case, seed)
+    calm = [case(p, {}) for p in (1, 2, 3 + varied(seed, 4))] + [case(4, {}, late=[1, 2])]
+    gone = [case(4, {1: -1}), case(5, {0: -1, 3: -1}), case(5, {1: -1, 2: -1}, [4]),
+            case(3, {0: -1, 2: -1})]
+    one = [case(4, {rank: sends}) for rank in (0, 1, 3) for sends in (0, 1, 2, 3, 4)]
+    two = [case(5, dies) for dies in (
+        {4: 1, 0: 5}, {0: 1, 4: 5}, {0: 1, 1: 5}, {3: 2, 1: 6}, {0: 0, 1: 1}, {2: 3, 4: 7})]
+    two += [case(5, {1: -1, 4: 1, 0: 5}), case(5, {2: 2, 0: 1}, late=[1, 3])]
     return [
         Check("all live", 1, "1 to 5 ranks", calm, _judge),
         Check("dead before", 2, "3 to 5 ranks, one or two dead", gone, _judge, provided=always),

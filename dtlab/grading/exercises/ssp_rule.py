@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome
+from dtlab.grading.draws import generator, scale
 from dtlab.grading.exercise import Check, Exercise, Judge, Verdict
 
 STEPS = 6
@@ -34,7 +33,7 @@ def ask(function: Rule, queries: Sequence[Query]) -> list[Any]:
 
 def _queries(staleness: float, seed: int) -> Case:
     """Every worker of some clusters asks, near the bound and far from it, for both things."""
-    random = np.random.default_rng([seed, int(min(staleness, 99))])
+    random = generator(seed, "queries", staleness)
     queries: list[Query] = []
     for workers in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13):
         most = 3 if staleness == math.inf else int(staleness) + 3
@@ -167,12 +166,12 @@ def _shown(staleness: float) -> str:
 
 
 def _build(seed: int) -> list[Check]:
-    random = np.random.default_rng([seed, 8])
-
     def paces(workers: int) -> list[list[float]]:
-        return [[float(x) for x in row] for row in random.uniform(0.05, 1.0, (workers, STEPS))]
+        rows: list[list[float]] = generator(seed, workers).uniform(
+            0.05, 1.0, (workers, STEPS)).tolist()
+        return rows
 
-    one_slow = [[0.1] * STEPS, [0.4] * STEPS, [0.25] * STEPS]
+    one_slow = [[pace * scale(seed, pace, most=1.1)] * STEPS for pace in (0.1, 0.4, 0.25)]
     runs = [_run("one slow worker", one_slow, s) for s in (1, 2, 3)]
     runs += [_run("random speeds", paces(workers), s) for workers, s in ((2, 2), (4, 1))]
     ends = [_run("random speeds", paces(3), s) for s in (0, math.inf)]

@@ -12,8 +12,9 @@ import torch
 
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.compare import difference
+from dtlab.grading.draws import numbers, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import always
+from dtlab.grading.standard import F32, always
 
 SIZE = 50  # numbers in a checkpoint
 POINTS = 40  # operations that are tried; a right answer needs about 15 for three saves
@@ -71,24 +72,24 @@ class Disk:
 
 
 def live(function: Callable[..., Any], plans: Sequence[Sequence[Kill]], saves: int, moves: bool,
-         damages: int) -> list[Found]:
+         damages: int, start: torch.Tensor) -> list[Found]:
     """In the learner's process: what is found after each plan of kills, and after damage to each of
     so many files."""
     fresh = cloudpickle.dumps(function)  # nothing in memory outlives a process
     return [found for kills in plans for damage in (range(damages) if damages else [POINTS])
             for found in _live(lambda files: cloudpickle.loads(fresh)(files), kills, saves, moves,
-                               damage)]
+                               damage, start)]
 
 
-def _live(start: Callable[[Disk], Any], kills: Sequence[Kill], saves: int, moves: bool, damage: int
-          ) -> Iterator[Found]:
+def _live(start: Callable[[Disk], Any], kills: Sequence[Kill], saves: int, moves: bool, damage: int,
+          weights: torch.Tensor) -> Iterator[Found]:
     """Processes, each of which loads, and saves `saves` times; the last one only loads. moves:
     training goes on, and changes the weights, while a save is under way."""
     files, done, begun = dict[str, bytes](), 0, 0
     for dies, became in [*kills, (-1, "whole")]:
         disk = Disk(files)
         save, load = start(disk)
-        state = load() or {"step": 0, "weights": torch.arange(SIZE) / 8}
+        state = load() or {"step": 0, "weights": weights.clone()}
         yield done, begun, deepcopy(state), len(files)
         done = max(done, first := int(state["step"]))
         disk.dies = dies
@@ -109,7 +110,7 @@ def _live(start: Callable[[Disk], Any], kills: Sequence[Kill], saves: int, moves
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
-    _, _, moves, damages = case.args[0]
+    _, _, moves, damages, start = case.args[0]
     for number, (done, begun, loaded, _) in enumerate(outcome.values[0]):
         least = max(0, done - 1) if damages else done
         newest = f"step {least}" + f" or {begun}" * (begun > least)
@@ -117,7 +118,7 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if not isinstance(step, int) or not least <= step <= begun:
             came = "no checkpoint loads" if loaded is None else f"step {step!r:.20} was loaded"
             return Verdict(False, came, newest, shows=[step, number])
-        weights = torch.arange(SIZE) / 8 + step - int(moves)
+        weights = start + step - int(moves)
         if step and (wrong := difference("weights", loaded.get("weights"), weights)):
             return Verdict(False, f"step {step}: {wrong[0]}", wrong[1], shows=[step, loaded])
     return Verdict(True, f"{len(outcome.values[0])} times the newest", "the newest")
@@ -129,19 +130,22 @@ def _room(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
+    start = numbers((seed, "weights"), (SIZE,), F32) / 8
+
     def case(tried: str, plans: Sequence[Sequence[Kill]] = ((),), saves: int = 3,
              moves: bool = False, damages: int = 0) -> Case:
-        return Case(tried, [(plans, saves, moves, damages)], comm=False, harness=live)
+        return Case(tried, [(plans, saves, moves, damages, start)], comm=False, harness=live)
 
     cuts = {became: case("3 saves", [[(point, became)] for point in range(POINTS)])
             for became in SAFE}
+    odd, more = varied(seed, 2, "cuts"), varied(seed, 5, "saves")
     twice: list[list[Kill]] = [[(first, "torn"), (second, "lost")]
-                               for first in range(seed % 2, 18, 2) for second in range(12)]
+                               for first in range(odd, 18, 2) for second in range(12)]
     return [
         Check("no kill", 1, "1, 2 and more saves",
-              [case(f"{n} saves", saves=n) for n in (1, 2, 5 + seed % 3)], _judge),
+              [case(f"{n} saves", saves=n) for n in (1, 2, 5 + more)], _judge),
         Check("beside training", 1, "weights that change while a save is under way",
-              [case(f"{n} saves", saves=n, moves=True) for n in (1, 3 + seed % 3)], _judge,
+              [case(f"{n} saves", saves=n, moves=True) for n in (1, 3 + more)], _judge,
               provided=always),
         Check("killed", 2, "at every operation", [cuts["whole"]], _judge,
               provided=always),

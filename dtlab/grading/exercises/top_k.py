@@ -9,6 +9,7 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
+from dtlab.grading.draws import generator, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import F64, sent_at_most, values
 
@@ -39,26 +40,28 @@ def call(function: Callable[..., Any], comm: Comm, gs: torch.Tensor, k: int
 
 def _case(ranks: int, n: int, k: int, steps: int, seed: int) -> Case:
     """Whole numbers, no two of equal size among those that a rank chooses from."""
-    random = torch.Generator().manual_seed(1000 * seed + 10 * ranks + n + steps)
     gs = []
-    for _ in range(ranks):
-        rows: list[torch.Tensor] = []
+    for rank in range(ranks):
+        random, rows = generator(seed, ranks, n, k, steps, rank), list[torch.Tensor]()
         for _ in range(steps):
             waiting = follow([torch.stack(rows)], k)[1][0] if rows else torch.zeros(n, dtype=F64)
-            signs = torch.randint(0, 2, (n,), generator=random) * 2 - 1
-            rows.append((torch.randperm(n, generator=random) + 1) * signs - waiting)
+            drawn = (random.permutation(n) + 1) * random.choice([-1, 1], n)
+            rows.append(torch.from_numpy(drawn) - waiting)
         gs.append(torch.stack(rows))
     text = f"{ranks} rank{'s' * (ranks > 1)}, n = {n}, k = {k}, {steps} step{'s' * (steps > 1)}"
     means, memories = follow(gs, k)
+    # What ranks send of one place comes together in one rank, and goes to the others.
+    least = F64.itemsize * (ranks > 1) * sum(
+        ranks * min(k, n) + (ranks - 2) * int(mean.count_nonzero()) for mean in means)
     wanted = Wanted([(means, memory, g.clone()) for memory, g in zip(memories, gs, strict=True)],
                     items=("mean of step", "memory", "g"), rtol=1e-12,
-                    what="by what all ranks sent")
+                    what="by what all ranks sent", least_bytes=least)
     return Case(text, [(g, k) for g in gs], harness=call, library=True, wanted=wanted,
                 facts={"entries": min(k, n) * steps})
 
 
 def _build(seed: int) -> list[Check]:
-    more = seed % 3
+    more = varied(seed, 6)
     once = [_case(p, 20 + more, 4, 1, seed) for p in (1, 2, 3, 4, 8, 9, 13)]
     again = [_case(p, 16 + more, 3, 5, seed) for p in (1, 2, 3, 5, 8)]
     edges = [_case(3, 7, 7, 2, seed), _case(2, 5, 9, 2, seed), _case(4, 12 + more, 1, 3, seed)]

@@ -9,9 +9,10 @@ import networkx as nx
 import torch
 
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
+from dtlab.grading.draws import numbers, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
-from dtlab.grading.standard import BF16, F32, F64, numbers, real, values
+from dtlab.grading.standard import BF16, F32, F64, padded, real, sum_bytes, values
 from dtlab.topology import Topology, from_graph, link_bytes
 from dtlab.topology.graphs import join
 
@@ -22,7 +23,7 @@ def _case(machines: list[list[int]], n: int, seed: int, dtype: torch.dtype = F32
           **options: Any) -> Case:
     """Rank 0 serves, on a machine of its own; `machines`: the workers by machine."""
     workers = sum(map(len, machines))
-    weights, *grads = [numbers((n,), dtype, 7919 * seed + 100 * n + rank, most=9)
+    weights, *grads = [numbers((seed, machines, n, dtype, rank), (n,), dtype, most=9)
                        for rank in range(1 + workers)]
     args = [(machines, weights.clone(), grad, LR) for grad in (None, *grads)]
     right = stepped(weights, grads)
@@ -31,7 +32,7 @@ def _case(machines: list[list[int]], n: int, seed: int, dtype: torch.dtype = F32
     nbytes = n * dtype.itemsize
     wanted = Wanted(leaves=[(), *[(ANY, right)] * workers], names=("machines", "weights"),
                     what="weights − lr · mean", rtol=EXACT[dtype],
-                    least_bytes=2 * (workers - 1) * nbytes)
+                    least_bytes=sum_bytes(workers, nbytes))
     return Case(text, args, wanted=wanted, library=True,
                 facts={"machines": tuple(map(tuple, machines)), "nbytes": nbytes}, **options)
 
@@ -51,7 +52,7 @@ def cluster_of(machines: tuple[tuple[int, ...], ...]) -> Topology:
 def _between(case: Case, outcome: Outcome) -> Verdict:
     """One vector out of each machine, one into it, all by way of the server, and no more."""
     machines, vector = case.facts["machines"], case.facts["nbytes"]
-    crossed = link_bytes(cluster_of(machines), outcome.trace)
+    crossed = link_bytes(cluster_of(machines), padded(outcome))
     into, out = crossed["switch", "nic0"], crossed["nic0", "switch"]
     total = sum(nbytes for (_, to), nbytes in crossed.items() if to == "switch")
     allowed = int(SLACK * 2 * len(machines) * vector)
@@ -65,7 +66,7 @@ def _between(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    k = seed % 3
+    k = varied(seed, 6)
     plain = [_case(machines, n + k, seed) for machines, n in (
         ([[1, 2], [3, 4]], 8), ([[1, 2, 3, 4], [5, 6, 7, 8]], 5), ([[1, 2], [3, 4], [5, 6]], 6))]
     uneven = [_case(machines, 6 + k, seed) for machines in (

@@ -6,8 +6,16 @@ import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.compare import difference
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, normals, real, ring_bytes, sent_at_most, values
+from dtlab.grading.standard import (
+    COLLECTIVES,
+    real,
+    ring_bytes,
+    sent_at_most,
+    sum_bytes,
+    values,
+)
 
 
 def _unchanged(case: Case, outcome: Outcome) -> Verdict:
@@ -18,11 +26,12 @@ def _unchanged(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def case(tried: str, n: int, *samples: int, gloo: bool = False) -> Case:
-        grads = [g * (count > 0) for g, count in zip(
-            normals(100 * seed + n, *[n] * len(samples)), samples, strict=True)]
+        grads = [normals((seed, n, samples, rank), n)[0] * (count > 0)
+                 for rank, count in enumerate(samples)]
         total = torch.stack([g * c for g, c in zip(grads, samples, strict=True)]).sum(0)
         wanted = Wanted([total / sum(samples)] * len(samples), rtol=1e-12,
-                        what="the gradient of the mean over all samples")
+                        what="the gradient of the mean over all samples",
+                        least_bytes=sum_bytes(len(samples), total.nbytes, sum(map(bool, samples))))
         return Case(f"{len(samples)} ranks, {tried}", list(zip(grads, samples, strict=True)),
                     wanted=wanted, gloo=gloo, **COLLECTIVES)
 
@@ -30,7 +39,7 @@ def _build(seed: int) -> list[Check]:
         """One all-reduce; the count may travel alone."""
         return ring_bytes(case.ranks, len(case.args[0][0]) + 1) + ring_bytes(case.ranks, 1)
 
-    k = seed % 3
+    k = varied(seed, 20)
     equal = [case("equal shards", 5, 8, 8), case("equal shards", 12, *[3 + k] * 4)]
     uneven = [case("unequal shards", 6, 5, 2 + k), case("unequal shards", 9, 1, 7, 3),
               case("unequal shards", 4, 4, 4, 4, 4 + k + 1)]

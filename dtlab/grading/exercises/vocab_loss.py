@@ -6,13 +6,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dtlab.grading.case import Case, Wanted
+from dtlab.grading.draws import normals, numbers, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import (
     COLLECTIVES,
     I64,
     items,
-    normals,
-    numbers,
     real,
     ring_bytes,
     sent_at_most,
@@ -23,20 +22,24 @@ from dtlab.grading.standard import (
 def _build(seed: int) -> list[Check]:
     def case(rows: int, *widths: int, scale: float = 1.0, gloo: bool = False) -> Case:
         words = sum(widths)
-        targets = numbers((rows,), I64, 31 * seed + rows + words, most=words) - 1
-        logits = scale * normals(31 * seed + rows + words, (rows, words))[0]
+        draw = (seed, rows, widths)
+        targets = numbers((draw, "all"), (rows,), I64, most=words) - 1
+        logits = torch.cat([scale * normals((draw, rank), (rows, n))[0]
+                            for rank, n in enumerate(widths)], 1)
         whole = logits.clone().requires_grad_()
         loss = cross_entropy(whole, targets)
         (gradient,) = torch.autograd.grad(loss, whole)
         parts, firsts = logits.split(widths, 1), [sum(widths[:r]) for r in range(len(widths))]
         wanted = Wanted([(loss.detach(), part) for part in gradient.split(widths, 1)],
-                        items=("loss", "the gradient"), rtol=1e-9, what="that of one device")
+                        items=("loss", "the gradient"), rtol=1e-9, what="that of one device",
+                        # to one rank a number of each row, from it the loss
+                        least_bytes=8 * (len(widths) - 1) * (rows + 1))
         return Case(f"{len(widths)} ranks, {rows} rows, {words} words",
                     [(part.clone(), targets, first) for part, first in zip(
                         parts, firsts, strict=True)],
                     wanted=wanted, gloo=gloo, facts={"rows": rows}, **COLLECTIVES)
 
-    k, loss, gradient = seed % 3, items("loss"), items("the gradient")
+    k, loss, gradient = varied(seed, 6), items("loss"), items("the gradient")
     even = [case(4, 3, 3), case(6 + k, 5, 5, 5), case(9, 2, 2, 2, 2)]
     odd = [case(5 + k, 4, 2, 1), case(1, 1, 1), case(7, 9)]
     stable = [case(4, 3, 3, scale=1e4), case(5, 4, 4, 4, scale=1e3)]

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, Wanted, describe_case
+from dtlab.grading.draws import normals
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, F32, F64, normals, real, sent_at_most, values
+from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sent_at_most, sum_bytes, values
 
 LR, MU = 0.25, 0.9  # no share of a few ranks
 SLACK = 1.02  # of bytes: counts and other small messages
@@ -58,13 +59,14 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
 
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, n: int, dtype: torch.dtype = F64, steps: int = 3, **options: Any) -> Case:
-        weights, *grads = normals(7919 * seed + 100 * ranks + n, n, *[(ranks, n)] * steps,
-                                  dtype=dtype)
+        (weights,) = normals((seed, ranks, n, "all"), n, dtype=dtype)
+        mine = [normals((seed, ranks, n, rank), *[n] * steps, dtype=dtype) for rank in range(ranks)]
+        grads = [torch.stack(step) for step in zip(*mine, strict=True)]
         wanted = Wanted(leaves=[(_trained(weights, grads),)] * ranks, names=("weights",),
                         what="weights − lr · v", rtol=1e-12 if dtype == F64 else 1e-5,
-                        least_bytes=steps * 2 * (ranks - 1) * n * dtype.itemsize)
+                        least_bytes=steps * sum_bytes(ranks, weights.nbytes))
         return Case(describe_case(ranks, n, dtype),
-                    [(weights.clone(), [g[rank].clone() for g in grads]) for rank in range(ranks)],
+                    [(weights.clone(), g) for g in mine],
                     harness=train, wanted=wanted, facts={"steps": steps}, **COLLECTIVES, **options)
 
     def allowed(case: Case) -> float:

@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
 from dtlab.grading.case import ANY, Case, Outcome, Wanted
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, items, normals, real, sent_at_most
+from dtlab.grading.standard import COLLECTIVES, items, real, sent_at_most, sum_bytes
 
 PEAK_LAYERS = 7.5  # of live memory: a layer and the next, a gradient and its copies, activations
 SLACK = 1.02  # of bytes: counts and other small messages
@@ -86,10 +87,11 @@ def _peak(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, *widths: int, samples: int = 2, **options: Any) -> Case:
         layers = [Layer(width, [0]) for width in widths]
-        drawn = normals(7919 * seed + 100 * ranks + len(widths), *(la.numel for la in layers),
-                        *[(samples, widths[0])] * ranks)
-        weights = [w / la.width**0.5 for w, la in zip(drawn, layers, strict=False)]
-        xs = drawn[len(layers):]
+        drawn = [normals((seed, ranks, widths, rank), (samples, widths[0]),
+                         *(-(-la.numel // ranks) for la in layers)) for rank in range(ranks)]
+        xs, *parts = zip(*drawn, strict=True)
+        weights = [torch.cat(w)[: la.numel] / la.width**0.5
+                   for w, la in zip(parts, layers, strict=True)]
         every = [gradients(layers, weights, x) for x in xs]
         mean = [_cut(torch.stack(g).mean(0), ranks) for g in zip(*every, strict=True)]
         cuts = [_cut(w, ranks) for w in weights]
@@ -99,7 +101,7 @@ def _build(seed: int) -> list[Check]:
             [([cut[rank] for cut in mean], ANY, [s.clone() for s in shards[rank]])
              for rank in range(ranks)], items=("the gradients", "held", "shards"),
             what="each layer's mean gradient, this rank's shard", rtol=1e-10,
-            least_bytes=2 * (ranks - 1) * sum(la.numel for la in layers) * 8)
+            least_bytes=sum_bytes(ranks, 8 * sum(la.numel for la in layers)))
         return Case(f"{ranks} rank{'s' * (ranks > 1)}, {len(widths)} layers of {widths[0]}²",
                     [(list(widths), *pair) for pair in zip(shards, xs, strict=True)],
                     harness=call, wanted=wanted, facts={"layers": layers, "padded": padded},
@@ -108,7 +110,7 @@ def _build(seed: int) -> list[Check]:
     def allowed(case: Case) -> float:
         return float(SLACK * 3 * case.facts["padded"] * (case.ranks - 1) / case.ranks)
 
-    k = 2 * (seed % 3)
+    k = 2 * varied(seed, 3)
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
     uneven = [case(2, 3, 3), case(3, *[5 + 3 * (k // 2)] * 3), case(4, *[5] * 2), case(5, *[1] * 3)]
     deep = [case(2, *[128] * 14, meter=True), case(4, *[96 + 4 * k] * 14, meter=True)]
