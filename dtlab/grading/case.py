@@ -110,7 +110,9 @@ class Outcome:
     after: list[tuple[Any, ...]] = field(default_factory=list)  # the arguments afterwards, by rank
     elapsed_s: float = 0.0
     trace: Trace = field(default_factory=lambda: Trace(0))
-    peak_bytes: list[int] = field(default_factory=list)  # by rank
+    peak_bytes: list[int] = field(default_factory=list)  # of tensors and objects, by rank
+    # By how much a rank's process has grown on Linux, over Gloo, at most and in the end, by rank.
+    grown_bytes: list[tuple[int, int]] = field(default_factory=list)
     printed: list[str] = field(default_factory=list)
     objects: int = 0  # how many messages carried an object, not a tensor
     asked: list[int] = field(default_factory=list)  # how often the oracle answered, by rank

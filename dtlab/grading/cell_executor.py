@@ -76,7 +76,7 @@ def _watch(process: UntrustedProcess, until_s: float) -> _End:
             if kind == "done":
                 troubles = {int(number): str(text) for number, text in said["troubles"].items()}
                 names = [str(name) for name in said["names"]]
-                return _End(None, "", dict(zip(names, blobs, strict=True)), troubles)
+                return _End(None, "", dict(zip(names, map(bytes, blobs), strict=True)), troubles)
             if int(said["cell"]) <= current:
                 return _End(current)  # it plays for time
             current = int(said["cell"])

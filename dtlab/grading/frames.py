@@ -6,18 +6,23 @@ so the worst that a hostile rank can send is an invalid frame, which is an error
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import pickle
 import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import cloudpickle
 import torch
 
 MAX_HEADER_BYTES = 1 << 22
-MAX_BYTES = 1 << 26  # of all blobs of a frame
+Blob = bytes | bytearray | memoryview
+MAX_BYTES = 1 << 27  # of all blobs of a frame
 _LENGTH = struct.Struct("!Q")
 
 
@@ -35,7 +40,7 @@ class Frame(NamedTuple):
     kind: str  # what is asked for: "post", "wait", …; "answer"
     stream: int  # which stream of the rank asks, or gets the answer; 0: the rank itself
     fields: dict[str, Any]
-    blobs: list[bytes]  # the data of tensors and of pickled objects
+    blobs: list[Blob]  # the data of tensors and of pickled objects
     nbytes: int = 0  # of all of it
 
 
@@ -45,14 +50,16 @@ class FrameSocket:
     def __init__(self, sock: socket.socket):
         self._sock = sock
 
-    def send(self, kind: str, *blobs: bytes, stream: int = 0, until_s: float = math.inf,
+    def send(self, kind: str, *blobs: Blob, stream: int = 0, until_s: float = math.inf,
              **fields: Any) -> None:
         """Send one frame. Raises `FrameTimeout` if the peer has not taken it at `until_s`
         (monotonic), `ConnectionClosed`."""
         text = json.dumps([kind, stream, fields, [len(blob) for blob in blobs]]).encode()
         try:
             self._limit(until_s)
-            self._sock.sendall(b"".join((_LENGTH.pack(len(text)), text, *blobs)))
+            self._sock.sendall(_LENGTH.pack(len(text)) + text)
+            for blob in blobs:
+                self._sock.sendall(blob)
         except TimeoutError:
             raise FrameTimeout from None
         except OSError as error:
@@ -71,7 +78,7 @@ class FrameSocket:
             lengths = [int(n) for n in lengths]
             if min(lengths, default=0) < 0 or sum(lengths) > MAX_BYTES:
                 raise ValueError(f"{sum(lengths)} bytes in one frame")
-            blobs = [self._exactly(n, until_s) for n in lengths]
+            blobs: list[Blob] = [self._exactly(n, until_s) for n in lengths]
             return Frame(kind, stream, fields, blobs, length + sum(lengths))
         except TimeoutError:
             raise FrameTimeout from None
@@ -91,15 +98,17 @@ class FrameSocket:
         """The socket's number."""
         return self._sock.fileno()
 
-    def _exactly(self, count: int, until_s: float) -> bytes:
-        data = bytearray()
-        while len(data) < count:
+    def _exactly(self, count: int, until_s: float) -> bytearray:
+        """No second copy of it is made, which would count as the rank's memory."""
+        data = bytearray(count)
+        left = memoryview(data)
+        while left:
             self._limit(until_s)
-            part = self._sock.recv(min(count - len(data), 1 << 20))
-            if not part:
+            got = self._sock.recv_into(left, min(len(left), 1 << 20))
+            if not got:
                 raise ConnectionResetError("the peer closed its end")
-            data += part
-        return bytes(data)
+            left = left[got:]
+        return data
 
     def _limit(self, until_s: float) -> None:
         """Make the next socket call give up at `until_s`."""
@@ -118,14 +127,15 @@ def frame_socket_pair() -> tuple[FrameSocket, FrameSocket]:
 # ---- values ------------------------------------------------------------------------------------
 
 
-def tensor_bytes(x: torch.Tensor) -> bytes:
-    """The elements of `x`, in order. Any dtype, any layout in memory."""
+def tensor_bytes(x: torch.Tensor) -> Blob:
+    """The elements of `x`, in order: its own memory, where they lie so. Any dtype, any layout."""
     flat = x.detach().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
-def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
-    """The tensor of which `tensor_bytes` made `data`. `ValueError` if they don't fit."""
+def tensor_from(data: Blob, dtype: str, shape: list[int]) -> torch.Tensor:
+    """The tensor of which `tensor_bytes` made `data`, in the memory of a bytearray, else in its
+    own. `ValueError` if they don't fit."""
     kind = getattr(torch, dtype, None)
     sizes = [int(n) for n in shape]
     if not isinstance(kind, torch.dtype) or dtype.startswith(("q", "bits")) or min(
@@ -135,7 +145,8 @@ def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
         raise ValueError(f"{len(data)} bytes can't fill a {dtype} tensor of shape {shape}")
     if not data:
         return torch.empty(sizes, dtype=kind)
-    return torch.frombuffer(bytearray(data), dtype=kind).reshape(sizes)
+    whole = data if isinstance(data, bytearray) else bytearray(data)
+    return torch.frombuffer(whole, dtype=kind).reshape(sizes)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -143,11 +154,51 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).split(".")[-1]
 
 
+LARGE_BYTES = 1 << 20
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Leaves large tensors out, as numbers of `tensors`."""
+
+    tensors: list[Blob]
+
+    def persistent_id(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.nbytes < LARGE_BYTES or not x.is_contiguous():
+            return None
+        self.tensors.append(tensor_bytes(x))
+        return len(self.tensors) - 1, dtype_name(x.dtype), list(x.shape)
+
+
+def pickled(value: Any, tensors: list[Blob]) -> bytes:
+    """`value`, for `unpickled`. Large tensors go to `tensors`: where they come, they take their
+    memory once."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.tensors = tensors
+    pickler.dump(value)
+    return file.getvalue()
+
+
+class _Unpickler(pickle.Unpickler):
+    tensors: Sequence[Blob]
+
+    def persistent_load(self, of: Any) -> torch.Tensor:
+        number, dtype, shape = of
+        return tensor_from(self.tensors[number], dtype, shape)
+
+
+def unpickled(data: Blob, tensors: Sequence[Blob]) -> Any:
+    """What `pickled` made `data` of. Only what our own process has made: a pickle runs code."""
+    unpickler = _Unpickler(io.BytesIO(data))
+    unpickler.tensors = tensors
+    return unpickler.load()
+
+
 class Opaque(str):
     """What is neither number, text, tensor nor a collection of those: its `repr`."""
 
 
-def encode(value: Any, blobs: list[bytes]) -> Any:
+def encode(value: Any, blobs: list[Blob]) -> Any:
     """`value` as JSON; tensors go to `blobs`, other objects become their `repr`."""
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -170,7 +221,7 @@ def encode(value: Any, blobs: list[bytes]) -> Any:
     return ["opaque", repr(value)[:200]]
 
 
-def decode(tree: Any, blobs: list[bytes]) -> Any:
+def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
     """What `encode` made, back again. Builds plain values only, whatever comes in."""
     if tree is None or isinstance(tree, (bool, str)):
         return tree

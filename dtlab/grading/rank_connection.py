@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dtlab import errors
-from dtlab.grading.frames import ConnectionClosed, Frame, FrameSocket, decode, encode
+from dtlab.grading.frames import Blob, ConnectionClosed, Frame, FrameSocket, decode, encode
 from dtlab.grading.learner_errors import learner_place
 from dtlab.grading.meter import Meter
 
@@ -76,7 +76,7 @@ class RankConnection:
 
     def ask_oracle(self, *args: Any) -> Any:
         """What the case's oracle answers, in the referee."""
-        requests, blobs = self.current(), list[bytes]()
+        requests, blobs = self.current(), list[Blob]()
         tree = encode(args, blobs)
         with requests.paused_meter():
             answer = requests.ask("oracle", *blobs, args=tree)
@@ -105,12 +105,12 @@ class StreamRequests:
         """The stream runs on this thread."""
         self.thread = threading.get_ident()
 
-    def tell(self, kind: str, *blobs: bytes, **fields: Any) -> None:
+    def tell(self, kind: str, *blobs: Blob, **fields: Any) -> None:
         """Make a request that gets no answer."""
         at = learner_place(sys._getframe(1)) or self.begun_at
         self.connection.sock.send(kind, *blobs, stream=self.number, **{"at": at, **fields})
 
-    def ask(self, kind: str, *blobs: bytes, **fields: Any) -> Frame:
+    def ask(self, kind: str, *blobs: Blob, **fields: Any) -> Frame:
         """Make a request and wait for the answer; raises the error that the answer names."""
         self.tell(kind, *blobs, **fields)
         answer = self.answers.get()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from dtlab.comm import Comm, Work
 from dtlab.errors import Deadlock, DtlabError, Waiting, waiting_table
 from dtlab.grading.case import Case, CaseFailure, Outcome
-from dtlab.grading.frames import ConnectionClosed, Frame, FrameTimeout, decode
+from dtlab.grading.frames import Blob, ConnectionClosed, Frame, FrameTimeout, decode
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.simulator.works import MessageWork
 
@@ -120,7 +120,7 @@ class Referee:
         return request
 
     def answer(self, rank: int, stream: int, fields: dict[str, Any],
-               blobs: Sequence[bytes] = ()) -> None:
+               blobs: Sequence[Blob] = ()) -> None:
         """Answer a request."""
         with suppress(FrameTimeout, ConnectionClosed):  # shows when the next frame is awaited
             self.processes[rank].socket.send("answer", *blobs, stream=stream,

@@ -11,10 +11,10 @@ import torch
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, DtlabError, ShapeMismatch
 from dtlab.grading.case import CaseFailure
-from dtlab.grading.frames import Frame, decode, encode, tensor_bytes, tensor_from
+from dtlab.grading.frames import Blob, Frame, decode, encode, tensor_bytes, tensor_from
 from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
 
-Answer = tuple[dict[str, Any], Sequence[bytes]]  # fields, blobs
+Answer = tuple[dict[str, Any], Sequence[Blob]]  # fields, blobs
 LABEL = 200  # characters of a label that are kept
 AGREEMENTS, LARGEST_COLOR = 8, 1024  # what is agreed on costs no bytes, so it has to be little
 
@@ -22,7 +22,7 @@ AGREEMENTS, LARGEST_COLOR = 8, 1024  # what is agreed on costs no bytes, so it h
 class PickledObject(NamedTuple):
     """An object on its way between two learners' processes; the referee never opens it."""
 
-    data: bytes
+    data: Blob
 
 
 class Refused(Work):
@@ -145,7 +145,7 @@ class RequestHandler:
         args = decode(request.fields["args"], request.blobs)
         self.referee.outcome.asked[self.rank] += 1
         try:
-            value, blobs = self.state.oracle(self.comm, *args), list[bytes]()
+            value, blobs = self.state.oracle(self.comm, *args), list[Blob]()
         except INVALID as error:  # the arguments are the learner's
             raise ConfigError(f"{type(error).__name__}: {error}") from None
         return {"value": encode(value, blobs)}, blobs
@@ -193,7 +193,7 @@ def _is_small(value: Any) -> bool:
         for number in numbers)
 
 
-def _operation(verb: str, peer: Any, tensor: Any, data: Iterator[bytes]) -> tuple[Any, Any]:
+def _operation(verb: str, peer: Any, tensor: Any, data: Iterator[Blob]) -> tuple[Any, Any]:
     """The operation that a rank requests, and what it receives into."""
     if verb == "send":
         blob = next(data)

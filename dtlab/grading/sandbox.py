@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,7 @@ import cloudpickle
 from dtlab.errors import DtlabError
 from dtlab.grading import exercises
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
-from dtlab.grading.frames import ConnectionClosed, FrameTimeout
+from dtlab.grading.frames import Blob, ConnectionClosed, FrameTimeout, pickled
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.referee import CASE_LIMIT_S, INVALID, Referee, note_end
 from dtlab.grading.request_handler import RequestHandler
@@ -75,7 +76,8 @@ class Sandbox:
 def new_outcome(case: Case) -> Outcome:
     """To be filled in."""
     p = case.ranks
-    return Outcome([None] * p, [()] * p, 0.0, peak_bytes=[0] * p, printed=[""] * p, asked=[0] * p)
+    return Outcome([None] * p, [()] * p, 0.0, peak_bytes=[0] * p, printed=[""] * p, asked=[0] * p,
+                   grown_bytes=[(0, 0)] * p)
 
 
 def send_calls(case: Case, submission: Submission, processes: Sequence[UntrustedProcess],
@@ -84,25 +86,29 @@ def send_calls(case: Case, submission: Submission, processes: Sequence[Untrusted
     harness = pickled_by_value(case.harness, exercises)  # which the sandbox does not have
     oracle = pickled_by_value(case.oracle if port else None, exercises)  # else it stays here
     for rank, args in enumerate(case.args):
-        process = processes[rank]
+        process, tensors = processes[rank], list[Blob]()
         process.start_timing()
+        given = pickled_by_value(args, exercises, tensors)
         # Errors show when the rank's next frame is awaited.
         with suppress(FrameTimeout, ConnectionClosed):
             process.socket.send(
-                "call", submission.pickled, pickled_by_value(args, exercises), harness, oracle,
+                "call", submission.pickled, given, harness, oracle, *tensors,
                 until_s=time.monotonic() + CASE_LIMIT_S, path=submission.path,
                 cwd=submission.cwd, sources=submission.sources, rank=rank, size=case.ranks,
                 comm=case.comm, asks=case.oracle is not None, meter=case.meter,
                 library=case.library, port=port)
 
 
-def pickled_by_value(value: Any, module: ModuleType | None) -> bytes:
-    """`value` with what it uses of `module`, which where it goes may not be there to import."""
+def pickled_by_value(value: Any, module: ModuleType | None, tensors: list[Blob] | None = None
+                     ) -> bytes:
+    """`value` with what it uses of `module`, which where it goes may not be there to import. Large
+    tensors go to `tensors`, if it is given."""
+    dumps = cloudpickle.dumps if tensors is None else partial(pickled, tensors=tensors)
     if module is None:
-        return bytes(cloudpickle.dumps(value))
+        return bytes(dumps(value))
     cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value))
+        return bytes(dumps(value))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 
@@ -130,6 +136,7 @@ def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFail
     """Until the function has returned on all ranks; or why it has not."""
     waiting = set(range(len(ranks)))
     replies = [Reply(0.0, None, [], [], [])] * len(ranks)
+    started = [process.memory() for process in ranks]
     until_s = time.monotonic() + GLOO_LIMIT_S
     while waiting:
         for rank in sorted(waiting):
@@ -137,6 +144,12 @@ def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFail
                 continue
             try:
                 ended = ranks[rank].recv(GLOO_LIMIT_S)
+                most, now = ranks[rank].memory()
+                if ended.kind == "ready":
+                    started[rank] = most, now
+                    ranks[rank].socket.send("answer", until_s=until_s)
+                    continue
+                outcome.grown_bytes[rank] = most - started[rank][0], now - started[rank][1]
                 if failure := note_end(outcome, rank, ended):
                     return failure
                 replies[rank] = Reply(0.0, None, ended.fields["sent"], [], [])

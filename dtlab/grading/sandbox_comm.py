@@ -15,7 +15,7 @@ import torch
 
 from dtlab import errors
 from dtlab.comm import Comm, Recv, Send, Work
-from dtlab.grading.frames import Frame, dtype_name, tensor_bytes, tensor_from
+from dtlab.grading.frames import Blob, Frame, dtype_name, tensor_bytes, tensor_from
 from dtlab.grading.learner_errors import describe_error, learner_place
 from dtlab.grading.rank_connection import RankConnection, StreamRequests
 from dtlab.machine import Machine
@@ -104,7 +104,7 @@ class Stream:
             function.run(self._requests, self.comm)
 
 
-def deliver(into: Any, blobs: list[bytes]) -> None:
+def deliver(into: Any, blobs: list[Blob]) -> None:
     """Put what has come where it was wanted; `into` is None for a send, which brings nothing."""
     if isinstance(into, torch.Tensor):
         into.detach().copy_(tensor_from(blobs[0], dtype_name(into.dtype), list(into.shape)))
@@ -132,12 +132,12 @@ class SandboxComm(Comm):
 
     def _post(self, requests: StreamRequests, ops: Sequence[Send | Recv], works: list[int]) -> None:
         """A function of its own, so that its data is freed before the meter goes on."""
-        blobs: list[bytes] = []
+        blobs: list[Blob] = []
         described = [self._operation(op, blobs) for op in ops]
         requests.tell("post", *blobs, group=self.group, label=self.label, ops=described,
                       works=works)
 
-    def _operation(self, op: Send | Recv, blobs: list[bytes]) -> list[Any]:
+    def _operation(self, op: Send | Recv, blobs: list[Blob]) -> list[Any]:
         """[verb, peer, [dtype, shape] of a tensor or None for an object]."""
         x, peer = op
         tensor = [dtype_name(x.dtype), list(x.shape)] if isinstance(x, torch.Tensor) else None

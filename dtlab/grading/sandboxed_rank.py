@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.absent import NotYourOwn
-from dtlab.grading.frames import Frame, FrameSocket, encode
+from dtlab.grading.frames import Blob, Frame, FrameSocket, encode, unpickled
 from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.meter import Meter
 from dtlab.grading.rank_connection import RankConnection
@@ -59,11 +59,14 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
     requests = connection.add_stream()
     requests.attach()
     try:
-        function: Callable[..., Any] = pickle.loads(call.blobs[0])
-        given: tuple[Any, ...] = pickle.loads(call.blobs[1])
+        submission, arguments, ours, answers, *tensors = call.blobs
+        given: tuple[Any, ...] = unpickled(arguments, tensors)
         # What is given, even if the function puts other tensors into its lists and dictionaries.
         kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
-        harness, oracle = map(pickle.loads, call.blobs[2:])
+        harness, oracle = pickle.loads(ours), pickle.loads(answers)
+        if call.fields["port"]:
+            requests.ask("ready")  # from here on, the memory that this process takes counts
+        function: Callable[..., Any] = pickle.loads(submission)
         connection.meter = meter = Meter(given) if call.fields["meter"] else None
         rank, size, port = (call.fields[name] for name in ("rank", "size", "port"))
         end = join_on_gloo(rank, size, port) if port else None
@@ -75,7 +78,7 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
         with meter or nullcontext():
             value = harness(function, *inputs) if harness else function(*inputs)
         sys.setprofile(None)
-        blobs: list[bytes] = []
+        blobs: list[Blob] = []
         messages = end.recorder.rows(end.start_s)[0] if end else []
         report = {"value": encode(value, blobs), "after": encode(kept, blobs), "sent": messages,
                   "peak": meter.peak_bytes if meter else 0, "printed": printed.text()}

@@ -111,9 +111,25 @@ def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str] | None
 
 def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | None = None
          ) -> Check:
-    """The same on real processes."""
+    """The same on real processes; what they hold is judged in cases of `VAST` elements."""
     cases = [cases] if isinstance(cases, Case) else cases
     return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge, provided)
+
+
+VAST = 1 << 24  # elements: 64 MB of float32, beside which one process is like another
+
+
+def grows_at_most(bound: Bound, what: str) -> Judge:
+    """Are the values right, and does, with x of `VAST` elements, no process grow by `bound(case)`
+    bytes and another half of x? What a thread, a mapping or a library holds counts, too."""
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        verdict, x_bytes = values(case, outcome), case.facts["nbytes"]
+        most, allowed = max(peak for peak, _ in outcome.grown_bytes), bound(case) + x_bytes // 2
+        if not verdict.passed or case.facts["n"] < VAST or most <= allowed:
+            return verdict
+        return Verdict(False, "a process holds half of x more", what)
+
+    return judge
 
 
 # ---- what runs cost -----------------------------------------------------------------------------
@@ -154,10 +170,16 @@ def held_at_most(bound: Bound, what: str = "") -> Judge:
 # ---- broadcast, all-reduce ----------------------------------------------------------------------
 
 
+def repeated(of: object, n: int, dtype: torch.dtype, most: int = 99) -> torch.Tensor:
+    """n whole numbers; `VAST` are a part of them, repeated."""
+    parts = 256 if n == VAST else 1
+    return numbers(of, (n // parts,), dtype, most).repeat(parts)
+
+
 def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype = F32,
                    seed: int = 0, said: str = "", **options: Any) -> Case:
     """The function is given x of n elements, the root, and `more`; it leaves the root's x."""
-    args = [(numbers((seed, ranks, n, root, dtype, rank), (n,), dtype), root, *more)
+    args = [(repeated((seed, ranks, n, root, dtype, rank), n, dtype), root, *more)
             for rank in range(ranks)]
     nbytes = n * dtype.itemsize
     wanted = Wanted(leaves=[(args[root][0].clone(),)] * ranks, what=f"as rank {root} has it",
@@ -169,11 +191,11 @@ def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype
 def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, **options: Any
                  ) -> Case:
     """The function is given x of n elements, and `more`; it leaves the sum of all ranks' x."""
-    args = [(numbers((seed, ranks, n, dtype, rank), (n,), dtype, most=9), *more)
+    args = [(repeated((seed, ranks, n, dtype, rank), n, dtype, most=9), *more)
             for rank in range(ranks)]
     total = torch.stack([x for x, *_ in args]).sum(0).to(dtype)  # exact in every dtype
     item = dtype.itemsize
     wanted = Wanted(leaves=[(total,)] * ranks, what="the sum",
                     least_bytes=sum_bytes(ranks, n * item))
     return Case(describe_case(ranks, n, dtype), args, wanted=wanted,
-                facts={"n": n, "item": item}, **options)
+                facts={"n": n, "item": item, "nbytes": n * item}, **options)

@@ -192,10 +192,11 @@ def _unpack(path: Path, name: str, when: datetime, into: Path) -> list[HandIn]:
         with zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if m.filename.lower().endswith(".ipynb")
                        and not _IGNORED & set(Path(m.filename).parts)]
-            large = sum(m.file_size for m in members) > LARGEST_ZIP_BYTES
-            if large or len(members) > LARGEST_ZIP_FILES:
-                return [HandIn("", name, path, when, f"its notebooks are too many or too large: at "
-                               f"most {LARGEST_ZIP_FILES}, of {LARGEST_ZIP_BYTES:,} bytes in all")]
+            nbytes = sum(member.file_size for member in members)
+            if nbytes > LARGEST_ZIP_BYTES or len(members) > LARGEST_ZIP_FILES:
+                return [HandIn("", name, path, when, f"it has {len(members):,} notebooks, of "
+                               f"{nbytes:,} bytes in all; it may have {LARGEST_ZIP_FILES}, of "
+                               f"{LARGEST_ZIP_BYTES:,}")]
             found = [_unpack_one(archive, member, _one_line(f"{name}/{member.filename}"), when,
                                  into) for member in members]
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:

@@ -12,7 +12,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, DtlabError, UnwaitedWork
 from dtlab.grading.case import Case, CaseFailure, Outcome
 from dtlab.grading.exercise import Check, Exercise, find_exercise
-from dtlab.grading.frames import decode, encode
+from dtlab.grading.frames import Blob, decode, encode
 from dtlab.grading.judge import Trials, in_own_process, is_real, prints_of, report_of, try_all
 from dtlab.grading.learner_check import seal
 from dtlab.grading.learner_errors import describe_error
@@ -72,7 +72,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
 
 def _as_sent(value: Any) -> Any:
     """As a rank's process would report it."""
-    blobs: list[bytes] = []
+    blobs: list[Blob] = []
     return decode(encode(value, blobs), blobs)
 
 

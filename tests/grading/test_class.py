@@ -111,7 +111,8 @@ def test_a_zip_is_bounded_in_all_and_its_later_copy_counts(tmp_path):
     found = {each.name: each for each in find_hand_ins(folder, out)}
     assert found["ada.zip/new.ipynb"].saved > found["ada.zip/old/new.ipynb"].saved
     assert "101 notebooks" in found["bob.ZIP"].problem
-    assert sum(bool(found[f"cyd.zip/{n}.ipynb"].problem) for n in range(7)) == 2
+    assert "7 notebooks, of 133,000,000 bytes" in found["cyd.zip"].problem  # and none is unpacked
+    assert not [file for file in out.iterdir() if file.stat().st_size > 1_000_000]
     assert found["dan.zip/x.ipynb"].problem == ""
 
 

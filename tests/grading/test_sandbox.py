@@ -36,7 +36,7 @@ def _in_the_judges_process(comm: Any, submission: Submission, args: Any, options
     server = RankServer("none", ("collectives", "cost"))
     sandbox = Sandbox(submission, server)
     try:
-        return sandbox.run_case(Case("a case", args, library=True, **options))
+        return sandbox.run_case(Case("a case", args, library=True, **{"clock": True} | options))
     finally:
         sandbox.close()
 

@@ -9,7 +9,9 @@ from dtlab.grading.standard import (
     DTYPES,
     F32,
     MESSAGE_BYTES,
+    VAST,
     bytes_sent,
+    grows_at_most,
     held_at_most,
     real,
     rounds_at_most,
@@ -71,7 +73,8 @@ def _build(seed: int) -> list[Check]:
         Check("memory", 1, "4 and 6 ranks, 96000 × float32",
               [summing_case(p, 96_000, F32, seed, meter=True) for p in (4, 6)], held_at_most(room),
               values),
-        real(summing_case(5, 1_000, F32, seed, gloo=True)),
+        real([summing_case(5, 1_000, F32, seed, gloo=True),
+              summing_case(2, VAST, F32, seed, gloo=True)], grows_at_most(room, "half of x")),
     ]
 
 

@@ -14,8 +14,10 @@ from dtlab.grading.standard import (
     F32,
     F64,
     I64,
+    VAST,
     broadcast_case,
     bytes_sent,
+    grows_at_most,
     held_at_most,
     real,
     sent_at_most,
@@ -47,6 +49,9 @@ def _build(seed: int) -> list[Check]:
                               said=f", {counted(k, 'segment')}", latency_s=LATENCY_S,
                               bandwidth_Bps=max(n * dtype.itemsize, 1) / VECTOR_S, **more)
 
+    def segment(case: Case) -> int:
+        return int(case.facts["nbytes"] // case.args[0][2])
+
     n = 24 + 12 * varied(seed, 6)  # divisible by the numbers of segments
     plain = [case(p, n, 0, k) for p, k in ((4, 3), (2, 4), (8, 6))]
     others = [case(p, n + extra, root, k) for p, extra, root, k in (
@@ -63,9 +68,9 @@ def _build(seed: int) -> list[Check]:
         Check("bytes", 1, "2 to 13 ranks", timed, _bytes, values),
         Check("memory", 1, "4 ranks, 192000 × float32, 8 segments",
               [case(4, 192_000, 0, 8, meter=True)],
-              held_at_most(lambda case: case.facts["nbytes"] // case.args[0][2], ": one segment"),
-              values),
-        real(case(4, 1000, 2, 5, gloo=True)),
+              held_at_most(segment, ": one segment"), values),
+        real([case(4, 1000, 2, 5, gloo=True), case(2, VAST, 0, 8, gloo=True)],
+             grows_at_most(segment, "one segment")),
     ]
 
 

@@ -8,6 +8,8 @@ from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import (
     DTYPES,
     F32,
+    VAST,
+    grows_at_most,
     held_at_most,
     real,
     ring_bytes,
@@ -23,6 +25,9 @@ def _build(seed: int) -> list[Check]:
         """With other sizes for other seeds, but as divisible."""
         return [summing_case(p, n + varied(seed, 5, p, n) * p * (n >= p), F32, seed)
                 for p, n in what]
+
+    def chunk(case: Case) -> int:
+        return int(-(-case.facts["n"] // case.ranks) * case.facts["item"])
 
     plain = cases((4, 8), (2, 4), (8, 32))
     any_p = cases((1, 5), (3, 6), (5, 10), (6, 12), (7, 7), (9, 18), (13, 26))
@@ -40,9 +45,10 @@ def _build(seed: int) -> list[Check]:
         Check("rounds", 1, "2 to 13 ranks, simulated", timed,
               rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)"), values),
         Check("memory", 1, "4 ranks, 192000 × float32",
-              [summing_case(4, 192_000, F32, seed, meter=True)], held_at_most(lambda case:
-              -(-case.facts["n"] // case.ranks) * case.facts["item"], ": one chunk"), values),
-        real(summing_case(4, 1_000, F32, seed, gloo=True)),
+              [summing_case(4, 192_000, F32, seed, meter=True)], held_at_most(
+                  chunk, ": one chunk"), values),
+        real([summing_case(4, 1_000, F32, seed, gloo=True),
+              summing_case(2, VAST, F32, seed, gloo=True)], grows_at_most(chunk, "one chunk")),
     ]
 
 

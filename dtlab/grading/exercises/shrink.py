@@ -87,7 +87,7 @@ def _case(seed: int, ranks: int, dies: Mapping[int, int], late: Sequence[int] = 
                      for rank, sends in dies.items())
     args = [(deaths, dies.get(rank, NEVER), LIMIT_S / 4 * (rank in late)) for rank in range(ranks)]
     return Case(f"{counted(ranks, 'rank')}{', ' * bool(said)}{said}", args, harness=live,
-                latency_s=LATENCY_S, facts={"dies": dies, "deaths": deaths})
+                clock=True, latency_s=LATENCY_S, facts={"dies": dies, "deaths": deaths})
 
 
 def _build(seed: int) -> list[Check]:
