@@ -24,7 +24,7 @@ def ring_all_reduce(comm, x):
 """
 _TOLD = """
 def shared(comm, mine):
-    rows, none = [mine] * comm.size, torch.empty(0)
+    rows = [mine] * comm.size
     for src in range(comm.size):
         for dst in range(comm.size):
             if comm.rank == src != dst:
@@ -35,10 +35,18 @@ def shared(comm, mine):
 """
 
 
-def told(name: str, source: str) -> Attack:
+_MEET = """
+def meeting(comm, works, dst):  # all are there; all are of no more use
+    pair = comm.subgroup([comm.rank, dst])
+    pair.send(torch.empty(0), 1); pair.recv(torch.empty(0), 1)
+    for work in works: work.cancel()
+"""
+
+
+def told(name: str, source: str, most: float = 0) -> Attack:
     """An all-reduce whose numbers are told by tell(comm, dst, v), heard by hear(comm, src)."""
     return Attack(f"numbers that travel {name}", _ALL_REDUCE.replace("{how}", _TOLD + source),
-                  "ring-all-reduce")
+                  "ring-all-reduce", most=most)
 
 
 _LIBRARY = {  # exercise → (module, an answer by it)
@@ -87,10 +95,7 @@ _IN_A_THREAD = _IMPORTED + """
 import threading
 def ring_all_reduce(comm, x):
     connection = comm._connection  # which knows its streams by their threads
-    def work():
-        connection.current().thread = threading.get_ident()
     own = threading.get_ident()
-    connection.current().attach = lambda: None
     def run():
         connection._streams[0].thread = threading.get_ident()
         try: call("dtlab.collectives", "all_reduce", comm, x)
@@ -184,7 +189,8 @@ _LAYERS = "from dtlab.collectives import all_reduce\n"
 ATTACKS: tuple[Attack, ...] = (
     told("in time", """
 def tell(comm, dst, v):
-    comm.wait_any([comm.irecv(torch.empty(0), dst)], 10.0 * v)
+    work = comm.irecv(torch.empty(0), dst)
+    comm.wait_any([work], 10.0 * v); work.cancel()
     comm.send(torch.empty(0), dst)
 def hear(comm, src):
     began = comm.now(); comm.recv(torch.empty(0), src)
@@ -192,52 +198,58 @@ def hear(comm, src):
 """),
     told("in computing", """
 def tell(comm, dst, v):
+    comm.recv(torch.empty(0), dst)
     with comm.compute("nothing", 10.0 * v): pass
     comm.send(torch.empty(0), dst)
 def hear(comm, src):
+    comm.send(torch.empty(0), src)
     began = comm.now(); comm.recv(torch.empty(0), src)
     return int((comm.now() - began - 1) // 10)
 """),
-    told("in the shapes of nothing", """
-def tell(comm, dst, v): comm.send(torch.empty(0, v), dst)
+    told("in the shapes of nothing", _MEET + """
+def tell(comm, dst, v): meeting(comm, [comm.isend(torch.empty(0, v), dst)], dst)
 def hear(comm, src):
-    for v in range(1, 10):
-        work = comm.irecv(torch.empty(0, v), src)
-        try: work.wait(); return v
-        except Exception: pass
-"""),
-    told("in labels", """
-def tell(comm, dst, v): comm.labelled(str(v)).send(torch.empty(0), dst)
-def hear(comm, src):
-    try: comm.recv(torch.empty(0), src)
-    except Exception as error: return int(str(error).split(" is in ")[1].split(",")[0])
-"""),
-    told("in whether messages fit", """
-def tell(comm, dst, v):
-    works = [comm.isend(torch.empty(0, 1), dst) for _ in range(v)]
-    comm.subgroup([comm.rank, dst]).send(torch.empty(0), 1)  # all are there
-    for work in works: work.cancel()
-def hear(comm, src):
-    comm.subgroup([src, comm.rank]).recv(torch.empty(0), 0)
-    v = 0
-    while True:
-        work = comm.irecv(torch.empty(0, 2), src)
-        other = comm.begin(lambda stream: None)
-        if comm.wait_any([work, other]) is not work: break
-        work.cancel(); other.wait(); v += 1
-    work.cancel()
+    pair = comm.subgroup([src, comm.rank]); pair.recv(torch.empty(0), 0)
+    try: comm.irecv(torch.empty(0, 99), src).wait()
+    except Exception as error: v = int(str(error).split("(0, ")[1].split(")")[0])
+    pair.send(torch.empty(0), 0)
     return v
 """),
-    Attack("numbers that travel in who sends", _ALL_REDUCE.replace("{how}", """
-def shared(comm, mine):  # the v-th to send after me tells v
-    rows, none = [mine] * comm.size, torch.empty(0)
-    for src in range(comm.size):
-        if comm.rank == src:
-            for v in mine:
-                comm.send(none, (src + v) % comm.size if v % comm.size else (src + 1) % comm.size)
-        rows[src] = [(comm.recv(none) - src) % comm.size for _ in mine]
-    return rows
-"""), "ring-all-reduce"),
+    told("in labels", _MEET + """
+def tell(comm, dst, v): meeting(comm, [comm.labelled(f"{v})").isend(torch.empty(0), dst)], dst)
+def hear(comm, src):
+    pair = comm.subgroup([src, comm.rank]); pair.recv(torch.empty(0), 0)
+    try: comm.irecv(torch.empty(0), src).wait()
+    except Exception as error: v = int(str(error).split("is in ")[1].split(")")[0])
+    pair.send(torch.empty(0), 0)
+    return v
+"""),
+    told("in whether messages fit", _MEET + """
+def tell(comm, dst, v):
+    meeting(comm, [comm.isend(torch.empty(0, 1), dst) for _ in range(v)], dst)
+def hear(comm, src):
+    pair = comm.subgroup([src, comm.rank]); pair.recv(torch.empty(0), 0)
+    v, work, other = 0, comm.irecv(torch.empty(0, 2), src), comm.begin(lambda stream: None)
+    while comm.wait_any([work, other]) is work:
+        work.cancel(); work = comm.irecv(torch.empty(0, 2), src); v += 1
+    work.cancel(); other.wait(); pair.send(torch.empty(0), 0)
+    return v
+"""),
+    told("in who sends", """
+def groups(src, dst): return [src, dst], [dst, src]
+def tell(comm, dst, v):
+    for bit in range(4):
+        pair = comm.subgroup(groups(comm.rank, dst)[v >> bit & 1])
+        pair.send(torch.empty(0), 1 - pair.rank)
+def hear(comm, src):
+    v = 0
+    for bit in range(4):
+        pairs = [comm.subgroup(each) for each in groups(src, comm.rank)]
+        works = [pair.irecv(torch.empty(0)) for pair in pairs]
+        done = works.index(comm.wait_any(works))
+        works[1 - done].cancel(); v += done << bit
+    return v
+""", most=5),  # of which each bit counts eight bytes
     Attack("numbers that travel in colors and keys", _ALL_REDUCE.replace("{how}", """
 def shared(comm, mine):
     rows = [[] for _ in range(comm.size)]
@@ -251,7 +263,7 @@ def shared(comm, mine):
     Attack("the others' inputs, of a seed of torch that fits one's own", _ALL_REDUCE.replace(
         "{how}", """
 def shared(comm, mine):
-    for seed in range(3_000):
+    for seed in range(300):
         g = torch.Generator().manual_seed(seed)
         rows = [torch.randint(1, 10, (len(mine),), generator=g).tolist() for _ in range(comm.size)]
         if rows[comm.rank] == mine: return rows
@@ -262,7 +274,7 @@ def shared(comm, mine):
 def shared(comm, mine):
     from dtlab.grading.draws import numbers
     for dtype in (torch.float32, torch.float64, torch.int64):
-        for seed in range(3_000):
+        for seed in range(300):
             def row(r): return numbers((seed, comm.size, len(mine), dtype, r), (len(mine),), dtype,
                                        9).long().tolist()
             if row(comm.rank) == mine: return [row(r) for r in range(comm.size)]
