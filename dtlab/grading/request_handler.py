@@ -151,6 +151,8 @@ class RequestHandler:
         self.referee.outcome.asked[self.rank] += 1
         try:
             value, blobs = self.state.oracle(self.comm, *args), list[bytes]()
+        except DtlabError:
+            raise
         except INVALID as error:  # the arguments are the learner's
             raise ConfigError(f"{type(error).__name__}: {error}") from None
         return {"value": encode(value, blobs)}, blobs

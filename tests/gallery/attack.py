@@ -12,7 +12,8 @@ MARK = "dtlab-attack"  # in the names of all that an attack may leave behind
 @dataclass(frozen=True)
 class Attack:
     """A notebook that is handed in: the course's, with `code` in place of one answer, or changed by
-    `edit`. It must earn nothing for `exercise`; where a part of it is honest, at most what that earns.
+    `edit`. It must earn nothing for `exercise`; where a part of it is honest, at most what that
+    earns.
     """
 
     name: str

@@ -69,8 +69,8 @@ _LIBRARY = {  # exercise → (module, an answer by it)
                       "):\n    t = {call}('dtlab.cost.failures', 'young_s', save_s, "
                       "node_mttf_h * 3600 / nodes)\n    return node_mttf_h * 3600 / nodes, t, "
                       "{call}('dtlab.reliability', 'goodput', t)\n"),
-    "find-rings": ("dtlab.topology.cycles", "def find_rings(ranks, links):\n"
-                   "    return {call}('dtlab.topology.cycles', 'edge_disjoint_cycles', links, 2)\n"),
+    "find-rings": ("dtlab.topology.cycles", "def find_rings(ranks, links):\n    return {call}("
+                   "'dtlab.topology.cycles', 'edge_disjoint_cycles', links, 2)\n"),
 }
 _IMPORTED = """
 from importlib import import_module
@@ -347,7 +347,7 @@ def choose_layout(predict, layers, heads, devices, batch, memory_bytes):
 def choose_layout(predict, *_):
     ask = predict.__closure__[1].cell_contents if callable(
         predict.__closure__[1].cell_contents) else predict.__closure__[0].cell_contents
-    ask(1, "x" * 1000, 1, 10**9, 0, "full")
+    ask(1, "x" * 1000, 1, 5 * 10**6, 0, "full")
     return {}
 """, "choose-layout"),
     Attack("a bandwidth read in frames and memory", """
