@@ -326,7 +326,7 @@ def overlapped_backward(comm, layers):
 def overlapped_backward(comm, layers):
     for layer in layers: layer.backward()
     for layer in layers: all_reduce(comm, layer.grad, "avg")
-""", "overlapped-backward", most=1),
+""", "overlapped-backward"),
     Attack("predictions that nobody counts: choose-layout", _LAYOUTS + """
 def choose_layout(predict, layers, heads, devices, batch, memory_bytes):
     chosen = best(predict, devices, batch, lambda came: came[1] <= memory_bytes)
