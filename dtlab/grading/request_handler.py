@@ -16,7 +16,7 @@ from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
 
 Answer = tuple[dict[str, Any], Sequence[Blob]]  # fields, blobs
 LABEL = 200  # characters of a label that are kept
-AGREEMENTS, LARGEST_COLOR = 8, 1024  # what is agreed on costs no bytes, so it has to be little
+AGREEMENTS = 2  # what is agreed on costs no bytes, so it has to be little
 
 
 class PickledObject(NamedTuple):
@@ -61,10 +61,7 @@ class RequestHandler:
                     return
                 answer = getattr(self, f"_do_{request.kind}")(request)
             except DtlabError as error:
-                if isinstance(error, ShapeMismatch):
-                    self.state.mismatch = CaseFailure(
-                        "raised", self.rank, "ShapeMismatch", str(error),
-                        str(request.fields.get("at", "")))
+                self._note(error, request)
                 answer = {"error": type(error).__name__, "message": str(error)}, ()
             except INVALID as error:
                 self.referee.fail(CaseFailure("died", self.rank,
@@ -80,6 +77,13 @@ class RequestHandler:
         elif request.kind == "raise":
             self.state.raised[int(request.fields["work"])] = raised(self.rank, request)
 
+    def _note(self, error: DtlabError, request: Frame) -> None:
+        """A mismatch fails the case, also if nobody waits to hear of it: that it came tells enough.
+        """
+        if isinstance(error, ShapeMismatch):
+            self.state.mismatch = CaseFailure("raised", self.rank, "ShapeMismatch", str(error),
+                                              str(request.fields.get("at", "")))
+
     # ---- requests; None: no answer is due -------------------------------------------------------
 
     def _do_post(self, request: Frame) -> None:
@@ -94,6 +98,7 @@ class RequestHandler:
             try:
                 work = group.post(op)[0]
             except DtlabError as error:
+                self._note(error, request)
                 work = Refused(error)
             what = (f"the send to rank {peer}" if verb == "send" else
                     f"the receive from {'anyone' if peer is None else f'rank {peer}'}")
@@ -146,6 +151,8 @@ class RequestHandler:
         self.referee.outcome.asked[self.rank] += 1
         try:
             value, blobs = self.state.oracle(self.comm, *args), list[Blob]()
+        except DtlabError:
+            raise
         except INVALID as error:  # the arguments are the learner's
             raise ConfigError(f"{type(error).__name__}: {error}") from None
         return {"value": encode(value, blobs)}, blobs
@@ -172,10 +179,10 @@ class RequestHandler:
         group, value = self.state.groups[request.fields["group"]], request.fields["value"]
         self.state.agreements += 1
         if not self.referee.case.library and (
-                self.state.agreements > AGREEMENTS or not _is_small(value)):
+                self.state.agreements > AGREEMENTS or not _is_small(value, group.size)):
             raise ConfigError(
-                f"split is not for sending: at most {AGREEMENTS} times here, with whole numbers up "
-                f"to {LARGEST_COLOR} as color and key; or use subgroup, which asks no one")
+                f"split is not for sending: at most {AGREEMENTS} times here, with whole numbers "
+                f"from 0 to {group.size - 1} as color and key; or use subgroup, which asks no one")
         return {"votes": group._all_gather_objects(value)}, ()
 
     def _do_form(self, request: Frame) -> Answer:
@@ -185,11 +192,11 @@ class RequestHandler:
         return {"group": len(self.state.groups) - 1, "rank": new.rank}, ()
 
 
-def _is_small(value: Any) -> bool:
-    """Is it a color and a key, as `split` has them?"""
+def _is_small(value: Any, size: int) -> bool:
+    """Is it a color and a key, as `split` has them, with no more values than there are ranks?"""
     numbers = value if isinstance(value, list) else [value]
     return len(numbers) <= 2 and all(
-        number is None or (isinstance(number, int) and abs(number) <= LARGEST_COLOR)
+        number is None or (isinstance(number, int) and 0 <= number < size)
         for number in numbers)
 
 

@@ -22,6 +22,7 @@ from tests.gallery.notebooks import cell_of
 SOLUTION = hello("no attack: the solution", RIGHT)
 STUB = hello("no attack: not written yet", "raise NotImplementedError")
 EVERYTHING = (SOLUTION, STUB, *ATTACKS)
+SEED = 8062477193  # as a class has: nobody finds it by trying
 GRACE_S = 5.0  # a namespace that has been killed takes a moment to go
 _OF_A_SANDBOX = f"HOME={HOME}".encode()
 _OF_THE_GALLERY = b"DTLAB_GALLERY=1"
@@ -31,7 +32,7 @@ _PLACES = ("/tmp", "/dev/shm", str(Path.home()), ".")  # where an attack may try
 @dataclass(frozen=True)
 class Outcome:
     """What came of an attack. points: of the exercise that it attacks; wanted: all for the
-    solution itself, 0 for all others."""
+    solution itself; of others at most what their honest part earns."""
 
     name: str
     points: float
@@ -45,7 +46,9 @@ class Outcome:
     @property
     def held(self) -> bool:
         """Has the grader held?"""
-        good = self.points == self.wanted and self.next_points == self.next_max
+        right = self.points == self.wanted if self.name == SOLUTION.name else (
+            self.points <= self.wanted)
+        good = right and self.next_points == self.next_max
         return good and not self.left
 
 
@@ -81,7 +84,7 @@ def notebook_of(attack: Attack, solutions: Path) -> dict[str, Any]:
 
 def _try(attack: Attack, file: Path, honest: Path, solutions: Path, box: str) -> Outcome:
     began, before = time.monotonic(), _traces()
-    report = grade_notebook(file, solutions, sandbox=box)
+    report = grade_notebook(file, solutions, SEED, box)
     points = _points(report, attack.exercise)
     until_s = time.monotonic() + GRACE_S
     while (left := sorted(_traces() - before)) and time.monotonic() < until_s:
@@ -90,7 +93,7 @@ def _try(attack: Attack, file: Path, honest: Path, solutions: Path, box: str) ->
     for trace in left:
         if trace.startswith("/"):
             Path(trace).unlink(missing_ok=True)
-    wanted = points[1] if attack is SOLUTION else 0
+    wanted = points[1] if attack is SOLUTION else attack.most
     return Outcome(attack.name, *points, wanted, ", ".join(left), after.points, after.max_points,
                    time.monotonic() - began)
 

@@ -106,7 +106,6 @@ def test_a_zip_is_bounded_in_all_and_its_later_copy_counts(tmp_path):
     folder.mkdir()
     write_zip(folder / "ada.zip", "new.ipynb", "old/new.ipynb")
     write_zip(folder / "bob.ZIP", *(f"{n}.ipynb" for n in range(101)))
-    write_zip(folder / "cyd.zip", *(f"{n}.ipynb" for n in range(7)), text="\0" * 19_000_000)
     write_zip(folder / "dan.zip", *(f"node_modules/{n}.js" for n in range(1100)), "x.ipynb")
     found = {each.name: each for each in find_hand_ins(folder, out)}
     assert found["ada.zip/new.ipynb"].saved > found["ada.zip/old/new.ipynb"].saved
@@ -114,6 +113,19 @@ def test_a_zip_is_bounded_in_all_and_its_later_copy_counts(tmp_path):
     assert "7 notebooks, of 133,000,000 bytes" in found["cyd.zip"].problem  # and none is unpacked
     assert not [file for file in out.iterdir() if file.stat().st_size > 1_000_000]
     assert found["dan.zip/x.ipynb"].problem == ""
+
+
+def test_a_zip_that_would_fill_the_disk_is_one_note_and_leaves_no_file(tmp_path):
+    folder, out = tmp_path / "class", tmp_path / "unpacked"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "ada.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for n in range(50):  # a gigabyte in all
+            archive.writestr(f"{n}.ipynb", bytes(20_000_000))
+    write_zip(folder / "bob.zip", *(f"{n}.ipynb" for n in range(200)), text="{}")
+    found = {each.name: each.problem for each in find_hand_ins(folder, out)}
+    assert list(found) == ["ada.zip", "bob.zip"]
+    assert all("too many or too large" in problem for problem in found.values())
+    assert not out.exists()
 
 
 def test_nothing_that_a_learner_writes_ends_the_grading_of_the_others(tmp_path):

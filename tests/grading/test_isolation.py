@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 from pathlib import Path
 
 import pytest
 
-from dtlab import ConfigError, run
+from dtlab import ConfigError, cost, run
 from dtlab.grading import isolation
+from dtlab.grading.absent import Absent
 from dtlab.grading.isolation import SANDBOXES, check_secrets, choose_sandbox, environment
 from dtlab.grading.judge import prepare_to_fork
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.system_calls import can_restrict
 from dtlab.grading.untrusted_process import UntrustedProcess
+from dtlab.parallel import pipeline
 
 pytestmark = pytest.mark.skipif(not can_restrict(), reason="only Linux has libseccomp")
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +46,7 @@ FORBIDDEN = {
 }
 PRELUDE = f"""
 import ctypes, fcntl, gc, os, socket, subprocess, sys
+import dtlab
 NEW_FILES = {NEW_FILES}
 def call(name, *arguments):
     libc = ctypes.CDLL(None, use_errno=True)
@@ -114,6 +118,28 @@ def test_a_rank_never_held_a_case_nor_the_checks(sandbox):
     ])
     assert modules == "Exception: []"
     assert cases == "Exception: []"
+
+
+def test_of_this_package_a_rank_finds_names_and_no_functions():
+    (kind, module, called, folder, read) = said(sandbox_or_skip("bubblewrap"), [
+        "type(dtlab.topology.cycles.edge_disjoint_cycles).__name__",
+        "__import__('dtlab.no.such', fromlist=['x']).anything is not None",
+        "dtlab.parallel.pipeline.one_f_one_b(2, 4)",
+        "sorted(os.listdir(os.path.dirname(dtlab.__file__)))",
+        "open(dtlab.__file__.replace('__init__', 'collectives/__init__')).read()",
+    ])
+    assert kind == "Exception: 'Absent'"
+    assert module == "Exception: True"
+    assert called == "NotYourOwn: the answer calls dtlab.parallel.pipeline.one_f_one_b"
+    assert not {"collectives", "cost", "parallel", "ps", "topology"} & set(folder.split("'"))
+    assert read.startswith("FileNotFoundError")
+
+
+def test_what_is_absent_becomes_the_real_thing_where_that_is_present():
+    absent = Absent("dtlab.cost", "time_s")
+    assert pickle.loads(pickle.dumps(absent)) is cost.time_s
+    assert pickle.loads(pickle.dumps(Absent("dtlab.parallel", "pipeline").one_f_one_b)) is (
+        pipeline.one_f_one_b)
 
 
 def test_the_environment_is_the_same_for_all():

@@ -6,17 +6,28 @@ import copy
 import csv
 import io
 import json
+import math
+import re
 import sys
+import time
+import weakref
 from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from dtlab import ConfigError
+from dtlab import ConfigError, run
+from dtlab.grading import cell_executor
 from dtlab.grading import grade_notebook as grade_in_sandbox
+from dtlab.grading.case import Case, Outcome
 from dtlab.grading.class_grading import grade_hand_in
 from dtlab.grading.class_report import class_table, to_csv
+from dtlab.grading.exercise import Check, Verdict
+from dtlab.grading.judge import prepare_to_fork, try_all
+from dtlab.grading.rank_server import RankServer
 from dtlab.grading.submissions import find_each
+from dtlab.grading.submitted import SubmittedCell
 
 ROOT = Path(__file__).resolve().parents[2]
 grade_notebook = partial(grade_in_sandbox, sandbox="none")
@@ -136,6 +147,63 @@ def test_output_cells_and_sources_as_lists_are_fine(welcome, submit):
         if cell["cell_type"] == "code":
             cell["outputs"] = [{"output_type": "stream", "name": "stderr", "text": "noise"}]
     assert submit(welcome).points == 8
+
+
+def test_what_passed_on_hidden_inputs_tells_bounds_and_no_counts():
+    (report,) = [each for each in solved("05_all_reduce.ipynb").exercises
+                 if each.exercise == "ring-all-reduce"]
+    for row in report.rows:
+        assert (row.came, row.passed) == ("right", True)
+        assert re.fullmatch("(≤ [0-9,]+)?", row.nbytes)
+        assert re.fullmatch("(≤ [0-9,]+)?", row.rounds)
+    assert any(row.nbytes for row in report.rows)
+
+
+# ---- limits -------------------------------------------------------------------------------------
+
+
+def test_cells_that_nap_have_one_limit_in_all():
+    def judge(comm):
+        prepare_to_fork()
+        cell_executor.CELLS_LIMIT_S = 1.0
+        cells = [SubmittedCell("import time; time.sleep(0.7)", f"c{n}") for n in range(9)]
+        with RankServer("none") as server:
+            began = time.monotonic()
+            return cell_executor.execute_cells(server, cells, []), time.monotonic() - began
+
+    executed, took_s = run(judge, ranks=1, trace=False, echo=False).values[0]
+    assert set(executed.troubles.values()) == {"the cells had not ended after 1 s"}
+    assert took_s < 0.7 * 9  # all naps together, which a starved process may take a part of
+
+
+def _tried(until_s, wrong):
+    """Try ten cases whose ranks return 16 MB each: how many were tried, how many ranks' tensors
+    were alive at once, and what is said of the last case."""
+    alive, most, tried = weakref.WeakSet(), 0, 0
+
+    def run_case(case):
+        nonlocal most, tried
+        tensors = [torch.empty(4_000_000) for _ in range(2)]
+        alive.update(tensors)
+        most, tried = max(most, len(alive)), tried + 1
+        return Outcome(tensors, [(), ()])
+
+    cases = [Case(str(n), [(), ()]) for n in range(10)]
+    check = Check("a check", 1, "", cases, lambda case, outcome: Verdict(
+        not wrong, "", "", shows=outcome.values if wrong else None))
+    trials = try_all([check], run_case, until_s)
+    return tried, most, trials["a check"][-1].outcome.failure
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_an_answer_returns_is_judged_and_let_go(wrong):
+    assert _tried(math.inf, wrong) == (10, 2, None)
+
+
+def test_once_the_time_of_a_hand_in_is_over_no_case_is_tried():
+    tried, _, failure = _tried(0.0, False)
+    assert tried == 1
+    assert failure.message == "the cases before took all the time that there is for a hand-in"
 
 
 # ---- one bad answer does not spoil the others --------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Recv, Send, run
+from dtlab import ConfigError, Recv, Send, run
 from dtlab.collectives import all_reduce, barrier, broadcast
 from dtlab.grading.case import Case, Outcome, Submission
 from dtlab.grading.judge import prepare_to_fork
@@ -36,7 +36,7 @@ def _in_the_judges_process(comm: Any, submission: Submission, args: Any, options
     server = RankServer("none", ("collectives", "cost"))
     sandbox = Sandbox(submission, server)
     try:
-        return sandbox.run_case(Case("a case", args, library=True, **{"clock": True} | options))
+        return sandbox.run_case(Case("a case", args, **{"library": True, "clock": True} | options))
     finally:
         sandbox.close()
 
@@ -103,7 +103,7 @@ def test_what_is_begun_on_one_communicator_runs_in_order():
             work.wait()
         return log
 
-    assert outcome_of(in_order, 2).values == [[("own", 2), ("a", 3), ("b", 4)]] * 2
+    assert outcome_of(in_order, 2, clock=True).values == [[("own", 2), ("a", 3), ("b", 4)]] * 2
 
 
 def test_streams_begin_streams_and_split_and_use_their_ranks_communicator():
@@ -172,7 +172,7 @@ def test_wait_any_returns_the_first_that_is_done_or_none():
             return None
         return first_come(comm, x)
 
-    assert outcome_of(in_stream).values[0] == (None, [2, 1, 0])
+    assert outcome_of(in_stream, clock=True).values[0] == (None, [2, 1, 0])
 
 
 def test_what_wait_any_returns_is_waited_for_unless_it_failed():
@@ -323,6 +323,91 @@ def test_a_thread_of_the_learners_own_gets_one_sentence():
         return said[0]
 
     assert "begin this function" in outcome_of(threads, 2).values[0]
+
+
+# ---- the clock, and what is asked for ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("clock", "seen", "took"), [(False, 0.0, 1.0), (True, 6.0, 7.0)])
+def test_the_clock_stands_still_unless_a_case_judges_time(clock, seen, took):
+    def looks(comm, x):
+        comm.sendrecv(x, 1 - comm.rank, x.clone(), 1 - comm.rank)
+        with comm.compute("work", 5.0):
+            pass
+        work, refused = comm.irecv(x, 1 - comm.rank), False
+        now = comm.now()
+        try:
+            comm.wait_any([work], 1.0)
+        except ConfigError:
+            refused = True
+        work.cancel()
+        return now, refused
+
+    outcome = outcome_of(looks, 2, clock=clock)
+    assert outcome.values == [(seen, not clock)] * 2
+    assert outcome.elapsed_s == took
+
+
+def oracle(rank):
+    def answer(comm, number):
+        with comm.compute("answer", 3.0):
+            pass
+        if number < 0:
+            raise ConfigError("there is no such number")
+        return 10 * rank + number
+
+    return answer
+
+
+def asks(comm, ask, x):
+    try:
+        ask(-1)
+    except ConfigError as error:
+        return ask(2), str(error)
+
+
+def test_the_referee_counts_questions_and_their_time_but_over_gloo_the_rank_answers():
+    outcome = outcome_of(asks, 2, oracle=oracle)
+    assert outcome.values == [(rank * 10 + 2, "there is no such number") for rank in (0, 1)]
+    assert (outcome.asked, outcome.elapsed_s) == ([2, 2], 6.0)
+    real = outcome_of(asks, 2, oracle=oracle, gloo=True)
+    assert (real.values, real.asked) == (outcome.values, [0, 0])
+
+
+@pytest.mark.parametrize(("number", "said"), [(-1, "there is no such number"), ("a", "TypeError")])
+def test_an_oracles_error_is_the_learners_exception(number, said):
+    failure = outcome_of(lambda comm, ask, x: ask(number), 1, oracle=oracle).failure
+    assert (failure.kind, failure.error) == ("raised", "ConfigError")
+    assert said in failure.message
+
+
+def test_a_message_that_does_not_fit_fails_the_case_though_nobody_waits_for_it():
+    def notices(comm, x):
+        pair = comm.subgroup([0, 1])
+        if comm.rank == 0:
+            work = comm.isend(x, 1)
+            pair.send(x, 1)
+            return work.cancel()
+        pair.recv(x, 0)
+        work = comm.irecv(x[:1].clone(), 0)
+        noticed = comm.wait_any([work]) is work
+        work.cancel()
+        return noticed
+
+    assert outcome_of(notices, 2).failure.error == "ShapeMismatch"
+
+
+def test_without_the_library_split_tells_no_more_than_who_is_with_whom():
+    def splits(comm, x, *keys):
+        return [comm.split(0, key).size for key in keys]
+
+    def said(*keys):
+        failure = outcome_of(lambda comm, x: splits(comm, x, *keys), 2, library=False).failure
+        return failure and failure.message
+
+    assert said(1, 0) is None
+    for keys in ((2,), (-1,), (0, 1, 0)):
+        assert "split is not for sending" in said(*keys)
 
 
 # ---- the rest ----------------------------------------------------------------------------------

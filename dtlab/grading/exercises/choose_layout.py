@@ -33,6 +33,8 @@ def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
     @cache
     def predicted(pp: int, dp: int, tp: int, micro_batch: int, stage: int, recompute: str
                   ) -> tuple[float, float] | None:
+        if not all(isinstance(each, (int, float)) for each in (pp, dp, tp, micro_batch, stage)):
+            return None  # a text, times a number, could fill the memory
         micro_batches, rest = divmod(batch, dp * micro_batch)
         if rest or not micro_batches or pp * dp * tp != topology.ranks:
             return None
