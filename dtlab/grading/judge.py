@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -42,8 +43,8 @@ class Trial(NamedTuple):
     outcome: Outcome
     verdict: Verdict
     left: Fingerprint | None  # what the answer left behind; None: it passed
-    clue: str
     wrong_values: bool  # where `check` counts what right values cost
+    clue: str = ""  # of the first that fails
 
 
 Trials = Mapping[str, list[Trial]]  # by check; one that is missing was not tried
@@ -149,16 +150,22 @@ def _run_cases(run_case: RunCase, checks: list[Check], judged: dict[tuple[str, i
     for check in checks:
         for number, case in enumerate(check.cases):
             seen.setdefault(case, []).append((check, number))
+    first_bad: dict[tuple[str, bool], tuple[int, Case, Outcome]] = {}  # their values are kept
     stop, without_result, first = "", 0, set(checks[0].cases)
     for count, (case, where) in enumerate(seen.items(), 1):
         outcome = skipped(stop) if stop else run_case(case)
-        stop = stop or _reason_to_stop(outcome, until_s)
+        stop, whole = stop or _reason_to_stop(outcome, until_s), replace(outcome)
         for check, number in where:
-            judged[check.name, number] = _judged(check, number, case, outcome)
+            trial = judged[check.name, number] = _judged(check, number, case, outcome)
+            key = check.name, trial.wrong_values
+            if not trial.verdict.passed and number < first_bad.get(key, (math.inf,))[0]:
+                first_bad[key] = number, case, whole
         outcome.values, outcome.after = [], []  # they may be large
         without_result += outcome.failure is not None
         if not stop and count == without_result == len(first):
             stop = f"get “{checks[0].name}” right first"
+    for (name, _), (number, case, whole) in first_bad.items():
+        judged[name, number] = judged[name, number]._replace(clue=clues.clue(case, whole))
 
 
 def skipped(reason: str) -> Outcome:
@@ -179,12 +186,11 @@ def _judged(check: Check, number: int, case: Case, outcome: Outcome) -> Trial:
     wrong_values = check.provided is not None and not verdict.passed
     if check.provided and verdict.passed:
         verdict = verdict_of(check.judge, case, outcome)
-    if verdict.passed:
-        left, clue = None, ""
-    else:
+    left = None
+    if not verdict.passed:
         sent = [outcome.trace.sent_bytes(rank) for rank in range(outcome.trace.ranks)]
-        left, clue = fingerprint(verdict.shows, sent), clues.clue(case, outcome)
-    return Trial(number, case, outcome, verdict._replace(shows=None), left, clue, wrong_values)
+        left = fingerprint(verdict.shows, sent)
+    return Trial(number, case, outcome, verdict._replace(shows=None), left, wrong_values)
 
 
 # ---- rows ---------------------------------------------------------------------------------------
