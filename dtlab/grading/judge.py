@@ -154,12 +154,12 @@ def _run_cases(run_case: RunCase, checks: list[Check], judged: dict[tuple[str, i
     stop, without_result, first = "", 0, set(checks[0].cases)
     for count, (case, where) in enumerate(seen.items(), 1):
         outcome = skipped(stop) if stop else run_case(case)
-        stop, whole = stop or _reason_to_stop(outcome, until_s), replace(outcome)
+        stop = stop or _reason_to_stop(outcome, until_s)
         for check, number in where:
             trial = judged[check.name, number] = _judged(check, number, case, outcome)
             key = check.name, trial.wrong_values
             if not trial.verdict.passed and number < first_bad.get(key, (math.inf,))[0]:
-                first_bad[key] = number, case, whole
+                first_bad[key] = number, case, replace(outcome)
         outcome.values, outcome.after = [], []  # they may be large
         without_result += outcome.failure is not None
         if not stop and count == without_result == len(first):

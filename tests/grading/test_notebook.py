@@ -197,7 +197,8 @@ def _tried(until_s, wrong):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_an_answer_returns_is_judged_and_let_go(wrong):
-    assert _tried(math.inf, wrong) == (10, 2, None)
+    """But for the first that is wrong, of which a clue is looked for."""
+    assert _tried(math.inf, wrong) == (10, 4 if wrong else 2, None)
 
 
 def test_once_the_time_of_a_hand_in_is_over_no_case_is_tried():
