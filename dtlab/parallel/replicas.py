@@ -145,7 +145,8 @@ class Replicas:
             parts = built[0].comm._all_gather_objects(part)
             restore(*built, lambda: merged(parts), "Replicas")
             self._part = -1, None
-        self._built, self.steps = built, max(newest, 0)
+        self._built = built
+        self.steps = max(newest, 0) if self._whole else newest  # without a state there is no step
 
     def _healed(self, part: dict[str, Any] | None, needs: bool) -> dict[str, Any] | None:
         """`part` of the newest state, or, if this rank of a whole group has none, that of the same
