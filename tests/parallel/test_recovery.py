@@ -250,7 +250,7 @@ def test_a_lost_group_is_left_out_and_comes_back(ranks: int) -> None:
     assert back > 3
 
 
-@pytest.mark.parametrize("event", range(1, 30, 2))
+@pytest.mark.parametrize("event", [1, 3])
 def test_no_group_is_whole_before_the_first_step(event: int) -> None:
     values = dtlab.simulate(replicated, 2, network=NETWORK, crash={1: event, 2: event},
                             detect_s=0.1, restart_s=2.5, trace=False).values
