@@ -111,8 +111,7 @@ class Outcome:
     elapsed_s: float = 0.0
     trace: Trace = field(default_factory=lambda: Trace(0))
     peak_bytes: list[int] = field(default_factory=list)  # of tensors and objects, by rank
-    # By how much a rank's process has grown on Linux, over Gloo, at most and in the end, by rank.
-    grown_bytes: list[tuple[int, int]] = field(default_factory=list)
+    grown_bytes: list[int] = field(default_factory=list)  # the processes, over Gloo, on Linux
     printed: list[str] = field(default_factory=list)
     objects: int = 0  # how many messages carried an object, not a tensor
     asked: list[int] = field(default_factory=list)  # how often the oracle answered, by rank

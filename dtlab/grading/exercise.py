@@ -34,7 +34,7 @@ CHAPTERS = {
 }
 
 
-CALLS_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may do so
+WITH_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may do so
 
 
 class Verdict(NamedTuple):

@@ -128,14 +128,14 @@ def frame_socket_pair() -> tuple[FrameSocket, FrameSocket]:
 
 
 def tensor_bytes(x: torch.Tensor) -> Blob:
-    """The elements of `x`, in order: its own memory, where they lie so. Any dtype, any layout."""
+    """The elements of `x`, in order: a view of its memory if it is contiguous. Any dtype."""
     flat = x.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
 def tensor_from(data: Blob, dtype: str, shape: list[int]) -> torch.Tensor:
-    """The tensor of which `tensor_bytes` made `data`, in the memory of a bytearray, else in its
-    own. `ValueError` if they don't fit."""
+    """The tensor of which `tensor_bytes` made `data`. It shares the memory of a bytearray; other
+    data is copied. `ValueError` if they don't fit."""
     kind = getattr(torch, dtype, None)
     sizes = [int(n) for n in shape]
     if not isinstance(kind, torch.dtype) or dtype.startswith(("q", "bits")) or min(

@@ -43,7 +43,6 @@ class Trial(NamedTuple):
     outcome: Outcome
     verdict: Verdict
     left: Fingerprint | None  # what the answer left behind; None: it passed
-    wrong_values: bool  # where `check` counts what right values cost
     clue: str = ""  # of the first that fails
 
 
@@ -95,20 +94,14 @@ def try_all(checks: Sequence[Check], run_case: RunCase, until_s: float = math.in
     judged: dict[tuple[str, int], Trial] = {}  # by check and number
     _run_cases(run_case, [check for check in checks if not is_real(check)], judged, until_s)
     trials: dict[str, list[Trial]] = {}
-    before: set[Case] = set()  # in which values count by themselves
     for check in checks:
-        first = trials.get(checks[0].name, [])
-        right = all(trial.verdict.passed for trial in first)
+        right = all(trial.verdict.passed for trial in trials.get(checks[0].name, []))
         if not right and (check.provided or is_real(check)):
             continue
         if is_real(check):
             _run_cases(run_case, [check], judged, until_s)
-        # A case whose values were wrong in an earlier check has cost its points there.
-        trials[check.name] = [
-            trial for number, case in enumerate(check.cases)
-            if not (trial := judged[check.name, number]).wrong_values or case not in before]
-        if check.provided is None:
-            before.update(check.cases)
+        trials[check.name] = [judged[check.name, number] for number in range(len(check.cases))
+                              if (check.name, number) in judged]
     return trials
 
 
@@ -146,26 +139,31 @@ def _run_cases(run_case: RunCase, checks: list[Check], judged: dict[tuple[str, i
                until_s: float) -> None:
     """Run each case, and judge it for all checks that have it. Once one does not end, or when the
     first check's cases give no result at all, the rest is not tried."""
-    seen: dict[Case, list[tuple[Check, int]]] = {}
+    seen: dict[Case, list[tuple[Check, int, bool]]] = {}
+    counted: set[Case] = set()  # their values count by themselves
     for check in checks:
         for number, case in enumerate(check.cases):
-            seen.setdefault(case, []).append((check, number))
-    first_bad: dict[tuple[str, bool], tuple[int, Case, Outcome]] = {}  # their values are kept
+            seen.setdefault(case, []).append((check, number, case in counted))
+        if check.provided is None:
+            counted.update(check.cases)
+    first_bad: dict[str, tuple[int, Case, Outcome]] = {}  # by check; their values are kept
     stop, without_result, first = "", 0, set(checks[0].cases)
     for count, (case, where) in enumerate(seen.items(), 1):
         outcome = skipped(stop) if stop else run_case(case)
         stop = stop or _reason_to_stop(outcome, until_s)
-        for check, number in where:
-            trial = judged[check.name, number] = _judged(check, number, case, outcome)
-            key = check.name, trial.wrong_values
-            if not trial.verdict.passed and number < first_bad.get(key, (math.inf,))[0]:
-                first_bad[key] = number, case, replace(outcome)
+        for check, number, elsewhere in where:
+            trial = _judged(check, number, case, outcome, elsewhere)
+            if trial is None:
+                continue
+            judged[check.name, number] = trial
+            if not trial.verdict.passed and number < first_bad.get(check.name, (math.inf,))[0]:
+                first_bad[check.name] = number, case, replace(outcome)
         outcome.values, outcome.after = [], []  # they may be large
         without_result += outcome.failure is not None
         if not stop and count == without_result == len(first):
             stop = f"get “{checks[0].name}” right first"
-    for (name, _), (number, case, whole) in first_bad.items():
-        judged[name, number] = judged[name, number]._replace(clue=clues.clue(case, whole))
+    for name, (number, case, outcome) in first_bad.items():
+        judged[name, number] = judged[name, number]._replace(clue=clues.clue(case, outcome))
 
 
 def skipped(reason: str) -> Outcome:
@@ -181,16 +179,20 @@ def _reason_to_stop(outcome: Outcome, until_s: float) -> str:
     return ""
 
 
-def _judged(check: Check, number: int, case: Case, outcome: Outcome) -> Trial:
+def _judged(check: Check, number: int, case: Case, outcome: Outcome, elsewhere: bool
+            ) -> Trial | None:
+    """None if the check counts what right values cost, and wrong ones have cost their points in
+    another check."""
     verdict = verdict_of(check.provided or check.judge, case, outcome)
-    wrong_values = check.provided is not None and not verdict.passed
+    if check.provided and not verdict.passed and elsewhere:
+        return None
     if check.provided and verdict.passed:
         verdict = verdict_of(check.judge, case, outcome)
     left = None
     if not verdict.passed:
         sent = [outcome.trace.sent_bytes(rank) for rank in range(outcome.trace.ranks)]
         left = fingerprint(verdict.shows, sent)
-    return Trial(number, case, outcome, verdict._replace(shows=None), left, wrong_values)
+    return Trial(number, case, outcome, verdict._replace(shows=None), left)
 
 
 # ---- rows ---------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def new_outcome(case: Case) -> Outcome:
     """To be filled in."""
     p = case.ranks
     return Outcome([None] * p, [()] * p, 0.0, peak_bytes=[0] * p, printed=[""] * p, asked=[0] * p,
-                   grown_bytes=[(0, 0)] * p)
+                   grown_bytes=[0] * p)
 
 
 def send_calls(case: Case, submission: Submission, processes: Sequence[UntrustedProcess],
@@ -136,7 +136,7 @@ def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFail
     """Until the function has returned on all ranks; or why it has not."""
     waiting = set(range(len(ranks)))
     replies = [Reply(0.0, None, [], [], [])] * len(ranks)
-    started = [process.memory() for process in ranks]
+    before = [0] * len(ranks)
     until_s = time.monotonic() + GLOO_LIMIT_S
     while waiting:
         for rank in sorted(waiting):
@@ -144,12 +144,12 @@ def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFail
                 continue
             try:
                 ended = ranks[rank].recv(GLOO_LIMIT_S)
-                most, now = ranks[rank].memory()
+                peak = ranks[rank].peak_bytes()
                 if ended.kind == "ready":
-                    started[rank] = most, now
+                    before[rank] = peak
                     ranks[rank].socket.send("answer", until_s=until_s)
                     continue
-                outcome.grown_bytes[rank] = most - started[rank][0], now - started[rank][1]
+                outcome.grown_bytes[rank] = peak - before[rank]
                 if failure := note_end(outcome, rank, ended):
                     return failure
                 replies[rank] = Reply(0.0, None, ended.fields["sent"], [], [])

@@ -124,10 +124,10 @@ def grows_at_most(bound: Bound, what: str) -> Judge:
     bytes and another half of x? What a thread, a mapping or a library holds counts, too."""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         verdict, x_bytes = values(case, outcome), case.facts["nbytes"]
-        most, allowed = max(peak for peak, _ in outcome.grown_bytes), bound(case) + x_bytes // 2
+        most, allowed = max(outcome.grown_bytes), bound(case) + x_bytes // 2
         if not verdict.passed or case.facts["n"] < VAST or most <= allowed:
             return verdict
-        return Verdict(False, "a process holds half of x more", what)
+        return Verdict(False, "a process takes far more memory", f"{what} beside x")
 
     return judge
 

@@ -41,15 +41,13 @@ class UntrustedProcess:
             ceiling = pages * resource.getpagesize() + MEMORY_BYTES
             resource.prlimit(self.pid, resource.RLIMIT_AS, (ceiling, ceiling))
 
-    def memory(self) -> tuple[int, int]:
-        """The bytes that it has held at most, and those that it holds; (0, 0) where there is no
-        /proc."""
+    def peak_bytes(self) -> int:
+        """The most memory that it has held at once; 0 where there is no /proc."""
         with suppress(OSError):
-            said = dict(line.split(":") for line in
-                        Path(f"/proc/{self.pid}/status").read_text().splitlines())
-            most, now = (int(said[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS"))
-            return most, now
-        return 0, 0
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) << 10
+        return 0
 
     def start_timing(self) -> None:
         """From now on its time counts."""

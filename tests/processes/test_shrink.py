@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,24 @@ def on(backend: str, fn: Callable[[Comm], Any], victim: int, **options: Any) -> 
         return fn(comm)
 
     return dtlab.run(with_death, ranks=RANKS, may_die=range(RANKS), timeout=20).values
+
+
+class NeverOver:
+    """The handle of a send that Gloo has forgotten, as it may when the peer dies."""
+
+    def wait(self) -> None:
+        threading.Event().wait()
+
+
+def test_a_send_that_gloo_forgets_ends_with_its_peer() -> None:
+    def body(comm: Comm) -> bool:
+        comm.end.transport.start = lambda operations: [NeverOver() for _ in operations]  # type: ignore[attr-defined]
+        dies(comm, 1)
+        with pytest.raises(RankDied, match="rank 1"):
+            comm.send(torch.ones(2), 1)
+        return True
+
+    assert dtlab.run(body, ranks=2, may_die=[1], timeout=20).values == [True, None]
 
 
 @pytest.mark.parametrize("backend", ["simulator", "gloo"])

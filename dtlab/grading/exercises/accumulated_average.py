@@ -11,7 +11,7 @@ from torch import Tensor
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import COLLECTIVES, real, ring_bytes, sent_at_most, sum_bytes, values
 
 
@@ -61,4 +61,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("accumulated-average", "Accumulation", "accumulate", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

@@ -8,7 +8,7 @@ import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted, counted, describe_case
 from dtlab.grading.draws import normals, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sum_bytes, values
 
 
@@ -77,4 +77,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("bucketed-average", "Buckets", "average_in_buckets", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

@@ -7,7 +7,6 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import scale, varied
@@ -40,9 +39,13 @@ def predictor(question: Question) -> Callable[..., tuple[float, float] | None]:
             return None
         if (stage and dp == 1) or (stage == 3 and pp > 1):
             return None
-        found = predict(shape, topology, Layout(
-            {"pp": pp, "dp": dp, "tp": tp}, micro_batch, micro_batches, stage=stage,
-            recompute=recompute, sequence=tp > 1), software=MEGATRON, memory_bytes=1e18, wire=wire)
+        try:
+            found = predict(shape, topology, Layout(
+                {"pp": pp, "dp": dp, "tp": tp}, micro_batch, micro_batches, stage=stage,
+                recompute=recompute, sequence=tp > 1), software=MEGATRON, memory_bytes=1e18,
+                wire=wire)
+        except ConfigError:
+            return None
         return None if found.why_not else (found.step_s, found.memory_bytes)
 
     return predicted
@@ -61,14 +64,7 @@ def all_of(question: Question) -> dict[tuple[Any, ...], tuple[float, float]]:
 def oracle(question: Question, rank: int) -> Callable[..., tuple[float, float] | None]:
     """In the referee: a prediction."""
     predicted = predictor(question)
-
-    def answer(comm: Comm, *layout: Any) -> tuple[float, float] | None:
-        try:
-            return predicted(*layout)
-        except ConfigError:
-            return None
-
-    return answer
+    return lambda comm, *layout: predicted(*layout)
 
 
 def run_choice(choose: Callable[..., Any], ask: Callable[..., Any], layers: int, heads: int,
@@ -83,7 +79,7 @@ def run_choice(choose: Callable[..., Any], ask: Callable[..., Any], layers: int,
     return [chosen.get(name) for name in NAMES] if isinstance(chosen, dict) else []
 
 
-def asking(tried: str, question: Question, answer: Callable[..., Any], *told: float) -> Case:
+def layout_case(tried: str, question: Question, answer: Callable[..., Any], *told: float) -> Case:
     """A case whose function asks `answer`. told: besides layers, heads, devices and batch."""
     layers, _, heads, servers, gpus, batch, *_ = question
     return Case(tried, [(layers, heads, servers * gpus, batch, *told)], comm=False,
@@ -123,9 +119,10 @@ def _build(seed: int) -> list[Check]:
              ) -> Case:
         gigabytes *= scale(seed, layers, hidden, servers, most=1.1)
         hidden += heads * varied(seed, 9, layers, servers)
-        return asking(f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:.3g} GB",
-                      (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, 25e9), oracle,
-                      gigabytes * 1e9)
+        return layout_case(
+            f"{layers} layers of {hidden}, {8 * servers} devices of {gigabytes:.3g} GB",
+            (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, 25e9), oracle,
+            gigabytes * 1e9)
 
     batch = 32 + 16 * varied(seed, 4, "batch")
     small = [case(24, 2048, 16, 2, batch, 24), case(24, 2048, 16, 1, 16, 40),

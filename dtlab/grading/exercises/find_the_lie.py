@@ -13,7 +13,7 @@ from torch.nn.functional import gelu
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import COLLECTIVES, items, real, ring_bytes, sent_at_most, sum_bytes
 from dtlab.parallel.conversions import copy_to, reduce_from
 
@@ -81,4 +81,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("find-the-lie", "Find the lie", "layer", _build,
-                    library=(*CALLS_COLLECTIVES, "parallel"))
+                    library=(*WITH_COLLECTIVES, "parallel"))

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import scale, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.exercises.choose_layout import Question, all_of, asking, predictor, within
+from dtlab.grading.exercises.choose_layout import Question, all_of, layout_case, predictor, within
 
 RUNS = 200
 SHARE = 1.05  # of the fastest one's time
@@ -21,10 +20,7 @@ def oracle(question: Question, rank: int) -> Callable[..., float | None]:
     predicted = predictor(question)
 
     def answer(comm: Comm, *layout: Any) -> float | None:
-        try:
-            found = predicted(*layout)
-        except ConfigError:
-            return None
+        found = predicted(*layout)
         return found[0] if found and found[1] <= question[6] else None
 
     return answer
@@ -48,8 +44,9 @@ def _build(seed: int) -> list[Check]:
              card: float) -> Case:
         hidden += heads * varied(seed, 9, layers, batch)
         card_Bps = card * scale(seed, layers, batch, most=1.4) * 1e9
-        return asking(f"{layers} layers of {hidden}, {8 * servers} devices",
-                      (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, card_Bps), oracle)
+        return layout_case(
+            f"{layers} layers of {hidden}, {8 * servers} devices",
+            (layers, hidden, heads, servers, 8, batch, gigabytes * 1e9, card_Bps), oracle)
 
     fast = [case(24, 4096, 32, 4, 64, 40, 400), case(32, 4096, 32, 4, 128, 80, 25)]
     slow = [case(32, 4096, 32, 4, 64, 40, 12), case(48, 8192, 64, 8, 128, 80, 4)]

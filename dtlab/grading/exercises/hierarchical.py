@@ -10,7 +10,7 @@ import torch
 
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import DTYPES, F32, padded, real, rounds_at_most, summing_case, values
 from dtlab.topology import link_bytes, racks
 from dtlab.wires import enter
@@ -90,4 +90,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("hierarchical", "Hierarchical all-reduce", "hierarchical_all_reduce", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

@@ -15,7 +15,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.draws import normals, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import real, sum_bytes, values
 
 ALPHA, BETA = 1e-5, 1e-8
@@ -108,4 +108,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("overlapped-backward", "Overlap", "overlapped_backward", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import (
     COLLECTIVES,
     items,
@@ -57,4 +57,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("row-parallel", "Row parallel", "row_parallel", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

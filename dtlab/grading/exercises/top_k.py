@@ -10,7 +10,7 @@ import torch
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import generator, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import F64, sent_at_most, values
 
 ENTRY = 16  # bytes: a float64 and an int64
@@ -76,4 +76,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("top-k", "Top-k with error feedback", "top_k_mean", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

@@ -10,7 +10,7 @@ import torch
 
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
 from dtlab.grading.draws import numbers, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
 from dtlab.grading.standard import BF16, F32, F64, padded, real, sum_bytes, values
 from dtlab.topology import Topology, from_graph, link_bytes
@@ -89,4 +89,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("two-level-step", "Two levels", "two_level_step", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

@@ -7,7 +7,7 @@ import torch
 from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.compare import difference
 from dtlab.grading.draws import normals, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import (
     COLLECTIVES,
     real,
@@ -58,4 +58,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("unequal-shards", "Unequal shards", "mean_gradient", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

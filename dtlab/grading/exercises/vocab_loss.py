@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, numbers, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import (
     COLLECTIVES,
     I64,
@@ -57,4 +57,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("vocab-loss", "Cross-entropy over a cut vocabulary", "vocab_loss", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

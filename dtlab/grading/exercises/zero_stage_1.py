@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, Wanted, describe_case
 from dtlab.grading.draws import normals
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sent_at_most, sum_bytes, values
 
 LR, MU = 0.25, 0.9  # no share of a few ranks
@@ -86,4 +86,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("zero-stage-1", "ZeRO, stage 1", "stage_1_step", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from dtlab.comm import Comm
 from dtlab.grading.case import ANY, Case, Outcome, Wanted
 from dtlab.grading.draws import normals, varied
-from dtlab.grading.exercise import CALLS_COLLECTIVES, Check, Exercise, Verdict
+from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, items, real, sent_at_most, sum_bytes
 
 PEAK_LAYERS = 7.5  # of live memory: a layer and the next, a gradient and its copies, activations
@@ -125,4 +125,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("zero-stage-3", "ZeRO, stage 3", "stage_3_step", _build,
-                    library=CALLS_COLLECTIVES)
+                    library=WITH_COLLECTIVES)
