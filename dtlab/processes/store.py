@@ -137,9 +137,7 @@ class StoreServer:
             self._data[died_key(self._agreed, rank)] = b""
         if self._agreed:
             self._data[broken_key(self._agreed)] = b""
-            for channel, *_ in self._waiting:
-                _reply(channel, "a rank has died", done=False)
-            self._waiting = []
+            self.look_again()
         self._agree()
 
     def _agree(self) -> None:
@@ -188,13 +186,16 @@ class StoreServer:
         self.look_again()
 
     def look_again(self) -> None:
-        """Answer those who wait: what they want has come, or their time is over."""
+        """Answer those who wait: what they want has come, or never will, or their time is over."""
         now, still = time.monotonic(), []
+        broken = broken_key(self._agreed) in self._data
         for entry in self._waiting:
             channel, what, keys, deadline = entry
             if all(key in self._data for key in keys):
                 values = [self._data[key] for key in keys]
                 _reply(channel, values[0] if what == "get" else values)
+            elif broken:  # also a wait that begins only now, which would hold up its rank
+                _reply(channel, "a rank has died", done=False)
             elif now > deadline:
                 _reply(channel, _TIMED_OUT, done=False)
             else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,10 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dtlab
 from dtlab import Comm, ConfigError, RankDied, Recv, Send
 from dtlab.collectives import all_gather, all_reduce, broadcast
+from dtlab.processes.control_channel import ControlChannel
+from dtlab.processes.store import RankStore, StoreServer
 
 RANKS = 4
 NETWORK = dtlab.topology.uniform(RANKS, 1e-5, 1e9)
@@ -56,6 +61,34 @@ def test_a_send_that_gloo_forgets_ends_with_its_peer() -> None:
         return True
 
     assert dtlab.run(body, ranks=2, may_die=[1], timeout=20).values == [True, None]
+
+
+def test_who_looks_for_the_address_of_a_rank_that_has_died_is_told_so() -> None:
+    """Else it would wait, and hold up its rank, which the others wait for."""
+    server, pairs = StoreServer(2), [socket.socketpair() for _ in range(2)]
+    ranks = [RankStore(ControlChannel(there)) for _, there in pairs]
+    ends = [ControlChannel(here) for here, _ in pairs]
+    asking = [threading.Thread(target=store.shrink, args=(rank,), daemon=True)
+              for rank, store in enumerate(ranks)]
+    for thread, end in zip(asking, ends, strict=True):
+        thread.start()
+        select.select([end], [], [])
+        server.serve(end)
+    server.left(1, died=True)
+    told: list[str] = []
+
+    def look() -> None:
+        try:
+            ranks[0].get("survivors 1/where is rank 1?")
+        except dist.DistStoreError as error:
+            told.append(str(error))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    select.select([ends[0]], [], [])
+    server.serve(ends[0])
+    looking.join(5)
+    assert told == ["a rank has died"]
 
 
 @pytest.mark.parametrize("backend", ["simulator", "gloo"])
