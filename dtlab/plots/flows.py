@@ -56,15 +56,15 @@ def draw_flows(history: LinkHistory, at_s: float, *, title: str = "") -> Picture
     stretch = history.at(at_s)
     heading = f"{title or history.cluster.name.split('(')[0]}, " \
               f"{_clock(at_s, history.end_s)} (simulated)"
-    note = _note(history, stretch)
+    note = note_of(history, stretch)
     with page(WIDTH_IN, HEIGHT_IN, heading, note) as picture:
         _draw_cluster(picture, history, stretch)
         strip = picture.place(left=_LEFT_IN, right=MARGIN_IN, bottom=0.66,
                            top=HEIGHT_IN - _STRIP_IN - 0.66)
-        _draw_loads(strip, history, history.busiest[:_columns(history.busiest)])
+        _draw_loads(strip, history, history.busiest[:columns(history.busiest)])
         strip.axvline(at_s / time_unit(history.end_s)[0], color=INK, linewidth=2.5, zorder=5)
         _draw_legend(picture)
-    picture.alt = f"{heading}: {note}. {_rates(stretch)}"
+    picture.alt = f"{heading}: {note}. {rates_of(stretch)}"
     return picture
 
 
@@ -75,7 +75,7 @@ def link_loads(cluster: Topology, trace: Trace, links: Sequence[Link] | None = N
     history = LinkHistory(cluster, trace)
     heading, note = f"{title} (simulated)", f"{cluster.name} · {seconds_text(history.end_s)}"
     chosen = history.busiest[:MOST_SHOWN] if links is None else _series(history, links)
-    legend_in = 0.27 * -(-len(chosen) // _columns(chosen))
+    legend_in = 0.27 * -(-len(chosen) // columns(chosen))
     with page(WIDTH_IN, 3.3 + legend_in, heading, note) as picture:
         axes = picture.place(left=_LEFT_IN, right=MARGIN_IN, bottom=0.7,
                           top=1.05 + legend_in)
@@ -96,7 +96,7 @@ def _series(history: LinkHistory, links: Sequence[Link]) -> list[tuple[str, list
             for link in links]
 
 
-def _columns(chosen: Sequence[tuple[str, list[float]]]) -> int:
+def columns(chosen: Sequence[tuple[str, list[float]]]) -> int:
     """How many names of links fit beside each other, at most three."""
     return MOST_SHOWN if sum(len(name) for name, _ in chosen[:MOST_SHOWN]) <= _LETTERS else 2
 
@@ -105,7 +105,7 @@ def _clock(at_s: float, end_s: float) -> str:
     return f"at {seconds_text(at_s)} of {seconds_text(end_s)}"
 
 
-def _note(history: LinkHistory, stretch: Stretch | None) -> str:
+def note_of(history: LinkHistory, stretch: Stretch | None) -> str:
     """Who moves, and which links are full, in one line."""
     if stretch is None or not stretch.moving:
         return "no bytes are on the move"
@@ -120,7 +120,7 @@ def _note(history: LinkHistory, stretch: Stretch | None) -> str:
     return " · ".join(parts)
 
 
-def _rates(stretch: Stretch | None, most: int = 8) -> str:
+def rates_of(stretch: Stretch | None, most: int = 8) -> str:
     """Who sends whom how fast; those of one speed together."""
     if stretch is None:
         return ""
@@ -159,8 +159,10 @@ def _draw_cluster(picture: Picture, history: LinkHistory, stretch: Stretch | Non
         linewidths=[_width_pt(share) * shape.thin for share in shares], zorder=1), autolim=False)
     busy = [(loads[link], shape.lanes[link]) for link in order if loads.get(link, 0.0) > 0]
     _draw_heads(axes, busy, shape.thin)
-    if len(busy) <= MOST_LABELS:
-        _draw_shares(axes, busy, [*shape.boxes])
+    for place, text in shares_of(history, stretch):
+        axes.text(float(place[0]), float(place[1]), text, ha="center", va="center", size=12,
+                  color=INK, zorder=4, bbox={"boxstyle": "round,pad=0.05", "facecolor": PAPER,
+                                             "linewidth": 0, "alpha": 0.8})
     draw_nodes(axes, history.graph, shape.places)
 
 
@@ -187,23 +189,24 @@ def _draw_heads(axes: Axes, busy: Sequence[tuple[float, np.ndarray]], thin: floa
         zorder=1.5), autolim=False)
 
 
-def _draw_shares(axes: Axes, busy: Sequence[tuple[float, np.ndarray]],
-                 taken: list[Box]) -> None:
-    """How full, in percent, beside each lane that carries something, where there is room."""
-    for load, lane in busy:
+def shares_of(history: LinkHistory, stretch: Stretch | None) -> list[tuple[np.ndarray, str]]:
+    """Where, in inches, it is written how full a lane is: beside it, where there is room."""
+    shape, loads = geometry_of(history), {} if stretch is None else stretch.loads
+    busy = sorted(((load, link) for link, load in loads.items()
+                   if load > 0 and link in shape.lanes), key=lambda pair: pair[0])
+    taken, placed = [*shape.boxes], []
+    for load, link in busy if len(busy) <= MOST_LABELS else ():
         text = f"{load * 100:.3g} %"
         half = np.array([0.05 + 0.06 * len(text), 0.12])  # of the text's box, in inches
         for share in (0.5, 0.38, 0.62, 0.26, 0.74):
-            point, along = _point(lane, share)
+            point, along = _point(shape.lanes[link], share)
             place = point + np.array([along[1], -along[0]]) * 0.22 + along * 0.12
             box = (*(place - half), *(place + half))
             if not any(_meet(box, other) for other in taken):
                 taken.append(box)
-                axes.text(float(place[0]), float(place[1]), text, ha="center", va="center",
-                          size=12, color=INK, zorder=4,
-                          bbox={"boxstyle": "round,pad=0.05", "facecolor": PAPER, "linewidth": 0,
-                                "alpha": 0.8})
+                placed.append((place, text))
                 break
+    return placed
 
 
 def _meet(one: Box, other: Box) -> bool:
@@ -227,7 +230,7 @@ def _draw_loads(axes: Axes, history: LinkHistory,
     axes.grid(True, axis="both", color=FAINT)
     if chosen:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
-                    ncols=_columns(chosen), handlelength=2.6, fontsize=12)
+                    ncols=columns(chosen), handlelength=2.6, fontsize=12)
 
 
 def _draw_legend(picture: Picture) -> None:

@@ -141,10 +141,20 @@ def _speed(kind: tuple[float, float]) -> str:
     return f"{speed}/s, {seconds_text(latency)}"
 
 
+def node_sizes(graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> tuple[float, float]:
+    """How high, in points, a host's number and a switch's name are written: as there is room."""
+    columns = len({places[node][0] for node in graph if isinstance(node, int)})
+    letters: dict[float, int] = {}  # at each height, with a gap of three between names
+    for node in graph:
+        if not isinstance(node, int):
+            letters[places[node][1]] = letters.get(places[node][1], 0) + len(str(node)) + 3
+    return (float(np.clip(10.4 * 72 / max(1, columns) * 0.3, 9, 17)),
+            float(np.clip(10 * 72 / (0.62 * max(letters.values(), default=1)), 5, 13)))
+
+
 def draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, float]]) -> None:
     hosts = [node for node in graph if isinstance(node, int)]
-    columns = len({places[host][0] for host in hosts})
-    size = float(np.clip(10.4 * 72 / max(1, columns) * 0.3, 9, 17))
+    size, small = node_sizes(graph, places)
     styles = [rank_style(host) for host in hosts]
     across, up = np.array([places[host] for host in hosts]).T
     axes.scatter(
@@ -155,10 +165,6 @@ def draw_nodes(axes: Axes, graph: nx.DiGraph, places: dict[Any, tuple[float, flo
         axes.text(*places[host], str(host), ha="center", va="center_baseline", size=size,
                   weight="bold", color=style.ink, zorder=3)
     switches = [node for node in graph if node not in set(hosts)]
-    letters: dict[float, int] = {}  # at each height, with a gap of three between names
-    for node in switches:
-        letters[places[node][1]] = letters.get(places[node][1], 0) + len(str(node)) + 3
-    small = float(np.clip(10 * 72 / (0.62 * max(letters.values(), default=1)), 5, 13))
     for node in switches:
         axes.text(*places[node], str(node), ha="center", va="center", size=small, color=PAPER,
                   zorder=3, bbox={"boxstyle": "round,pad=0.5", "facecolor": INK, "edgecolor": INK})

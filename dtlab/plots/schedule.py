@@ -40,9 +40,7 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
     if trace is not None:
         panels.append(Panel(clock_name(trace.virtual), spans_of(trace, plan)))
     end = max(end for panel in panels for row in panel.spans for *_, end in row)
-    figures = (f"elapsed {timing.elapsed:.4g} s · bubble {timing.bubble:.4g} s, "
-               f"{timing.bubble_fraction:.1%} of the time · most held "
-               f"{max(timing.held):.3g} micro-batches")
+    figures = figures_of(timing)
     clocks = " and ".join(panel.name for panel in panels)
     what = title or f"{plan.ranks} ranks, {plan.micro_batches} micro-batches"
     heading = f"{what} ({clocks})"
@@ -67,6 +65,32 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
                      f"{timing.held[rank]:.3g}" for rank, row in enumerate(timing.spans))
     picture.alt = f"{heading}: {figures}. {idle}."
     return picture
+
+
+def figures_of(timing: Timing) -> str:
+    """Time, bubble and the most held, in a line."""
+    return (f"elapsed {timing.elapsed:.4g} s · bubble {timing.bubble:.4g} s, "
+            f"{timing.bubble_fraction:.1%} of the time · most held "
+            f"{max(timing.held):.3g} micro-batches")
+
+
+def color_of(action: Action, plan: Schedule) -> str:
+    """The colour of a block: its kind's, darker in later chunks."""
+    chunks = plan.stages_of(plan.rank_of[action.stage])
+    return mix(KINDS[action.kind][1], INK, 0.45 * chunks.index(action.stage) / len(chunks))
+
+
+def held_of(timing: Timing, plan: Schedule, rank: int) -> tuple[list[float], list[float]]:
+    """At which moments the activations that `rank` holds change, and to how many micro-batches."""
+    change = {"F": 1.0, "B": -1.0, "W": -1.0}
+    share = len(plan.stages_of(rank))
+    moments, held = [0.0], [0.0]
+    for action, start, stop in timing.spans[rank]:
+        step = change.get(action.kind, 0.0)
+        if step:
+            moments.append(start if step > 0 else stop)
+            held.append(held[-1] + step / share)
+    return moments, held
 
 
 def spans_of(trace: Trace, plan: Schedule) -> list[list[tuple[Action, float, float]]]:
@@ -100,8 +124,7 @@ def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float
 
 def _draw_block(axes: Axes, y: float, action: Action, start: float, stop: float, end: float,
                 plan: Schedule) -> None:
-    chunks = plan.stages_of(plan.rank_of[action.stage])
-    color = mix(KINDS[action.kind][1], INK, 0.45 * chunks.index(action.stage) / len(chunks))
+    color = color_of(action, plan)
     axes.barh(y, stop - start, left=start, height=0.86, color=color, edgecolor=PAPER,
               linewidth=0.7)
     if (stop - start) / end > 0.011 * len(str(action.micro)):
@@ -111,15 +134,8 @@ def _draw_block(axes: Axes, y: float, action: Action, start: float, stop: float,
 
 
 def _draw_held(axes: Axes, timing: Timing, plan: Schedule, end: float) -> None:
-    change = {"F": 1.0, "B": -1.0, "W": -1.0}
-    for rank, row in enumerate(timing.spans):
-        share = len(plan.stages_of(rank))
-        moments, held = [0.0], [0.0]
-        for action, start, stop in row:
-            step = change.get(action.kind, 0.0)
-            if step:
-                moments.append(start if step > 0 else stop)
-                held.append(held[-1] + step / share)
+    for rank in range(plan.ranks):
+        moments, held = held_of(timing, plan, rank)
         style = line_style(rank)
         axes.step([*moments, end], [*held, held[-1]], where="post", color=style.color,
                   linestyle=style.dashes, linewidth=1.8, label=f"rank {rank}")

@@ -56,7 +56,7 @@ def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
     None: as the number of ranks needs.
     """
     layout = Layout.of(frame, height_in)
-    with page(WIDTH_IN, layout.height, _heading(frame), _progress(frame)) as picture:
+    with page(WIDTH_IN, layout.height, heading(frame), progress(frame)) as picture:
         axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         _draw_labels(axes, frame, layout)
         _draw_boxes(axes, frame, layout)
@@ -69,15 +69,16 @@ def stepper(frame: Frame, *, height_in: float | None = None) -> Picture:
 
 def describe(frame: Frame) -> str:
     """The frame in words: what moved, what is complete. The text alternative of its picture."""
-    moved = [f"rank {a.src} to rank {a.dst} {_cargo(a, frame)}".strip() for a in frame.arrows[:8]]
+    moved = [f"rank {a.src} to rank {a.dst} {cargo(a, frame)}".strip() for a in frame.arrows[:8]]
     if len(frame.arrows) > len(moved):
         moved.append(f"{len(frame.arrows) - len(moved)} more")
     messages = f" Messages: {'; '.join(moved)}." if moved else ""
-    progress = _progress(frame)
-    return f"{_heading(frame)}.{messages} {progress[0].upper()}{progress[1:]}."
+    done = progress(frame)
+    return f"{heading(frame)}.{messages} {done[0].upper()}{done[1:]}."
 
 
-def _heading(frame: Frame) -> str:
+def heading(frame: Frame) -> str:
+    """Algorithm, ranks and step: the title of a frame."""
     step = f"step {frame.step} of {frame.steps}"
     if not frame.step:
         step = f"before step 1 of {frame.steps}"
@@ -86,7 +87,8 @@ def _heading(frame: Frame) -> str:
     return f"{frame.title} (simulated, {count_text(frame.ranks, 'rank')}): {step}"
 
 
-def _progress(frame: Frame) -> str:
+def progress(frame: Frame) -> str:
+    """Pieces complete, and bytes sent so far."""
     parts = []
     if frame.judged.any():
         unit = "piece" if frame.what == "piece" else "rank"
@@ -102,8 +104,8 @@ def _progress(frame: Frame) -> str:
     return " · ".join(parts) or "empty messages only"
 
 
-def _cargo(arrow: Arrow, frame: Frame) -> str:
-    """What an arrow carries: "piece 2", "pieces 0–3", "all pieces"; its bytes if unknown."""
+def cargo(arrow: Arrow, frame: Frame) -> str:
+    """The load of an arrow: "piece 2", "pieces 0–3", "all pieces"; its bytes if unknown."""
     pieces = arrow.pieces
     if not pieces:
         return bytes_text(arrow.nbytes) if frame.what == "piece" else ""
@@ -213,10 +215,10 @@ def _draw_arrows(axes: Axes, frame: Frame, layout: Layout) -> None:
         if column >= 0:
             begin = column * layout.column + layout.box_w
             room = layout.column - layout.box_w - 0.03
-        cargo = {_cargo(arrow, frame) for arrow in arrows}
-        stub = 0.95 if column < 0 and len(cargo) > 1 else 0.0  # room for labels
-        if column < 0 and len(cargo) == 1:
-            axes.text(begin + 0.3, -0.1, cargo.pop(), ha="left", va="bottom", size=13)
+        loads = {cargo(arrow, frame) for arrow in arrows}
+        stub = 0.95 if column < 0 and len(loads) > 1 else 0.0  # room for labels
+        if column < 0 and len(loads) == 1:
+            axes.text(begin + 0.3, -0.1, loads.pop(), ha="left", va="bottom", size=13)
         for arrow, lane in zip(arrows, lane_of, strict=True):
             x = begin + stub + (room - stub) * (lane + 0.75) / (lanes + 0.5)
             leave = (arrow.src + 0.5) * layout.row - 0.13 * layout.box_h
@@ -246,7 +248,7 @@ def _labels(arrows: list[Arrow], frame: Frame, layout: Layout) -> list[tuple[flo
         own = [arrow for arrow in arrows if arrow.src == src]
         pieces = tuple(sorted({piece for arrow in own for piece in arrow.pieces}))
         together = own[0] if len(own) == 1 else Arrow(src, -1, sum(a.nbytes for a in own), pieces)
-        found.append(((src + 0.5) * layout.row - 0.13 * layout.box_h, _cargo(together, frame)))
+        found.append(((src + 0.5) * layout.row - 0.13 * layout.box_h, cargo(together, frame)))
     return found
 
 

@@ -34,15 +34,15 @@ def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, floa
     for ranks that don't exist.
     """
     begin, end = _window(trace, window)
-    wanted = _wanted(trace, ranks)
+    wanted = wanted_ranks(trace, ranks)
     bars = [bar for bar in bars_of(trace) if bar.rank in wanted]
-    lanes = _lanes(wanted, bars)
+    lanes = lanes_of(wanted, bars)
     lanes_in = max(1.1, min(0.62 * len(lanes), 8.5))
     height_in = lanes_in + _TOP_IN + _BOTTOM_IN
     pixel_s = (end - begin) / ((width_in - _LEFT_IN - _RIGHT_IN) * DPI)
     seen = [bar for bar in bars if bar.end_s >= begin and bar.start_s <= end]
     bars, tracks = merge_slivers(seen, pixel_s), _tracks(seen)
-    shown, moved = _arrows_shown(trace, wanted, begin, end) if arrows else ([], 0)
+    shown, moved = arrows_shown(trace, wanted, begin, end) if arrows else ([], 0)
     thinned = f" · arrows: {len(shown):,} of {moved:,} messages" if len(shown) < moved else ""
     heading = f"{title} ({clock_name(trace.virtual)})"
     summary = _summary(trace, len(lanes), len(wanted))
@@ -72,14 +72,14 @@ def _window(trace: Trace, window: tuple[float, float] | None) -> tuple[float, fl
     return 0.0, end_of(trace) * 1.01 or 1.0
 
 
-def _wanted(trace: Trace, ranks: Sequence[int] | None) -> set[int]:
+def wanted_ranks(trace: Trace, ranks: Sequence[int] | None) -> set[int]:
     wanted = set(range(trace.ranks) if ranks is None else ranks)
     if not wanted or not wanted <= set(range(trace.ranks)):
         raise ConfigError(f"ranks must be some of 0 to {trace.ranks - 1}, not {ranks}")
     return wanted
 
 
-def _lanes(ranks: set[int], bars: list[Bar]) -> Lanes:
+def lanes_of(ranks: set[int], bars: list[Bar]) -> Lanes:
     """Every rank, and below it its streams that did something."""
     present = {(rank, 0) for rank in ranks} | {(bar.rank, bar.stream) for bar in bars}
     return {lane: place for place, lane in enumerate(sorted(present))}
@@ -124,7 +124,7 @@ def _frame(axes: Axes, lanes: Lanes, begin: float, end: float, lanes_in: float) 
     return scale
 
 
-_STYLES = {  # kind: how much white is in its colour, hatch, name in the legend
+STYLES = {  # kind: how much white is in its colour, hatch, name in the legend
     "send": (0.0, "", "sending (top)"),
     "compute": (0.0, "", "compute (middle)"),
     "reduce": (0.5, "+++", "reduce (middle)"),
@@ -138,13 +138,13 @@ _MOST_HATCHED = 1500  # bars of one kind; in a fuller picture only waits are hat
 
 def _fill(bar: Bar) -> str:
     color = QUIET if bar.kind in _QUIET_KINDS else rank_style(bar.tint).color
-    return mix(color, PAPER, _STYLES.get(bar.kind, _STYLES["compute"])[0])
+    return mix(color, PAPER, STYLES.get(bar.kind, STYLES["compute"])[0])
 
 
 def hatched_kinds(bars: list[Bar]) -> set[str]:
     """The kinds of bar that are hatched: all that have a hatch, if they are not too many."""
     count = Counter(bar.kind for bar in bars)
-    return {kind for kind, (_, hatch, _) in _STYLES.items()
+    return {kind for kind, (_, hatch, _) in STYLES.items()
             if hatch and (kind in _QUIET_KINDS or count[kind] <= _MOST_HATCHED)}
 
 
@@ -176,7 +176,7 @@ def _draw_bars(
         draw_boxes(axes, boxes, facecolor=fill, edgecolor=edge, zorder=depth,
                    linewidth=0.2 if len(bars) > 2000 else 0.8)
         if kind in hatched:
-            draw_boxes(axes, boxes, _STYLES[kind][1], facecolor="none", edgecolor=QUIET,
+            draw_boxes(axes, boxes, STYLES[kind][1], facecolor="none", edgecolor=QUIET,
                        linewidth=0, zorder=depth + 0.1)
 
 
@@ -206,7 +206,7 @@ def _draw_texts(
         write_many(axes, texts, size=size, color=ink_on(fill), halo=fill)
 
 
-def _arrows_shown(
+def arrows_shown(
     trace: Trace, ranks: set[int], begin: float, end: float
 ) -> tuple[list[Message], int]:
     """The messages to draw an arrow for, and how many there are in all."""
@@ -239,7 +239,7 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
     handles = [
         Patch(facecolor=mix(QUIET, PAPER, white), hatch=hatch if kind in hatched else "",
               edgecolor=INK, label=name)
-        for kind, (white, hatch, name) in _STYLES.items() if kind in kinds
+        for kind, (white, hatch, name) in STYLES.items() if kind in kinds
     ]
     if handles:
         columns = len(handles) if len(handles) <= 4 else 3

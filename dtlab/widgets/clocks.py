@@ -11,7 +11,7 @@ from dtlab.errors import ConfigError
 from dtlab.plots import Picture, clocks
 from dtlab.recording import PACES, ClockRun, watch_clocks
 from dtlab.widgets.explorer import Explorer, dropdown
-from dtlab.widgets.player import Player
+from dtlab.widgets.stops import Stops
 
 STOPS = 40  # of the time slider: the run is cut into this many equal parts
 RULES: dict[str, ps.Consistency] = {
@@ -42,7 +42,7 @@ class ClockExplorer(Explorer):
         self._runs: dict[tuple[str, str], ClockRun] = {}
         self.rule = dropdown("rule", list(rules), rule)
         self.pace = dropdown("workers", list(PACES), pace)
-        self.player = Player("time", "moment", 400, self._update)
+        self.player = Stops("time", "moment", 400, self._update)
         self.player.load([f"{end_s * stop / STOPS:.2f} s" for stop in range(STOPS + 1)], STOPS // 2)
         super().__init__([self.rule, self.pace], self.player.controls)
         for control in (self.rule, self.pace):

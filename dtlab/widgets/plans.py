@@ -136,7 +136,7 @@ class PlanExplorer(Explorer):
     def _update(self) -> None:
         seconds, *step = self._simulated.get(self._now(), (None,))
         self._show((*self._now(), seconds), self._picture)
-        self.box.children = (*self._parts, *(each.box for each in step))
+        self.box.children = (*self._parts, *step)
 
 
 def _shown_ranks(layout: Layout) -> list[int]:

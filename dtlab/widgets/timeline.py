@@ -1,69 +1,90 @@
-"""A run's timeline, to be zoomed into."""
+"""A run's timeline, to be zoomed into and stepped through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-
-import ipywidgets
 
 from dtlab.plots import Picture, timeline
-from dtlab.plots.bars import end_of
+from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers
+from dtlab.plots.timeline import STYLES, arrows_shown, lanes_of, wanted_ranks
 from dtlab.trace import Trace
-from dtlab.widgets.explorer import Explorer, button
+from dtlab.units import seconds_text, time_unit
+from dtlab.widgets.player import Json, Player, looks
+
+TRACKS = ("send", "work", "recv")  # from the top of a lane
+MOST_BARS = 4000  # of more, neighbours shorter than a thousandth of the run are joined
+MOST_MOMENTS = 100  # of more, some, evenly spread
+MOST_TOLD = 8  # ranks, in the words of a moment
+DOES = {"posted": "waits for", "send": "sends to", "recv": "receives from", "compute": "does",
+        "reduce": "does"}  # and with whom, or what
 
 
-class TimelineExplorer(Explorer):
-    """`plots.timeline` with a slider for the stretch of time to show, in percent of the run.
+class TimelineExplorer(Player):
+    """`plots.timeline` to be zoomed into, and a cursor over the moments at which anything changes:
+    the words say what each rank does at that time.
 
     ranks: those to show (None: all).
     """
 
+    drawing = "timeline"
+
     def __init__(self, trace: Trace, title: str = "Timeline",
                  ranks: Sequence[int] | None = None):
         self.trace, self.title, self.ranks = trace, title, ranks
-        self._end_s = end_of(trace) or 1.0
-        self.window = ipywidgets.IntRangeSlider(
-            value=(0, 100), min=0, max=100, description="show (% of the run)",
-            layout=ipywidgets.Layout(width="460px"), style={"description_width": "initial"},
-        )
-        self.arrows = ipywidgets.Checkbox(value=True, description="arrows", indent=False,
-                                          layout=ipywidgets.Layout(width="90px"))
-        super().__init__([self.window, self.arrows], [
-            button("zoom in", "show half as much", lambda: self._zoom(0.5)),
-            button("zoom out", "show twice as much", lambda: self._zoom(2.0)),
-            button("◀ earlier", "move to the left", lambda: self._shift(-0.5)),
-            button("later ▶", "move to the right", lambda: self._shift(0.5)),
-        ])
-        self._update()
-        self.window.observe(lambda _: self._update(), "value")
-        self.arrows.observe(lambda _: self._update(), "value")
+        super().__init__({})
 
     def static(self) -> Picture:
-        """The stretch that is shown, as a matplotlib figure."""
-        return self._draw(*self._choice())
+        """The whole run, as a matplotlib figure."""
+        return timeline(self.trace, self.title, ranks=self.ranks)
 
-    def _choice(self) -> tuple[int, int, bool]:
-        low, high = self.window.value
-        return min(low, 99), max(high, min(low, 99) + 1), self.arrows.value
+    def _answer(self) -> Json:
+        end_s = end_of(self.trace) or 1.0
+        wanted = wanted_ranks(self.trace, self.ranks)
+        bars = [bar for bar in bars_of(self.trace) if bar.rank in wanted]
+        lanes = lanes_of(wanted, bars)
+        drawn = merge_slivers(bars, end_s / 1000) if len(bars) > MOST_BARS else bars
+        arrows, moved = arrows_shown(self.trace, wanted, 0.0, end_s)
+        thinned = f" · arrows: {len(arrows):,} of {moved:,} messages" if len(arrows) < moved else ""
+        still = self.static()
+        heading, *rest = still.alt.split(": ")
+        note = ": ".join(rest).split(". ")[0].rstrip(".") + thinned
+        tracks = [track for track in TRACKS if any(bar.track == track for bar in bars)]
+        scene = {
+            "size": [990, 190 + max(100, min(round(62 * len(lanes)), 620))],
+            "end": end_s, "unit": time_unit(end_s), "note": note, "tracks": tracks,
+            "lanes": [[f"{rank} · stream {stream}" if stream else f"rank {rank}", rank]
+                      for rank, stream in lanes],
+            "bars": [[lanes[b.rank, b.stream], b.track, b.kind, _short(b.start_s),
+                      _short(b.end_s), b.tint, b.text, b.slot, b.slots] for b in drawn],
+            "messages": [[lanes[m.src, m.src_stream], lanes[m.dst, m.dst_stream],
+                          _short(m.start_s), _short(m.end_s), m.src] for m in arrows],
+            "kinds": {kind: {"hatch": hatch, "name": name}
+                      for kind, (_, hatch, name) in STYLES.items()},
+            "present": [kind for kind in STYLES if any(bar.kind == kind for bar in bars)],
+            "looks": looks(self.trace.ranks), "interval_ms": 600,
+        }
+        whole = {"title": heading, "time": None, "label": "whole run", "words": still.alt}
+        times = sorted({time for b in bars for time in (b.start_s, b.end_s)})
+        every = -(-len(times) // MOST_MOMENTS) or 1
+        moments = [whole, *({"title": f"{heading}, {seconds_text(at_s)}", "time": _short(at_s),
+                             "label": seconds_text(at_s), "words": _doing(bars, at_s, wanted)}
+                            for at_s in times[::every])]
+        return {"controls": [], "scene": scene, "moments": moments, "at": 0}
 
-    def _zoom(self, factor: float) -> None:
-        low, high = self.window.value
-        half = max(1.0, (high - low) * factor / 2)
-        middle = min(max((low + high) / 2, half), 100 - half) if half < 50 else 50.0
-        self.window.value = max(0, round(middle - half)), min(100, round(middle + half))
 
-    def _shift(self, share: float) -> None:
-        low, high = self.window.value
-        by = round((high - low) * share) or (1 if share > 0 else -1)
-        by = max(-low, min(100 - high, by))
-        self.window.value = low + by, high + by
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.7g}")
 
-    def _update(self) -> None:
-        choice = self._choice()
-        self._show(choice, partial(self._draw, *choice))
 
-    def _draw(self, low: int, high: int, arrows: bool) -> Picture:
-        end = self._end_s * 1.01
-        return timeline(self.trace, self.title, window=(end * low / 100, end * high / 100),
-                        ranks=self.ranks, arrows=arrows)
+def _doing(bars: list[Bar], at_s: float, ranks: set[int]) -> str:
+    """In words: what each rank does at `at_s`."""
+    now = [bar for bar in bars if bar.start_s <= at_s < bar.end_s]
+    told = []
+    for rank in sorted(ranks)[:MOST_TOLD]:
+        ours = [bar for bar in now if bar.rank == rank]
+        doing = [f"{verb} {' and '.join(dict.fromkeys(names))}" for kind, verb in DOES.items()
+                 if (names := [bar.text.lstrip("→←") for bar in ours if bar.kind == kind])]
+        idle = "waits" if ours else "does nothing"
+        told.append(f"rank {rank} {', '.join(doing) or idle}")
+    more = f"; {len(ranks) - MOST_TOLD} more ranks" if len(ranks) > MOST_TOLD else ""
+    return f"At {seconds_text(at_s)}: {'; '.join(told)}{more}."

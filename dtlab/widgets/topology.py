@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,15 +10,17 @@ import torch
 from dtlab import topology
 from dtlab.collectives import all_reduce
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError, DtlabError
+from dtlab.errors import ConfigError
 from dtlab.plots import Picture
-from dtlab.plots.flows import draw_flows
+from dtlab.plots.flows import columns, draw_flows, note_of, rates_of, shares_of
+from dtlab.plots.link_geometry import HIGH_IN, geometry_of
+from dtlab.plots.network import node_sizes
+from dtlab.plots.palette import line_style
 from dtlab.recording import LinkHistory
 from dtlab.simulator import simulate
 from dtlab.topology import Topology, send_together
-from dtlab.units import seconds_text
-from dtlab.widgets.explorer import Explorer, dropdown
-from dtlab.widgets.player import Player
+from dtlab.units import seconds_text, time_unit
+from dtlab.widgets.player import Json, Player, looks, select
 
 Traffic = Callable[[Comm], Any]
 MOST_MOMENTS = 64  # of a run with more changes, this many are shown, evenly spread
@@ -69,13 +70,19 @@ CLUSTERS = {
 }
 
 
-class TopologyExplorer(Explorer):
-    """`plots.flows` with a slider over the moments at which rates change.
+PX = 94  # an inch of `link_geometry`, in the drawing
+TOP_PX, LEFT_PX = 80, 10
+
+
+class TopologyExplorer(Player):
+    """`plots.flows`, played over the moments at which rates change.
 
     clusters: name → topology, to choose from; traffic: name → function of a communicator, run on
     every rank in the simulator. None: those that come with the widget. The first of each is shown
-    first. Shows errors of a traffic that does not run on a cluster instead of a picture.
+    first. Shows errors of a traffic that does not run on a cluster instead of a drawing.
     """
+
+    drawing = "flows"
 
     def __init__(self, clusters: Mapping[str, Topology] | None = None,
                  traffic: Mapping[str, Traffic] | None = None):
@@ -85,69 +92,68 @@ class TopologyExplorer(Explorer):
         if not self.clusters or not self.kinds:
             raise ConfigError("give at least one cluster and one kind of traffic")
         self._histories: dict[tuple[str, str], LinkHistory] = {}
-        self._chosen = next(iter(self.clusters)), next(iter(self.kinds))
-        self.cluster = dropdown("cluster", [*self.clusters], self._chosen[0], width="260px")
-        self.traffic = dropdown("traffic", [*self.kinds], self._chosen[1], width="300px")
-        self.player = Player("moment", "moment", 800, self._update)
-        super().__init__([self.cluster, self.traffic], self.player.controls)
-        self._load()
-        for control in (self.cluster, self.traffic):
-            control.observe(lambda _: self._load(), "value")
-
-    @property
-    def history(self) -> LinkHistory:
-        """The run that is shown."""
-        return self._histories[self._chosen]
+        super().__init__({"cluster": next(iter(self.clusters)), "traffic": next(iter(self.kinds))})
 
     @property
     def at_s(self) -> float:
         """The virtual time that is shown."""
-        return self._moments[self.player.at]
-
-    def forward(self) -> None:
-        """One moment forward, unless at the end."""
-        self.player.step(1)
-
-    def back(self) -> None:
-        """One moment back, unless at the start."""
-        self.player.step(-1)
+        return self._moments[self.at]
 
     def static(self, at_s: float | None = None) -> Picture:
         """The moment that is shown, or another virtual time, as a matplotlib figure."""
-        return draw_flows(self.history, self.at_s if at_s is None else at_s,
-                          title=" · ".join(self._chosen))
+        return draw_flows(self.history, self.at_s if at_s is None else at_s, title=self._title)
 
-    def _load(self) -> None:
-        """Simulate what the controls ask for, and show the first moment at which bytes move."""
-        chosen = self.cluster.value, self.traffic.value
-        try:
-            if chosen not in self._histories:
-                cluster = self.clusters[chosen[0]]
-                run = simulate(self.kinds[chosen[1]], network=cluster, echo=False)
-                self._histories[chosen] = LinkHistory(cluster, run.trace)
-        except DtlabError as error:
-            if not self._histories:
-                raise
-            self._say(str(error), alarm=True)
-            return
-        self._chosen = chosen
+    def _answer(self) -> Json:
+        """Simulate what the controls ask for; begin with the first moment at which bytes move."""
+        chosen = cluster, traffic = self.choice["cluster"], self.choice["traffic"]
+        if chosen not in self._histories:
+            run = simulate(self.kinds[traffic], network=self.clusters[cluster], echo=False)
+            self._histories[chosen] = LinkHistory(self.clusters[cluster], run.trace)
+        self.history, self._title = self._histories[chosen], " · ".join(chosen)
         self._moments = _moments(self.history)
         first = next((i for i, at_s in enumerate(self._moments)
-                      if (stretch := self.history.at(at_s)) and stretch.moving), 0)
-        self.player.load([seconds_text(at_s) for at_s in self._moments], first)
-        self._update()
+                      if (now := self.history.at(at_s)) and now.moving), 0)
+        return {"controls": [select("cluster", "cluster", [*self.clusters]),
+                             select("traffic", "traffic", [*self.kinds])],
+                "scene": _scene(self.history), "at": first,
+                "moments": [_moment(self.history, at_s, self._title) for at_s in self._moments]}
 
-    def _update(self) -> None:
-        here = self.player.at
-        self._show((self._chosen, here), self._drawing(here))
-        for near in (here + 1, here - 1):
-            if 0 <= near < len(self._moments):
-                self._ahead((self._chosen, near), self._drawing(near))
 
-    def _drawing(self, number: int) -> Callable[[], Picture]:
-        title, at_s = " · ".join(self._chosen), self._moments[number]
-        return partial(draw_flows, self.history, at_s, title=title)  # drawn later, as it is now
+def _scene(history: LinkHistory) -> Json:
+    """All that stays where it is: nodes, a lane for each direction of a link, loads over time."""
+    shape = geometry_of(history)
+    host_pt, letters_pt = node_sizes(history.graph, shape.places)
+    scale, _ = time_unit(history.end_s)
+    shown = history.busiest[:columns(history.busiest)]
+    return {
+        "size": [990, round(TOP_PX + HIGH_IN * PX + 210)], "thin": shape.thin,
+        "node": round(host_pt * 2.1 * PX / 72), "letters": round(letters_pt * PX / 72),
+        "nodes": [[str(node), *_at(place), node if isinstance(node, int) else -1]
+                  for node, place in shape.places.items()],
+        "lanes": {number: [_at(point) for point in line] for number, line in shape.lanes.items()},
+        "series": [[name, [round(load, 4) for load in loads], line_style(number).color]
+                   for number, (name, loads) in enumerate(shown)],
+        "times": [0.0, *(stretch.end_s / scale for stretch in history.stretches)],
+        "end": history.end_s / scale, "last": seconds_text(history.end_s), "interval_ms": 800,
+        "looks": looks(history.cluster.ranks),
+    }
 
+
+def _moment(history: LinkHistory, at_s: float, title: str) -> Json:
+    stretch, scale = history.at(at_s), time_unit(history.end_s)[0]
+    loads = stretch.loads if stretch else {}
+    heading = f"{title}, at {seconds_text(at_s)} of {seconds_text(history.end_s)} (simulated)"
+    note = note_of(history, stretch)
+    return {"title": heading, "note": note, "words": f"{heading}: {note}. {rates_of(stretch)}",
+            "label": seconds_text(at_s), "time": at_s / scale,
+            "loads": {number: round(load, 4) for number, load in loads.items() if load > 0},
+            "shares": [[*_at(place), text] for place, text in shares_of(history, stretch)]}
+
+
+def _at(place: Any) -> list[float]:
+    """From inches from the lower left corner to the drawing's pixels."""
+    x, y = place
+    return [round(float(x) * PX + LEFT_PX, 1), round(float(HIGH_IN - y) * PX + TOP_PX, 1)]
 
 
 def _moments(history: LinkHistory) -> list[float]:
@@ -156,3 +162,14 @@ def _moments(history: LinkHistory) -> list[float]:
     if len(times) <= MOST_MOMENTS:
         return times
     return [times[round(i * (len(times) - 1) / (MOST_MOMENTS - 1))] for i in range(MOST_MOMENTS)]
+
+
+def runs() -> list[Json]:
+    """All that a page without a kernel may choose."""
+    made, one = [], TopologyExplorer()
+    for cluster in one.clusters:
+        for traffic in one.kinds:
+            one.choose(cluster=cluster, traffic=traffic)
+            if "alarm" not in one.show:
+                made.append({"choice": one.choice, "show": one.show})
+    return made

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dtlab import Comm, ConfigError, Deadlock, Result, Trace, ps, recording, simulate
-from dtlab.collectives import ALGORITHMS, all_reduce
-from dtlab.topology import nvswitch, racks, send_together, torus, uniform
+from dtlab import Comm, ConfigError, Result, ps, recording, simulate
+from dtlab.collectives import all_reduce
+from dtlab.topology import nvswitch, racks, torus, uniform
 from dtlab.units import seconds_text
 from dtlab.widgets import (
     AlgorithmTopologyExplorer,
@@ -29,11 +29,7 @@ from dtlab.widgets import (
     PlanExplorer,
     RankGrid,
     ReplicaExplorer,
-    ScheduleExplorer,
     ShardedMatrixExplorer,
-    Stepper,
-    TimelineExplorer,
-    TopologyExplorer,
     TrainingTimeExplorer,
 )
 from dtlab.widgets.explorer import Explorer
@@ -53,10 +49,8 @@ def simulated(fn: Callable[..., Any], *, ranks: int, timeout: float, echo: bool)
 FEW = {"torus": torus(3, 3), "racks": racks(2, 3), "NVSwitch": nvswitch(4)}
 ENTRIES = contest(FEW, [4_000, 64_000, 1_000_000], ["tree", "ring"])
 MAKE: dict[str, Callable[[], Explorer]] = {
-    "Stepper": Stepper,
     "AlphaBetaExplorer": AlphaBetaExplorer,
     "AlgorithmTopologyExplorer": lambda: AlgorithmTopologyExplorer(FEW, ENTRIES),
-    "TimelineExplorer": lambda: TimelineExplorer(ring_run().trace),
     "RankGrid": lambda: RankGrid(run=simulated),
     "ReplicaExplorer": ReplicaExplorer,
     "CriticalBatchExplorer": CriticalBatchExplorer,
@@ -65,17 +59,13 @@ MAKE: dict[str, Callable[[], Explorer]] = {
     "MemoryExplorer": MemoryExplorer,
     "PlacementExplorer": PlacementExplorer,
     "PlanExplorer": PlanExplorer,
-    "ScheduleExplorer": ScheduleExplorer,
     "ShardedMatrixExplorer": ShardedMatrixExplorer,
-    "TopologyExplorer": TopologyExplorer,
     "TrainingTimeExplorer": TrainingTimeExplorer,
     "ClockExplorer": ClockExplorer,
 }
 MOVES: dict[str, Callable[[Any], None]] = {
-    "Stepper": lambda w: setattr(w.player.slider, "index", 3),
     "AlgorithmTopologyExplorer": lambda w: setattr(w.nbytes, "value", 4_000),
     "AlphaBetaExplorer": lambda w: setattr(w.alpha, "value", 1e-4),
-    "TimelineExplorer": lambda w: setattr(w.window, "value", (20, 40)),
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
     "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
     "CriticalBatchExplorer": lambda w: setattr(w.devices, "value", 64),
@@ -85,9 +75,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
     "PlanExplorer": lambda w: setattr(w.memory, "value", 24e9),
     "ShardedMatrixExplorer": lambda w: setattr(w.direction, "value", True),
-    "ScheduleExplorer": lambda w: setattr(w.latency, "value", 0.5),
     "TrainingTimeExplorer": lambda w: setattr(w.devices, "value", 4096),
-    "TopologyExplorer": lambda w: setattr(w.cluster, "value", "fat tree"),
     "ClockExplorer": lambda w: setattr(w.player.slider, "index", 31),
 }
 
@@ -143,113 +131,23 @@ def test_a_simulated_plan_shows_its_time_and_its_timeline() -> None:
     widget.buttons.run.click()
     assert "simulated" in widget.words.value
     (timeline,) = widget.box.children[parts:]
-    assert "A step of dp_replicate=2,dp=8" in timeline.children[-1].value
+    assert "A step of dp_replicate=2,dp=8" in timeline.words
     widget.memory.value = 24e9  # another limit, another best: nothing is simulated yet
     assert len(widget.box.children) == parts
 
 
 def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    widget = Stepper()
-    widget.forward()
+    widget = ClockExplorer()
+    widget.player.step(1)
     first = widget.image.value
-    widget.forward()
-    monkeypatch.setattr("dtlab.widgets.stepper.stepper", None)  # drawing would fail
-    widget.back()
+    widget.player.step(1)
+    monkeypatch.setattr("dtlab.widgets.clocks.clocks", None)  # drawing would fail
+    widget.player.step(-1)
     assert widget.image.value == first
 
 
-def test_in_a_kernel_the_next_step_is_drawn_ahead() -> None:
-    async def session() -> int:
-        widget = Stepper()
-        await asyncio.sleep(0.05)
-        for _ in range(100):
-            if len(widget._kept) >= 3:
-                break
-            await asyncio.sleep(0.05)
-        return len(widget._kept)
-
-    assert asyncio.run(session()) == 3  # this step, the next, and the one before
-
-
-# ---- stepper ----------------------------------------------------------------------------------
-
-
-def test_stepper_offers_all_that_is_registered() -> None:
-    widget = Stepper()
-    assert widget.collective is not None
-    assert widget.algorithm is not None
-    for collective, algorithms in ALGORITHMS.items():
-        widget.collective.value = collective
-        assert list(widget.algorithm.options) == list(algorithms)
-        for algorithm in algorithms:
-            widget.algorithm.value = algorithm
-            assert widget.frame.title == f"{collective}, {algorithm}"
-            assert f"{collective}, {algorithm}" in widget.words.value
-
-
-@pytest.mark.parametrize("make", [Stepper, ClockExplorer, TopologyExplorer])
-def test_back_and_forward_are_off_at_the_ends(make: Callable[[], Any]) -> None:
-    player = make().player
-    last = len(player.slider.options) - 1
-    for place, ends in ((0, (True, False)), (1, (False, False)), (last, (False, True))):
-        player.slider.index = place
-        assert (player.back.disabled, player.forward.disabled) == ends
-
-
-def test_sliders_say_what_they_stand_for_with_its_unit() -> None:
-    assert [ClockExplorer().player.slider.label, Stepper(ranks=3).player.slider.label,
-            two_racks().player.slider.label] == ["1.00 s", "1 of 4", "1 s"]
-
-
-def test_stepper_steps_and_stops_at_both_ends() -> None:
-    widget = Stepper("all_reduce", "ring", 3)
-    seen = [widget.frame.step]
-    for _ in range(6):
-        widget.forward()
-        seen.append(widget.frame.step)
-    assert seen == [1, 2, 3, 4, 4, 4, 4]
-    for _ in range(6):
-        widget.back()
-    assert widget.frame.step == 0
-    assert widget.player.play.max == 4
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5, 16])
-def test_stepper_takes_any_number_of_ranks(ranks: int) -> None:
-    widget = Stepper()
-    widget.ranks.value = ranks
-    assert widget.frame.ranks == ranks
-    assert widget.player.slider.disabled == (ranks == 1)
-    assert "complete" in widget.words.value.lower()
-
-
-def test_stepper_shows_a_learners_own_function() -> None:
-    def my_ring(comm: Comm, x: torch.Tensor) -> torch.Tensor:
-        return all_reduce(comm, x, algorithm="ring")
-
-    widget = Stepper(fn=my_ring, ranks=3)
-    assert widget.collective is None
-    assert "my_ring" in widget.words.value
-    assert "complete: 9 of 9" in widget.static(-1).alt.lower()
-
-
-def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_picture() -> None:
-    def odd_only(comm: Comm, x: torch.Tensor) -> None:
-        if comm.size % 2:
-            comm.recv(x, (comm.rank + 1) % comm.size)
-
-    widget = Stepper(fn=odd_only, ranks=2)
-    before = widget.image.value
-    widget.ranks.value = 3
-    assert "deadlock" in widget.words.value
-    assert widget.image.value == before
-    with pytest.raises(Deadlock):
-        Stepper(fn=odd_only, ranks=3)
-
-
 @pytest.mark.parametrize("bad", [
-    lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
-    lambda: Stepper(ranks=0), lambda: AlphaBetaExplorer("gossip"), lambda: ClockExplorer("gossip"),
+    lambda: AlphaBetaExplorer("gossip"), lambda: ClockExplorer("gossip"),
     lambda: ClockExplorer(pace="gossip"),
     lambda: PlacementExplorer("on the moon"), lambda: PlacementExplorer(gpus=99),
     lambda: MemoryExplorer("GPT-9"), lambda: MemoryExplorer(ranks=0),
@@ -339,31 +237,6 @@ def test_two_switches_take_an_even_number_of_gpus_only(gpus: int) -> None:
     widget = PlacementExplorer(gpus=gpus)
     widget.switches.value = 2
     assert ("pcie1" in widget.static().alt) == (gpus == 4)
-
-
-# ---- timeline ---------------------------------------------------------------------------------
-
-
-def test_zooming_and_moving_stay_within_the_run() -> None:
-    widget = TimelineExplorer(ring_run().trace)
-    widget._zoom(0.5)
-    assert widget.window.value == (25, 75)
-    for _ in range(5):
-        widget._shift(0.5)
-    assert widget.window.value == (50, 100)
-    for _ in range(12):
-        widget._zoom(0.5)
-    low, high = widget.window.value
-    assert 0 < high - low <= 2
-    for _ in range(12):
-        widget._zoom(2.0)
-    assert widget.window.value == (0, 100)
-
-
-def test_an_empty_trace_can_be_explored() -> None:
-    widget = TimelineExplorer(Trace(2))
-    widget.window.value = (30, 30)
-    assert bytes(widget.image.value).startswith(b"\x89PNG")
 
 
 # ---- clocks -----------------------------------------------------------------------------------
@@ -546,78 +419,7 @@ def test_an_explorer_wants_the_same_contest_for_all_clusters(entries: list[Any])
         AlgorithmTopologyExplorer(FEW, entries)
 
 
-# ---- topology ----------------------------------------------------------------------------------
-
-
-def two_flows(comm: Comm) -> None:
-    send_together(comm, {(0, 2): 10**6, (1, 3): 2 * 10**6})
-
-
-def two_racks() -> TopologyExplorer:
-    cluster = racks(2, 2, oversubscription=2, latency_s=0.25, bandwidth_Bps=1e6)
-    return TopologyExplorer({"two racks": cluster}, {"two flows": two_flows})
-
-
-def test_it_begins_when_bytes_begin_to_move_and_steps_through_all_changes() -> None:
-    widget = two_racks()
-    seen, words = [widget.at_s], [widget.words.value]
-    for _ in range(4):
-        widget.forward()
-        seen.append(widget.at_s)
-        words.append(widget.words.value)
-    assert seen == [1.0, 3.0, 4.0, 4.0, 4.0]  # first bytes; one has ended; both have
-    assert "0 → 2, 1 → 3: 500 kB/s" in words[0]
-    assert "full: rack0 → spine, spine → rack1" in words[0]
-    assert "1 → 3: 1 MB/s" in words[1]
-    assert "no bytes are on the move" in words[2]
-    for _ in range(5):
-        widget.back()
-    assert widget.at_s == 0.0
-
-
-def test_every_traffic_runs_on_every_cluster_that_comes_with_it() -> None:
-    widget = TopologyExplorer()
-    for cluster in widget.clusters:
-        widget.cluster.value = cluster
-        for kind in widget.kinds:
-            widget.traffic.value = kind
-            assert f"{cluster} · {kind}" in widget.words.value
-            assert widget.history.stretches[-1].end_s == widget.history.end_s > 0
-            assert widget.player.play.max <= 63
-
-
-def test_a_choice_seen_before_is_not_simulated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    widget = TopologyExplorer()
-    first = widget.image.value
-    widget.traffic.value = "all to rank 0"
-    assert widget.image.value != first
-    monkeypatch.setattr("dtlab.widgets.topology.simulate", None)
-    widget.traffic.value = "half to half, unequal"
-    assert widget.image.value == first
-
-
-def test_traffic_that_fails_is_told_in_words_and_the_picture_stays() -> None:
-    def stuck(comm: Comm) -> None:
-        comm.recv(torch.empty(1), (comm.rank + 1) % comm.size)
-
-    widget = TopologyExplorer({"racks": racks(2, 2)}, {"two flows": two_flows, "stuck": stuck})
-    shown = widget.image.value
-    widget.traffic.value = "stuck"
-    assert "deadlock" in widget.words.value
-    assert widget.image.value == shown
-    widget.forward()  # still the run that is there
-    assert "racks · two flows" in widget.words.value
-    with pytest.raises(Deadlock):
-        TopologyExplorer({"racks": racks(2, 2)}, {"stuck": stuck})
-    with pytest.raises(ConfigError):
-        TopologyExplorer({})
-
-
-def test_its_still_shows_any_time() -> None:
-    widget = two_racks()
-    assert "at 1 s of 4 s" in widget.static().alt
-    assert "at 3.5 s of 4 s" in widget.static(3.5).alt
-    assert "1 → 3: 1 MB/s" in widget.static(3.5).alt
+# ---- replicas ----------------------------------------------------------------------------------
 
 
 def test_the_reader_can_lose_a_push_with_the_weak_leader_only() -> None:
