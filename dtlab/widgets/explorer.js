@@ -8,6 +8,7 @@ const set = (element, name, value) => {
 // In JupyterLab's command mode, b inserts a cell and an arrow key goes to another one. Keys pressed
 // in here mean something here; those that save or run are still the notebook's.
 box.onkeydown = event => {
+  if (event.key === 'Escape' && document.fullscreenElement === box) document.exitFullscreen();
   const forNotebook = event.ctrlKey || event.metaKey || (event.shiftKey && event.key === 'Enter');
   if (!forNotebook) event.stopPropagation();
 };
@@ -43,5 +44,23 @@ box.describing = new MutationObserver(describe);
 box.describing.observe(box, {subtree: true, childList: true, characterData: true,
                              attributeFilter: ['aria-valuetext', 'title']});
 
-box.querySelector('.dtlab-full-screen').onclick = () =>
+const full = box.querySelector('.dtlab-full-screen');
+full.onclick = () =>
   document.fullscreenElement ? document.exitFullscreen() : box.requestFullscreen();
+box.onfullscreenchange = () => {
+  full.textContent = document.fullscreenElement === box ? 'leave full screen' : 'full screen';
+};
+
+// Run turns itself off while it works, and so loses the focus: Stop takes it, and gives it back.
+const [run, stop] = ['.dtlab-run', '.dtlab-stop'].map(name => box.querySelector(name));
+if (run && stop) {
+  run.addEventListener('click', () => { box.focusOn = stop; });
+  stop.addEventListener('click', () => { box.focusOn = run; });
+  box.switching?.disconnect();
+  box.switching = new MutationObserver(() => {
+    if (box.focusOn === stop && stop.disabled && !run.disabled) box.focusOn = run;  // it ended
+    const free = document.activeElement === document.body || [run, stop].includes(document.activeElement);
+    if (box.focusOn && !box.focusOn.disabled && free) box.focusOn.focus();
+  });
+  for (const each of [run, stop]) box.switching.observe(each, {attributeFilter: ['disabled']});
+}

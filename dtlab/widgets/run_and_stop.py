@@ -29,6 +29,8 @@ class RunAndStop:
         self.run = button(text, tooltip, self._on_run)
         self.stop = button("■ Stop", "end what Run has begun", self._on_stop)
         self.stop.disabled = True
+        self.run.add_class("dtlab-run")  # explorer.js moves the focus between them
+        self.stop.add_class("dtlab-stop")
         self.controls = [self.run, self.stop]
 
     def here(self) -> None:

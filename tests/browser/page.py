@@ -9,7 +9,7 @@ from tests.browser.lab import Lab
 
 OPEN_LIMIT_S = 60
 RUN_LIMIT_S = 150  # a chapter takes under 40 s on two free cores; nobody promises that these are
-SLIDER = ".noUi-handle"
+SLIDER = ".noUi-handle, .dtlab-player input[type=range]:enabled"
 
 READY = """() => {
   const panel = window.jupyterapp?.shell.currentWidget;
@@ -37,20 +37,24 @@ BROKEN = """() => [
   ...[...document.querySelectorAll('.jp-Notebook mjx-merror')]
     .map(formula => `no formula: ${formula.textContent}`)]"""
 
+PICTURE = "img.widget-image, .dtlab-drawing"  # a picture from the kernel; a player's drawing
+
 # From the next key on, look every 10 ms whether the picture shows something else.
-WATCH = """img => {
+WATCH = """picture => {
   const page = document.createElement('canvas');
-  const pixels = () => {
-    [page.width, page.height] = [img.naturalWidth, img.naturalHeight];
-    page.getContext('2d').drawImage(img, 0, 0);
+  const seen = () => {
+    if (picture.tagName !== 'IMG') return picture.innerHTML;
+    [page.width, page.height] = [picture.naturalWidth, picture.naturalHeight];
+    page.getContext('2d').drawImage(picture, 0, 0);
     return page.toDataURL();
   };
-  const watch = window.dtlabWatch = {before: pixels(), src: img.src, took_s: null};
+  const watch = window.dtlabWatch = {before: seen(), src: picture.src, took_s: null};
   document.addEventListener('keydown', () => {
     const begun = performance.now();
     const look = () => {
-      const loaded = img.src !== watch.src && img.complete && img.naturalWidth;
-      if (loaded && pixels() !== watch.before) watch.took_s = (performance.now() - begun) / 1000;
+      const ready = picture.tagName !== 'IMG'
+        || picture.src !== watch.src && picture.complete && picture.naturalWidth;
+      if (ready && seen() !== watch.before) watch.took_s = (performance.now() - begun) / 1000;
       else if (performance.now() - begun < 20000) setTimeout(look, 10);
       else watch.took_s = Infinity;
     };
@@ -136,14 +140,15 @@ class Page:
 
     def move(self, output: Any, slider: Any) -> float:
         """Move a slider by one stop, with the keyboard: seconds until the picture is another."""
-        low, now, high = (float(slider.get_attribute(f"aria-{name}") or 0)
-                          for name in ("valuemin", "valuenow", "valuemax"))
+        low, now, high = slider.evaluate("""each => each.type === 'range'
+            ? [each.min, each.value, each.max].map(Number)
+            : ['min', 'now', 'max'].map(name => Number(each.getAttribute(`aria-value${name}`)))""")
         return self.press(output, slider, "ArrowRight" if high - now >= now - low else "ArrowLeft")
 
     def press(self, output: Any, control: Any, key: str) -> float:
         """Press a key on a control: seconds until the picture in this output is another."""
         control.scroll_into_view_if_needed()
-        output.locator("img.widget-image").evaluate(WATCH)
+        output.locator(PICTURE).first.evaluate(WATCH)
         control.focus()
         self.page.keyboard.press(key)
         self.page.wait_for_function("window.dtlabWatch.took_s !== null", timeout=30_000)

@@ -18,7 +18,7 @@ import pytest
 from dtlab import widgets
 from tests.browser.conftest import PHOTOGRAPH
 from tests.browser.lab import ROOT, Lab, running_lab
-from tests.browser.page import CONTRASTS, SLIDER, Page
+from tests.browser.page import CONTRASTS, PICTURE, SLIDER, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 CHAPTERS = sorted(ROOT.glob("notebooks/*.ipynb"))
@@ -38,7 +38,9 @@ ARGUMENTS = {"Stepper": "'all_reduce', 'ring', ranks=4",
              "AlgorithmTopologyExplorer": "clusters, entries",
              "PlanExplorer": "'GPT-3', '64 A100, a card each'",  # long enough to be stopped
              "TimelineExplorer": "ring.trace"}
-PLAYED = ["Stepper", "ClockExplorer", "TopologyExplorer"]
+PLAYED = ["Stepper", "ClockExplorer", "TimelineExplorer", "TopologyExplorer"]
+PLAY = ".widget-play button, button[title='play or pause']"
+WIDGET = ".dtlab-explorer, .dtlab-player"
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +67,11 @@ def shown(page: Page, name: str) -> Any:
 
 @pytest.mark.parametrize("name", PLAYED)
 def test_play_moves_the_picture(page: Page, name: str) -> None:
-    play = shown(page, name).locator(".widget-play button").first
+    play = shown(page, name).locator(PLAY).first
     assert page.press(shown(page, name), play, "Enter") < 20
     page.page.keyboard.press("Enter")
-    play.locator(".fa-play").wait_for()  # it has stopped: the next test moves the picture itself
+    paused = play.locator(".fa-play").or_(play.filter(has_text="▶"))
+    paused.wait_for()  # it has stopped: the next test moves the picture itself
 
 
 def test_the_run_button_starts_processes_and_shows_them(page: Page) -> None:
@@ -85,11 +88,12 @@ def test_the_stop_button_is_heard_while_the_work_goes_on(page: Page) -> None:
     run.focus()
     page.page.keyboard.press("Enter")
     output.get_by_text("Stop ends it").wait_for()
-    stop.focus()
+    page.page.wait_for_function("document.activeElement.textContent.includes('Stop')")
     page.page.keyboard.press("Enter")
     output.get_by_text("Stopped.").wait_for()
     assert run.is_enabled()
     assert stop.is_disabled()
+    page.page.wait_for_function("document.activeElement.textContent.includes('simulate')")
 
 
 @pytest.mark.alone
@@ -98,7 +102,7 @@ def test_every_slider_changes_the_picture_within_a_second_and_not_its_size(
 ) -> None:
     for name in widgets.__all__:
         output = shown(page, name)
-        picture, sliders = output.locator("img.widget-image"), output.locator(SLIDER).all()
+        picture, sliders = output.locator(PICTURE).first, output.locator(SLIDER).all()
         size = picture.bounding_box()
         for slider in sliders:
             moves = (page.move(output, slider) for _ in range(TRIES))
@@ -118,7 +122,7 @@ def test_every_widget_can_be_read_in_this_theme(page: Page, shots: Path, theme: 
     for name in widgets.__all__:
         output = shown(page, name)
         output.screenshot(path=shots / f"{name}-{theme.split()[-1].lower()}.png")
-        seen = output.locator(".dtlab-explorer").evaluate(CONTRASTS)
+        seen = output.locator(WIDGET).first.evaluate(CONTRASTS)
         assert len(seen) > 3
         assert [text for text, contrast in seen if contrast < 4.5] == [], name
 
@@ -132,10 +136,12 @@ def test_keys_stay_inside_and_screen_readers_hear_values(page: Page) -> None:
         page.page.keyboard.press(key)
     assert page.page.locator(".jp-CodeCell").count() == before  # no cell was inserted
     assert page.page.evaluate("document.activeElement.tagName") == "SELECT"  # nor one chosen
-    handle = output.locator(SLIDER).first
+    handle = output.locator(SLIDER).last
     assert handle.get_attribute("aria-label") == "moment"
     assert handle.get_attribute("aria-valuetext").endswith("s")  # a time, not a place in a list
-    assert output.locator("img.widget-image").get_attribute("alt")
+    assert "cluster" not in output.locator(".dtlab-drawing").get_attribute("aria-label")
+    assert "at " in output.locator(".dtlab-drawing").get_attribute("aria-label")
+    assert shown(page, "ClockExplorer").locator("img.widget-image").get_attribute("alt")
     assert output.locator("[role=status]").count() == 1
 
 
@@ -145,6 +151,30 @@ def test_a_widget_whose_kernel_is_gone_says_to_run_the_cell_again(page: Page) ->
     page.page.evaluate(
         "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
     gone.wait_for()
+    drawing = shown(page, "Stepper").locator(".dtlab-drawing")  # a player needs no kernel
+    assert page.press(shown(page, "Stepper"), drawing, "Home") < PICTURE_LIMIT_S
+    assert page.press(shown(page, "Stepper"), drawing, "ArrowRight") < PICTURE_LIMIT_S
+
+
+def test_full_screen_shows_each_widget_larger_with_all_its_controls(page: Page, shots: Path
+                                                                    ) -> None:
+    page.page.set_viewport_size({"width": 1920, "height": 1080})
+    for name in widgets.__all__:
+        output = shown(page, name)
+        picture = output.locator(PICTURE).first
+        before = picture.bounding_box()
+        output.get_by_role("button", name="full screen").first.click()
+        output.get_by_role("button", name="leave full screen").first.wait_for()
+        page.page.wait_for_timeout(300)
+        page.page.screenshot(path=shots / f"{name}-full.png")
+        now = picture.bounding_box()
+        assert now["width"] * now["height"] > 1.5 * before["width"] * before["height"], name
+        for control in output.locator("select, input, button, .noUi-handle").all():
+            box = control.bounding_box()
+            assert box is None or (0 <= box["y"] and box["y"] + box["height"] <= 1080), name
+        page.page.keyboard.press("Escape")
+        output.get_by_role("button", name="full screen", exact=True).first.wait_for()
+    page.page.set_viewport_size({"width": 1400, "height": 1000})
 
 
 @pytest.mark.parametrize("name", [path.name for path in CHAPTERS])

@@ -70,6 +70,7 @@ function play(model, root, draw) {
   function onKey(event) {
     if (event.ctrlKey || event.metaKey || (event.shiftKey && event.key === 'Enter')) return;
     event.stopPropagation();
+    if (event.key === 'Escape' && document.fullscreenElement === box) document.exitFullscreen();
     if (event.target !== picture) return;
     const keys = {ArrowLeft: () => go(at() - 1), ArrowRight: () => go(at() + 1), Home: () => go(0),
       End: () => go(Infinity), ' ': () => timer ? pause() : start()};
