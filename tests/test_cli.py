@@ -350,7 +350,8 @@ def test_lab_starts_at_the_first_chapter_and_obeys_no_browser(
 ) -> None:
     monkeypatch.delenv("DTLAB_NO_BROWSER", raising=False)
     words = lab.command_line(checkout, browser=True, port=8899)
-    assert "--LabApp.default_url=/lab/tree/notebooks/00_welcome.ipynb" in words
+    assert lab.first_page(checkout) == "/lab/tree/notebooks/00_welcome.ipynb"
+    assert f"--LabApp.default_url={lab.first_page(checkout)}" in words
     assert "--ServerApp.port=8899" in words
     assert "--no-browser" not in words
     assert "--no-browser" in lab.command_line(checkout, browser=False, port=8899)

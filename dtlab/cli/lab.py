@@ -70,16 +70,20 @@ def _hash(path: Path) -> str:
 
 def command_line(folder: Path, browser: bool, port: int) -> list[str]:
     """How JupyterLab is started: at the first chapter of `folder`, as `lab_config.py` says."""
-    first = min(folder.glob("notebooks/*.ipynb")).relative_to(folder)
     words = [sys.executable, "-m", "jupyterlab",
              f"--config={Path(__file__).with_name('lab_config.py')}",
              f"--ServerApp.root_dir={folder}", f"--ServerApp.port={port}",
-             f"--LabApp.default_url=/lab/tree/{first.as_posix()}", "--log-level=ERROR"]
+             f"--LabApp.default_url={first_page(folder)}", "--log-level=ERROR"]
     if not browser or os.environ.get("DTLAB_NO_BROWSER") == "1":
         words.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         words.append("--allow-root")  # in a container, root is often the only user there is
     return words
+
+
+def first_page(folder: Path) -> str:
+    """The address, on the server, of the first chapter in `folder`."""
+    return f"/lab/tree/{min(folder.glob('notebooks/*.ipynb')).relative_to(folder).as_posix()}"
 
 
 def free_port(first: int = 8888) -> int:
@@ -115,7 +119,7 @@ def lab(
     token = os.environ["JUPYTER_TOKEN"] = secrets.token_hex(24)
     words = command_line(folder, browser, port)
     typer.echo(f"Your course is in {folder}; Ctrl-C here ends it. If no browser opens, open\n"
-               f"http://127.0.0.1:{port}/lab?token={token}")
+               f"http://127.0.0.1:{port}{first_page(folder)}?token={token}")
     sys.stdout.flush()
     os.chdir(folder)
     os.execv(words[0], words)

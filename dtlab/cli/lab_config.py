@@ -14,12 +14,14 @@ c.PasswordIdentityProvider.hashed_password = ""
 HIDDEN = ["@jupyter/nbgrader", "@jupyterlab/apputils-extension:announcements"]
 
 
-def without_panels(handler, page):  # type: ignore[no-untyped-def]
-    """The page's configuration, without nbgrader's panels, which are for teachers, and the news."""
-    return page | {"disabledExtensions": [*page.get("disabledExtensions", []), *HIDDEN]}
+def of_the_course(handler, page):  # type: ignore[no-untyped-def]
+    """The page's configuration, without nbgrader's panels, which are for teachers, and the news;
+    our extension sees in it that this is the course."""
+    return page | {"disabledExtensions": [*page.get("disabledExtensions", []), *HIDDEN],
+                   "dtlab": True}
 
 
-c.ServerApp.tornado_settings = {"page_config_hook": without_panels}
+c.ServerApp.tornado_settings = {"page_config_hook": of_the_course}
 
 
 def without_views(model, **_):  # type: ignore[no-untyped-def]

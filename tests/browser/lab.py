@@ -53,8 +53,8 @@ def running_lab(folder: Path, outputs: bool = True) -> Iterator[Lab]:
     lab = Lab(f"http://127.0.0.1:{port}", token, folder / "course")
     with open(folder / "server.log", "w") as log:
         server = subprocess.Popen(
-            command(lab, port), cwd=lab.folder, env=environment(folder), stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            command(lab, port), cwd=lab.folder, env=environment(folder, token),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )
         try:
             wait_until_it_answers(lab, server, folder / "server.log")
@@ -77,8 +77,8 @@ def copy_notebooks(course: Path, outputs: bool) -> None:
 def command(lab: Lab, port: int) -> list[str]:
     return [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-        "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-        f"--ServerApp.root_dir={lab.folder}", f"--IdentityProvider.token={lab.token}",
+        f"--config={ROOT / 'dtlab/cli/lab_config.py'}", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={lab.folder}",
         "--LabApp.expose_app_in_browser=True",  # the tests read the notebook's model
         f"--ServerApp.shutdown_no_activity_timeout={ORPHAN_LIMIT_S}",
         f"--MappingKernelManager.cull_idle_timeout={ORPHAN_LIMIT_S}",
@@ -86,7 +86,7 @@ def command(lab: Lab, port: int) -> list[str]:
     ]
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, token: str) -> dict[str, str]:
     """Nothing of the user's own settings, kernels and workspaces is read or changed."""
     settings = folder / "settings"
     for plugin, values in SETTINGS.items():
@@ -97,7 +97,8 @@ def environment(folder: Path) -> dict[str, str]:
         "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR",
         "JUPYTERLAB_WORKSPACES_DIR",
     )}
-    return os.environ | own | {"JUPYTERLAB_SETTINGS_DIR": str(settings), "PYTHONPATH": str(ROOT)}
+    return os.environ | own | {"JUPYTERLAB_SETTINGS_DIR": str(settings), "PYTHONPATH": str(ROOT),
+                               "JUPYTER_TOKEN": token}
 
 
 def free_port() -> int:

@@ -184,6 +184,8 @@ def test_a_chapter_is_drawn_without_an_error(
     page = Page(browser, lab, name, shots)
     try:
         page.open()
+        pictures = page.page.locator(".jp-Notebook .jp-RenderedImage img").all()
+        assert [each for each in pictures if not each.get_attribute("alt")] == []
         if PHOTOGRAPH:
             page.run_all()
             page.photograph()

@@ -37,7 +37,7 @@ def chapter() -> dict[str, Any]:
 def printed(cell_id: str) -> str:
     """What a cell prints, pictures in words. Only for cells whose output nbval compares."""
     (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == cell_id]
-    assert "NBVAL_IGNORE_OUTPUT" not in cell.source
+    assert "nbval-ignore-output" not in cell.metadata.get("tags", [])
     return "".join(out.get("text") or out.data["text/plain"] for out in cell.outputs)
 
 
