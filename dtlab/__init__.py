@@ -14,7 +14,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import (
     ConfigError,
     Deadlock,
@@ -33,6 +32,7 @@ from dtlab.tracebacks import end_tracebacks_at_caller
 if TYPE_CHECKING:
     from dtlab import collectives, cost, models, parallel, ps, topology
     from dtlab.calibration import calibrate
+    from dtlab.comm import Comm, Recv, Send, Work
     from dtlab.grading.learner_check import check
     from dtlab.processes.joined import from_process_group
     from dtlab.processes.magic import load_ipython_extension
@@ -84,6 +84,7 @@ __all__ = [
 
 # Loaded when first used, so that `import dtlab` stays quick, and so does the first call of `run`.
 _LATER = {
+    **dict.fromkeys(("Comm", "Recv", "Send", "Work"), "dtlab.comm"),
     "calibrate": "dtlab.calibration",
     "from_process_group": "dtlab.processes",
     "run": "dtlab.processes",
@@ -95,8 +96,9 @@ _LATER = {
     "goodput": "dtlab.reliability",
     "load_ipython_extension": "dtlab.processes.magic",
 }
-_LAZY_MODULES = ("calibration", "collectives", "cost", "grading", "models", "parallel", "plots",
-                 "processes", "ps", "recording", "reliability", "simulator", "topology", "widgets")
+_LAZY_MODULES = ("calibration", "collectives", "comm", "cost", "grading", "models", "parallel",
+                 "plots", "processes", "ps", "recording", "reliability", "simulator", "topology",
+                 "widgets")
 
 
 def __getattr__(name: str) -> Any:

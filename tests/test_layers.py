@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dtlab"
 
 # From the ground up. Rooms on one line stand side by side and don't import each other.
 LEVELS = (
-    "errors",
+    "errors jupyter",
     "checks tracebacks",
     "machine reduction units",
     "comm trace",

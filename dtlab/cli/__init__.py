@@ -9,50 +9,74 @@ no notebook); 130, interrupted.
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from importlib.resources import files
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 import dtlab
-from dtlab.cli import (
-    bench,
-    demo,
-    doctor,
-    grade,
-    lab,
-    plan,
-    release,
-    show_published,
-    simulate,
-    testbed,
-    train,
-)
-from dtlab.cli.errors import DEBUG_VARIABLE
+
+COMMANDS = {  # name: its file, and what stands there: a function, or an app of several commands
+    "doctor": ("doctor", "doctor"), "lab": ("lab", "lab"), "demo": ("demo", "demo"),
+    "simulate": ("simulate", "simulate"), "bench": ("bench", "app"), "plan": ("plan", "plan"),
+    "train": ("train", "train"), "testbed": ("testbed", "on_testbed"), "grade": ("grade", "grade"),
+    "release": ("release", "release"), "show": ("show_published", "app"),
+}
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+PASSED_ON = {"testbed": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+
+
+class Commands(TyperGroup):
+    """A command's file, which may import torch, is loaded when the command is called; the list of
+    all takes each line from the file's docstring."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands, in the order in which they are listed."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name, as far as the list of all needs it."""
+        if cmd_name not in COMMANDS:
+            return None
+        source = files("dtlab.cli").joinpath(f"{COMMANDS[cmd_name][0]}.py").read_text()
+        text = (ast.get_docstring(ast.parse(source)) or "").splitlines()[0].split("`: ")[1]
+        return TyperCommand(cmd_name, help=text[0].upper() + text[1:])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with, whole."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and loaded(str(name)), rest
+
+
+def loaded(name: str) -> Any:
+    """A command with its options."""
+    file, inside = COMMANDS[name]
+    found = getattr(import_module(f"dtlab.cli.{file}"), inside)
+    if isinstance(found, typer.Typer):
+        found.info.context_settings = SETTINGS
+        return get_command(found)
+    one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    one.command(name=name, context_settings=SETTINGS | PASSED_ON.get(name, {}))(found)
+    return get_command(one)
+
 
 app = typer.Typer(
     name="dtlab",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
     epilog="Exit codes: 0 fine; 1 what was asked about failed; 2 bad input; 130 interrupted.",
 )
-app.command(name="doctor")(doctor.doctor)
-app.command(name="lab")(lab.lab)
-app.command(name="demo")(demo.demo)
-app.command(name="simulate")(simulate.simulate)
-app.add_typer(bench.app, name="bench")
-app.command(name="plan")(plan.plan)
-app.command(name="train")(train.train)
-app.command(name="testbed", context_settings={
-    "ignore_unknown_options": True, "allow_interspersed_args": False})(testbed.on_testbed)
-app.command(name="grade")(grade.grade)
-app.command(name="release")(release.release)
-app.add_typer(show_published.app, name="show")
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +97,7 @@ def dtlab_command(
 ) -> None:
     """Distributed training, written once: run it on processes, on a simulated cluster, on GPUs."""
     if debug:
-        os.environ[DEBUG_VARIABLE] = "1"
+        os.environ["DTLAB_DEBUG"] = "1"  # errors.DEBUG_VARIABLE
 
 
 def main() -> None:

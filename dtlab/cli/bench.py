@@ -16,7 +16,8 @@ from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.units import bytes_of
 
-app = typer.Typer(no_args_is_help=True, help="Measure, beside a peer in the same run.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Measure, beside a peer in the same run.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw the figures there (PNG, SVG, PDF).")]
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from dtlab.cli import show
 from dtlab.cli.errors import with_exit_codes
 
-app = typer.Typer(no_args_is_help=True, help="Print tables that the course stands on.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Print tables that the course stands on.")
 
 
 @app.callback()

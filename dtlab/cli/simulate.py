@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,12 +70,15 @@ def row(collective: str, algorithm: str, result: dtlab.Result, nbytes: int, dtyp
         sent_bytes[message.src] += message.nbytes
     closed_s = None if machine is None else dtlab.cost.time_s(
         collective, algorithm, ranks, nbytes, *machine, gamma, size)
-    form = dtlab.cost.form(collective, algorithm, ranks, nbytes, size)
+    form, rounds = dtlab.cost.form(collective, algorithm, ranks, nbytes, size), None
+    if options:  # no closed form: how many messages follow each other if each takes a second
+        by_seconds = dtlab.topology.uniform(ranks, 1.0, math.inf)
+        rounds = simulated(collective, algorithm, by_seconds, nbytes, dtype, 0.0, options).elapsed_s
     return {
         "collective": collective, "algorithm": algorithm, "ranks": ranks, "bytes": nbytes,
         "dtype": str(dtype).removeprefix("torch."), "options": options,
         "simulated_s": result.elapsed_s, "closed_form_s": closed_s,
-        "closed_form_is_exact": form.exact, "rounds": None if options else form.rounds,
+        "closed_form_is_exact": form.exact, "rounds": form.rounds if rounds is None else rounds,
         "messages_by_rank": messages, "sent_bytes_by_rank": sent_bytes,
     }
 
@@ -89,22 +93,26 @@ def mark_fastest(rows: list[dict[str, Any]]) -> None:
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     def span(values: list[int], text: Callable[[float], str]) -> str:
         low, high = min(values), max(values)
-        return text(low) if text(low) == text(high) else f"{text(low)} to {text(high)}"
+        first, unit = text(low), text(high).partition(" ")[2]
+        if first == text(high):
+            return first
+        return f"{first.removesuffix(f' {unit}') if unit else first}–{text(high)}"
 
     star = "★ " if len(rows) > 1 else ""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "algorithm": lambda r: r["algorithm"],
-        "virtual time": lambda r: star * r["fastest"] + seconds_text(r["simulated_s"]),
-        "closed form": lambda r: ("" if r["closed_form_is_exact"] else "at most ")
+        "simulated": lambda r: star * r["fastest"] + seconds_text(r["simulated_s"]),
+        "closed form": lambda r: ("" if r["closed_form_is_exact"] else "≤ ")
             + seconds_text(r["closed_form_s"]),
-        "rounds": lambda r: "" if r["rounds"] is None else f"{r['rounds']:g}",
-        "messages a rank": lambda r: span(r["messages_by_rank"], "{:,}".format),
-        "bytes sent a rank": lambda r: span(r["sent_bytes_by_rank"], bytes_text),
+        "rounds": lambda r: f"{r['rounds']:g}",
+        "messages": lambda r: span(r["messages_by_rank"], "{:,}".format),
+        "bytes sent": lambda r: span(r["sent_bytes_by_rank"], bytes_text),
     }
     if any(r["closed_form_s"] is None for r in rows):
         del columns["closed form"]
     ranked = sorted(rows, key=lambda r: r["simulated_s"])
     show.table(title, list(columns), [[text(r) for text in columns.values()] for r in ranked])
+    typer.echo("Messages and bytes: what one rank sends.")
     if star:
         typer.echo(f"{star}fastest, and all within {SAME:.0%} of it.")
     fitted = ", ".join(f"{r['algorithm']} ({_text(r['options'])})" for r in ranked if r["options"])

@@ -77,7 +77,8 @@ def copy_notebooks(course: Path, outputs: bool) -> None:
 def command(lab: Lab, port: int) -> list[str]:
     return [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-        f"--config={ROOT / 'dtlab/cli/lab_config.py'}", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+        f"--config={ROOT / 'dtlab/cli/lab_config.py'}",
+        f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
         f"--ServerApp.root_dir={lab.folder}",
         "--LabApp.expose_app_in_browser=True",  # the tests read the notebook's model
         f"--ServerApp.shutdown_no_activity_timeout={ORPHAN_LIMIT_S}",
