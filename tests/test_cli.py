@@ -153,8 +153,8 @@ def test_simulate_states_the_bound_and_no_bytes_of_a_barrier() -> None:
 
 
 def test_simulate_says_at_most_where_the_closed_form_is_a_bound() -> None:
-    assert "at most" in call("simulate", "all_reduce", "-a", "two_ring").output
-    assert "at most" not in call("simulate", "all_reduce", "-a", "ring").output
+    assert "≤ " in call("simulate", "all_reduce", "-a", "two_ring").output
+    assert "≤ " not in call("simulate", "all_reduce", "-a", "ring").output
 
 
 def test_simulate_writes_a_picture_and_a_trace(tmp_path: Path) -> None:

@@ -165,6 +165,9 @@ def whole(points: float) -> float:
     return int(points) if float(points).is_integer() else points
 
 
+LONGEST_WORD = 20  # letters that a terminal does not break
+
+
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
                unbroken: Sequence[int] = ()) -> str:
     """A table as plain text; all columns but those `unbroken` wrap to fit into `width`."""
@@ -174,8 +177,9 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column, title in enumerate(head):
-        table.add_column(title, overflow="fold", no_wrap=column in unbroken)
+    for title, wide in zip(head, _widths(head, rows, width - 3 * len(head) + 3, unbroken),
+                           strict=True):
+        table.add_column(title, overflow="fold", width=wide)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     page = io.StringIO()
@@ -183,6 +187,20 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     console = Console(file=page, width=width, color_system=None, force_jupyter=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).rstrip()
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int, unbroken: Sequence[int]
+            ) -> list[int]:
+    """How wide each column is: as its longest word, and the rest of `room` shared as needed."""
+    texts = [[title, *(row[column] for row in rows)] for column, title in enumerate(head)]
+    whole = [max(map(len, column)) for column in texts]
+    least = [longest if number in unbroken else
+             max((len(word) for text in column for word in text.split()
+                  if len(word) <= LONGEST_WORD), default=0)
+             for number, (longest, column) in enumerate(zip(whole, texts, strict=True))]
+    wanted, rest = sum(whole) - sum(least), max(0, room - sum(least))
+    share = min(1.0, rest / wanted) if wanted else 0.0
+    return [low + int(share * (high - low)) for low, high in zip(least, whole, strict=True)]
 
 
 def printable(text: str) -> str:
