@@ -35,7 +35,7 @@ html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_show_sphinx = html_copy_source = html_show_sourcelink = False
 html_show_search_summary = False  # it would be fetched, which a page from file:// may not do
-pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
+pygments_style, pygments_dark_style = "github-light-colorblind", "github-dark-colorblind"
 html_theme_options = {
     "light_css_variables": {"font-stack": "system-ui, sans-serif"},
     "footer_icons": [],

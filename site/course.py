@@ -173,34 +173,39 @@ def formula(display: str) -> Any:
     return visit
 
 
+ARGUMENT = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*): +(?=\S)|- ")
+
+
 def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Turn a docstring, which is plain text for people, into Sphinx's markup, in place."""
-    pieces = re.split(r"(^ *>>>.*?(?:\n\n|\Z)|`[^`]+`)", "\n".join(lines), flags=re.M | re.S)
-    for i, piece in enumerate(pieces):
-        if piece.startswith("`"):
-            pieces[i] = f"`{piece}`"  # code
-        elif i % 2 == 0:
-            pieces[i] = re.sub(r"([*|\\_`])", r"\\\1", piece)  # everything else is meant as it stands
-    lines[:] = as_lists("".join(pieces).split("\n"))
+    lines[:] = "\n\n".join(map(block, re.split(r"\n\n(?! )", "\n".join(lines).strip()))).split("\n")
 
 
-def as_lists(lines: list[str]) -> list[str]:
-    """Make a list of lines that begin with `argument: `, each with the indented lines below it."""
-    made: list[str] = []
-    in_list = False
-    for line in lines:
-        argument = re.match(r"([a-z][\w\\]*(?:, [a-z][\w\\]*)*): +(?=\S)", line)
-        if argument or line.startswith("- "):
-            made += [] if in_list else [""]
-            in_list = True
-            line = f"- **{argument[1]}**: {line[argument.end() :]}" if argument else line
-        elif in_list and line.startswith(" "):
-            line = "  " + line.strip()
-        elif in_list and line:
-            made.append("")
-            in_list = False
-        made.append(line)
-    return made
+def block(text: str) -> str:
+    """One paragraph: an example, a list of arguments, something set line by line, or prose."""
+    flush = [line for line in text.split("\n") if not line.startswith(" ")]
+    if text.startswith(">>>"):
+        return text
+    if flush and all(ARGUMENT.match(line) for line in flush):
+        text = re.sub(r"\n +", "\n  ", text)
+        return "\n".join(map(item, re.split(r"\n(?! )", text)))
+    if "\n " in text or text.startswith(" "):
+        return "::\n\n" + re.sub("^", "    ", text, flags=re.M)
+    return markup(text)
+
+
+def item(text: str) -> str:
+    """An entry of a list; its argument, if it has one, in bold."""
+    found = ARGUMENT.match(text)
+    assert found
+    rest = markup(text[found.end() :])
+    return f"- **{found[1]}**: {rest}" if found[1] else f"- {rest}"
+
+
+def markup(text: str) -> str:
+    """Code stays code; everything else is meant as it stands."""
+    return "".join(f"`{part}`" if part.startswith("`") else re.sub(r"([*|\\_`])", r"\\\1", part)
+                   for part in re.split(r"(`[^`]+`)", text))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
