@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import logging
 import re
 from base64 import b64decode
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from fontTools import subset
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
@@ -165,12 +168,29 @@ def formula(display: str) -> Any:
     """A visitor that writes a formula as MathML, which browsers draw without scripts."""
 
     def visit(writer: Any, node: nodes.Element) -> None:
-        mathml = convert(node.astext(), display=display)
+        mathml = re.sub(r"<mi>(lg|sin)</mi>(?=<m[if])", r'\g<0><mspace width="0.17em"/>',
+                        convert(node.astext(), display=display))
         writer.body.append(f'<div class="formula" tabindex="0">{mathml}</div>\n'
                            if display == "block" else mathml)
         raise nodes.SkipNode
 
     return visit
+
+
+def write_font(app: Sphinx, _: Any) -> None:
+    """Write the font of formulas: what a formula may hold of STIX Two Math, which ziamath carries.
+
+    Without a font that has a table for mathematics, a root does not grow with what is under it.
+    """
+    letters = [*range(0x20, 0x7F), *range(0x391, 0x3CA), 0x210E, *range(0x1D434, 0x1D468),
+               *range(0x1D6FC, 0x1D716), *map(ord, "µ·×¯˜–′…ε←→∈∏∑−√∞≈≠≤≥⊙⋅⌈⌉⌊⌋")]
+    logging.getLogger("fontTools").setLevel(logging.WARNING)
+    options = subset.Options(flavor="woff", layout_features=["ssty", "dtls", "flac"])
+    font = subset.load_font(str(files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"), options)
+    only = subset.Subsetter(options)
+    only.populate(unicodes=letters)
+    only.subset(font)
+    subset.save_font(font, str(Path(app.outdir) / "_static" / "math.woff"), options)
 
 
 ARGUMENT = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*): +(?=\S)|- ")
@@ -212,5 +232,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", read_source)
     app.connect("doctree-resolved", link_words)
     app.connect("autodoc-process-docstring", docstring)
+    app.connect("build-finished", write_font)
     app.add_html_math_renderer("mathml", (formula("inline"), None), (formula("block"), None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
