@@ -26,16 +26,15 @@ autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False  # torch's and matplotlib's stand in their own pages
 autodoc_preserve_defaults = True
 add_module_names = False
-maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_static_path = [str(HERE / "static")]
-html_css_files = ["site.css"]
+html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_math_renderer = "mathml"
 html_show_sphinx = html_copy_source = html_show_sourcelink = False
 html_show_search_summary = False  # it would be fetched, which a page from file:// may not do
-pygments_style, pygments_dark_style = "github-light-colorblind", "github-dark-colorblind"
+pygments_style, pygments_dark_style = "github-light-high-contrast", "github-dark-high-contrast"
 html_theme_options = {
     "light_css_variables": {"font-stack": "system-ui, sans-serif"},
     "footer_icons": [],

@@ -170,7 +170,7 @@ def formula(display: str) -> Any:
     def visit(writer: Any, node: nodes.Element) -> None:
         mathml = re.sub(r"<mi>(lg|sin)</mi>(?=<m[if])", r'\g<0><mspace width="0.17em"/>',
                         convert(node.astext(), display=display))
-        writer.body.append(f'<div class="formula" tabindex="0">{mathml}</div>\n'
+        writer.body.append(f'<div class="formula">{mathml}</div>\n'
                            if display == "block" else mathml)
         raise nodes.SkipNode
 
@@ -228,10 +228,25 @@ def markup(text: str) -> str:
                    for part in re.split(r"(`[^`]+`)", text))
 
 
+def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out what a base class of another library puts into ours."""
+    return None if getattr(obj, "__module__", "dtlab").startswith("dtlab") else True
+
+
+def finish(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Mend what furo and viewcode leave wrong in a page."""
+    context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
+        'role="heading"', 'role="heading" aria-level="2"')
+    if page.startswith("_modules/"):  # a module's names may stand on two pages; viewcode knows one
+        context["body"] = re.sub(r'<a class="viewcode-back".*?</a>', "", context["body"])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", read_source)
     app.connect("doctree-resolved", link_words)
     app.connect("autodoc-process-docstring", docstring)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("html-page-context", finish, priority=900)
     app.connect("build-finished", write_font)
     app.add_html_math_renderer("mathml", (formula("inline"), None), (formula("block"), None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
