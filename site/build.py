@@ -13,8 +13,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import dtlab
 from sphinx.cmd.build import main as sphinx
+
+import dtlab
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"

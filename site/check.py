@@ -24,6 +24,7 @@ WIDTHS = (400, 1920, 1280)  # the last is the one at which axe looks
 SITE_MB, FIRST_SCREEN_MB = 40, 1
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"],
          "preload": False}
+SCHEMES = {"light": RULES, "dark": {**RULES, "runOnly": ["color-contrast"]}}
 OVERFLOW = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
 
@@ -121,9 +122,9 @@ def judge(tab: Any, path: Path, requests: list[str], rules: str | None) -> Itera
             yield f"is wider than a window of {width} pixels"
     if rules and ("_modules" not in path.parts or path.name == "comm.html"):  # those are alike
         tab.evaluate(rules)
-        for scheme in ("light", "dark"):
+        for scheme, asked in SCHEMES.items():
             tab.emulate_media(color_scheme=scheme)
-            found = tab.evaluate("rules => axe.run(document, rules)", RULES)
+            found = tab.evaluate("rules => axe.run(document, rules)", asked)
             yield from (f"{scheme}: {broken['id']}: {node['html'][:150]}"
                         for broken in found["violations"] for node in broken["nodes"])
 

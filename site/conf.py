@@ -9,7 +9,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import dtlab  # noqa: E402
 
 project, author, version = "dtlab", "the dtlab authors", dtlab.__version__
-copyright = f"{author}. Licence: MIT"
+project_copyright = f"{author}. Licence: MIT"
 html_title = "dtlab"
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.viewcode", "myst_nb", "course"]
 exclude_patterns = ["jupyter_execute"]
