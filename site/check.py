@@ -134,6 +134,9 @@ def main() -> int:
     wrong = [f"{path.relative_to(SITE)}: {told}" for path, page in pages.items()
              for told in page.wrong]
     wrong += [*broken_links(pages), *solutions(pages)]
+    wrong += [f"{path.stem}: no way to the page before or after it"
+              for path in SITE.glob("notebooks/[01]*.html") for way in ("prev", "next")
+              if f'class="{way}-page"' not in path.read_text()]
     site_mb = sum(path.stat().st_size for path in SITE.rglob("*") if path.is_file()) / 1e6
     wrong += [f"the site has {site_mb:.0f} MB"] if site_mb > SITE_MB else []
     rules, paths = axe(), [*pages]
