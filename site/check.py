@@ -112,7 +112,7 @@ def judge(tab: Any, path: Path, requests: list[str], rules: str | None) -> Itera
     files = [urlsplit(url).path for url in requests if url.startswith("file:")]
     yield from (f"asks for {url}" for url in requests if not url.startswith(("file:", "data:")))
     loaded_mb = sum(Path(unquote(file)).stat().st_size for file in {*files}) / 1e6
-    if loaded_mb > FIRST_SCREEN_MB and path.name != "search.html":
+    if loaded_mb > FIRST_SCREEN_MB:
         yield f"loads {loaded_mb:.2f} MB before anyone scrolls"
     if path.name == "search.html" and not tab.locator("#search-results li").count():
         tab.wait_for_selector("#search-results li", timeout=5000)
