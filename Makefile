@@ -2,7 +2,7 @@
 # Both build .venv once; afterwards they start at once.      PYTHON=/path/to/python3.12 chooses one.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-cpus check notebooks exercises mistakes mutants bench constraints
+.PHONY: help setup lab test test-cpus check notebooks exercises mistakes mutants bench site check-site constraints
 MAKEFLAGS += --no-print-directory
 export PYTHON
 
@@ -59,6 +59,12 @@ mutants: setup ## grade every small mutation of every solution; list what loses 
 bench: setup ## measure starting ranks and collectives, each beside its peer
 	@$(BIN)/dtlab bench launch
 	@$(BIN)/dtlab bench collectives
+
+site: setup ## build the course as pages for a browser, in build/site, from the committed notebooks
+	@$(BIN)/python site/build.py
+
+check-site: site ## check them: links; in chromium, without a network: errors, widths, accessibility
+	@$(BIN)/python site/check.py
 
 constraints: setup ## write constraints.txt from what .venv holds
 	@$(BIN)/python scripts/pins.py > constraints.txt.new && mv constraints.txt.new constraints.txt

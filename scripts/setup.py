@@ -22,7 +22,7 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "dtlab-ready"  # holds the fingerprint of what was installed; written last
 UNDER_WAY = VENV / "dtlab-under-way"  # there while pip works: a .venv with it is half made
 LOG = ROOT / ".venv.log"
-TARGET = ".[test,teach,bench]"
+TARGET = ".[test,teach,bench,site]"
 NEEDED_GB = 3.0  # .venv takes 1.7 GB, and pip unpacks beside it
 
 # What pip prints, and what it means. The first that matches is told.

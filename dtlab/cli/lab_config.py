@@ -1,6 +1,9 @@
 """What `dtlab lab` wants of JupyterLab; read after a user's own configuration, so that it wins."""
 
 import os
+import warnings
+
+import zmq
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821  # Jupyter's
 
@@ -10,6 +13,15 @@ c.ServerApp.allow_remote_access = False
 c.IdentityProvider.token = os.environ["JUPYTER_TOKEN"]
 c.PasswordIdentityProvider.hashed_password = ""
 
+
+# What it writes into the terminal: errors. nbgrader's part of the server is for teachers.
+c.LabApp.log_level = "ERROR"
+if zmq.has("curve"):
+    c.KernelManager.transport_encryption = "auto"
+c.ServerApp.jpserver_extensions = {
+    f"nbgrader.server_extensions.{name}": False
+    for name in ("formgrader", "validate_assignment", "assignment_list", "course_list")}
+warnings.filterwarnings("ignore", "Overriding existing pre_save_hook")  # Jupyter sets it twice
 
 HIDDEN = ["@jupyter/nbgrader", "@jupyterlab/apputils-extension:announcements"]
 
