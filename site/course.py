@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import html
 import json
 import logging
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,11 @@ from fontTools import subset
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
+from dtlab.widgets.player import MIME as PLAYER
+from dtlab.widgets.player import script_of, style
+
 GLOSSARY = "notebooks/glossary"
-PLAYER = "application/vnd.dtlab.player+json"
+DRAWINGS = {"stepper": "stepper", "timeline": "", "schedule": "schedule", "flows": "topology"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STILL = "run this cell to use its controls"  # in the text of a widget, also without its view
 NEEDS_KERNEL = (
@@ -58,21 +63,59 @@ def linked(text: str) -> str:
 def shown(output: dict[str, Any], app: Sphinx) -> dict[str, Any]:
     """The output as this site shows it: pictures, widgets and players as HTML, others as is."""
     data = output.get("data", {})
-    if PLAYER in data:
-        made = player(data[PLAYER])
-    elif "image/png" in data:
+    if "image/png" in data:
         alt = output["metadata"].get("image/png", {}).get("alt", "")
         made = picture("".join(data["image/png"]), alt, app)
-        if WIDGET in data or STILL in "".join(data.get("text/plain", "")):
+        if PLAYER in data:
+            made = player(data[PLAYER], made)
+        elif WIDGET in data or STILL in "".join(data.get("text/plain", "")):
             made += NEEDS_KERNEL
     else:
         return output
     return {**output, "metadata": {}, "data": {"text/html": made}}
 
 
-def player(recording: Any) -> str:
-    """HTML that plays a recording. Nothing makes such outputs yet."""
-    return f'<pre class="player">{html.escape(json.dumps(recording))}</pre>'
+def player(recording: Any, still: str) -> str:
+    """HTML that plays a recording; without scripts, its still picture."""
+    name = recording["drawing"]
+    runs = f'<script src="../_static/runs-{name}.js"></script>' if recording["runs"] else ""
+    data = f'<script type="application/json">{packed(recording)}</script>'
+    return (f'<div data-player="{name}">{data}</div><noscript>{still}</noscript>{runs}'
+            f'<script src="../_static/player-{name}.js"></script>')
+
+
+def packed(value: Any) -> str:
+    """JSON, compressed, as text that stands in HTML and in a script."""
+    return b64encode(gzip.compress(json.dumps(value).encode(), mtime=0)).decode()
+
+
+PLAY = """
+(() => {
+  const bytes = text => Uint8Array.from(atob(text), sign => sign.charCodeAt(0));
+  const unpacked = text => new Response(
+    new Blob([bytes(text)]).stream().pipeThrough(new DecompressionStream('gzip'))).json();
+  %s
+  for (const place of document.querySelectorAll('[data-player=%s]:not([data-begun])')) {
+    place.dataset.begun = '';
+    const all = window.dtlabRuns?.%s;
+    unpacked(place.textContent).then(async data => play(
+      pageModel(data, data.runs && all && await unpacked(all)), place, draw));
+  }
+})();"""
+
+
+def write_players(app: Sphinx, _: Any) -> None:
+    """Write each player's script, and what it may choose without a kernel, as scripts: a page that
+    is a file loads neither modules nor data."""
+    folder = Path(app.outdir) / "_static"
+    (folder / "player.css").write_text(style())
+    for drawing, module in DRAWINGS.items():
+        (folder / f"player-{drawing}.js").write_text(
+            PLAY % (script_of(drawing), drawing, drawing))
+        if module:
+            runs = packed(import_module(f"dtlab.widgets.{module}").runs())
+            (folder / f"runs-{drawing}.js").write_text(
+                f"(window.dtlabRuns ??= {{}}).{drawing} = '{runs}';")
 
 
 def picture(png_base64: str, alt: str, app: Sphinx) -> str:
@@ -248,5 +291,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-skip-member", skip)
     app.connect("html-page-context", finish, priority=900)
     app.connect("build-finished", write_font)
+    app.connect("build-finished", write_players)
+    app.add_css_file("player.css")
     app.add_html_math_renderer("mathml", (formula("inline"), None), (formula("block"), None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -48,6 +48,7 @@ class Player(anywidget.AnyWidget):
     """
 
     drawing: ClassVar[str]  # names the file in players/
+    has_runs = False  # whether `runs` of its file holds what a page may choose
     choice = Dict().tag(sync=True)
     show = Dict().tag(sync=True)
     at = Int(0).tag(sync=True)
@@ -113,8 +114,8 @@ class Player(anywidget.AnyWidget):
         data |= {
             "image/png": b64encode(still.png()).decode(),
             "text/plain": f"{name}: run this cell to use its controls",
-            MIME: {"player": name, "drawing": self.drawing, "choice": self.choice,
-                   "show": self.show},
+            MIME: {"player": name, "drawing": self.drawing, "runs": self.has_runs,
+                   "choice": self.choice, "show": self.show},
         }
         return data, about | {"image/png": {"alt": still.alt}}
 

@@ -50,6 +50,7 @@ class ScheduleExplorer(Player):
     """
 
     drawing = "schedule"
+    has_runs = True
 
     def __init__(self, name: str = "ZB-H1", ranks: int = 4, micro_batches: int = 8,
                  chunks: int = 2):

@@ -33,6 +33,7 @@ class Stepper(Player):
         if not isinstance(collective, str):  # Stepper(my_ring)
             fn, collective = collective, "all_reduce"
         self.fn, self.root, self._watched = fn, root, collective
+        self.has_runs = fn is None and root == 0
         self._counts = sorted({*range(1, MOST_RANKS + 1), ranks})
         chosen: Json = {"ranks": ranks}
         if fn is None:

@@ -91,6 +91,7 @@ class TopologyExplorer(Player):
         self.kinds = dict(traffic) if traffic is not None else dict(TRAFFIC)
         if not self.clusters or not self.kinds:
             raise ConfigError("give at least one cluster and one kind of traffic")
+        self.has_runs = clusters is None and traffic is None
         self._histories: dict[tuple[str, str], LinkHistory] = {}
         super().__init__({"cluster": next(iter(self.clusters)), "traffic": next(iter(self.kinds))})
 

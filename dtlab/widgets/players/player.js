@@ -168,11 +168,13 @@ function play(model, root, draw) {
 
 // Where no kernel is: the same model over answers computed before, each under its choice's values.
 function pageModel(data, runs) {
-  const state = {choice: data.choice, show: data.show, at: data.show.at}, heard = {};
-  const call = name => heard[name]?.forEach(each => each());
-  const fixed = show => ({...show, controls: show.controls.map(
-    each => runs ? each : {...each, disabled: true})});
-  state.show = fixed(state.show);
+  const heard = {}, call = name => heard[name]?.forEach(each => each());
+  const held = (name, value) => runs?.some(run => run.choice[name] === value);
+  const fixed = show => ({...show, controls: show.controls.map(each => {
+    const options = runs ? each.options?.filter(([, value]) => held(each.name, value)) : each.options;
+    return {...each, options, disabled: !runs || !options || options.length < 2};
+  })});
+  const state = {choice: data.choice, show: fixed(data.show), at: data.show.at};
   function answer(before) {
     const names = Object.keys(state.choice);
     const changed = names.find(name => state.choice[name] !== before[name]);
