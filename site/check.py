@@ -20,6 +20,17 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE, AXE = ROOT / "build" / "site", ROOT / "build" / "axe"
+STEP_LIMIT_MS = 50  # from a key to the picture, for 19 of 20 steps
+STEPS = """drawing => {
+  const press = key => drawing.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+  const took = [...Array(40).keys()].map(number => {
+    const begun = performance.now();
+    press(number % 2 ? 'Home' : 'End');
+    drawing.getBoundingClientRect();
+    return performance.now() - begun;
+  });
+  return took.sort((a, b) => a - b)[37];
+}"""
 WIDTHS = (400, 1920, 1280)  # the last is the one at which axe looks
 SITE_MB, FIRST_SCREEN_MB = 40, 1
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"],
@@ -120,6 +131,8 @@ def judge(tab: Any, path: Path, requests: list[str], rules: str | None) -> Itera
         tab.set_viewport_size({"width": width, "height": 900})
         if tab.evaluate(OVERFLOW):
             yield f"is wider than a window of {width} pixels"
+    for number in range(tab.locator("[data-player]").count()):
+        yield from played(tab.locator("[data-player]").nth(number))
     if rules and ("_modules" not in path.parts or path.name == "comm.html"):  # those are alike
         tab.evaluate(rules)
         for scheme, asked in SCHEMES.items():
@@ -127,6 +140,25 @@ def judge(tab: Any, path: Path, requests: list[str], rules: str | None) -> Itera
             found = tab.evaluate("rules => axe.run(document, rules)", asked)
             yield from (f"{scheme}: {broken['id']}: {node['html'][:150]}"
                         for broken in found["violations"] for node in broken["nodes"])
+
+
+def played(place: Any) -> Iterator[str]:
+    """Step through a player with the keyboard and choose another run; say what does not answer."""
+    drawing, words = place.locator(".dtlab-drawing"), place.locator("[role=status]")
+    drawing.locator("svg").wait_for(timeout=5000)
+    for key in ("Home", "ArrowRight"):
+        before, said = drawing.inner_html(), words.inner_text()
+        drawing.press(key)
+        if drawing.inner_html() == before or words.inner_text() == said:
+            yield f"a player does not answer {key}: {said}"
+    took_ms = drawing.evaluate(STEPS)
+    if took_ms > STEP_LIMIT_MS:
+        yield f"a player's step takes {took_ms:.0f} ms"
+    for choice in place.locator("select:enabled").all():
+        before = drawing.inner_html()
+        choice.select_option(index=(choice.evaluate("each => each.selectedIndex") + 1) % 2)
+        if drawing.inner_html() == before:
+            yield "a player's list changes nothing"
 
 
 def main() -> int:

@@ -30,6 +30,8 @@ NEEDS_KERNEL = (
     '<p class="needs-kernel">A still picture: the controls need a kernel. <code>make lab</code> in '
     'a clone, or <code>dtlab lab</code>, opens the course with one '
     '(<a href="../index.html#start">how to start</a>).</p>')
+NEEDS = ('<p class="needs-kernel">It plays here; what is grey needs a kernel, and so do numbers of '
+         'ranks that are not listed (<a href="../index.html#start">how to start one</a>).</p>')
 ELSEWHERE = {"](../benchmarks/)": "](../benchmarks/collectives.md)",
              "](exercises)": "](exercises/index.md)"}  # folders, of which a page is shown
 
@@ -80,7 +82,7 @@ def player(recording: Any, still: str) -> str:
     name = recording["drawing"]
     runs = f'<script src="../_static/runs-{name}.js"></script>' if recording["runs"] else ""
     data = f'<script type="application/json">{packed(recording)}</script>'
-    return (f'<div data-player="{name}">{data}</div><noscript>{still}</noscript>{runs}'
+    return (f'<div data-player="{name}">{data}</div><noscript>{still}</noscript>{NEEDS}{runs}'
             f'<script src="../_static/player-{name}.js"></script>')
 
 
