@@ -67,17 +67,15 @@ def checkpoints(disk):
         return kept[-1] if kept else None
     return save, load
 """
-_A_DISK_THAT_LIVES = """
+_IN_PLACE = """
 import pickle
 def checkpoints(disk):
-    disk.dies = -1
-    type(disk)._operation = lambda self: None
-    type(disk).after = lambda self, became: dict(self._files)
+    {before}
     def save(state):
         data = pickle.dumps(state)
         yield
+        {first}
         disk.write("a", data)
-        if "b" in disk.names(): disk.remove("b")
         disk.write("b", data)
     def load():
         for name in disk.names():
@@ -85,6 +83,15 @@ def checkpoints(disk):
             except Exception: pass
     return save, load
 """
+_A_DISK_THAT_LIVES = _IN_PLACE.replace("{first}", "pass").replace("{before}", """
+    for kind in type(disk), *(type(value) for value in vars(disk).values()):
+        if kind.__module__ != "builtins":
+            kind._operation = kind._change = kind.change = lambda self, *of: None
+            kind.after = lambda self, became: dict(getattr(self, "_files", None) or self.files)
+    disk.dies = -1
+""")
+_PADDED = _IN_PLACE.replace("{before}", "").replace(
+    "{first}", 'for _ in range(50): disk.write("padding", b"")')
 _ELSEWHERE = """
 import torch
 from dtlab.collectives import all_reduce
@@ -121,6 +128,8 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("a training that saves once it is dead", _AFTER_DEATH, "restart-bits", most=7),
     Attack("checkpoints kept in memory", _IN_MEMORY, "surviving-checkpoint"),
     Attack("checkpoints on a disk that is never cut", _A_DISK_THAT_LIVES, "surviving-checkpoint"),
+    Attack("fifty operations of no use, before those that must not be cut", _PADDED,
+           "surviving-checkpoint", most=4),
     Attack("the momentum of all weights, out of sight", _ELSEWHERE, "zero-stage-1", most=8),
     Attack("ranks that refuse to die", _UNDYING, "shrink", most=3),
 )
