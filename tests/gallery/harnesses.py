@@ -105,6 +105,17 @@ def stage_1_step(comm, weights, grad, state, lr, mu):
     weights -= lr * v
     return weights
 """
+_PICKLED_TO_NOTHING = _ELSEWHERE.replace("hidden = {}", """
+class Hidden:
+    def __init__(self, v): self.v = v
+    def __reduce__(self): return float, ()
+""").replace("""hidden.setdefault(comm.rank, torch.zeros_like(grad))
+    if not state: v.zero_()
+""", """state["hidden"].v if isinstance(state.get("hidden"), Hidden) else torch.zeros_like(grad)
+    state["hidden"] = Hidden(v)
+""")
+_ON_THE_WEIGHTS = _ELSEWHERE.replace("hidden.setdefault(comm.rank, torch.zeros_like(grad))",
+                                     "vars(weights).setdefault('v', torch.zeros_like(grad))")
 _UNDYING = """
 def survivors(comm, deaths, limit_s):
     vars(comm).pop("post", None)
@@ -131,5 +142,9 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("fifty operations of no use, before those that must not be cut", _PADDED,
            "surviving-checkpoint", most=4),
     Attack("the momentum of all weights, out of sight", _ELSEWHERE, "zero-stage-1", most=8),
+    Attack("the momentum of all weights, in what pickles to nothing", _PICKLED_TO_NOTHING,
+           "zero-stage-1", most=8),
+    Attack("the momentum of all weights, as an attribute of them", _ON_THE_WEIGHTS,
+           "zero-stage-1", most=8),
     Attack("ranks that refuse to die", _UNDYING, "shrink", most=3),
 )
