@@ -58,7 +58,8 @@ class Case:
 
     With an `oracle`, what a function must not have before it asks for it stays in the referee: the
     function, or the harness, gets `ask` before its other arguments. Where it calls `ask(*args)`,
-    the referee calls `oracle(rank)(comm, *args)`; so the time of `comm.compute` there is judged.
+    the referee calls `oracle(rank)(comm, *args)`; so the time of `comm.compute` there is judged,
+    and what it notes of them.
     """
 
     tried: str  # for the table: "4 ranks, 10 × float32"
@@ -115,6 +116,7 @@ class Outcome:
     printed: list[str] = field(default_factory=list)
     objects: int = 0  # how many messages carried an object, not a tensor
     asked: list[int] = field(default_factory=list)  # how often the oracle answered, by rank
+    notes: list[Any] = field(default_factory=list)  # what the oracle calls its `notes`, by rank
     failure: CaseFailure | None = None
 
     def printed_by(self, rank: int) -> str:

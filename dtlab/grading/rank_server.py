@@ -64,7 +64,7 @@ class RankServer:
             arguments = ["-c", _PROGRAM, str(there.fileno()), *library]
             self._program = start_isolated(sandbox, arguments, there.fileno(), library)
         there.close()
-        self._ask({"do": "hello"}, limit_s=START_LIMIT_S)
+        self._limit_s = START_LIMIT_S  # of its first answer; until then others may start beside it
 
     def __enter__(self) -> RankServer:
         return self
@@ -95,13 +95,14 @@ class RankServer:
         """The process has been killed: let its number go. pid: the server's number."""
         self._ask({"do": "forget", "pid": pid})
 
-    def _ask(self, command: dict[str, object], fds: Sequence[int] = (),
-             limit_s: float = ANSWER_LIMIT_S) -> tuple[dict[str, Any], list[int]]:
+    def _ask(self, command: dict[str, object], fds: Sequence[int] = ()
+             ) -> tuple[dict[str, Any], list[int]]:
         try:
-            self._control.settimeout(limit_s)
+            self._control.settimeout(self._limit_s)
             socket.send_fds(self._control, [json.dumps(command).encode()], fds)
             text, received, _, _ = socket.recv_fds(self._control, _LARGEST, 1)
             answer: dict[str, Any] = json.loads(text)
+            self._limit_s = ANSWER_LIMIT_S
             return answer, received
         except (OSError, ValueError) as error:
             raise ServerEnded(f"the process that starts a submission's processes ended "

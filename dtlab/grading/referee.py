@@ -56,6 +56,7 @@ class Referee:
     def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
         self.case, self.outcome, self.processes = case, outcome, processes
         self.ranks = [RankState(case.oracle and case.oracle(rank)) for rank in range(case.ranks)]
+        outcome.notes = [getattr(state.oracle, "notes", None) for state in self.ranks]
 
     def unwaited(self, error: DtlabError | None = None) -> CaseFailure | None:
         """The first error of a begun function that no rank waited for; or, unless ranks can't go on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import torch
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, DtlabError, ShapeMismatch
 from dtlab.grading.case import CaseFailure
-from dtlab.grading.frames import Blob, Frame, decode, encode, tensor_bytes, tensor_from
+from dtlab.grading.frames import MAX_BYTES, Blob, Frame, decode, encode, tensor_bytes, tensor_from
 from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
 
 Answer = tuple[dict[str, Any], Sequence[Blob]]  # fields, blobs
@@ -208,5 +209,8 @@ def _operation(verb: str, peer: Any, tensor: Any, data: Iterator[Blob]) -> tuple
         return Send(x, int(peer)), None
     into: Any = []
     if tensor is not None:
-        into = torch.empty(tensor[1], dtype=getattr(torch, tensor[0]))
+        dtype = getattr(torch, tensor[0])
+        if math.prod(tensor[1]) * dtype.itemsize > MAX_BYTES:
+            raise ValueError("a receive of more bytes than a frame brings")
+        into = torch.empty(tensor[1], dtype=dtype)
     return Recv(into, peer), into

@@ -45,7 +45,7 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
     outcome = new_outcome(case)
     takes_comm, harness, oracle = case.comm, case.harness, case.oracle  # ranks get copies of them
 
-    def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any, int]:
+    def rank_main(comm: Comm, calls: Sequence[tuple[Any, ...]]) -> tuple[Any, Any, int, Any]:
         given, asked = calls[comm.rank], list[Any]()
         kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
         answers: Any = oracle(comm.rank) if oracle else None
@@ -59,15 +59,17 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
 
         inputs = (*[comm] * takes_comm, *[ask] * (oracle is not None), *given)
         value = harness(function, *inputs) if harness else function(*inputs)
-        return _as_sent(value), _as_sent(kept), len(asked)
+        notes = getattr(answers, "notes", None)
+        return _as_sent(value), _as_sent(kept), len(asked), notes
 
     try:
         result = simulate(rank_main, case.args, network=case.network, echo=False)
     except DtlabError as error:
         outcome.failure = _failure(error)
     else:
-        values, after, asked = zip(*result.values, strict=True)
+        values, after, asked, notes = zip(*result.values, strict=True)
         outcome.values, outcome.after, outcome.asked = [*values], [*after], [*asked]
+        outcome.notes = [*notes]
         outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
     return outcome
 

@@ -9,7 +9,8 @@ HINTS = {
     "weights": "v = mu · v_before + the mean of all ranks' gradients; then weights − lr · v.",
     "any length": "It fails where N does not divide n: pad the vector with zeros to a multiple of "
         "N.",
-    "state": "`state` holds more than a shard of the momentum.",
+    "state": "`state` has to hold this rank's shard of the momentum, all of it and no more: another rank "
+        "goes on with it.",
     "traffic": "A reduce-scatter of the gradients and an all-gather of the weights are enough: an "
         "all-reduce sends the sums of all shards to every rank.",
 }

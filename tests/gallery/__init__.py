@@ -6,11 +6,20 @@ attack may earn a point, leave anything behind, or change the next grade.
 
 from __future__ import annotations
 
-from tests.gallery import channels, endings, inspection, notebooks, patches, shortcuts, values
+from tests.gallery import (
+    channels,
+    endings,
+    harnesses,
+    inspection,
+    notebooks,
+    patches,
+    shortcuts,
+    values,
+)
 from tests.gallery.attack import Attack
 
 ATTACKS: tuple[Attack, ...] = (*values.ATTACKS, *patches.ATTACKS, *inspection.ATTACKS,
                                *endings.ATTACKS, *channels.ATTACKS, *notebooks.ATTACKS,
-                               *shortcuts.ATTACKS)
+                               *shortcuts.ATTACKS, *harnesses.ATTACKS)
 
 __all__ = ["ATTACKS", "Attack"]

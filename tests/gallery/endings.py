@@ -35,6 +35,14 @@ ATTACKS: tuple[Attack, ...] = (
     hello("recurses without end", "import sys; sys.setrecursionlimit(10 ** 8)",
           "def f(): return f()", "f()"),
     hello("sends messages without end", "while True: comm.isend(1, comm.rank)"),
+    hello("stops itself", "import os; os.kill(os.getpid(), 19)"),
+    Attack("receives into more memory than there is", """
+def ring_all_reduce(comm, x):
+    ops = [["recv", (comm.rank + 1) % comm.size, ["float64", [10**10]]]]
+    for work in range(1000):
+        comm._connection.current().tell("post", group=0, label="", ops=ops, works=[work])
+    return x
+""", "ring-all-reduce"),
     hello("ignores every signal", "import signal",
           "for n in range(1, 32):", "    try: signal.signal(n, signal.SIG_IGN)",
           "    except (OSError, ValueError): pass", "while True: pass"),

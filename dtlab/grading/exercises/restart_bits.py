@@ -6,19 +6,24 @@ import io
 from collections import UserDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.functional import mse_loss
+from torch import Tensor, nn
+from torch.nn.functional import linear, mse_loss
 
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.compare import difference
-from dtlab.grading.draws import varied
+from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import always
 
 F64 = torch.float64
+HIDDEN = 8  # units, which dropout masks
+Plan = Sequence[int]  # of kills: process number i dies as it begins step `plan[i]` of its own
 
 
 class Killed(BaseException):
@@ -31,31 +36,24 @@ class Disk(UserDict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         file = io.BytesIO()
         torch.save(value, file)
-        self.data[name] = file.getvalue()
+        self.data[name] = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
     def __getitem__(self, name: str) -> Any:
-        return torch.load(io.BytesIO(self.data[name]), weights_only=False)
+        return torch.load(io.BytesIO(self.data[name].numpy().tobytes()), weights_only=False)
 
 
 class Momentum:
-    """The optimizer: v ← 0.9 v + gradient; w ← w − rate · v. (Importing torch.optim writes files,
-    which the sandbox forbids.)"""
+    """The optimizer: v ← 0.9 v + gradient; w ← w − rate · v, as the referee computes them."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]):
-        self._parameters, self.rate = list(parameters), 0.2
-        self._velocities = [torch.zeros_like(p) for p in self._parameters]
-
-    def step(self) -> None:
-        for p, v in zip(self._parameters, self._velocities, strict=True):
-            v.mul_(0.9).add_(p.grad)  # type: ignore[arg-type]
-            p.data -= self.rate * v
-            p.grad = None
+        self.rate = 0.2
+        self.velocities = [torch.zeros_like(p) for p in parameters]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rate": self.rate, "velocities": self._velocities}
+        return {"rate": self.rate, "velocities": self.velocities}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rate, self._velocities = state["rate"], state["velocities"]
+        self.rate, self.velocities = state["rate"], state["velocities"]
 
 
 class Falling:
@@ -76,42 +74,106 @@ class Falling:
 
 
 class Job:
-    """What a script builds before it trains; `step` trains, and may be the end of the process."""
+    """What a script builds before it trains. trained(indices, mask, rate, weights, velocities) →
+    the next weights and velocities, by samples that it does not show; None: the process dies."""
 
-    def __init__(self, dies: int, samples: int, batch: int, steps: int, every: int, seed: int):
+    def __init__(self, trained: Callable[..., Any], weights: Sequence[Tensor], samples: int,
+                 batch: int, steps: int, every: int, seed: int):
         self.samples, self.batch, self.steps, self.every = samples, batch, steps, every
-        self.seed, self.taken, self._dies = seed, 0, dies
+        self.seed, self._trained = seed, trained
         torch.manual_seed(seed)
-        self._x, self._y = (torch.randn(samples, width, dtype=F64) for width in (6, 3))
-        self.model = nn.Sequential(nn.Linear(6, 8, dtype=F64), nn.Tanh(), nn.Dropout(0.5),
-                                   nn.Linear(8, 3, dtype=F64))
+        self._dropout = nn.Dropout(0.5)
+        self.model = nn.Sequential(nn.Linear(6, HIDDEN, dtype=F64), nn.Tanh(), self._dropout,
+                                   nn.Linear(HIDDEN, 3, dtype=F64))
+        self._set(weights)
         self.optimizer = Momentum(self.model.parameters())
         self.scheduler = Falling(self.optimizer)
 
     def step(self, indices: Any) -> None:
         """Train on these samples: forward, backward, the optimizer's step and the scheduler's."""
-        if self.taken == self._dies:
+        chosen, optimizer = torch.arange(self.samples)[indices], self.optimizer
+        mask = self._dropout(torch.ones(len(chosen), HIDDEN, dtype=F64))
+        new = self._trained(chosen, mask, optimizer.rate, self.weights(), optimizer.velocities)
+        if new is None:
             raise Killed
-        self.taken += 1
-        mse_loss(self.model(self._x[indices]), self._y[indices]).backward()
-        self.optimizer.step()
+        self._set(new[0])
+        optimizer.velocities = new[1]
         self.scheduler.step()
 
+    def weights(self) -> list[Tensor]:
+        """A copy."""
+        return [p.detach().clone() for p in self.model.parameters()]
 
-def live(function: Callable[..., Any], plans: Sequence[Sequence[int]], *job: int
-         ) -> list[tuple[list[torch.Tensor], int]]:
-    """In the learner's process: the weights, and how many steps were taken in all, without a kill,
-    and after each plan of kills: number i of its processes dies as it begins step `kills[i]`."""
+    def _set(self, weights: Sequence[Tensor]) -> None:
+        for p, new in zip(self.model.parameters(), weights, strict=True):
+            p.data.copy_(new)
+
+
+def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int], *job: int
+         ) -> list[list[Tensor]]:
+    """In the sandbox: a life in each of these plans, whose other lives other ranks have. Returns
+    the weights at its end."""
     found = []
-    for kills in ((), *plans):
-        disk, taken = Disk(), 0
-        for dies in (*kills, -1):
-            now = Job(dies, *job)
-            with suppress(Killed):
-                function(now, disk)
-            taken += now.taken
-        found.append(([p.detach().clone() for p in now.model.parameters()], taken))
+    for plan in plans:
+        disk = Disk()
+        disk.data, weights = ask(plan)
+        now = Job(partial(_train, ask, plan, disk), weights, *job)
+        with suppress(Killed):
+            function(now, disk)
+        ask(plan, disk.data)
+        found.append(now.weights())
     return found
+
+
+def _train(ask: Callable[..., Any], plan: int, disk: Disk, *step: Any) -> Any:
+    return ask(plan, disk.data, *step)
+
+
+class Kills:
+    """In the referee: trains the lives number `rank`, and says when each ends. The disk goes from
+    rank to rank, as it was when a life ended.
+
+    notes: how many steps the rank has taken, by plan.
+    """
+
+    def __init__(self, plans: Sequence[Plan], samples: int, of: object, rank: int):
+        self._plans, self._rank = plans, rank
+        self._samples = [normals((of, plan), (samples, 6), (samples, 3))
+                         for plan in range(len(plans))]
+        self._weights = [normals((of, plan, "weights"), (HIDDEN, 6), HIDDEN, (3, HIDDEN), 3)
+                         for plan in range(len(plans))]
+        self.notes = [0] * len(plans)
+        self._over = [rank > len(plan) for plan in plans]
+
+    def __call__(self, comm: Comm, plan: int, *said: Any) -> Any:
+        """(plan) begins a life; (plan, disk) ends it; (plan, disk, …) takes a step."""
+        kills, taken = self._plans[plan], self.notes[plan]
+        if not said:
+            disk = comm.recv_object(self._rank - 1)[0] if self._rank else {}
+            return disk, self._weights[plan]
+        disk, *step = said
+        last = self._rank == len(kills)
+        if step and not self._over[plan] and (last or taken < kills[self._rank]):
+            self.notes[plan] += 1
+            x, y = self._samples[plan]
+            return _step(x, y, *step)
+        if not self._over[plan] and not last:
+            comm.send([disk], self._rank + 1)
+        self._over[plan] = True
+        return None
+
+
+def _step(x: Tensor, y: Tensor, indices: Tensor, mask: Tensor, rate: float,
+          weights: Sequence[Tensor], velocities: Sequence[Tensor]
+          ) -> tuple[list[Tensor], list[Tensor]]:
+    """Here, as bits differ between processes that know their CPU and those that don't."""
+    if len(indices) > len(x):
+        raise ConfigError(f"a step on {len(indices)} samples, and there are {len(x)}")
+    w1, b1, w2, b2 = new = [w.clone().requires_grad_() for w in weights]
+    hidden = linear(x[indices], w1, b1).tanh() * mask
+    gradients = torch.autograd.grad(mse_loss(linear(hidden, w2, b2), y[indices]), new)
+    moved = [0.9 * v + g for v, g in zip(velocities, gradients, strict=True)]
+    return [w.detach() - rate * v for w, v in zip(new, moved, strict=True)], moved
 
 
 def _undisturbed(job: Job, _disk: Disk) -> None:
@@ -122,23 +184,31 @@ def _undisturbed(job: Job, _disk: Disk) -> None:
         job.step(order[place * job.batch:(place + 1) * job.batch])
 
 
-def _judge(case: Case, outcome: Outcome) -> Verdict:
-    plans, *job = case.args[0]
+@cache
+def _right(plans: int, of: object, *job: int) -> list[list[Tensor]]:
+    """The weights at the end of each of the plans, were there no kills."""
     with torch.random.fork_rng(devices=[]):
-        (weights, _), = live(_undisturbed, (), *job)
-    lives = outcome.values[0]
-    for kills, (came, _) in zip(((), *plans), lives, strict=True):
+        calm: Any = Kills([()] * plans, job[0], of, 0)
+        return live(_undisturbed, partial(calm, None), range(plans), *job)
+
+
+def _judge(case: Case, outcome: Outcome) -> Verdict:
+    plans, of = case.facts["plans"], case.facts["of"]
+    right = _right(len(plans), of, *case.args[0][1:])
+    for plan, kills in enumerate(plans):
+        lived, *_ = case.args[len(kills)]
+        came, weights = outcome.values[len(kills)][lived.index(plan)], right[plan]
         when = f"killed in step {' and '.join(map(str, kills))}" if kills else "never killed"
         wrong = difference("weights", came, weights, 1e-9)
-        if wrong or not all(map(torch.equal, came, lives[0][0])):
-            came_in_words, right = wrong or ("other bits", "the same bits")
-            return Verdict(False, f"{when}: {came_in_words}", right, shows=came)
+        if wrong or not all(map(torch.equal, came, weights)):
+            came_in_words, wanted = wrong or ("other bits", "the same bits")
+            return Verdict(False, f"{when}: {came_in_words}", wanted, shows=came)
     return Verdict(True, "the same bits", "the same bits")
 
 
 def _work(case: Case, outcome: Outcome) -> Verdict:
-    plans, _, _, steps, every, _ = case.args[0]
-    took, most = [taken for _, taken in outcome.values[0][1:]], [steps] * len(plans)
+    plans, (*_, steps, every, _) = case.facts["plans"], case.args[0]
+    took, most = [sum(each) for each in zip(*outcome.notes, strict=True)], [steps] * len(plans)
     for number, kills in enumerate(plans):
         saved = 0
         for dies in kills:
@@ -148,13 +218,18 @@ def _work(case: Case, outcome: Outcome) -> Verdict:
                    f"{took} steps, by training", f"≤ {most}", shows=took)
 
 
+def _case(seed: int, tried: str, *plans: Plan, job: tuple[int, ...] = (14, 4, 13, 2)) -> Case:
+    job_seed = 7 + varied(seed, 10**9)  # the learner's function sees it
+    lives = [[number for number, kills in enumerate(plans) if len(kills) >= rank]
+             for rank in range(1 + max(map(len, plans)))]
+    of = (seed, tried)
+    return Case(tried, [(lived, *job, job_seed) for lived in lives], comm=False, harness=live,
+                oracle=partial(Kills, plans, job[0], of), facts={"plans": plans, "of": of})
+
+
 def _build(seed: int) -> list[Check]:
-    jobs_seed = 7 + varied(seed, 10**9)  # the learner's function sees it
-
-    def case(tried: str, *plans: tuple[int, ...], job: tuple[int, ...] = (14, 4, 13, 2)) -> Case:
-        return Case(tried, [(plans, *job, jobs_seed)], comm=False, harness=live)
-
-    calm, early = case("13 steps"), case("killed in step 0, 1", (0,), (1,))
+    case = partial(_case, seed)
+    calm, early = case("13 steps", ()), case("killed in step 0, 1", (0,), (1,))
     first = case("killed in step 2, 3", (2,), (3,))
     later = [case("killed in step 4 to 12", *((kill,) for kill in (4, 6, 7, 9, 12))),
              case("3 steps from save to save", *((kill,) for kill in range(3, 11)),

@@ -53,6 +53,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     answers = {rank: (outcome.values[rank] or [None])[0] for rank in living}
     shows = list(answers.values())
     for rank, came in answers.items():
+        if outcome.trace.messages(rank) > max(dies.get(rank, NEVER), 0):
+            return Verdict(False, f"rank {rank} sent more than it lived to send", wanted)
         if (not isinstance(came, list) or not all(type(r) is int for r in came)
                 or came != sorted(set(came))):
             return Verdict(False, f"rank {rank} returned {came!r:.60}", "a list of ranks, in order",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from copy import deepcopy
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
+from torch import Tensor
 
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.compare import difference
-from dtlab.grading.draws import numbers, varied
+from dtlab.grading.draws import generator, numbers, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import F32, always
 
@@ -20,141 +22,257 @@ SIZE = 50  # numbers in a checkpoint
 POINTS = 40  # operations that are tried; a right answer needs about 15 for three saves
 MOST_FILES = 4  # that three checkpoints and a pointer may take
 SAFE = {"whole": 1.0, "torn": 0.5, "lost": 0.0}  # the share of unsynced data that is left
+ROOM = 1 << 20  # bytes of a disk, names included
+LOG = 200  # operations of a save that are looked at
+NEVER = -1  # the number of the operation at which a process dies that does not
 Kill = tuple[int, str]  # at which operation the process dies, and what became of unsynced data
-Found = tuple[int, int, Any, int]  # the last save that ended; that began; loaded; how many files
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Disk:
+class Files:
     """Files in memory. Names change at once and for good; what `write` brings is safe once it has
-    been synced. At operation number `dies` the process ends."""
+    been synced."""
 
-    def __init__(self, files: dict[str, bytes]):
-        self._files, self._unsynced, self.dies = dict(files), set[str](), -1
+    def __init__(self, files: dict[str, Tensor]):
+        self.files, self._unsynced = dict(files), set[str]()
 
-    def _operation(self) -> None:
-        if self.dies == 0:
-            raise Killed
-        self.dies -= 1
-
-    def names(self) -> list[str]:
-        return sorted(self._files)
-
-    def read(self, name: str) -> bytes:
-        return self._files[name]
-
-    def write(self, name: str, data: bytes) -> None:
-        self._operation()
-        self._files[name] = bytes(data)
+    def write(self, name: str, data: Tensor) -> None:
+        self.files[name] = data.flatten()
         self._unsynced.add(name)
 
     def sync(self, name: str) -> None:
-        self._operation()
         self._unsynced.discard(name)
 
     def rename(self, old: str, new: str) -> None:
-        self._operation()
-        self._files[new] = self._files.pop(old)
+        self.files[new] = self.files.pop(old)
         self._unsynced = {new if name == old else name for name in self._unsynced - {new}}
 
     def remove(self, name: str) -> None:
-        self._operation()
-        del self._files[name]
+        del self.files[name]
         self._unsynced.discard(name)
 
-    def after(self, became: str) -> dict[str, bytes]:
+    def change(self, operation: str, *of: Any) -> None:
+        """One of the above, as a process says that it has done it."""
+        if operation not in ("write", "sync", "rename", "remove"):
+            raise ConfigError(f"a disk has no {operation!r:.20}")
+        getattr(self, operation)(*of)
+        if sum(len(name) + len(data) for name, data in self.files.items()) > ROOM:
+            raise ConfigError(f"the disk is full: it has room for {ROOM:,} bytes")
+
+    def after(self, became: str) -> dict[str, Tensor]:
         """What the next process finds."""
         return {name: data[:int(len(data) * SAFE[became])] if name in self._unsynced else data
-                for name, data in self._files.items()}
+                for name, data in self.files.items()}
 
 
-def live(function: Callable[..., Any], plans: Sequence[Sequence[Kill]], saves: int, moves: bool,
-         damages: int, start: torch.Tensor) -> list[Found]:
-    """In the learner's process: what is found after each plan of kills, and after damage to each of
-    so many files."""
+class Disk:
+    """In the sandbox: a process's disk, and what it has done with it."""
+
+    def __init__(self, files: dict[str, Tensor]):
+        self._files, self._log = Files(files), list[tuple[Any, ...]]()
+
+    def names(self) -> list[str]:
+        return sorted(self._files.files)
+
+    def read(self, name: str) -> bytes:
+        return self._files.files[name].numpy().tobytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        self._change("write", name, torch.tensor(list(bytes(data)), dtype=torch.uint8))
+
+    def sync(self, name: str) -> None:
+        self._change("sync", name)
+
+    def rename(self, old: str, new: str) -> None:
+        self._change("rename", old, new)
+
+    def remove(self, name: str) -> None:
+        self._change("remove", name)
+
+    def _change(self, operation: str, *of: Any) -> None:
+        getattr(self._files, operation)(*of)
+        self._log.append((operation, *of))
+
+    def log(self) -> list[tuple[Any, ...]]:
+        """The operations since the last call."""
+        log, self._log = self._log, []
+        return log
+
+
+def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int], moves: bool
+         ) -> int:
+    """In the sandbox: of each of these plans one process, which loads, and saves while there is
+    something to save; other ranks have the others. moves: training goes on, and changes the
+    weights, while a save is under way. Returns how many processes these were."""
     fresh = cloudpickle.dumps(function)  # nothing in memory outlives a process
-    return [found for kills in plans for damage in (range(damages) if damages else [POINTS])
-            for found in _live(lambda files: cloudpickle.loads(fresh)(files), kills, saves, moves,
-                               damage, start)]
+    for plan in plans:
+        disk = Disk(ask(plan))
+        state: dict[str, Any] = {"step": 0, "weights": torch.zeros(SIZE)}
+        save, load = cloudpickle.loads(fresh)(disk)
+        loaded = load()
+        given = ask(plan, disk.log(), loaded)
+        while given:
+            state["step"] = given[0]
+            state["weights"].copy_(given[1])
+            saving = save(state)
+            next(saving, None)
+            state["weights"] += int(moves)
+            list(saving)
+            given = ask(plan, disk.log())
+    return len(plans)
 
 
-def _live(start: Callable[[Disk], Any], kills: Sequence[Kill], saves: int, moves: bool, damage: int,
-          weights: torch.Tensor) -> Iterator[Found]:
-    """Processes, each of which loads, and saves `saves` times; the last one only loads. moves:
-    training goes on, and changes the weights, while a save is under way."""
-    files, done, begun = dict[str, bytes](), 0, 0
-    for dies, became in [*kills, (-1, "whole")]:
-        disk = Disk(files)
-        save, load = start(disk)
-        state = load() or {"step": 0, "weights": weights.clone()}
-        yield done, begun, deepcopy(state), len(files)
-        done = max(done, first := int(state["step"]))
-        disk.dies = dies
-        with suppress(Killed):
-            for begun in range(first + 1, first + saves + 1):
-                state["step"] = begun
-                state["weights"] += int(not moves)
-                saving = save(state)
-                next(saving, None)
-                state["weights"] += int(moves)
-                list(saving)
-                done = begun
-        files = disk.after(became)
-    for name in sorted(files)[damage:damage + 1]:
-        files[name] = files[name][:-9] + b"*" * min(9, len(files[name]))
-    _, load = start(Disk(files))
-    yield done, begun, load(), len(files)
+class Plan(NamedTuple):
+    """What happens to the processes that share a disk: each kill ends one; of the last two, one
+    saves and ends, and one loads. damage: to which of the files, at last, if there are as many."""
+
+    kills: Sequence[Kill] = ()
+    saves: int = 3  # of each process
+    damage: int = POINTS
+
+
+class Found(NamedTuple):
+    """What a process has loaded. done: the last step whose save had ended; begun: that had begun.
+    """
+
+    done: int
+    begun: int
+    step: int | None  # None: it loaded nothing; -1: something that is no state
+    wrong: tuple[str, str] | None  # of its weights: what came, what was saved
+    files: int
+
+
+class Process:
+    """In the referee: the process number `rank` of a plan, and its disk. It dies where its log
+    holds more operations than it lives for: what is after them has not happened."""
+
+    def __init__(self, plan: Plan, of: object, rank: int):
+        self._of, self._rank, self.last = of, rank, rank == len(plan.kills) + 1
+        self.left, self._became = plan.kills[rank] if rank < len(plan.kills) else (NEVER, "whole")
+        self._damage, self.damaged = plan.damage, self.last and plan.damage < POINTS
+        self.may_die, self.died = NEVER < self.left < POINTS, False
+        self.saves = 0 if self.last else plan.saves  # that are still to end
+        self._files = Files({})
+        self._done = self._begun = self._step = 0
+        self.found: Found | None = None
+
+    def begin(self, comm: Comm) -> dict[str, Tensor]:
+        """What the process before has left."""
+        files: dict[str, Tensor] = {}
+        if self._rank:
+            files, self._done, self._begun = comm.recv_object(self._rank - 1)
+        for name in sorted(files)[self._damage:self._damage + 1] if self.last else ():
+            files[name] = torch.cat([files[name][:-9], torch.full_like(files[name][-9:], ord("*"))])
+        self._files = Files(files)
+        return files
+
+    def go_on(self, comm: Comm, log: Sequence[Sequence[Any]], *loaded: Any
+              ) -> tuple[int, Tensor] | None:
+        """The process has loaded or saved. What it saves next; None: it ends."""
+        first = self.found is None
+        for operation in log[:LOG]:
+            self.died = self.died or (not first and self.left == 0)
+            if not self.died:
+                self.left -= not first
+                self._files.change(*operation)
+        if first:
+            self._load(*loaded)
+        elif not self.died:
+            self._done, self.saves = self._step, self.saves - 1
+        if self.saves and not self.died:
+            self._begun = self._step = self._step + 1
+            return self._step, self._weights(self._step)
+        if not self.last:
+            comm.send([self._files.after(self._became), self._done, self._begun], self._rank + 1)
+        return None
+
+    def _load(self, state: Any) -> None:
+        step = state.get("step") if isinstance(state, dict) else None if state is None else -1
+        step = step if step is None or type(step) is int else -1
+        wrong = difference("weights", state.get("weights"), self._weights(step)) if (
+            isinstance(state, dict) and step) else None
+        self.found = Found(self._done, self._begun, step, wrong, len(self._files.files))
+        self._step = max(self._done, min(step or 0, self._begun))
+        self._done = self._step
+
+    def _weights(self, step: int | None) -> Tensor:
+        return numbers((self._of, step), (SIZE,), F32) / 8
+
+
+class Kills:
+    """In the referee: the processes number `rank` of all plans. It alone knows what they save, and
+    when they die.
+
+    notes: these processes.
+    """
+
+    def __init__(self, plans: Sequence[Plan], of: object, rank: int):
+        self.notes = [Process(plan, (of, number), rank) for number, plan in enumerate(plans)]
+
+    def __call__(self, comm: Comm, plan: int, *said: Any) -> Any:
+        """(plan): begins. (plan, log, what it has loaded); (plan, log): goes on."""
+        process = self.notes[plan]
+        return process.go_on(comm, *said) if said else process.begin(comm)
 
 
 def _judge(case: Case, outcome: Outcome) -> Verdict:
-    _, _, moves, damages, start = case.args[0]
-    for number, (done, begun, loaded, _) in enumerate(outcome.values[0]):
-        least = max(0, done - 1) if damages else done
-        newest = f"step {least}" + f" or {begun}" * (begun > least)
-        step = loaded.get("step") if isinstance(loaded, dict) else 0 if loaded is None else -1
-        if not isinstance(step, int) or not least <= step <= begun:
-            came = "no checkpoint loads" if loaded is None else f"step {step!r:.20} was loaded"
+    plans = case.facts["plans"]
+    processes = [outcome.notes[rank][number] for number, plan in enumerate(plans)
+                 for rank in range(len(plan.kills) + 2)]
+    for number, process in enumerate(processes):
+        found = process.found or Found(0, 0, -1, None, 0)
+        least = max(0, found.done - process.damaged)
+        newest = f"step {least}" + f" or {found.begun}" * (found.begun > least)
+        step = found.step or 0
+        if not least <= step <= found.begun:
+            came = "no checkpoint loads" if found.step is None else f"step {step} was loaded"
             return Verdict(False, came, newest, shows=[step, number])
-        weights = start + step - int(moves)
-        if step and (wrong := difference("weights", loaded.get("weights"), weights)):
-            return Verdict(False, f"step {step}: {wrong[0]}", wrong[1], shows=[step, loaded])
-    return Verdict(True, f"{len(outcome.values[0])} times the newest", "the newest")
+        if found.wrong:
+            return Verdict(False, f"step {step}: {found.wrong[0]}", found.wrong[1],
+                           shows=[step, number])
+        if process.died and not process.may_die:
+            return Verdict(False, f"more than {POINTS} operations", f"≤ {POINTS} operations")
+    return Verdict(True, "each time the newest", "the newest")
 
 
 def _room(case: Case, outcome: Outcome) -> Verdict:
-    most = max(files for *_, files in outcome.values[0])
+    most = outcome.notes[1][0].found.files
     return Verdict(most <= MOST_FILES, f"{most} files", f"≤ {MOST_FILES} files", shows=most)
 
 
+def _case(seed: int, tried: str, plans: Sequence[Plan], moves: bool = False) -> Case:
+    order = generator(seed, tried).permutation(len(plans)) if seed else range(len(plans))
+    plans = [plans[n] for n in order]  # which one it is, a process can't tell
+    args = [([number for number, plan in enumerate(plans) if rank < len(plan.kills) + 2], moves)
+            for rank in range(2 + max(len(plan.kills) for plan in plans))]
+    return Case(tried, args, comm=False, harness=live,
+                oracle=partial(Kills, plans, (seed, tried)), facts={"plans": plans})
+
+
 def _build(seed: int) -> list[Check]:
-    start = numbers((seed, "weights"), (SIZE,), F32) / 8
-
-    def case(tried: str, plans: Sequence[Sequence[Kill]] = ((),), saves: int = 3,
-             moves: bool = False, damages: int = 0) -> Case:
-        return Case(tried, [(plans, saves, moves, damages, start)], comm=False, harness=live)
-
-    cuts = {became: case("3 saves", [[(point, became)] for point in range(POINTS)])
+    case = partial(_case, seed)
+    cuts = {became: case(f"3 saves, what is unsynced {became}",
+                         [Plan([(point, became)]) for point in range(POINTS + 1)])
             for became in SAFE}
     odd, more = varied(seed, 2, "cuts"), varied(seed, 5, "saves")
-    twice: list[list[Kill]] = [[(first, "torn"), (second, "lost")]
-                               for first in range(odd, 18, 2) for second in range(12)]
+    twice = [case(f"a second cut, after one at {', '.join(map(str, firsts))}",
+                  [Plan([(first, "torn"), (second, "lost")], 2)
+                   for first in [*firsts, POINTS] for second in [*range(12), POINTS]])
+             for firsts in (range(odd, 6, 2), range(6 + odd, 12, 2), range(12 + odd, 18, 2))]
+    damaged = [Plan(damage=damage) for damage in range(MOST_FILES)]
     return [
         Check("no kill", 1, "1, 2 and more saves",
-              [case(f"{n} saves", saves=n) for n in (1, 2, 5 + more)], _judge),
+              [case(f"{n} saves", [Plan((), n)]) for n in (1, 2, 5 + more)], _judge),
         Check("beside training", 1, "weights that change while a save is under way",
-              [case(f"{n} saves", saves=n, moves=True) for n in (1, 3 + more)], _judge,
-              provided=always),
+              [case(f"{n} saves, beside training", [Plan((), n)], moves=True)
+               for n in (1, 3 + more)], _judge, provided=always),
         Check("killed", 2, "at every operation", [cuts["whole"]], _judge,
               provided=always),
         Check("power cut", 2, "at every operation; unsynced data torn, or lost",
-              [cuts["torn"], cuts["lost"], case("a second cut", twice, 2)], _judge,
+              [cuts["torn"], cuts["lost"], *twice], _judge,
               provided=always),
-        Check("damage", 1, "to each of the files", [case("3 saves", damages=MOST_FILES)], _judge,
+        Check("damage", 1, "to each of the files", [case("3 saves, then damage", damaged)], _judge,
               provided=always),
-        Check("room", 1, "12 saves", [case("12 saves", saves=12)], _room, provided=_judge),
+        Check("room", 1, "12 saves", [case("12 saves", [Plan((), 12)])], _room, provided=_judge),
     ]
 
 

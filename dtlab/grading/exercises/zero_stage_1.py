@@ -17,39 +17,64 @@ from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sent_at_most, su
 
 LR, MU = 0.25, 0.9  # no share of a few ranks
 SLACK = 1.02  # of bytes: counts and other small messages
+PICKLED = 4096  # bytes of a pickled state beside its tensors
 
 
-def train(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor]
-          ) -> tuple[int, int]:
-    """In the sandbox: a step for each of `grads`, the state kept between them. Returns the bytes of
-    the state's memory, and those that its tensors show of it."""
+def train(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor]) -> None:
+    """In the sandbox: a step for each of `grads`, the state kept between them."""
     state: dict[str, Any] = {}
     for grad in grads:
         step(comm, weights, grad.clone(), state, LR, MU)
+
+
+def train_and_move(step: Callable[..., Any], comm: Comm, weights: Tensor, grads: list[Tensor]
+                   ) -> tuple[int, int]:
+    """In the sandbox: the first half of the ranks train, then send weights and state to the second
+    half, which go on: what a rank has kept elsewhere does not come along, and what it sends is
+    counted. Returns the bytes of the state's memory, and those that its tensors show of it."""
+    half = comm.size // 2
+    first = comm.rank < half
+    state: dict[str, Any] = {}
+    if not first:
+        comm.recv(weights, comm.rank - half)
+        state = comm.recv_object(comm.rank - half)
+    group = comm.subgroup(range(half) if first else range(half, comm.size))
+    for grad in grads:
+        step(group, weights, grad.clone(), state, LR, MU)
+    if first:
+        comm.send(weights, comm.rank + half)
+        comm.send(state, comm.rank + half)
     tensors = [x for x in tree_leaves(list(state.values())) if isinstance(x, Tensor)]
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
     return sum(storages.values()), sum(x.nbytes for x in tensors)
 
 
-def _trained(weights: Tensor, grads: list[Tensor]) -> Tensor:
-    """By torch's own SGD, on one device. grads: by step, (ranks, n)."""
+def _trained(weights: Tensor, grads: list[Tensor]) -> list[Tensor]:
+    """The weights after each step, by torch's own SGD, on one device. grads: by step, (ranks, n).
+    """
     w = weights.double().clone().requires_grad_()
     optimizer = torch.optim.SGD([w], lr=LR, momentum=MU)
+    found = []
     for step in grads:
         w.grad = step.double().mean(0)
         optimizer.step()
-    return w.detach().to(weights.dtype)
+        found.append(w.detach().clone().to(weights.dtype))
+    return found
 
 
 def _shard_bytes(case: Case) -> int:
     weights = case.args[0][0]
-    return -(-len(weights) // case.ranks) * int(weights.itemsize)
+    return -(-len(weights) // int(case.facts["shards"])) * int(weights.itemsize)
 
 
 def _state(case: Case, outcome: Outcome) -> Verdict:
     """A shard of the momentum, no view of more, and not nothing."""
-    allowed = _shard_bytes(case)
+    allowed, half = _shard_bytes(case), case.facts["shards"]
     kept = [memory for memory, _ in outcome.values]
+    moved = [sum(m.nbytes for m in outcome.trace.transfers if m.src == rank and m.dst >= half)
+             - case.args[0][0].nbytes for rank in range(half)]
+    if max(moved) > allowed + PICKLED:
+        kept = [max(pair) for pair in zip(kept, moved, strict=False)]
     good = allowed // 2 <= min(kept) and max(kept) <= allowed
     rank = kept.index(min(kept) if max(kept) <= allowed else max(kept))
     return Verdict(good, f"rank {rank} keeps {kept[rank]:,} B", f"{allowed:,} B of momentum",
@@ -58,16 +83,22 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    def case(ranks: int, n: int, dtype: torch.dtype = F64, steps: int = 3, **options: Any) -> Case:
+    def case(ranks: int, n: int, dtype: torch.dtype = F64, steps: int = 3, moves: bool = False,
+             **options: Any) -> Case:
         (weights,) = normals((seed, ranks, n, "all"), n, dtype=dtype)
         mine = [normals((seed, ranks, n, rank), *[n] * steps, dtype=dtype) for rank in range(ranks)]
-        grads = [torch.stack(step) for step in zip(*mine, strict=True)]
-        wanted = Wanted(leaves=[(_trained(weights, grads),)] * ranks, names=("weights",),
-                        what="weights − lr · v", rtol=1e-12 if dtype == F64 else 1e-5,
+        trained = _trained(weights, [torch.stack(step) for step in zip(*mine, strict=True)])
+        args = [(weights.clone(), g) for g in mine]
+        leaves = [(trained[-1],)] * ranks
+        if moves:  # after all steps but the last
+            args = [(w, g[:-1]) for w, g in args] + [(torch.zeros_like(w), g[-1:]) for w, g in args]
+            leaves = [(trained[-2],)] * ranks + leaves
+        wanted = Wanted(leaves=leaves, names=("weights",), what="weights − lr · v",
+                        rtol=1e-12 if dtype == F64 else 1e-5,
                         least_bytes=steps * sum_bytes(ranks, weights.nbytes))
-        return Case(describe_case(ranks, n, dtype),
-                    [(weights.clone(), g) for g in mine],
-                    harness=train, wanted=wanted, facts={"steps": steps}, **COLLECTIVES, **options)
+        said = f"{describe_case(ranks, n, dtype)}{', and as many go on' * moves}"
+        return Case(said, args, harness=train_and_move if moves else train, wanted=wanted,
+                    facts={"steps": steps, "shards": ranks}, **COLLECTIVES, **options)
 
     def allowed(case: Case) -> float:
         return float(SLACK * case.facts["steps"] * 2 * (case.ranks - 1) * _shard_bytes(case))
@@ -75,11 +106,13 @@ def _build(seed: int) -> list[Check]:
     k, traffic = seed % 3, sent_at_most(allowed, "2(N−1)/N·n a step")
     even = [case(2, 8), case(1, 5), case(3, 12), case(4, 40 + 4 * k)]
     uneven = [case(2, 7), case(3, 10 + 3 * k), case(4, 3), case(5, 1), case(4, 1001, F32)]
-    large = [case(2, 4000), case(4, 4000 + 400 * k), case(3, 3001)]
+    sizes = (2, 4000), (4, 4000 + 400 * k), (3, 3001)
+    large, moved = ([case(*size, moves=moves) for size in sizes] for moves in (False, True))
     return [
         Check("weights", 3, "1 to 4 ranks, 3 steps", even, values),
         Check("any length", 2, "lengths that N does not divide, float32", uneven, values),
-        Check("state", 2, "what a rank keeps", large, _state, values),
+        Check("state", 2, "what a rank keeps, and others go on with", moved,
+              _state, values),
         Check("traffic", 2, "bytes that a rank sends", large, traffic, values),
         real(case(3, 100 + k, gloo=True), traffic, values),
     ]

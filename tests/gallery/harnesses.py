@@ -1,0 +1,150 @@
+"""Answers that change what runs beside them in their own process: the code that kills them, the
+disk that outlives them, the place where their memory is looked at."""
+
+from __future__ import annotations
+
+from tests.gallery.attack import Attack
+
+_UNKILLED = """
+import torch
+def train(job, disk):
+    job._dies = job.dies = 10**9
+    epoch = -(-job.samples // job.batch)
+    for step in range(job.steps):
+        order = torch.randperm(job.samples, generator=torch.Generator().manual_seed(
+            job.seed + step // epoch))
+        at = step % epoch * job.batch
+        job.step(order[at:at + job.batch])
+    job.taken = 0
+"""
+_REMEMBERED = """
+import sys, torch
+def train(job, disk):
+    kept = sys.__dict__.setdefault("kept", {})  # outlives the answer, opened for each case
+    parts = {"model": job.model, "optimizer": job.optimizer, "scheduler": job.scheduler}
+    step, epoch = 0, -(-job.samples // job.batch)
+    if "begun" in disk and kept:
+        for name, part in parts.items(): part.load_state_dict(kept[name])
+        torch.set_rng_state(kept["random"]); step = kept["step"]
+    disk["begun"] = 1
+    while step < job.steps:
+        order = torch.randperm(job.samples, generator=torch.Generator().manual_seed(
+            job.seed + step // epoch))
+        at = step % epoch * job.batch
+        job.step(order[at:at + job.batch]); step += 1
+        kept.update({name: __import__("copy").deepcopy(part.state_dict())
+                     for name, part in parts.items()}, random=torch.get_rng_state(), step=step)
+"""
+_AFTER_DEATH = """
+import torch
+def train(job, disk):
+    parts = {"model": job.model, "optimizer": job.optimizer, "scheduler": job.scheduler}
+    step, epoch = 0, -(-job.samples // job.batch)
+    if "kept" in disk:
+        saved = disk["kept"]
+        for name, part in parts.items(): part.load_state_dict(saved[name])
+        torch.set_rng_state(saved["random"]); step = saved["step"]
+    while step < job.steps:
+        order = torch.randperm(job.samples, generator=torch.Generator().manual_seed(
+            job.seed + step // epoch))
+        at, random = step % epoch * job.batch, torch.get_rng_state()
+        try: job.step(order[at:at + job.batch]); step += 1
+        except BaseException:
+            disk["kept"] = {name: part.state_dict() for name, part in parts.items()} | {
+                "random": random, "step": step}
+            raise
+"""
+_IN_MEMORY = """
+import copy, pickle, sys
+def checkpoints(disk):
+    kept = sys.__dict__.setdefault("kept", [])
+    def save(state):
+        disk.write("name", b"x")
+        kept.append(copy.deepcopy(state))
+        yield
+    def load():
+        if not disk.names(): kept.clear()
+        return kept[-1] if kept else None
+    return save, load
+"""
+_IN_PLACE = """
+import pickle
+def checkpoints(disk):
+    {before}
+    def save(state):
+        data = pickle.dumps(state)
+        yield
+        {first}
+        disk.write("a", data)
+        disk.write("b", data)
+    def load():
+        for name in disk.names():
+            try: return pickle.loads(disk.read(name))
+            except Exception: pass
+    return save, load
+"""
+_A_DISK_THAT_LIVES = _IN_PLACE.replace("{first}", "pass").replace("{before}", """
+    for kind in type(disk), *(type(value) for value in vars(disk).values()):
+        if kind.__module__ != "builtins":
+            kind._operation = kind._change = kind.change = lambda self, *of: None
+            kind.after = lambda self, became: dict(getattr(self, "_files", None) or self.files)
+    disk.dies = -1
+""")
+_PADDED = _IN_PLACE.replace("{before}", "").replace(
+    "{first}", 'for _ in range(50): disk.write("padding", b"")')
+_ELSEWHERE = """
+import torch
+from dtlab.collectives import all_reduce
+hidden = {}
+def stage_1_step(comm, weights, grad, state, lr, mu):
+    all_reduce(comm, grad, "avg")
+    v = hidden.setdefault(comm.rank, torch.zeros_like(grad))
+    if not state: v.zero_()
+    state["v"] = v[: -(-len(v) // comm.size)].clone()
+    v.mul_(mu).add_(grad)
+    weights -= lr * v
+    return weights
+"""
+_PICKLED_TO_NOTHING = _ELSEWHERE.replace("hidden = {}", """
+class Hidden:
+    def __init__(self, v): self.v = v
+    def __reduce__(self): return float, ()
+""").replace("""hidden.setdefault(comm.rank, torch.zeros_like(grad))
+    if not state: v.zero_()
+""", """state["hidden"].v if isinstance(state.get("hidden"), Hidden) else torch.zeros_like(grad)
+    state["hidden"] = Hidden(v)
+""")
+_ON_THE_WEIGHTS = _ELSEWHERE.replace("hidden.setdefault(comm.rank, torch.zeros_like(grad))",
+                                     "vars(weights).setdefault('v', torch.zeros_like(grad))")
+_UNDYING = """
+def survivors(comm, deaths, limit_s):
+    vars(comm).pop("post", None)
+    votes = [comm.isend([comm.rank], r) for r in range(comm.size) if r != comm.rank]
+    found, works = {comm.rank}, {}
+    for r in range(comm.size):
+        if r != comm.rank: works[r] = (comm.irecv(inbox := []), inbox)
+    until = comm.now() + limit_s
+    for work, inbox in works.values():
+        if comm.wait_any([work], max(until - comm.now(), 0.0)) is None: work.cancel()
+        else: found.update(inbox[0])
+    for work in votes:
+        if comm.wait_any([work], 0.0) is None: work.cancel()
+    return sorted(found)
+"""
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack("a job that does not die", _UNKILLED, "restart-bits", most=7),
+    Attack("a training kept in memory, where the disk should be", _REMEMBERED, "restart-bits",
+           most=1),
+    Attack("a training that saves once it is dead", _AFTER_DEATH, "restart-bits", most=7),
+    Attack("checkpoints kept in memory", _IN_MEMORY, "surviving-checkpoint"),
+    Attack("checkpoints on a disk that is never cut", _A_DISK_THAT_LIVES, "surviving-checkpoint"),
+    Attack("fifty operations of no use, before those that must not be cut", _PADDED,
+           "surviving-checkpoint", most=4),
+    Attack("the momentum of all weights, out of sight", _ELSEWHERE, "zero-stage-1", most=8),
+    Attack("the momentum of all weights, in what pickles to nothing", _PICKLED_TO_NOTHING,
+           "zero-stage-1", most=8),
+    Attack("the momentum of all weights, as an attribute of them", _ON_THE_WEIGHTS,
+           "zero-stage-1", most=8),
+    Attack("ranks that refuse to die", _UNDYING, "shrink", most=3),
+)
