@@ -1,9 +1,9 @@
 """The same pictures, with handles: ipywidgets around `dtlab.plots`.
 
-A widget shows PNG bytes that it has drawn before or draws in well under 150 ms; the same in words
-stands below the picture. All work by keyboard. None starts a process unless its Run button is
-pressed; Stop, beside it, ends what it began. `.static()` gives the picture as `dtlab.plots` draws
-it, to stand beside the widget.
+An explorer shows SVG that it has drawn before or draws in well under 150 ms; a player's page draws
+the moments that Python has computed. The same in words stands below the picture. All work by
+keyboard. None starts a process unless its Run button is pressed; Stop, beside it, ends what it
+began. `.static()` gives the picture as `dtlab.plots` draws it, to stand beside the widget.
 """
 
 from dtlab.widgets.algorithm_topology import AlgorithmTopologyExplorer

@@ -18,8 +18,7 @@ from traitlets import Unicode
 from dtlab.plots import Picture
 
 WIDTH_PX = 990  # of a picture of 11 inches on the page
-DPI = 2 * WIDTH_PX / 11  # twice the pixels, so that screens with small ones show it sharp
-MOST_KEPT = 128  # pictures; about 200 kB each
+MOST_KEPT = 128  # pictures; about 50 kB each
 _HERE = files("dtlab.widgets")
 _FRAME = """\
 <style onload="{script}">{style}</style>
@@ -48,7 +47,7 @@ class Explorer(ABC):
     """
 
     def __init__(self, *rows: Sequence[Any]):
-        self.image = NamedImage(format="png")
+        self.image = NamedImage(format="svg+xml")
         self.image.layout = ipywidgets.Layout(width=f"{WIDTH_PX}px", max_width="100%")
         self.words = ipywidgets.HTML(layout=ipywidgets.Layout(max_width=f"{WIDTH_PX}px"))
         self.words.add_class("dtlab-words")
@@ -84,18 +83,17 @@ class Explorer(ABC):
         return data, {"image/png": {"alt": still.alt}}
 
     def _drawn(self, key: Hashable, draw: Callable[[], Picture]) -> tuple[bytes, str]:
-        """PNG and words of the picture `key`, drawn if it isn't kept."""
+        """SVG and words of the picture `key`, drawn if it isn't kept."""
         if key not in self._kept:
             picture = draw()
-            self._kept[key] = picture.png(dpi=DPI, quick=True), picture.alt
+            self._kept[key] = picture.svg(), picture.alt
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
 
     def _show(self, key: Hashable, draw: Callable[[], Picture]) -> None:
-        png, words = self._drawn(key, draw)
-        self.image.value = png
+        self.image.value, words = self._drawn(key, draw)
         self._say(words)
 
     def _say(self, text: str, *, alarm: bool = False) -> None:

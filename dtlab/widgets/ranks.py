@@ -11,7 +11,7 @@ import ipywidgets
 from dtlab.plots import Picture, rank_grid
 from dtlab.processes.run import introduce
 from dtlab.result import Result
-from dtlab.widgets.explorer import DPI, Explorer
+from dtlab.widgets.explorer import Explorer
 from dtlab.widgets.run_and_stop import RunAndStop
 
 MOST_RANKS = 16
@@ -76,7 +76,7 @@ class RankGrid(Explorer):
         self._shown, self._statuses = what, statuses
         picture = self._draw(HEIGHT_IN)
         self._alt = picture.alt
-        self.image.value = picture.png(dpi=DPI, quick=True)
+        self.image.value = picture.svg()
         self._say(picture.alt)
 
     def _draw(self, height_in: float | None = None) -> Picture:

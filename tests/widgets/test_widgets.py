@@ -2,7 +2,7 @@
 
 import asyncio
 import html
-import io
+import re
 import time
 from base64 import b64decode
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from PIL import Image
 
 from dtlab import Comm, ConfigError, Result, ps, recording, simulate
 from dtlab.collectives import all_reduce
@@ -80,8 +79,9 @@ MOVES: dict[str, Callable[[Any], None]] = {
 }
 
 
-def size(png: bytes) -> tuple[int, int]:
-    return Image.open(io.BytesIO(png)).size
+def size(svg: bytes) -> list[bytes]:
+    return re.findall(rb'<svg[^>]* (?:width|height)="([^"]+)"', svg) + re.findall(
+        rb'<svg[^>]* viewBox="([^"]+)"', svg)
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -97,7 +97,8 @@ def test_moving_a_control_changes_picture_and_words_but_no_size(name: str) -> No
 @pytest.mark.parametrize("name", MAKE)
 def test_there_is_a_text_alternative_from_the_first_moment(name: str) -> None:
     widget = MAKE[name]()
-    assert bytes(widget.image.value).startswith(b"\x89PNG")
+    assert b"<svg" in bytes(widget.image.value)
+    assert size(widget.image.value)
     assert "dtlab-words" in widget.words._dom_classes  # explorer.js makes it a live region
     assert len(widget.image.tooltip) > 5
     assert widget.image.tooltip in widget.words.value
