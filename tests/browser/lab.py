@@ -8,7 +8,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +18,8 @@ from typing import NamedTuple
 
 import nbformat
 import psutil
+
+from dtlab.cli.lab import command_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_LIMIT_S = 60
@@ -75,11 +76,9 @@ def copy_notebooks(course: Path, outputs: bool) -> None:
 
 
 def command(lab: Lab, port: int) -> list[str]:
+    """`dtlab lab`'s, and what tests need."""
     return [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-        f"--config={ROOT / 'dtlab/cli/lab_config.py'}",
-        f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-        f"--ServerApp.root_dir={lab.folder}",
+        *command_line(lab.folder, browser=False, port=port), "--ServerApp.port_retries=0",
         "--LabApp.expose_app_in_browser=True",  # the tests read the notebook's model
         f"--ServerApp.shutdown_no_activity_timeout={ORPHAN_LIMIT_S}",
         f"--MappingKernelManager.cull_idle_timeout={ORPHAN_LIMIT_S}",

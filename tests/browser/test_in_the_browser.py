@@ -145,6 +145,12 @@ def test_keys_stay_inside_and_screen_readers_hear_values(page: Page) -> None:
     assert output.locator("[role=status]").count() == 1
 
 
+def test_the_server_has_nothing_to_warn_of(page: Page, lab: Lab) -> None:
+    page.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    page.page.wait_for_timeout(1000)
+    assert (lab.folder.parent / "server.log").read_text() == ""
+
+
 def test_a_widget_whose_kernel_is_gone_says_to_run_the_cell_again(page: Page) -> None:
     gone = shown(page, "ClockExplorer").get_by_text("run this cell again")
     assert not gone.is_visible()

@@ -84,3 +84,14 @@ def test_code_in_hints_is_marked_in_html_and_plain_in_a_terminal():
     assert "Hint: Write x < y." in text
     assert text.count("`") == 2  # what the learner printed stays as it is
     assert "Write <code>x &lt; y</code>." in report._repr_html_()
+
+
+def test_a_table_of_80_columns_breaks_no_word() -> None:
+    head = ["", "check", "tried", "result", "expected", "points"]
+    rows = [["✗", "values", "4 ranks, 6 × float32, root 0; 0 of 3 cases right",
+             "NotImplementedError on rank 0 (line 4 in binomial_broadcast)", "a result", "0 of 2"],
+            ["–", "any root", "2 to 13 ranks, every kind of root", "not tried",
+             "get “values” right first", "0 of 2"]]
+    text = text_table(head, rows, 80, [0, 1, 5])
+    assert max(map(len, text.splitlines())) <= 80
+    assert {word for row in rows for cell in row for word in cell.split()} <= set(text.split())
