@@ -13,9 +13,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from course import player
 from sphinx.cmd.build import main as sphinx
 
 import dtlab
+from dtlab.widgets import Stepper
+from dtlab.widgets.player import MIME
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
@@ -48,7 +51,8 @@ def pages() -> dict[str, str]:
     """The pages that no file of the repository is: name → Markdown."""
     guides = ["docs/reading_a_grade", "docs/teaching", "benchmarks/collectives", "CONTRIBUTING"]
     made = {
-        "index.md": (ROOT / "README.md").read_text()
+        "index.md": re.sub(r"^!\[.*\]\(docs/screenshot.png\)$", front(),
+                           (ROOT / "README.md").read_text(), flags=re.M)
         + toctree(numbered("notebooks"), "Chapters", ":hidden:\n")
         + toctree(["exercises/index", "notebooks/glossary", "notebooks/cheat_sheet", "api/index"],
                   "To work with", ":hidden:\n") + toctree(guides, "Guides", ":hidden:\n"),
@@ -58,6 +62,12 @@ def pages() -> dict[str, str]:
         "and their source.\n" + toctree([*PACKAGES]),
     }
     return made | {f"api/{name}.md": api(name) for name in PACKAGES}
+
+
+def front() -> str:
+    """Markdown for a ring all-reduce to be played, where the README has a screenshot."""
+    data, _ = Stepper("all_reduce", "ring", ranks=4)._repr_mimebundle_()
+    return "```{raw} html\n" + player(data[MIME], "").replace('="../', '="') + "\n```"
 
 
 def api(package: str) -> str:
