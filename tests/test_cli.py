@@ -153,7 +153,7 @@ def test_simulate_states_the_bound_and_no_bytes_of_a_barrier() -> None:
 
 @pytest.mark.parametrize("cluster", ["uniform", "racks:2x4", "torus:4x4"])
 def test_simulate_fits_80_columns_and_knows_all_rounds(cluster: str) -> None:
-    title, head, *lines = call("simulate", "all_reduce", "-t", cluster).output.splitlines()
+    _, head, *lines = call("simulate", "all_reduce", "-t", cluster).output.splitlines()
     assert max(map(len, lines[:12])) <= 80
     rounds = [line[: head.index("rounds") + len("rounds")].split()[-1] for line in lines[:12]]
     assert all(count.isdigit() for count in rounds)

@@ -22,7 +22,8 @@ RIGHT = {"00_welcome": "B", "01_why_distribute": "D", "02_machine_room": "B", "0
          "09_server_dies": "D", "09b_cut_off": "B", "10_data_parallel": "C",
          "11_tensor_parallel": "B", "12_pipelines": "A", "13_zero": "B",
          "13b_zero_in_use": "B",
-         "14_all_together": "C", "15_everything_fails": "C"}
+         "14_all_together": "C", "15_everything_fails": "C",
+         "15b_what_failures_cost": "B"}
 HALVES = [name for name in RIGHT if name[:2] in ("01", "04", "05", "09", "10", "11", "12", "13",
                                                    "14", "15")
           or name.startswith("08b")]

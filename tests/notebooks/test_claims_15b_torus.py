@@ -1,4 +1,4 @@
-"""What chapter 15 says of a torus with a dead node: who waits, and what each remedy costs."""
+"""What chapter 15b says of a torus with a dead node: who waits, and what each remedy costs."""
 
 from __future__ import annotations
 
