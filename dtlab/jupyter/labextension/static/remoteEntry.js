@@ -13,7 +13,7 @@
     .dtlab-course .jp-Notebook :is(.jp-RenderedMarkdown, .jp-RenderedText) pre {
       white-space: pre; overflow-x: auto; word-break: normal; overflow-wrap: normal; }
     .dtlab-course .jp-Cell[data-windowed-list-index="1"] .jp-RenderedImage img {
-      max-height: 54vh; width: auto; }
+      max-height: max(300px, calc(100vh - 390px)); width: auto; }
     .dtlab-course[data-jp-theme-light=false] :is(.jp-RenderedImage, .dtlab-explorer) img {
       border-radius: 6px; filter: brightness(.88); }
   `;
