@@ -51,6 +51,8 @@ def read_source(app: Sphinx, page: str, source: list[str]) -> None:
             cell["outputs"] = [shown(output, app) for output in cell.get("outputs", ())]
             if cell["cell_type"] != "code":
                 del cell["outputs"]
+            if cell["metadata"].get("jupyter", {}).get("source_hidden"):
+                cell["metadata"].setdefault("tags", []).append("hide-input")  # as JupyterLab does
         source[0] = json.dumps(notebook)
     else:
         source[0] = linked(source[0])

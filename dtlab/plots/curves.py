@@ -147,8 +147,8 @@ def _grid(smallest: int, largest: int) -> list[int]:
 def machine_text(alpha: float, beta: float, gamma: float = 0.0) -> str:
     """α, β and γ in words: "α = 5 µs · β = 0.1 ns/B (10 GB/s)"."""
     speed = f"{bytes_text(1 / beta)}/s" if beta > 0 else "∞"
-    parts = [f"α = {seconds_text(alpha)}", f"β = {beta * 1e9:.3g} ns/B ({speed})"]
-    return " · ".join([*parts, f"γ = {gamma * 1e9:.3g} ns/B"] if gamma else parts)
+    parts = [f"α = {seconds_text(alpha)}", f"β = {seconds_text(beta)}/B ({speed})"]
+    return " · ".join([*parts, f"γ = {seconds_text(gamma)}/B"] if gamma else parts)
 
 
 def _curves(collective: str, ranks: int, grid: Sequence[int], curves: Mapping[str, np.ndarray]

@@ -7,15 +7,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from dtlab.errors import ConfigError
-from dtlab.plots.palette import ALARM, FAINT, HUES, INK, QUIET, ink_on
+from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, ink_on, mix
 from dtlab.plots.picture import Picture, clock_name, page
 from dtlab.trace import Message, Trace
 from dtlab.units import seconds_text, time_unit
 
 WIDTH_IN = 11.0
 _KINDS = {"forward": FAINT, "backward": QUIET}
+_BUCKETS = (INK, mix(INK, PAPER, 0.28))  # in turn: a bucket is no rank, and has no rank's colour
 
 
 class Step(NamedTuple):
@@ -82,9 +84,9 @@ def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travel
     figures = " · ".join(f"{name}: {seconds_text(step.exposed_s)} exposed"
                          for name, step in steps.items())
     summary = f"{figures} · {note}" if note else figures
-    height_in = 1.9 + 1.15 * len(steps)
+    height_in = 2.4 + 1.15 * len(steps)
     with page(WIDTH_IN, height_in, heading, summary) as picture:
-        axes = picture.place(left=2.1, right=0.4, bottom=0.7, top=1.0)
+        axes = picture.place(left=2.1, right=0.4, bottom=1.2, top=1.0)
         for row, (name, step) in enumerate(steps.items()):
             _draw(axes, 2.4 * row, step, scale)
             axes.text(-0.012, 2.4 * row, f"{name}\ncompute", ha="right", va="center", size=12,
@@ -95,6 +97,10 @@ def overlap(traces: Mapping[str, Trace], title: str = "Backward, and what travel
         axes.set_ylim(2.4 * len(steps) - 0.8, -0.7)
         axes.set_yticks([])
         axes.set_xlabel(f"{unit} since the step began")
+        picture.explain([*(Patch(facecolor=color, label=kind) for kind, color in _KINDS.items()),
+                         Patch(facecolor=INK, label="an all-reduce, numbered"),
+                         Patch(facecolor="none", edgecolor=ALARM, hatch="///",
+                               label="exposed: only communication")], 4)
     words = "; ".join(f"{name}: backward ends after {seconds_text(step.work[-1][1])}, the last of "
                       f"{len(step.reductions)} all-reduces after {seconds_text(step.end)}"
                       for name, step in steps.items())
@@ -113,7 +119,7 @@ def _draw(axes: Axes, y: float, step: Step, scale: float) -> None:
             axes.text(middle, y, kind, ha="center", va="center", size=11,
                       color=ink_on(_KINDS[kind]))
     for number, (start, end, _) in enumerate(step.reductions, 1):
-        color = HUES[(number - 1) % 2]
+        color = _BUCKETS[(number - 1) % 2]
         thin = (end - start) < 0.01 * step.end
         axes.barh(y + 1, (end - start) * scale, left=start * scale, height=0.8, color=color,
                   edgecolor=color if thin else "white", linewidth=0.6)

@@ -33,7 +33,8 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
 
     F, B, W, comm: as in `Schedule.time`. trace: of a run of `Pipeline`, drawn on the same axis,
     from its first action on. held: below, the micro-batches whose activations each rank holds.
-    room: for at least this many ranks. Raises `ConfigError` if the schedule can't run.
+    room: as high as for this many ranks, at least; fewer have higher rows. Raises `ConfigError` if
+    the schedule can't run.
     """
     timing = plan.time(F, B, W, comm)
     panels = [Panel("planned", timing.spans)]
@@ -46,11 +47,11 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
     heading = f"{what} ({clocks})"
     room = max(room, plan.ranks)
     rows_in = 0.42 * room * len(panels) + 0.35 * len(panels)
-    height_in = 1.75 + rows_in + (1.5 if held else 0.0)
+    height_in = 2.1 + rows_in + (1.5 if held else 0.0)
     with page(WIDTH_IN, height_in, heading, figures) as picture:
         bottom = 2.05 if held else 0.65
-        axes = picture.place(left=1.55, right=0.3, bottom=bottom, top=1.05)
-        _draw_panels(axes, panels, plan, end, room)
+        axes = picture.place(left=1.55, right=0.3, bottom=bottom, top=1.4)
+        _draw_panels(axes, panels, plan, end)
         if held:
             below = picture.place(left=1.55, right=0.3, bottom=0.65,
                                top=height_in - 0.65 - 1.15)
@@ -59,8 +60,10 @@ def schedule(plan: Schedule, *, F: float = 1.0, B: float = 2.0, W: float | None 
         present = {action.kind for row in plan.rows for action in row}
         handles = [Patch(facecolor=color, edgecolor=PAPER, label=f"{kind}: {name}")
                    for kind, (name, color) in KINDS.items() if kind in present]
-        picture.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False,
-                       fontsize=10.5, bbox_to_anchor=(1 - 0.2 / WIDTH_IN, 1 - 0.62 / height_in))
+        handles += _chunk_handles(len(plan.stages_of(0)))
+        picture.legend(handles=handles, loc="upper left", ncols=len(handles), frameon=False,
+                       fontsize=10.5, borderaxespad=0, columnspacing=1.4,
+                       bbox_to_anchor=(1.55 / WIDTH_IN, 1 - 0.97 / height_in))
     idle = "; ".join(f"rank {rank} works {sum(e - s for _, s, e in row):.4g} s and holds at most "
                      f"{timing.held[rank]:.3g}" for rank, row in enumerate(timing.spans))
     picture.alt = f"{heading}: {figures}. {idle}."
@@ -77,7 +80,18 @@ def figures_of(timing: Timing) -> str:
 def color_of(action: Action, plan: Schedule) -> str:
     """The colour of a block: its kind's, darker in later chunks."""
     chunks = plan.stages_of(plan.rank_of[action.stage])
-    return mix(KINDS[action.kind][1], INK, 0.45 * chunks.index(action.stage) / len(chunks))
+    return _darker(KINDS[action.kind][1], chunks.index(action.stage), len(chunks))
+
+
+def _darker(color: str, chunk: int, chunks: int) -> str:
+    return mix(color, INK, 0.45 * chunk / chunks)
+
+
+def _chunk_handles(chunks: int) -> list[Patch]:
+    """Which shade is which chunk of a rank: the first and the last, where there are several."""
+    return [Patch(facecolor=_darker(FAINT, chunk, chunks), edgecolor=PAPER,
+                  label=f"chunk {chunk + 1}" + (f" of {chunks}" if chunk else ""))
+            for chunk in ((0, chunks - 1) if chunks > 1 else ())]
 
 
 def held_of(timing: Timing, plan: Schedule, rank: int) -> tuple[list[float], list[float]]:
@@ -104,11 +118,10 @@ def spans_of(trace: Trace, plan: Schedule) -> list[list[tuple[Action, float, flo
     return [[(action, start - begin, end - begin) for action, start, end in row] for row in rows]
 
 
-def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float, room: int
-                 ) -> None:
+def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float) -> None:
     ticks, labels = [], []
     for number, panel in enumerate(panels):
-        top = number * (room + 0.9)
+        top = number * (plan.ranks + 0.9)
         for rank, row in enumerate(panel.spans):
             y = top + rank
             ticks.append(y)
@@ -117,7 +130,7 @@ def _draw_panels(axes: Axes, panels: Sequence[Panel], plan: Schedule, end: float
             for action, start, stop in row:
                 _draw_block(axes, y, action, start, stop, end, plan)
     axes.set_yticks(ticks, labels, fontsize=11)
-    axes.set_ylim(ticks[-1] + 0.6 + room - plan.ranks, -0.6)
+    axes.set_ylim(ticks[-1] + 0.6, -0.6)
     axes.set_xlim(0, end)
     axes.tick_params(axis="y", length=0)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from dtlab.errors import ConfigError
 from dtlab.plots.lines import ABOVE, Scale, Series, lines
@@ -36,9 +38,18 @@ def loss_curves(runs: Mapping[str, Sequence[Curve]], x_label: str, title: str = 
                           alpha=0.45)
         axes.set_xlim(left=0)
         axes.grid(False, axis="x")
+        _enough_ticks(axes)
     note = [f"{name}: {y[-1]:.2g} at {x[-1]:.3g}" for name, x, y, *_ in series]
     picture.alt = f"{heading}. {subtitle} Median loss at the end, {x_label}: {'; '.join(note)}."
     return picture
+
+
+def _enough_ticks(axes: Axes) -> None:
+    """Three ticks or more on the axis of the loss, also where it hardly falls."""
+    low, high = axes.get_ylim()
+    if sum(low <= tick <= high for tick in LOSS.ticks or ()) < 3:
+        axes.yaxis.set_major_locator(FixedLocator(MaxNLocator(5).tick_values(low, high)))
+        axes.set_ylim(low, high)
 
 
 def _median(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from dtlab import cost
 from dtlab.models import SHAPES
 from dtlab.plots.lines import Scale
-from dtlab.plots.palette import ALARM, FAINT, HUES, INK
+from dtlab.plots.palette import ALARM, FAINT, HUES, INK, PAPER
 from dtlab.plots.picture import Picture, page
 from dtlab.units import bytes_text
 
@@ -56,7 +56,7 @@ def training_time(model: str | float, tokens: float, device: str, devices: int,
     counts = [2**k for k in range(16)]
     state = {"a copy each": cost.model_state_bytes(parameters),
              f"ZeRO 3, {devices:,}": cost.model_state_bytes(parameters, devices, 3)}
-    heading = f"{name} parameters, {tokens / 1e9:,.4g} B tokens (predicted)"
+    heading = f"{name} parameters, {tokens / 1e9:,.10g} B tokens (predicted)"
     note = (f"{devices:,} devices at {efficiency:.0%}: {days_text(took)} · "
             f"{took * devices / 3600:,.0f} device-hours")
     with page(11, 4.6, heading, note) as picture:
@@ -84,7 +84,8 @@ def _draw_state(axes: Axes, state: Mapping[str, float], memory: float) -> None:
     top = 1.25 * max(memory, *state.values()) / 1e9
     for place, n in enumerate(state.values()):
         axes.text(place, n / 1e9 + 0.02 * top, f"{bytes_text(n)}\n{_fits(n, memory)}",
-                  ha="center", va="bottom", size=11, color=INK)
+                  ha="center", va="bottom", size=11, color=INK,
+                  bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1}, zorder=5)
     axes.axhline(memory / 1e9, color=INK, linestyle=(0, (5, 2)), linewidth=1.5)
     axes.set_ylim(0, 1.12 * top)
     axes.set_ylabel("state (GB a device)")

@@ -51,6 +51,16 @@ box.onfullscreenchange = () => {
   full.textContent = document.fullscreenElement === box ? 'leave full screen' : 'full screen';
 };
 
+// The words grow with their text and keep that height, so that the page does not jump back and forth.
+const words = box.querySelector('.dtlab-words');
+if (words) {
+  box.growing?.disconnect();
+  box.growing = new ResizeObserver(() => {
+    if (!document.fullscreenElement) words.style.minHeight = getComputedStyle(words).height;
+  });
+  box.growing.observe(words);
+}
+
 // Run turns itself off while it works, and so loses the focus: Stop takes it, and gives it back.
 const [run, stop] = ['.dtlab-run', '.dtlab-stop'].map(name => box.querySelector(name));
 if (run && stop) {

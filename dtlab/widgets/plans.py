@@ -110,8 +110,12 @@ class PlanExplorer(Explorer):
         mesh, wire = best[0].layout.mesh, wires(self.clusters[cluster])
         speeds = ", ".join(f"{axis} {bytes_text(1 / wire_of(mesh, axis, wire).beta)}/s"
                            for axis in mesh if mesh[axis] > 1)
-        return plans(best, title, f"{self.batch} samples a step · a ring of the first: {speeds}",
-                     [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN)
+        picture = plans(best, title, f"{self.batch} samples a step · a ring of the first: {speeds}",
+                        [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN)
+        enough = max(p.memory_bytes for p in best) / (1 - HEADROOM)
+        picture.alt += (f" All of them fit a device of {bytes_text(enough)}, of which "
+                        f"{HEADROOM:.0%} stay free. With less memory, others are the best.")
+        return picture
 
     def _begin(self) -> Callable[[], Result] | None:
         from dtlab.processes import run  # processes are launched by Run buttons only

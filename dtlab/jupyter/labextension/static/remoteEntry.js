@@ -1,14 +1,21 @@
 // A JupyterLab extension, written as it is loaded: JupyterLab drops the alt text that an output's
 // metadata holds for its picture, so a screen reader hears nothing. Where `dtlab lab` has opened the
-// course, its prose stands in lines that can be read on a wide screen.
+// course, its prose stands in lines that can be read on a wide screen, code keeps its
+// lines, and a chapter's first picture fits the first screen.
 (window._JUPYTERLAB = window._JUPYTERLAB || {}).dtlab = (() => {
   let shared;
   const load = async name => (await Object.values(shared[name])[0].get())();
 
   const STYLE = `
-    .dtlab-course .jp-Notebook .jp-MarkdownOutput { max-width: 52em; }
+    .dtlab-course .jp-Notebook .jp-MarkdownOutput > :not(pre, table) { max-width: 52em; }
     .dtlab-course .jp-Notebook-cell { max-width: 1180px; margin-left: auto; margin-right: auto; }
     .dtlab-course .jp-RenderedImage img { border-radius: 6px; }
+    .dtlab-course .jp-RenderedMarkdown pre { white-space: pre; overflow-x: auto; }
+    .dtlab-course .jp-RenderedText pre { word-break: normal; overflow-wrap: anywhere; }
+    .dtlab-course .jp-Cell[data-windowed-list-index="1"] .jp-RenderedImage img {
+      max-height: max(300px, calc(100vh - 390px)); width: auto; }
+    .dtlab-course[data-jp-theme-light=false] :is(.jp-RenderedImage, .dtlab-explorer) img {
+      border-radius: 6px; filter: brightness(.88); }
   `;
 
   async function plugin() {
