@@ -156,7 +156,7 @@ def test_what_a_broken_link_costs(prose: str) -> None:
 def test_in_the_racks_halving_doubling_is_six_times_slower_than_the_ring(
     prose: str, slow: Topology
 ) -> None:
-    assert "sends just as few bytes and takes six times as long as the ring, if each rank" in prose
+    assert "sends just as few bytes as the ring and takes six times as long, if each rank" in prose
     assert "first swaps half of its vector with the rank farthest away" in prose
     assert cost.sent_bytes("all_reduce", "ring", 32, N) == \
         cost.sent_bytes("all_reduce", "halving_doubling", 32, N)
