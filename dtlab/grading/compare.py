@@ -52,10 +52,9 @@ def _tensor_difference(name: str, came: Any, wanted: torch.Tensor, rtol: float
     if rtol and wanted.numel():
         most = wanted.abs().max().double()
         off &= ~((came.double() - wanted.double()).abs() <= rtol * most.clamp(min=1e-30))
-    places = off.nonzero().tolist()
-    if not places:
+    if not off.any():
         return None
-    at = tuple(places[0])
+    at = tuple(off.nonzero()[0].tolist())
     place = f"{name}[{', '.join(map(str, at))}]" if at else name
     x, y = came[at].item(), wanted[at].item()
     return f"{place} = {_digits(x, y)}", _digits(y, x)
@@ -120,7 +119,7 @@ def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
             words.append(str(leaf))
     values = np.concatenate(numbers)
     odd = ~np.isfinite(values)
-    words.append(str(np.flatnonzero(odd).tolist()[:100]))
+    words.append(str(np.flatnonzero(odd)[:100].tolist()))
     values[odd] = 0.0
     places = np.arange(1, len(values) + 1)
     first, second = (float((values * (places * number % 1)).sum()) for number in _IRRATIONAL)

@@ -47,12 +47,12 @@ def test_any_ranks_size_root_op_and_dtype(data: st.DataObject) -> None:
 def test_every_op_for_every_dtype_or_one_clear_sentence(
     collective: str, algorithm: str, dtype: torch.dtype
 ) -> None:
-    for op in oracle.OPS:
+    for op in oracle.OPS if collective in oracle.REDUCING else ("sum",):  # others take no op
         def fn(comm: Comm, op: str = op) -> torch.Tensor:
             return oracle.call(comm, collective, algorithm, oracle.given(comm.rank, 11, dtype),
                                1, op)
 
-        if oracle.is_defined(op, dtype) or collective not in oracle.REDUCING:
+        if oracle.is_defined(op, dtype):
             check(collective, algorithm, 3, 11, 1, op, dtype, simulated(3, fn))
         else:
             with pytest.raises(dtlab.ConfigError, match=f"'{op}'.*{dtype}"):
@@ -66,20 +66,18 @@ GLOO_CASES = [(n, root, op, dtype) for n, root, op, dtype in (
 )]
 
 
-@pytest.mark.parametrize("p", oracle.RANKS)
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])  # in the simulator, above and beside: all of RANKS
 def test_on_real_processes(p: int) -> None:
     """One run holds all algorithms and cases, for starting ranks takes longer than the work."""
-    some = GLOO_CASES if p in (1, 2, 3, 4, 5, 8) else GLOO_CASES[-3:]
-
     def fn(comm: Comm) -> list[torch.Tensor]:
         return [
             oracle.call(comm, collective, algorithm, oracle.given(comm.rank, n, dtype),
                         root % comm.size, op)
-            for collective, algorithm in oracle.ALGORITHMS for n, root, op, dtype in some
+            for collective, algorithm in oracle.ALGORITHMS for n, root, op, dtype in GLOO_CASES
         ]
 
     by_rank = run(fn, ranks=p, trace=False, echo=False).values
-    cases = [(c, a, *case) for c, a in oracle.ALGORITHMS for case in some]
+    cases = [(c, a, *case) for c, a in oracle.ALGORITHMS for case in GLOO_CASES]
     for number, (collective, algorithm, n, root, op, dtype) in enumerate(cases):
         if collective != "barrier":
             check(collective, algorithm, p, n, root % p, op, dtype,

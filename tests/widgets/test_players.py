@@ -251,9 +251,11 @@ def test_its_still_shows_any_time() -> None:
 # ---- on a page without a kernel ---------------------------------------------------------------
 
 
-def test_what_a_page_may_choose_is_what_the_kernel_would_answer() -> None:
+def test_what_a_page_may_choose_is_what_the_kernel_would_answer(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     from dtlab.widgets import schedule, stepper, topology
 
+    monkeypatch.setattr(stepper, "ON_A_PAGE", stepper.ON_A_PAGE[1:3])
     modules: tuple[Any, ...] = schedule, stepper, topology
     for module, player in zip(modules, (ScheduleExplorer(), Stepper(), TopologyExplorer()),
                               strict=True):
