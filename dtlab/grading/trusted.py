@@ -129,8 +129,8 @@ def _judge_mistakes(exercise_id: str, folder: Path) -> Judged:
 
 def try_mistakes(exercise: Exercise, seed: int, folder: Path, server: RankServer
                  ) -> list[tuple[Traces, Trials]]:
-    """What the exercise's mistakes, if they are in `folder`, leave behind with this seed. Only those
-    that pass in the simulator run on real processes, too."""
+    """What the exercise's mistakes, if they are in `folder`, leave behind with this seed. Only
+    those that pass in the simulator run on real processes, too."""
     checks, found = _checks_of(exercise, seed), []
     simulated = [check for check in checks if not is_real(check)]
     for mistake in mistakes_in(exercise, folder):

@@ -181,8 +181,8 @@ def test_the_job_goes_on_from_its_checkpoint_when_a_host_is_lost(
     command = ["torchrun", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3",
                "--rdzv-conf", patience, path]
     with Testbed(2) as testbed:
-        # Linux tries for 15 minutes before it gives up a connection that is cut; here, 6 seconds.
-        testbed.run(["sh", "-c", "echo 4 > /proc/sys/net/ipv4/tcp_retries2"])
+        # Linux tries for 15 minutes before it gives up a connection that is cut; here, 3 seconds.
+        testbed.run(["sh", "-c", "echo 3 > /proc/sys/net/ipv4/tcp_retries2"])
         survivor, lost = (testbed.start(host, command) for host in range(2))
         said: list[str] = []
         for process, lines in ((survivor, said), (lost, [])):
