@@ -132,6 +132,7 @@ class PlanExplorer(Explorer):
         if isinstance(outcome, BaseException):
             self._say(str(outcome) or type(outcome).__name__, alarm=True)
             return
+        self._say("The step is simulated; its timeline is being drawn.")
         ((seconds, trace),), layout = outcome.values, self.best()[0].layout
         step = TimelineExplorer(trace, f"A step of {layout}", _shown_ranks(layout))
         self._simulated[self._now()] = seconds, step
