@@ -114,7 +114,7 @@ class PlanExplorer(Explorer):
                         [self._simulated.get(self._now(), (None,))[0]], rows=SHOWN)
         enough = max(p.memory_bytes for p in best) / (1 - HEADROOM)
         picture.alt += (f" All of them fit a device of {bytes_text(enough)}, of which "
-                        f"{HEADROOM:.0%} stay free. With less memory, others are the best.")
+                        f"{HEADROOM:.0%} stay free; with less memory, some no longer fit.")
         return picture
 
     def _begin(self) -> Callable[[], Result] | None:
@@ -132,6 +132,7 @@ class PlanExplorer(Explorer):
         if isinstance(outcome, BaseException):
             self._say(str(outcome) or type(outcome).__name__, alarm=True)
             return
+        self._say("The step is simulated; its timeline is being drawn.")
         ((seconds, trace),), layout = outcome.values, self.best()[0].layout
         step = TimelineExplorer(trace, f"A step of {layout}", _shown_ranks(layout))
         self._simulated[self._now()] = seconds, step

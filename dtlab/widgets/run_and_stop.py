@@ -64,11 +64,8 @@ class RunAndStop:
                 ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
 
     def _finish(self, outcome: Any) -> None:
-        self.stop.disabled = True
-        try:
-            self._end(outcome)  # may take a while; Run is on again once its words are there
-        finally:
-            self._switch(running=False)
+        self._switch(running=False)
+        self._end(outcome)
 
     def _switch(self, *, running: bool) -> None:
         self.stop.disabled = not running

@@ -102,6 +102,7 @@ def _shown(plan: Schedule, timing: Timing, name: str) -> Json:
     scene = {"size": [990, 480], "end": end, "note": figures_of(timing), "interval_ms": 500,
              "rows": [[_block(action, start, stop, plan) for action, start, stop in row]
                       for row in timing.spans],
+             "chunks": max(len(plan.stages_of(rank)) for rank in range(plan.ranks)),
              "most": [f"{most:.3g}" for most in timing.held],
              "kinds": {kind: {"name": text, "color": color}
                        for kind, (text, color) in KINDS.items()},

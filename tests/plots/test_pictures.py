@@ -407,3 +407,31 @@ def test_the_marks_of_a_contest_fill_its_axes(cluster: Topology, nbytes: int) ->
     assert high > ends.max()  # each mark is on the axes
     assert min(np.log(e.elapsed_s) for e in found) > low
     assert ends.max() - ends[ends > low].min() > 0.75 * (high - low)
+
+
+def test_a_schedule_says_which_shade_is_which_chunk_if_there_are_several() -> None:
+    one, two = (texts_of_legend(plots.schedule(plan)) for plan in (one_f_one_b(2, 4), zb_v(2, 4)))
+    assert not any("chunk" in text for text in one)
+    assert two[-2:] == ["chunk 1", "chunk 2 of 2"]
+
+
+def texts_of_legend(picture: Picture) -> list[str]:
+    return [text.get_text() for text in picture.legends[0].get_texts()]
+
+
+def test_a_bucket_has_no_ranks_color_and_the_exposed_part_is_in_the_legend() -> None:
+    picture = plots.overlap({"flat": FLAT})
+    drawn = {mpl.colors.to_hex(bar.get_facecolor()) for bar in picture.axes[0].patches}
+    assert not drawn & {plots.rank_color(rank) for rank in range(32)}
+    assert texts_of_legend(picture)[-1] == "exposed: only communication"
+
+
+def test_a_loss_that_hardly_falls_has_three_ticks_or_more() -> None:
+    axes = plots.loss_curves({"a": [[(0, 5.4), (1, 4.6), (2, 3.9)]]}, "steps").axes[0]
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
+
+
+def test_the_words_of_a_machine_write_a_slow_byte_in_microseconds() -> None:
+    picture = plots.cost_curves("broadcast", ranks=4, alpha=1e-5, beta=1e-6)
+    assert "β = 1 µs/B (1 MB/s)" in picture.alt

@@ -11,6 +11,9 @@ function draw(scene, moment, view, id) {
       tag('text', {x: place + 22, y: 86, 'font-size': 14}, `${kind}: ${name}`));
     place += 70 + name.length * 8;
   }
+  if (scene.chunks > 1) {
+    out.push(tag('text', {x: place, y: 86, 'font-size': 14, class: 'note'}, 'darker: a later chunk'));
+  }
   out.push(tag('text', {x: right + 12, y: 86, 'font-size': 14}, 'holds (most)'));
   rows.forEach((actions, rank) => {
     const y = top + rank * row, high = row * 0.86;
