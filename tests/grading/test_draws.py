@@ -84,7 +84,9 @@ def test_no_remainder_of_the_seed_tells_the_inputs(exercise):
 @pytest.mark.parametrize("exercise", catalogue())
 def test_no_process_of_a_learner_is_given_the_seed(exercise):
     for case in cases(exercise, SEED):
-        assert str(SEED) not in text(case.args), case.tried
+        held = tree_map(lambda x: set(x.flatten().tolist()) if isinstance(x, torch.Tensor) else x,
+                        case.args)
+        assert str(SEED) not in text(held), case.tried
 
 
 @pytest.mark.parametrize("exercise", FIXED)
