@@ -52,6 +52,7 @@ class Player(anywidget.AnyWidget):
     choice = Dict().tag(sync=True)
     show = Dict().tag(sync=True)
     at = Int(0).tag(sync=True)
+    answers = Int(0).tag(sync=True)  # so many: two choices may show the same
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "drawing" in vars(cls):  # not in the class that traitlets makes of it for its traits
@@ -105,6 +106,7 @@ class Player(anywidget.AnyWidget):
         except DtlabError as error:
             self.show = self.show | {"alarm": str(error), "at": self.at}
         finally:
+            self.answers += 1
             self.observe(self._on_choice, "choice")
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[Json, Json]:

@@ -171,6 +171,14 @@ def test_a_schedule_ends_when_its_formula_says_and_holds_what_it_says(name: str)
     assert most == pytest.approx([float(held) for held in player.show["scene"]["most"]], abs=0.01)
 
 
+def test_a_choice_that_changes_nothing_is_answered_too() -> None:
+    player = ScheduleExplorer("GPipe")
+    before = player.show
+    player.choose(chunks=3)  # which counts for interleaved schedules only
+    assert player.show == before
+    assert player.answers == 1
+
+
 def test_an_edited_grid_is_shown_and_one_that_cannot_run_names_its_cell() -> None:
     player = ScheduleExplorer("GPipe", 2, 2)
     grid = player.choice["grid"]

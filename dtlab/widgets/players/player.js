@@ -82,6 +82,7 @@ function play(model, root, draw) {
 
   function choose(name, value) {
     pause();
+    clearTimeout(asked);
     asked = setTimeout(() => say('No answer: run this cell again, or start its kernel.', true), 5000);
     model.set('choice', {...model.get('choice'), [name]: value});
     model.save_changes();
@@ -156,12 +157,14 @@ function play(model, root, draw) {
   };
   document.addEventListener('fullscreenchange', onFull);
   model.on('change:show', answer);
+  model.on('change:answers', answer);
   model.on('change:at', redraw);
   answer();
   return () => {
     pause();
     document.removeEventListener('fullscreenchange', onFull);
     model.off('change:show', answer);
+    model.off('change:answers', answer);
     model.off('change:at', redraw);
   };
 }
