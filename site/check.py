@@ -83,7 +83,7 @@ def solutions(pages: dict[Path, Page]) -> Iterator[str]:
 
 
 def axe() -> str | None:
-    """The source of axe-core, at the version that package-lock.json pins; None where npm brings none."""
+    """The source of axe-core, as package-lock.json pins it; None where npm brings none."""
     if not shutil.which("npm"):
         return None
     AXE.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ def third_party(folder: str) -> set[str]:
 def test_the_code_imports_only_what_is_declared() -> None:
     declared = {canonicalize_name(r.name)
                 for r in [*NEEDED, *EXTRAS["bench"], *EXTRAS["teach"]]}
-    with_these = {"ipython", "traitlets"}  # ipykernel's and ipywidgets' own foundations
+    with_these = {"ipython", "pyzmq", "traitlets"}  # foundations of ipykernel and ipywidgets
     assert third_party("dtlab") <= declared | with_these
 
 
