@@ -122,7 +122,7 @@ def class_table(reports: Sequence[NotebookReport], width: int = 110) -> str:
     rows = [(report.path, f"{report.points:g} of {report.max_points:g}", ", ".join(
         f"{e.exercise} {e.points:g}/{e.max_points:g}" for e in report.exercises))
         for report in reports]
-    return text_table(("notebook", "points", "exercises"), rows, width)
+    return text_table(("notebook", "points", "exercises"), rows, width, unbroken=(0, 1))
 
 
 def _plain_cell(text: str) -> str:
