@@ -77,10 +77,11 @@ def test_the_course_opens(home: Path) -> None:
     try:
         assert lab.stdout is not None
         said = lab.stdout.readline() + lab.stdout.readline()
-        address = re.search(r"http://127.0.0.1:\d+/lab\?token=\w+", said)
+        address = re.search(r"http://127.0.0.1:\d+/lab/tree/notebooks/\S+\?token=\w+", said)
         assert address, said
         assert f"Your course is in {home}/my_course" in said
-        first = address[0].replace("/lab?", "/api/contents/notebooks/00_welcome.ipynb?content=0&")
+        first = address[0].replace("/lab/tree/", "/api/contents/").replace("?", "?content=0&")
+        assert "/notebooks/00_welcome.ipynb?" in first
         for _ in range(300):
             try:
                 with urllib.request.urlopen(first, timeout=5) as answer:

@@ -165,7 +165,8 @@ def whole(points: float) -> float:
     return int(points) if float(points).is_integer() else points
 
 
-LONGEST_WORD = 20  # letters that a terminal does not break
+LONGEST_WORD = 20  # letters that a terminal does not break, while there is room
+SHORTEST_COLUMN = 6
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
@@ -198,6 +199,9 @@ def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int, unbro
              max((len(word) for text in column for word in text.split()
                   if len(word) <= LONGEST_WORD), default=0)
              for number, (longest, column) in enumerate(zip(whole, texts, strict=True))]
+    broken = [number for number in range(len(head)) if number not in unbroken]
+    while sum(least) > room and any(least[number] > SHORTEST_COLUMN for number in broken):
+        least[max(broken, key=least.__getitem__)] -= 1
     wanted, rest = sum(whole) - sum(least), max(0, room - sum(least))
     share = min(1.0, rest / wanted) if wanted else 0.0
     return [low + int(share * (high - low)) for low, high in zip(least, whole, strict=True)]
