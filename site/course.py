@@ -284,6 +284,8 @@ def finish(app: Sphinx, page: str, template: str, context: dict[str, Any], tree:
     """Mend what furo and viewcode leave wrong in a page."""
     context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
         'role="heading"', 'role="heading" aria-level="2"')
+    if "body" in context:  # the label of a folded cell isn't what stands there
+        context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
     if page.startswith("_modules/"):  # a module's names may stand on two pages; viewcode knows one
         context["body"] = re.sub(r'<a class="viewcode-back".*?</a>', "", context["body"])
 
