@@ -45,7 +45,7 @@ def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, floa
     shown, moved = arrows_shown(trace, wanted, begin, end) if arrows else ([], 0)
     thinned = f" · arrows: {len(shown):,} of {moved:,} messages" if len(shown) < moved else ""
     heading = f"{title} ({clock_name(trace.virtual)})"
-    summary = _summary(trace, len(lanes), len(wanted))
+    summary = summary_of(trace, len(lanes), len(wanted))
     with page(width_in, height_in, heading, summary + thinned) as picture:
         axes = picture.place(left=_LEFT_IN, right=_RIGHT_IN, bottom=_BOTTOM_IN, top=_TOP_IN)
         scale = _frame(axes, lanes, begin, end, lanes_in)
@@ -247,7 +247,8 @@ def _legend(picture: Picture, kinds: set[str], hatched: set[str]) -> None:
                         handletextpad=0.5)
 
 
-def _summary(trace: Trace, lanes: int, shown: int) -> str:
+def summary_of(trace: Trace, lanes: int, shown: int) -> str:
+    """Ranks, streams, messages, bytes and time of a run, in a line."""
     parts = [count_text(trace.ranks, "rank")]
     if lanes > shown:
         parts.append(count_text(lanes - shown, "stream"))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from dtlab.plots import Picture, timeline
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers
-from dtlab.plots.timeline import STYLES, arrows_shown, lanes_of, wanted_ranks
+from dtlab.plots.picture import clock_name
+from dtlab.plots.timeline import STYLES, arrows_shown, lanes_of, summary_of, wanted_ranks
 from dtlab.trace import Trace
 from dtlab.units import seconds_text, time_unit
 from dtlab.widgets.player import Json, Player, looks
@@ -46,8 +47,8 @@ class TimelineExplorer(Player):
         arrows, moved = arrows_shown(self.trace, wanted, 0.0, end_s)
         thinned = f" · arrows: {len(arrows):,} of {moved:,} messages" if len(arrows) < moved else ""
         still = self.static()
-        heading, *rest = still.alt.split(": ")
-        note = ": ".join(rest).split(". ")[0].rstrip(".") + thinned
+        heading = f"{self.title} ({clock_name(self.trace.virtual)})"
+        note = summary_of(self.trace, len(lanes), len(wanted)) + thinned
         tracks = [track for track in TRACKS if any(bar.track == track for bar in bars)]
         scene = {
             "size": [990, 190 + max(100, min(round(62 * len(lanes)), 620))],

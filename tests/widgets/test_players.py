@@ -148,6 +148,12 @@ def test_the_words_of_a_moment_say_what_each_rank_does() -> None:
     assert "rank 3 sends to 0, receives from 2" in words["4 µs"]
 
 
+def test_a_title_may_hold_a_colon() -> None:
+    player = TimelineExplorer(Trace(2), "Step 1: nothing. Yet")
+    assert player.show["moments"][0]["title"].startswith("Step 1: nothing. Yet (")
+    assert player.show["scene"]["note"].startswith("2 ranks")
+
+
 def test_an_empty_trace_and_a_long_one_can_be_explored() -> None:
     assert TimelineExplorer(Trace(2)).words.startswith("Timeline")
     long = Trace(2, spans=simulate(ring, network=uniform(2, 5e-6, 1e9)).trace.spans)
