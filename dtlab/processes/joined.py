@@ -1,8 +1,8 @@
 """The communicator over a process group that a script has formed with torch.distributed.
 
 It has connections of its own, over Gloo, whatever the group's backend: messages never meet those of
-torch, and when a wait has no end, closing them leaves the group whole. On GPUs, tensors go over the
-group's NCCL.
+torch, and when a wait has no end, closing them leaves the group whole. In a group of NCCL, tensors
+of GPUs go over NCCL.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dtlab.processes.connections import Connections, calm_gloo
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.monitor import Monitor, open_status
 from dtlab.processes.nccl_communicator import NcclComm
+from dtlab.processes.process_group import check_device
 from dtlab.processes.shared_status import RUNNING
 from dtlab.processes.status_writer import Threads
 from dtlab.processes.survivors import FOREVER
@@ -36,13 +37,15 @@ from dtlab.processes.transport import GlooTransport, NcclTransport
 _MEET_S = 300.0  # how long ranks wait for each other where nobody has named a limit
 
 
-def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> Comm:
+def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None,
+                       device: str | torch.device | None = None) -> Comm:
     """This process's communicator over a process group of torch.distributed.
 
     group: None for the default group, what `dist.new_group` returned, or one dimension of a
     DeviceMesh: `mesh["dp"]`. All ranks of the group call this; the same group gives the same
-    communicator again. Ranks are numbered as in the group. It works on the CPU over Gloo; on a
-    group of NCCL, on this process's current CUDA device.
+    communicator again. Ranks are numbered as in the group. device: where its tensors lie; None:
+    on this process's current CUDA device in a group of NCCL, otherwise on the CPU. Without NCCL,
+    the tensors of "cuda" go over Gloo, through the CPU's memory.
 
     A message that does not fit is refused, and a deadlock of all the ranks of the default group
     raises `Deadlock`, as under `run` (between hosts, sizes are not compared); other waits end when
@@ -54,15 +57,16 @@ def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> C
                           "torch.distributed.init_process_group() first, or let dtlab.run start "
                           "the ranks")
     group = _checked(group)
+    where = _place(group, device)
     if _joined is None or _joined.default() is not dist.group.WORLD or _joined.monitor.error:
         _leave()
         _join()
     assert _joined is not None
     members = tuple(dist.get_process_group_ranks(group))
-    key = f"group {group.group_name} of {members}"
+    key = f"group {group.group_name} of {members} on {where.type}"
     comm = _joined.comms.get(key)
     if comm is None:
-        _joined.comms[key] = comm = _communicator(_joined, group, members, key)
+        _joined.comms[key] = comm = _communicator(_joined, group, members, key, where)
     return comm
 
 
@@ -124,22 +128,36 @@ def _leave() -> None:
     gc.collect()
 
 
-def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[int],
-                  key: str) -> ProcessComm:
-    on_gpus = torch.cuda.is_available() and _backend(group, "cuda") is not None
-    limit = getattr(getattr(_backend(group, "cuda" if on_gpus else "cpu"), "options", None),
-                    "_timeout", FOREVER)
+def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[int], key: str,
+                  where: torch.device) -> ProcessComm:
+    limit = getattr(getattr(_backend(group, where.type), "options", None), "_timeout", FOREVER)
     end = copy.copy(joined.end)  # which shares what the rank has but once
     store = part_of_store(f"{joined.name}, {key}")
     end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
                                          limit)
     joined.monitor.add(connections)
-    if not on_gpus:
+    end.device = where
+    if where.type == "cpu" or not _has_nccl(group):
         return ProcessComm(end, members, (key,))
-    end.device = torch.device("cuda", torch.cuda.current_device())
     comm = NcclComm(end, members, (key,))
     comm.transport = NcclTransport(group)
     return comm
+
+
+def _place(group: dist.ProcessGroup, device: Any) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() and _has_nccl(group) else "cpu"
+    check_device(device)
+    where = torch.device(device)
+    if where.type == "cuda" and where.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
+def _has_nccl(group: dist.ProcessGroup) -> bool:
+    """Gloo says that it serves GPUs, too."""
+    backend = _backend(group, "cuda")
+    return backend is not None and backend.name() == "nccl"
 
 
 def _backend(group: dist.ProcessGroup, device: str) -> Any:

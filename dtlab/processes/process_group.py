@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtlab.errors import ConfigError
 from dtlab.processes import same_host_transport
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.connections import Connections, calm_gloo
@@ -55,6 +56,18 @@ def open_endpoint(
         transport = SameHostTransport(group, threads.start)
     return Endpoint(dist.get_rank(), dist.get_world_size(), transport, threads,
                     place(device, local_rank), status, trace, store, connections)
+
+
+def check_device(device: Any) -> None:
+    """Raise `ConfigError` unless this machine has it."""
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError, OverflowError, ValueError):
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device!r}: choose 'cpu' or 'cuda'")
+    if kind == "cuda" and not torch.cuda.device_count():
+        raise ConfigError("device='cuda': this machine has no GPU that torch can use; use 'cpu'")
 
 
 def place(device: str, local_rank: int) -> torch.device:

@@ -19,6 +19,7 @@ from dtlab.errors import ConfigError, DtlabError, RankDied, RankFailed, RunTimeo
 from dtlab.processes import torchrun
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.launcher import RankGroup
+from dtlab.processes.process_group import check_device
 from dtlab.ranks.call_checks import check_call, check_options
 from dtlab.ranks.serialization import pack_call
 from dtlab.result import Result
@@ -145,18 +146,10 @@ def check_backend(backend: str, device: str, ranks: int) -> None:
         raise ConfigError(
             f"backend={backend!r} is not available in this torch; choose one of: {', '.join(built)}"
         )
-    try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError, OverflowError, ValueError):
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise ConfigError(f"device={device!r}: choose 'cpu' or 'cuda'")
-    gpus = torch.cuda.device_count() if kind == "cuda" else 0
-    if kind == "cuda" and not gpus:
-        raise ConfigError("device='cuda': this machine has no GPU that torch can use; use 'cpu'")
-    if backend == "nccl" and kind != "cuda":
+    check_device(device)
+    if backend == "nccl" and torch.device(device).type != "cuda":
         raise ConfigError("backend='nccl' moves data between GPUs only; add device='cuda'")
-    if backend == "nccl" and ranks > gpus:
+    if backend == "nccl" and ranks > (gpus := torch.cuda.device_count()):
         raise ConfigError(
             f"ranks={ranks}: NCCL takes one GPU for each rank, and this machine has {gpus}; "
             f"use fewer ranks, or backend='gloo'"

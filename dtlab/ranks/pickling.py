@@ -14,7 +14,11 @@ from weakref import WeakSet
 
 import cloudpickle
 import torch
-from cloudpickle.cloudpickle import _class_setstate, _lookup_module_and_qualname
+from cloudpickle.cloudpickle import (
+    _class_setstate,
+    _code_reduce,
+    _lookup_module_and_qualname,
+)
 
 _LARGE = 1 << 15  # bytes; below, a copy is cheaper than a place of its own
 # Torch writes the pickle of a tensor of these dtypes, then can't read it: they go as integers.
@@ -107,7 +111,15 @@ def _imported_submodules(code: CodeType, globals_: Iterable[Any]) -> list[Module
     return [sys.modules[name] for name in names[packages:]]
 
 
+def _reduced_code(code: CodeType) -> tuple[Any, ...]:
+    """As cloudpickle reduces code, and with the name of its file, which tracebacks show: from
+    version 3.1.3 on, cloudpickle itself leaves it out."""
+    build, arguments = _code_reduce(code)
+    return build, (*arguments[:10], code.co_filename, *arguments[11:])
+
+
 cloudpickle.cloudpickle._find_imported_submodules = _imported_submodules
+cloudpickle.Pickler._dispatch_table[CodeType] = _reduced_code
 
 
 def _set_class_state(cls: type, state: Any) -> None:

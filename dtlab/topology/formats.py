@@ -224,8 +224,9 @@ def _nccl(text: str, path: Path) -> Topology:
                         for net in child.iter("net")]
                 ignored.extend(nets)
             elif child.tag == "pci":
+                kind = "switch" if child.find("nic") is None else "nic"
                 graph.add_node(name, **({"kind": "gpu", "host": host} if isinstance(name, int)
-                                        else {"kind": "nic" if child.find("nic") else "switch"}))
+                                        else {"kind": kind}))
                 join(graph, name, above, PCIE_LATENCY_S, _pcie_rate(child))
                 add(name, child, host)
             elif child.tag != "gpu":

@@ -65,8 +65,8 @@ def one_device(config: GPTConfig, optimizer: str, size: int, steps: int = STEPS)
 def built(comm: dtlab.Comm, axes: dict[str, int], config: GPTConfig, optimizer: str,
           options: dict[str, Any]) -> Any:
     make, settings = OPTIMIZERS[optimizer]
-    return hybrid(GPT(config, dtype=torch.float64), Mesh(comm, **axes), optimizer=make,
-                  **settings, **options)
+    return hybrid(GPT(config, dtype=torch.float64).to(comm.device), Mesh(comm, **axes),
+                  optimizer=make, **settings, **options)
 
 
 def train(comm: dtlab.Comm, axes: dict[str, int], config: GPTConfig, optimizer: str, size: int,
@@ -77,7 +77,7 @@ def train(comm: dtlab.Comm, axes: dict[str, int], config: GPTConfig, optimizer: 
         load(read, model, stepper)
     seen = []
     for step in steps:
-        loss = model.backward(*batch_of(step, size))
+        loss = model.backward(*(part.to(comm.device) for part in batch_of(step, size)))
         norm = clip_grad_norm_(model, MAX_NORM)
         seen.append((float(loss), float(norm)))
         stepper.step()

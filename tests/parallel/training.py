@@ -62,14 +62,15 @@ def train(comm: dtlab.Comm, model: str, optimizer: str, wrap: Callable[..., Any]
           steps: int = STEPS) -> dict[str, Tensor]:
     """The same on ranks of unequal batches. wrap: (module, comm, make, options) → model, stepper.
     """
-    module = MODELS[model](torch.float64)
+    module = MODELS[model](torch.float64).to(comm.device)
     if comm.rank:  # the others get rank 0's parameters
         for p in module.parameters():
             p.data.zero_()
     parallel, stepper = wrap(module, comm, *OPTIMIZERS[optimizer])
     for step in range(steps):
         stepper.zero_grad()
-        shard = shard_of(batch_of(model, step), comm.rank, comm.size)
+        shard = tuple(part.to(comm.device)
+                      for part in shard_of(batch_of(model, step), comm.rank, comm.size))
         assert parallel.backward(loss_of(parallel, shard), len(shard[-1])) == BATCH
         stepper.step()
     return dtlab.parallel.full_state_dict(parallel)
@@ -78,7 +79,7 @@ def train(comm: dtlab.Comm, model: str, optimizer: str, wrap: Callable[..., Any]
 def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """The largest one of any element."""
     assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+    return max(float((a[name].cpu() - b[name].cpu()).abs().max()) for name in a)
 
 
 def on(backend: str, fn: Callable[..., Any], *args: Any, ranks: int) -> dtlab.Result:

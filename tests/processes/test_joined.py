@@ -99,6 +99,20 @@ def test_groups_subgroups_and_dimensions_of_a_mesh() -> None:
     in_group(4, script)
 
 
+def test_a_group_of_gloo_works_on_the_cpu_also_beside_a_gpu() -> None:
+    def script(rank: int, _store: dist.Store) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+            comm = dtlab.from_process_group()
+            assert (comm.device, type(comm).__name__) == (torch.device("cpu"), "ProcessComm")
+            assert dtlab.from_process_group(device="cpu") is comm
+            assert collectives.all_reduce(comm, torch.ones(3)).tolist() == [2.0] * 3
+        assert "no GPU" in refused(dtlab.from_process_group, None, "cuda")
+        assert "device='tpu': choose" in refused(dtlab.from_process_group, device="tpu")
+
+    in_group(2, script)
+
+
 def test_what_cannot_end_is_named_on_every_rank_and_torchs_group_stays_whole() -> None:
     def cross(comm: Comm) -> None:
         comm.recv(torch.ones(3), 1 - comm.rank)
