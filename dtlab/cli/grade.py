@@ -155,7 +155,7 @@ def _watched(each: Iterable[Any], total: int) -> Iterable[Any]:
 
 def _grade_each(paths: list[Path], seed: int | None, sandbox: str | None, course: Path | None,
                 as_json: bool, as_csv: bool) -> None:
-    from dtlab.grading.class_grading import grade_hand_in
+    from dtlab.grading.class_grading import batches, grade_hand_ins
     from dtlab.grading.class_report import class_table, to_csv
     from dtlab.grading.isolation import choose_sandbox
     from dtlab.grading.submissions import find_each
@@ -163,7 +163,10 @@ def _grade_each(paths: list[Path], seed: int | None, sandbox: str | None, course
     box = choose_sandbox(sandbox)
     with TemporaryDirectory() as unpacked:
         found = find_each(paths, Path(unpacked))
-        reports = [grade_hand_in(each, course, seed, box) for each in _watched(found, len(found))]
+        graded_in_turn = (one for batch in batches(found)
+                          for one in grade_hand_ins(batch, course, seed, box).items())
+        report_of = dict(_watched(graded_in_turn, len(found)))
+        reports = [report_of[each] for each in found]
     if as_json:
         show.json_out([report.to_dict() for report in reports])
     elif as_csv:

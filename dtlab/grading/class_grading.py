@@ -1,11 +1,12 @@
-"""Grading a class: every hand-in once, each in processes of its own, with results that stay."""
+"""Grading a class: every hand-in once, each learner's in processes of their own, with results that
+stay."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,10 +16,12 @@ from typing import Any
 import dtlab
 from dtlab.errors import ConfigError
 from dtlab.grading.isolation import PACKAGE, choose_sandbox
-from dtlab.grading.notebook import ENDED, NotebookReport, grade_notebook
+from dtlab.grading.notebook import ENDED, NotebookReport, grade_notebooks
 from dtlab.grading.report import printable
 from dtlab.grading.submissions import HandIn, find_hand_ins, is_late
 from dtlab.grading.submitted import course_folder
+
+TOGETHER = 4  # a course comes in a few parts, as progress, and for `jobs`
 
 
 @dataclass
@@ -54,22 +57,32 @@ def grade_class(
     kept.mkdir(parents=True, exist_ok=True)
     rules = f"{seed} {dtlab.__version__} {_digest_of(course_folder(course))} {_checks_digest()}"
 
-    def grade(hand_in: HandIn) -> NotebookReport:
+    def file_of(hand_in: HandIn) -> Path:
         key = hashlib.sha256(f"{rules} {hand_in.name} {hand_in.digest}".encode()).hexdigest()[:24]
-        file = kept / f"{key}.json"
-        if file.exists():
-            return NotebookReport.from_dict(json.loads(file.read_text()))
-        report = grade_hand_in(hand_in, course, seed, box)
-        if ENDED not in report.error:  # that may have been the machine: try again
-            _write_whole(file, json.dumps(report.to_dict() | {"answers": report.answers}))
-        return report
+        return kept / f"{key}.json"
 
-    reports: dict[HandIn, NotebookReport] = {}
+    def grade(batch: list[HandIn]) -> dict[HandIn, NotebookReport]:
+        reports = grade_hand_ins(batch, course, seed, box)
+        for each, report in reports.items():
+            if ENDED not in report.error:  # that may have been the machine: try again
+                _write_whole(file_of(each), json.dumps(report.to_dict()
+                                                       | {"answers": report.answers}))
+        return reports
+
+    reports = {each: NotebookReport.from_dict(json.loads(file_of(each).read_text()))
+               for each in hand_ins if file_of(each).exists()}
+
+    def graded_in_turn() -> Iterator[HandIn]:
+        left = [each for each in hand_ins if each not in reports]
+        yield from list(reports)
+        for done in as_completed([pool.submit(grade, batch) for batch in batches(left)]):
+            reports.update(done.result())
+            yield from done.result()
+
     pool = ThreadPoolExecutor(jobs)
     try:
-        begun = {pool.submit(grade, hand_in): hand_in for hand_in in hand_ins}
-        for done in watch(as_completed(begun), len(begun)):
-            reports[begun[done]] = done.result()
+        for _ in watch(graded_in_turn(), len(hand_ins)):
+            pass
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     late = {each for each in hand_ins if is_late(each.name)
@@ -79,18 +92,27 @@ def grade_class(
     return graded
 
 
-def grade_hand_in(hand_in: HandIn, course: Path | None, seed: int | None, box: str
-                  ) -> NotebookReport:
-    """A hand-in that can't be graded is a report too."""
-    if hand_in.problem:
-        return NotebookReport(hand_in.name, error=hand_in.problem)
-    try:
-        report = grade_notebook(hand_in.file, course, seed, box)
-    except ConfigError as error:
-        why = str(error).replace(f"{hand_in.file}: ", "").replace(str(hand_in.file), "it")
-        report = NotebookReport(hand_in.name, error=printable(why))
-    report.path = hand_in.name
-    return report
+def batches(hand_ins: Iterable[HandIn]) -> list[list[HandIn]]:
+    """What is graded together: hand-ins of one learner, at most `TOGETHER`."""
+    theirs: dict[str, list[HandIn]] = {}
+    for each in hand_ins:
+        theirs.setdefault(each.learner, []).append(each)
+    return [all_[first:first + TOGETHER] for all_ in theirs.values()
+            for first in range(0, len(all_), TOGETHER)]
+
+
+def grade_hand_ins(batch: Sequence[HandIn], course: Path | None, seed: int | None, box: str
+                   ) -> dict[HandIn, NotebookReport]:
+    """The reports on one learner's hand-ins. One that can't be graded has a report, too."""
+    graded = iter(grade_notebooks([each.file for each in batch if not each.problem], course, seed,
+                                  box))
+    reports = {}
+    for each in batch:
+        report = NotebookReport("", error=each.problem) if each.problem else next(graded)
+        why = report.error.replace(f"{each.file}: ", "").replace(str(each.file), "it")
+        report.path, report.error = each.name, printable(why)
+        reports[each] = report
+    return reports
 
 
 def _leave_the_last(graded: list[Graded]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import time
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,7 +14,7 @@ from typing import Any
 
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.grading.cell_executor import Executed, execute_cells
-from dtlab.grading.exercise import find_exercise
+from dtlab.grading.exercise import Exercise, find_exercise
 from dtlab.grading.isolation import check_secrets, choose_sandbox
 from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.mistakes import Traces, mistakes_in
@@ -90,43 +90,78 @@ def grade_notebook(path: str | Path, solutions: str | Path | None = None,
     that this machine has). Raises `ConfigError`, in one sentence, for a file that is
     missing, corrupt, empty, or holds no exercise of this course.
     """
+    (report,) = grade_notebooks([path], solutions, seed, sandbox)
+    if report.error:
+        raise ConfigError(report.error)
+    return report
+
+
+def grade_notebooks(paths: Sequence[str | Path], solutions: str | Path | None = None,
+                    seed: int | None = None, sandbox: str | None = None) -> list[NotebookReport]:
+    """Grade several notebooks of one learner, as `grade_notebook` would each: what can't be graded
+    has a report that says why. They share a process that judges, and the servers that fork theirs:
+    loading torch takes as long as grading. What ends one of these does so for one notebook."""
     box = choose_sandbox(sandbox)
     folder = course_folder(solutions)
     if box == "nobody":
-        check_secrets([folder, Path(path).parent])
-    try:
-        told = in_own_process(_judge, str(path), str(folder), seed, box)
-    except DtlabError as error:  # what was read ended the process that read it
-        headline = str(error).splitlines()[0]
-        raise ConfigError(f"{path}: {ENDED} ({headline})") from None
-    if told["error"]:
-        raise ConfigError(told["error"])
-    return NotebookReport.from_dict(told)
+        check_secrets([folder, *(Path(path).parent for path in paths)])
+    reports: list[NotebookReport] = []
+    together = len(paths)
+    while left := [str(path) for path in paths[len(reports):]]:
+        try:
+            told = in_own_process(_judge, left[:together], str(folder), seed, box)
+            reports += [NotebookReport.from_dict(each) for each in told]
+        except DtlabError as error:  # what was read ended the process that read it
+            if together == 1:
+                headline = str(error).splitlines()[0]
+                reports.append(NotebookReport(left[0], error=f"{left[0]}: {ENDED} ({headline})"))
+            together = 1
+    return reports
 
 
-def _judge(path: str, folder: str, seed: int | None, sandbox: str) -> dict[str, Any]:
-    """In a process of its own, which forks those of the submission if there is no sandbox."""
-    try:
-        notebook = read_submitted(path, folder)
-    except ConfigError as error:
-        return {"error": str(error)}
+def _judge(paths: list[str], folder: str, seed: int | None, sandbox: str) -> list[dict[str, Any]]:
+    """What `grade_notebook` says of the first notebooks, up to one that ended a server. In a
+    process of its own, which forks those of the submissions if there is no sandbox."""
+    found: list[SubmittedNotebook | str] = []
+    for path in paths:
+        try:
+            found.append(read_submitted(path, folder))
+        except ConfigError as error:
+            found.append(str(error))
+    libraries = {exercise.library for notebook in found if not isinstance(notebook, str)
+                 for exercise in _exercises_of(notebook)}
+    reports: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        servers = {library: stack.enter_context(RankServer(sandbox, library))
+                   for library in libraries}
+        for path, notebook in zip(paths, found, strict=True):
+            if any(server.ended for server in servers.values()):
+                break
+            report = (NotebookReport(path, error=notebook) if isinstance(notebook, str)
+                      else _grade_one(path, notebook, servers, Path(folder), seed))
+            reports.append(report.to_dict() | {"answers": report.answers})
+    return reports
+
+
+def _exercises_of(notebook: SubmittedNotebook) -> list[Exercise]:
+    return [find_exercise(_what_it_checks(test)[0]) for test in notebook.tests]
+
+
+def _grade_one(path: str, notebook: SubmittedNotebook,
+               servers: Mapping[tuple[str, ...], RankServer], folder: Path, seed: int | None
+               ) -> NotebookReport:
     report = NotebookReport(path, chapter=notebook.source.stem)
     report.answers = {cell.answers: cell.code for cell in notebook.cells if cell.answers}
-    until_s = time.monotonic() + HAND_IN_LIMIT_S
-    found = [find_exercise(_what_it_checks(test)[0]) for test in notebook.tests]
-    with ExitStack() as servers:
-        server_of = {library: servers.enter_context(RankServer(sandbox, library))
-                     for library in {exercise.library for exercise in found}}
-        try:
-            executed = execute_cells(server_of[found[0].library], notebook.cells,
-                                     [exercise.function for exercise in found], until_s)
-        except ServerEnded as error:
-            executed = Executed({}, {cell.answers: str(error) for cell in notebook.cells})
-        report.exercises = [
-            _grade(server_of[exercise.library], test, notebook, executed, seed, Path(folder),
-                   until_s)
-            for exercise, test in zip(found, notebook.tests, strict=True)]
-    return report.to_dict() | {"answers": report.answers}
+    until_s, found = time.monotonic() + HAND_IN_LIMIT_S, _exercises_of(notebook)
+    try:
+        executed = execute_cells(servers[found[0].library], notebook.cells,
+                                 [exercise.function for exercise in found], until_s)
+    except ServerEnded as error:
+        executed = Executed({}, {cell.answers: str(error) for cell in notebook.cells})
+    report.exercises = [
+        _grade(servers[exercise.library], test, notebook, executed, seed, folder, until_s)
+        for exercise, test in zip(found, notebook.tests, strict=True)]
+    return report
 
 
 # ---- one graded cell ---------------------------------------------------------------------------

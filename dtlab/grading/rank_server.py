@@ -64,6 +64,7 @@ class RankServer:
             arguments = ["-c", _PROGRAM, str(there.fileno()), *library]
             self._program = start_isolated(sandbox, arguments, there.fileno(), library)
         there.close()
+        self.ended = False  # has it, by what ran beside it?
         self._limit_s = START_LIMIT_S  # of its first answer; until then others may start beside it
 
     def __enter__(self) -> RankServer:
@@ -105,6 +106,7 @@ class RankServer:
             self._limit_s = ANSWER_LIMIT_S
             return answer, received
         except (OSError, ValueError) as error:
+            self.ended = True
             raise ServerEnded(f"the process that starts a submission's processes ended "
                               f"({type(error).__name__})") from None
 

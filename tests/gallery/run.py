@@ -13,7 +13,7 @@ from typing import Any
 
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.isolation import HOME, choose_sandbox
-from dtlab.grading.notebook import NotebookReport, grade_notebook
+from dtlab.grading.notebook import NotebookReport, grade_notebook, grade_notebooks
 from dtlab.grading.submitted import course_folder
 from tests.gallery import ATTACKS
 from tests.gallery.attack import MARK, RIGHT, Attack, hello
@@ -39,7 +39,7 @@ class Outcome:
     max_points: float
     wanted: float
     left: str  # what it left behind; "" if nothing
-    next_points: float  # of the honest hand-in after it
+    next_points: float  # of the honest hand-in after it, which shares its servers
     next_max: float
     seconds: float
 
@@ -84,12 +84,11 @@ def notebook_of(attack: Attack, solutions: Path) -> dict[str, Any]:
 
 def _try(attack: Attack, file: Path, honest: Path, solutions: Path, box: str) -> Outcome:
     began, before = time.monotonic(), _traces()
-    report = grade_notebook(file, solutions, SEED, box)
+    report, after = grade_notebooks([file, honest], solutions, SEED, box)
     points = _points(report, attack.exercise)
     until_s = time.monotonic() + GRACE_S
     while (left := sorted(_traces() - before)) and time.monotonic() < until_s:
         time.sleep(0.1)
-    after = grade_notebook(honest, solutions, sandbox=box)
     for trace in left:
         if trace.startswith("/"):
             Path(trace).unlink(missing_ok=True)

@@ -234,7 +234,7 @@ def stub_with(folder: Path, hello) -> Path:
 
 def test_what_is_graded_is_not_graded_again(graded, monkeypatch):
     folder, out, before = graded
-    monkeypatch.setattr(class_grading, "grade_notebook", None)
+    monkeypatch.setattr(class_grading, "grade_notebooks", None)
     again = grade_class(folder, out, seed=SEED, sandbox="none")
     assert [each.report.points for each in again] == [each.report.points for each in before]
     with pytest.raises(TypeError):  # another seed: all anew
@@ -263,7 +263,7 @@ def test_half_a_result_is_never_kept(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(class_grading, "grade_notebook", interrupted)
+    monkeypatch.setattr(class_grading, "grade_notebooks", interrupted)
     with pytest.raises(KeyboardInterrupt):
         grade_class(folder, out, sandbox="none")
     assert list((out / "graded").iterdir()) == []

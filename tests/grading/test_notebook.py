@@ -11,20 +11,21 @@ import re
 import sys
 import time
 import weakref
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from dtlab import ConfigError, run
-from dtlab.grading import cell_executor
+from dtlab import ConfigError, DtlabError, run
+from dtlab.grading import cell_executor, notebook
 from dtlab.grading import grade_notebook as grade_in_sandbox
 from dtlab.grading.case import Case, Outcome
-from dtlab.grading.class_grading import grade_hand_in
+from dtlab.grading.class_grading import grade_hand_ins
 from dtlab.grading.class_report import class_table, to_csv
 from dtlab.grading.exercise import Check, Verdict
 from dtlab.grading.judge import prepare_to_fork, try_all
+from dtlab.grading.notebook import grade_notebooks
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.submissions import find_each
 from dtlab.grading.submitted import SubmittedCell
@@ -72,23 +73,21 @@ def points(report) -> dict:
     return {each.exercise: each.points for each in report.exercises}
 
 
-@cache
-def solved(name: str):
-    return grade_notebook(ROOT / "solutions" / name)
+@pytest.fixture(scope="module")
+def graded() -> dict:
+    """The reports on the course's notebooks: ("solutions" or "exercises", name) → report."""
+    places = [(folder, name) for folder in ("solutions", "exercises") for name in NOTEBOOKS]
+    reports = grade_notebooks([ROOT / folder / name for folder, name in places], sandbox="none")
+    return dict(zip(places, reports, strict=True))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_solutions_get_all_points(name):
-    report = solved(name)
-    assert report.points == report.max_points > 0, str(report)
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_untouched_exercises_get_none(name):
-    report = grade_notebook(ROOT / "exercises" / name)
-    assert report.points == 0
-    assert report.max_points == solved(name).max_points
-    for each in report.exercises:
+def test_the_solutions_get_all_points_and_the_untouched_exercises_none(name, graded):
+    report, untouched = graded["solutions", name], graded["exercises", name]
+    assert report.points == report.max_points == untouched.max_points > 0, str(report)
+    assert untouched.points == 0
+    for each in untouched.exercises:
         assert "Not written yet" in each.hints[0]
 
 
@@ -149,8 +148,8 @@ def test_output_cells_and_sources_as_lists_are_fine(welcome, submit):
     assert submit(welcome).points == 8
 
 
-def test_what_passed_on_hidden_inputs_tells_bounds_and_no_counts():
-    (report,) = [each for each in solved("05_all_reduce.ipynb").exercises
+def test_what_passed_on_hidden_inputs_tells_bounds_and_no_counts(graded):
+    (report,) = [each for each in graded["solutions", "05_all_reduce.ipynb"].exercises
                  if each.exercise == "ring-all-reduce"]
     for row in report.rows:
         assert (row.came, row.passed) == ("right", True)
@@ -331,13 +330,31 @@ def test_missing_solutions_are_explained(tmp_path):
 # ---- a class -----------------------------------------------------------------------------------
 
 
+def test_what_ends_the_judge_or_a_server_does_so_for_one_notebook(monkeypatch):
+    asked = []
+
+    def judged(_judge, paths, *_):
+        asked.append(len(paths))
+        until = paths.index("ends a server") + 1 if "ends a server" in paths else len(paths)
+        if "ends the judge" in paths[:until]:
+            raise DtlabError("signal SIGSEGV\nat some place")
+        return [notebook.NotebookReport(path).to_dict() for path in paths[:until]]
+
+    monkeypatch.setattr(notebook, "in_own_process", judged)
+    reports = grade_notebooks(["a", "ends a server", "b", "ends the judge", "c"], sandbox="none")
+    assert [each.path for each in reports] == ["a", "ends a server", "b", "ends the judge", "c"]
+    assert [each.error for each in reports if each.error] == [
+        "ends the judge: it ended the process that graded it (signal SIGSEGV)"]
+    assert asked == [5, 3, 1, 1, 1]
+
+
 def test_one_bad_notebook_does_not_stop_the_others(tmp_path, welcome):
     (tmp_path / "ada.ipynb").write_text(json.dumps(welcome))
     (tmp_path / "bob.ipynb").write_text("{")
     marked(welcome, "hello-ranks")["source"] = "def hello(comm): return 0"
     (tmp_path / "cyd.ipynb").write_text(json.dumps(welcome))
-    reports = [grade_hand_in(each, None, None, "none")
-               for each in find_each(sorted(tmp_path.glob("*.ipynb")), tmp_path)]
+    found = find_each(sorted(tmp_path.glob("*.ipynb")), tmp_path)
+    reports = [*grade_hand_ins(found, None, None, "none").values()]
     assert [report.points for report in reports] == [8, 0, 4]
     assert [bool(report.error) for report in reports] == [False, True, False]
     rows = list(csv.DictReader(io.StringIO(to_csv(reports))))
