@@ -39,5 +39,7 @@ def test_how_long_jobs_last(prose: str) -> None:
 
 
 def test_the_first_picture_shows_what_the_text_says(prose: str) -> None:
-    assert "one of them fails every four hours on average" in prose
+    assert "Each fails 0.75 times a day, so one of them fails every four hours on average" in prose
     assert cost.job_mttf_s(8, 0.75) == 4 * 3600
+    assert "save_s=120, restart_s=600, interval_s=1800, repair_s=3600" in source("opening-picture")
+    assert "A save takes two minutes, after each half hour of work; a restart takes ten" in prose
