@@ -40,8 +40,8 @@ def test_how_long_jobs_last(prose: str) -> None:
     assert "one in 3.09 hours. So the rule, with another cluster's r, is right" in prose
     assert f"{54 * 24 / 419:.2f}" == "3.09"
     assert 1 < 3.09 / hours(16_384) < 2
-    assert "7.9 hours at 1,024 GPUs, where 1/N gives 28.85, and 47.7 days at 8, where it gives 154" \
-        in prose
+    assert "7.9 hours at 1,024 GPUs, where 1/N gives 28.85, and 47.7 days at 8, " \
+        "where it gives 154" in prose
     assert f"{hours(1024):.2f}" == "28.85"
 
 
