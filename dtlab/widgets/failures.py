@@ -12,9 +12,11 @@ from dtlab.reliability import Goodput, goodput
 from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 NODES, REPAIR_S, MINUTE_S = 8, 3600.0, 60.0
+COPIES = {"copy_s": MINUTE_S, "copy_restart_s": MINUTE_S}
 ANSWERS = {"restart, with a spare": {"spares": NODES},
+           "the same, and copies in memory": {"spares": NODES, **COPIES},
            "restart, no spare": {},
-           "shrink": {"answer": "shrink", "copy_s": MINUTE_S, "copy_restart_s": MINUTE_S},
+           "shrink, and copies in memory": {"answer": "shrink", **COPIES},
            "replicas of 2 nodes": {"answer": "replicas", "copy_s": MINUTE_S, "group": 2}}
 
 
@@ -27,8 +29,8 @@ def _month(mttf_s: float, save_s: float, restart_s: float, interval_s: float, an
 
 class FailureExplorer(Explorer):
     """`plots.failures` with sliders: a simulated month of 8 nodes, its first day row by row. A
-    failed node is away for an hour. To shrink, state is copied to the neighbour's memory each
-    minute, and loads from there in a minute; replicas take steps of a minute."""
+    failed node is away for an hour. Copies go to the neighbour's memory each minute, and load from
+    there in a minute; replicas take steps of a minute."""
 
     def __init__(self, mttf_s: float = 4 * 3600, save_s: float = 120, restart_s: float = 600,
                  interval_s: float = 1800, answer: str = "restart, with a spare"):

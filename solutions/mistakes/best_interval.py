@@ -35,6 +35,9 @@ MISTAKES = [
             "A 2 is missing under the root: c² − 2wc − 2w(M + R) = 0."),
     Mistake({SAVED: "math.sqrt("}, "That is the work between two saves. The period goes from the "
             "beginning of one save to that of the next: add w."),
+    Mistake({SAVED: "math.sqrt(", " * save_s + save_s**2": " * save_s"}, "That is the least lost "
+            "time's formula with M + R for M, only an approximation here: solve c² − 2wc − 2w(M + "
+            "R) = 0 exactly."),
     Mistake({"(mttf_s + restart_s) * save_s": "mttf_s * save_s"}, "The restart is missing: nothing "
             "fails while the job restarts, so M + R pass from failure to failure."),
     Mistake({" * save_s + save_s**2": " * save_s"}, "w² is missing under the root: solve c² − 2wc "

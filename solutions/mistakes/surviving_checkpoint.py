@@ -48,6 +48,8 @@ HINTS = {
 }
 
 MISTAKES = [
+    Mistake({"        yield\n": ""}, "save has no yield, so it is a function: make it a generator. The "
+            "training waits until its one `yield`; the rest runs beside it."),
     Mistake(pointer(MOVE, DATA), "The pointer moves first: if the process dies before the data is "
             "there, it leads to nothing whole. Data first, then the pointer."),
     Mistake({WRITE + REMOVE: "        for number in older:\n            disk.remove(str(number))\n"

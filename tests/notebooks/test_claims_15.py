@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 
 from dtlab import cost
+from dtlab.published.failures import INTERRUPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "15_everything_fails.ipynb", as_version=4)
@@ -16,6 +17,12 @@ PER_NODE_DAY = 6.5 / 1000
 
 def source(name: str) -> str:
     (text,) = [cell.source for cell in NOTEBOOK.cells if cell.id == name]
+    return str(text)
+
+
+def output(name: str) -> str:
+    """What the cell of this name prints."""
+    (text,) = [cell.outputs[0].text for cell in NOTEBOOK.cells if cell.id == name]
     return str(text)
 
 
@@ -33,11 +40,29 @@ def test_how_long_jobs_last(prose: str) -> None:
     assert "one in 3.09 hours. So the rule, with another cluster's r, is right" in prose
     assert f"{54 * 24 / 419:.2f}" == "3.09"
     assert 1 < 3.09 / hours(16_384) < 2
-    assert "7.9 hours at 1,024 GPUs, where 1/N gives 28.8, and 47.7 days at 8, where it gives 154" \
-        in prose
-    assert f"{hours(1024):.1f}" == "28.8"
+    assert "7.9 hours at 1,024 GPUs, where 1/N gives 28.85, and 47.7 days at 8, " \
+        "where it gives 154" in prose
+    assert f"{hours(1024):.2f}" == "28.85"
 
 
 def test_the_first_picture_shows_what_the_text_says(prose: str) -> None:
-    assert "one of them fails every four hours on average" in prose
+    assert "Each fails 0.75 times a day, so one of them fails every four hours on average" in prose
     assert cost.job_mttf_s(8, 0.75) == 4 * 3600
+    assert "save_s=120, restart_s=600, interval_s=1800, repair_s=3600" in source("opening-picture")
+    assert "A save takes two minutes, after each half hour of work; a restart takes ten" in prose
+
+
+def test_what_each_answer_does_again(prose: str) -> None:
+    assert "rank 2 is killed when it has taken five" in prose
+    assert "step == dies_in" in source("restart-body")
+    assert "the second life began with step 4" in output("restart-run")
+    assert "The fifth step, number 4, was taken twice" in prose
+    assert "step 2 was begun again without rank 2" in prose
+    left_out = [line for line in output("replicas").splitlines() if line.endswith("[0, 1, 3]")]
+    assert left_out == ["step 2: samples of groups [0, 1, 3]"]
+
+
+def test_silent_corruption_interrupted_llama_3_six_times(prose: str) -> None:
+    assert "Six of Llama 3's 419 interruptions were silent data corruption" in prose
+    assert INTERRUPTIONS["silent data corruption"] == 6
+    assert sum(INTERRUPTIONS.values()) == 419

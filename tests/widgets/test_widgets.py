@@ -68,7 +68,7 @@ MOVES: dict[str, Callable[[Any], None]] = {
     "RankGrid": lambda w: setattr(w.ranks, "value", 6),
     "ReplicaExplorer": lambda w: setattr(w.rule, "value", "leader, answers at once"),
     "CriticalBatchExplorer": lambda w: setattr(w.devices, "value", 64),
-    "FailureExplorer": lambda w: setattr(w.answer, "value", "shrink"),
+    "FailureExplorer": lambda w: setattr(w.answer, "value", "restart, no spare"),
     "OverlapExplorer": lambda w: setattr(w.strategy, "value", "flat"),
     "MemoryExplorer": lambda w: setattr(w.ranks, "value", 8),
     "PlacementExplorer": lambda w: setattr(w.gpus, "value", 8),
