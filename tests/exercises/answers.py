@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dtlab.grading import Report, catalogue, check
+from dtlab.grading.exercise import find_exercise
+from dtlab.grading.judge import in_own_process, report_of
 from dtlab.grading.mistakes import function_in, solution_cells
+from dtlab.grading.rank_server import RankServer
+from dtlab.grading.trusted import try_trusted
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
@@ -27,6 +31,18 @@ def judged(exercise: str, answer: Callable[..., Any], seed: int = 0) -> Report:
         assert row.points == (row.max_points if row.passed else 0)
         assert row.name in text
     return report
+
+
+def judged_here(exercise: str, answer: Callable[..., Any], seed: int = 0) -> Report:
+    """The same without a sandbox, in a tenth of the time: for answers that are the tests' own."""
+    return in_own_process(_judged_here, exercise, answer, seed)
+
+
+def _judged_here(name: str, answer: Callable[..., Any], seed: int) -> Report:
+    exercise = find_exercise(name)
+    checks = exercise.build(seed)
+    with RankServer("none", exercise.library) as server:
+        return report_of(exercise, checks, try_trusted(checks, answer, server), list)
 
 
 def lost(report: Report) -> set[str]:
