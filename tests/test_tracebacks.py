@@ -39,22 +39,45 @@ def timer(seconds=0.3): threading.Timer(seconds, _thread.interrupt_main).start()
 """
 
 
+# Each file is executed as Python or IPython would, and what leaves it is shown as they show it.
+EACH = """
+import sys
+for name in sys.argv[1:]:
+    print("=====", file=sys.stderr, flush=True)
+    try:
+        exec(compile(open(name).read(), name, "exec"), {"__name__": "__main__"})
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__.tb_next)
+    sys.stderr.flush()
+"""
+EACH_IN_IPYTHON = """
+import sys
+for name in sys.argv[1:]:
+    print("=====", flush=True)
+    get_ipython().safe_execfile(name, {"__name__": "__main__"})
+"""
+
+
 def shown(command: list[str], folder: Path) -> str:
     got = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
     return got.stdout + got.stderr
 
 
-@pytest.mark.parametrize(("how", "name"), [
-    *(("python", name) for name in CALLS),
-    *(("IPython", name) for name in CALLS if name not in ALIKE)])
-def test_the_last_frame_is_the_learners(how: str, name: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(f"{SETUP}\n{CALLS[name]}  # mine\n")
-    ipython = ["-m", "IPython", "--colors=NoColor", "--no-banner"] if how == "IPython" else []
-    text = shown([sys.executable, *ipython, "mine.py"], tmp_path)
-    files = re.findall(r'^(?:  File "([^"]+)"|File ([^\s:]+):\d)', text, re.MULTILINE)
-    assert "# mine" in text
-    assert re.search(r"Error|Interrupt|Failed", text)
-    assert [name for pair in files for name in pair if name.startswith(PACKAGE)] == []
+@pytest.mark.parametrize("how", ["python", "IPython"])
+def test_the_last_frame_is_the_learners(how: str, tmp_path: Path) -> None:
+    names = [name for name in CALLS if how == "python" or name not in ALIKE]
+    for number, name in enumerate(names):
+        (tmp_path / f"mine{number}.py").write_text(f"{SETUP}\n{CALLS[name]}  # mine\n")
+    files = [f"mine{number}.py" for number in range(len(names))]
+    (tmp_path / "each.ipy").write_text(EACH_IN_IPYTHON)
+    command = ["-c", EACH] if how == "python" else [
+        "-m", "IPython", "--colors=NoColor", "--no-banner", "each.ipy"]
+    parts = shown([sys.executable, *command, *files], tmp_path).split("=====\n")[1:]
+    for name, text in zip(names, parts, strict=True):
+        files = re.findall(r'^(?:  File "([^"]+)"|File ([^\s:]+):\d)', text, re.MULTILINE)
+        assert "# mine" in text, name
+        assert re.search(r"Error|Interrupt|Failed", text), name
+        assert [file for pair in files for file in pair if file.startswith(PACKAGE)] == [], name
 
 
 @pytest.mark.parametrize(("cell", "says"), [
