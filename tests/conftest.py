@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -53,3 +54,10 @@ def registering() -> Iterator[None]:
         book.clear()
         book.update(entries)
     cost.forget()
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests are not garbage, however often Python's collector looks at them: each full
+    collection would take seconds."""
+    gc.collect()
+    gc.freeze()

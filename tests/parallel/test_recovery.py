@@ -254,7 +254,7 @@ def test_a_lost_group_is_left_out_and_comes_back(ranks: int) -> None:
 @pytest.mark.parametrize("event", [1, 3])
 def test_no_group_is_whole_before_the_first_step(event: int) -> None:
     values = dtlab.simulate(replicated, 2, network=NETWORK, crash={1: event, 2: event},
-                            detect_s=0.1, restart_s=2.5, trace=False).values
+                            detect_s=0.1, restart_s=0.3, trace=False).values
     check_replicas(values, 2)
 
 
