@@ -148,6 +148,8 @@ class _Checker(TorchFunctionMode):
             if in_place and letters[axis] in (VARYING, PARTIAL):
                 self._check_target(operation, inputs[0], axis, letters[axis])
         if operation in READS and inputs[0].is_meta:
+            if calling_frame((__file__,)).f_globals.get("__name__", "").startswith("torch.optim."):
+                return 1.0  # the number of its steps, which torch before 2.13 has on this device
             raise ConfigError(f"{line_of(calling_frame(UNSEEN))}: {operation} reads a value, which "
                               f"tensors on the device meta don't have; leave it out, or give "
                               f'types.check device="cpu"')

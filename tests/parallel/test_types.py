@@ -244,6 +244,13 @@ def test_a_conversion_of_the_wrong_type_says_what_it_takes() -> None:
         simulated(summed, ranks=2)
 
 
+def test_an_optimizer_may_count_its_steps_on_the_device_meta() -> None:
+    """As torch's do before version 2.13."""
+    optimizer: dict[str, Any] = {"__name__": "torch.optim.adam"}
+    exec("def read(steps): return steps.item()", optimizer)
+    assert simulated(lambda comm: optimizer["read"](torch.tensor(0.0)), ranks=2) == []
+
+
 def test_bad_calls_say_so() -> None:
     with pytest.raises(dtlab.ConfigError, match="needs a function and the communicator or mesh"):
         on("simulator", lambda comm: types.check(comm, lambda c: None), ranks=2)  # type: ignore[arg-type]
