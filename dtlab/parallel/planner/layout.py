@@ -147,6 +147,7 @@ def layouts(shape: Shape, ranks: int, batch: int, hosts: int = 1) -> Iterator[La
             yield Layout(mesh)  # one, to say why not
             continue
         each, sharded = batch // (dp * ep), dp * ep * cp > 1
+        inside = ranks // hosts // (tp * cp * ep)  # samplers that share a host
         for micro_batch in (b for b in _divisors(each)
                             if b & (b - 1) == 0 and b <= LARGEST_MICRO_BATCH):
             for schedule, chunks in _schedules(shape, pp, each // micro_batch):
@@ -157,15 +158,9 @@ def layouts(shape: Shape, ranks: int, batch: int, hosts: int = 1) -> Iterator[La
                                            stage, recompute, sequence,
                                            balanced=bool(shape.layers % (pp * chunks)))
                             yield found
-                            if stage == 3 and dp * tp * cp > ranks // hosts > tp * cp:
-                                yield found._replace(mesh=_copies(mesh, ranks // hosts))
-
-
-def _copies(mesh: dict[str, int], cards: int) -> dict[str, int]:
-    """`mesh` with copies of what `cards` neighbours shard."""
-    inside = cards // (mesh["tp"] * mesh.get("cp", 1) * mesh.get("ep", 1))
-    return {"dp_replicate": mesh["dp"] // inside, **mesh, "dp": inside} \
-        if inside > 1 and mesh["dp"] % inside == 0 else mesh
+                            if stage == 3 and 1 < inside < dp and dp % inside == 0:
+                                yield found._replace(mesh={
+                                    "dp_replicate": dp // inside, **mesh, "dp": inside})
 
 
 def _schedules(shape: Shape, pp: int, micro_batches: int) -> Iterator[tuple[str, int]]:
