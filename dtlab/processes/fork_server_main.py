@@ -53,8 +53,9 @@ class _Server:
         idle_s: float | None = 0.5
         while True:
             ready = self._select.select(idle_s)
-            if not ready:  # time for what a rank's first optimizer would import, for seconds
-                import_module("torch._dynamo")
+            if not ready:  # time for what each rank would import: an optimizer, for seconds
+                for name in ("torch._dynamo", "dtlab.parallel", "dtlab.ps"):
+                    import_module(name)
                 idle_s = None
             for key, _ in ready:
                 if key.fileobj in self._select.get_map():  # not closed by an earlier event
