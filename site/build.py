@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
 COPIED = ("notebooks/*.ipynb", "notebooks/cheat_sheet.md", "notebooks/glossary.md",
           "exercises/*.ipynb", "docs/*", "docs/launch/*", "benchmarks/collectives.*",
-          "CONTRIBUTING.md", "LICENSE")
+          "benchmarks/layer.*", "CONTRIBUTING.md", "LICENSE")
 PACKAGES = ("dtlab", "dtlab.collectives", "dtlab.cost", "dtlab.topology", "dtlab.simulator",
             "dtlab.ps", "dtlab.parallel", "dtlab.parallel.pipeline",
             "dtlab.models", "dtlab.reliability", "dtlab.recording", "dtlab.plots",
@@ -49,7 +49,8 @@ def numbered(folder: str) -> list[str]:
 
 def pages() -> dict[str, str]:
     """The pages that no file of the repository is: name → Markdown."""
-    guides = ["docs/reading_a_grade", "docs/teaching", "benchmarks/collectives", "CONTRIBUTING"]
+    guides = ["docs/reading_a_grade", "docs/teaching", "benchmarks/collectives",
+              "benchmarks/layer", "CONTRIBUTING"]
     made = {
         "index.md": re.sub(r"^!\[.*\]\(docs/screenshot.png\)$", front(),
                            (ROOT / "README.md").read_text(), flags=re.M)
