@@ -21,10 +21,15 @@ def barrier(comm: Comm, algorithm: str = "dissemination", **options: Any) -> Non
     run(inner)
 
 
+def _nothing(comm: Comm) -> torch.Tensor:
+    """Of one dtype, whatever each rank's default is."""
+    return torch.empty(0, dtype=torch.float32, device=comm.device)
+
+
 @algorithm("barrier", "central")
 def central(comm: Comm) -> None:
     """All ranks send to rank 0, which then sends to all. Cost: 2(p−1)α."""
-    nothing = torch.empty(0, device=comm.device)
+    nothing = _nothing(comm)
     flat_reduce(comm, nothing)
     flat_broadcast(comm, nothing)
 
@@ -32,7 +37,7 @@ def central(comm: Comm) -> None:
 @algorithm("barrier", "tree")
 def tree(comm: Comm) -> None:
     """Empty messages go up a binomial tree to rank 0, and down again. Cost: 2⌈lg p⌉α."""
-    nothing = torch.empty(0, device=comm.device)
+    nothing = _nothing(comm)
     binomial_reduce(comm, nothing)
     binomial_broadcast(comm, nothing)
 
@@ -45,7 +50,7 @@ def dissemination(comm: Comm) -> None:
     Cost: ⌈lg p⌉α. Source: Hensgen, Finkel, Manber 1988.
     """
     p, me = comm.size, comm.rank
-    nothing, unused = torch.empty(0, device=comm.device), torch.empty(0, device=comm.device)
+    nothing, unused = _nothing(comm), _nothing(comm)
     distance = 1
     while distance < p:
         comm.sendrecv(nothing, (me + distance) % p, unused, (me - distance) % p)

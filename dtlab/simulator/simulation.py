@@ -63,8 +63,9 @@ def simulate(
     matters. As separate processes would, each rank has its own copies of `args` and of all that
     `fn` closes over or uses as globals (lists, tensors, objects, your classes and modules; but
     ranks share installed packages, what `fn` imports itself, and registered algorithms), its own
-    gradient mode, and its own random numbers of torch, seeded with its number (not of `random` or
-    NumPy). Values come back as they are. Equal inputs give equal results, bit for bit.
+    gradient mode and default dtype, and its own random numbers of torch, seeded with its number
+    (not of `random` or NumPy). Values come back as they are. Equal inputs give equal results, bit
+    for bit.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
@@ -282,18 +283,19 @@ def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
 
 @contextmanager
 def _fork_torch_state() -> Iterator[None]:
-    """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes and
-    random numbers as they were. As on processes, a rank computes with one thread: so the bits don't
-    depend on the number of cores, and what is small doesn't wait for a core that others keep busy.
+    """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes,
+    default dtype and random numbers as they were. As on processes, a rank computes with one thread:
+    so the bits don't depend on the number of cores, and what is small doesn't wait for a core that
+    others keep busy.
     """
-    before, threads = strands.thread_state(), torch.get_num_threads()
+    before, threads = strands.torch_state(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode(False):  # this puts back the gradient mode, too
             yield
     finally:
         torch.set_num_threads(threads)
-        strands.set_thread_state(before)
+        strands.set_torch_state(before)
 
 
 def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,

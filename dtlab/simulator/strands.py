@@ -26,22 +26,26 @@ is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
 backward_number = torch._C._current_graph_task_id  # −1 outside of autograd's backward
 function_modes = torch._C._len_torch_function_stack  # how many are active
 dispatch_modes = torch._C._len_torch_dispatch_stack
+saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # the innermost
 
 
-def thread_state() -> tuple[torch.Tensor, bool, torch.dtype]:
-    """Random numbers and autocast: a rank's own affair, but torch keeps them once a thread."""
+def torch_state() -> tuple[torch.Tensor, bool, torch.dtype, torch.dtype]:
+    """Random numbers, autocast and the default dtype: a rank's own affair, but torch keeps them
+    once a thread, or once a process."""
     return (torch.default_generator.get_state(), torch.is_autocast_enabled("cpu"),
-            torch.get_autocast_dtype("cpu"))
+            torch.get_autocast_dtype("cpu"), torch.get_default_dtype())
 
 
-def set_thread_state(state: tuple[torch.Tensor, bool, torch.dtype]) -> None:
-    """Put back what `thread_state` has returned."""
-    random_state, autocast, dtype = state
+def set_torch_state(state: tuple[torch.Tensor, bool, torch.dtype, torch.dtype]) -> None:
+    """Put back what `torch_state` has returned."""
+    random_state, autocast, dtype, default_dtype = state
     torch.default_generator.set_state(random_state)
     if autocast or torch.is_autocast_enabled("cpu"):
         torch.set_autocast_enabled("cpu", autocast)
         torch.set_autocast_dtype("cpu", dtype)
         torch.clear_autocast_cache()  # what others have cast may have changed since
+    if torch.get_default_dtype() != default_dtype:
+        torch.set_default_dtype(default_dtype)
 
 
 class Stopped(BaseException):
@@ -54,8 +58,8 @@ class Crashed(BaseException):
 
 class NeedsThreads(BaseException):
     """A greenlet would have to pause inside autograd's backward, or inside a mode such as `with
-    torch.device(…)`, whose state it shares with the others of its thread. Seen outside only where
-    greenlets were asked for."""
+    torch.device(…)` or hooks on saved tensors, whose state it shares with the others of its thread.
+    Seen outside only where greenlets were asked for."""
 
 
 class Strand(ABC):
@@ -65,8 +69,8 @@ class Strand(ABC):
     next_strand: moves the clock on and returns the strand to go on next; None if there is none.
     """
 
-    __slots__ = ("_body", "_next_strand", "any_of", "awaits", "done", "idle", "idle_since_s",
-                 "label", "line", "rank", "real", "stream", "waits_for")
+    __slots__ = ("_body", "_default_dtype", "_next_strand", "any_of", "awaits", "done", "idle",
+                 "idle_since_s", "label", "line", "rank", "real", "stream", "waits_for")
 
     def __init__(self, rank: int, body: Callable[[Strand], None],
                  next_strand: Callable[[], Strand | None], stream: int = 0):
@@ -82,6 +86,7 @@ class Strand(ABC):
         self.line: Line | None = None  # which began what it does, if it is a stream
         self.real = True  # False while it sends tensors without data: then only time matters
         self._body = body
+        self._default_dtype = torch.get_default_dtype()
         self._next_strand = next_strand
 
     def is_busy(self) -> bool:
@@ -110,6 +115,7 @@ class Strand(ABC):
 
     def _run_body(self) -> None:
         torch.default_generator.manual_seed(self.rank)  # as in `run`: other numbers a rank
+        torch.set_default_dtype(self._default_dtype)
         try:
             self._body(self)
         finally:
@@ -131,7 +137,7 @@ class GreenletStrand(Strand):
                  engine: greenlet.greenlet | None = None):
         super().__init__(rank, body, next_strand, stream)
         self._engine = engine or greenlet.getcurrent()
-        self._modes = function_modes(), dispatch_modes()  # the caller's
+        self._modes = function_modes(), dispatch_modes(), saved_tensors_hooks(True)  # the caller's
         # A switch copies the greenlet's part of the C stack, so that is kept small: a function
         # takes less of it than a method, and `f(x)` less than `f(*args)`.
         self._greenlet = greenlet.greenlet(lambda: self._main(), self._engine)
@@ -153,14 +159,15 @@ class GreenletStrand(Strand):
             following = following._greenlet.switch()
 
     def pause(self) -> None:
-        if backward_number() != -1 or (function_modes(), dispatch_modes()) != self._modes:
+        modes = function_modes(), dispatch_modes(), saved_tensors_hooks(True)
+        if backward_number() != -1 or modes != self._modes:
             raise NeedsThreads
         grad = is_grad_enabled()
         if not grad and torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # the others'; at its end, this rank's again
                 self.pause()
             return
-        state = thread_state() if self.real else None
+        state = torch_state() if self.real else None
         following = self._next_strand()
         if following is None:
             self._engine.switch()
@@ -172,7 +179,7 @@ class GreenletStrand(Strand):
         if is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
         if state is not None:
-            set_thread_state(state)
+            set_torch_state(state)
 
     def stop(self) -> None:
         while not self._greenlet.dead:  # a `finally` block may pause once more
@@ -226,11 +233,11 @@ class ThreadStrand(Strand):
         self._ended.acquire()
 
     def pause(self) -> None:
-        random_state = torch.default_generator.get_state()  # which is the whole process's
+        state = torch_state()
         self._moving = False
         self._ended.release()
         self._go.acquire()
-        torch.default_generator.set_state(random_state)
+        set_torch_state(state)
         if self._stopping:
             raise Stopped
 

@@ -58,3 +58,18 @@ def test_a_mode_of_one_rank_is_not_active_on_the_others() -> None:
         return torch.zeros(1).device.type
 
     assert dtlab.simulate(fn, network=NETWORK).values == ["cpu"] * 3
+
+
+def test_hooks_on_saved_tensors_of_one_rank_see_none_of_the_others() -> None:
+    def fn(comm: dtlab.Comm) -> tuple[int, int]:
+        seen = []
+        w = torch.full((2,), float(comm.rank), requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x) or x, lambda x: x):
+            dtlab.collectives.barrier(comm)
+            if comm.rank:
+                w.square()
+        dtlab.collectives.barrier(comm)
+        w.square()
+        return len(seen), int(all(x is w or x.equal(w) for x in seen))
+
+    assert dtlab.simulate(fn, network=NETWORK).values == [(0, 1), (1, 1), (1, 1)]

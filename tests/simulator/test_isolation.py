@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import dtlab
-from dtlab import Comm, simulate, topology
-from dtlab.collectives import all_reduce
+from dtlab import Comm, run, simulate, topology
+from dtlab.collectives import ALGORITHMS, all_reduce, barrier
 
 
 def values(fn: Any, *args: Any, p: int = 3, **options: Any) -> list[Any]:
@@ -213,6 +213,21 @@ def test_copies_that_no_machine_could_hold_are_refused() -> None:
 def neighbours(comm: Comm) -> None:
     x = torch.ones(1)
     comm.sendrecv(x, (comm.rank + 1) % comm.size, torch.ones(1), (comm.rank - 1) % comm.size)
+
+
+@pytest.mark.parametrize("strands", ["greenlet", "thread"])
+def test_the_default_dtype_belongs_to_the_rank_and_the_caller_keeps_his(strands: str) -> None:
+    def fn(comm: Comm) -> tuple[torch.dtype, torch.dtype]:
+        if comm.rank == 1:
+            torch.set_default_dtype(torch.float64)
+        for algorithm in ALGORITHMS["barrier"]:
+            barrier(comm, algorithm)
+        return torch.ones(1).dtype, comm.begin(lambda _: torch.ones(1)).wait().dtype
+
+    result = simulate(fn, network=topology.uniform(3, 1e-6, 1e9), strands=strands)
+    assert result.values == [2 * (torch.float32,), 2 * (torch.float64,), 2 * (torch.float32,)]
+    assert torch.get_default_dtype() == torch.float32
+    assert run(fn, ranks=3).values == result.values
 
 
 def test_modes_of_torch_belong_to_the_rank_and_the_caller_keeps_his() -> None:
