@@ -42,9 +42,7 @@ class Copies:
         """Called on a rank: its own."""
         CLASSES.set({})
         buffers = [_copy(buffer) for buffer in self._pickled.buffers]
-        unpickler = pickle.Unpickler(io.BytesIO(self._pickled.data), buffers=buffers)
-        unpickler.persistent_load = self._codes.__getitem__  # type: ignore[method-assign]
-        fn, args = unpickler.load()
+        fn, args = _CallUnpickler(self._pickled.data, buffers, self._codes).load()
         return fn, args
 
     def returned(self, value: Any) -> Any:
@@ -129,6 +127,17 @@ class _CallPickler(Pickler):
             empty = _EmptyModule(module)
             self._modules[module.__name__] = empty, _Variables(empty)
         return self._modules[module.__name__]
+
+
+class _CallUnpickler(pickle.Unpickler):
+    """Reads what `_CallPickler` has written. codes: what it shares."""
+
+    def __init__(self, data: bytes, buffers: list[Any], codes: list[CodeType]):
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._codes = codes
+
+    def persistent_load(self, number: int) -> CodeType:
+        return self._codes[number]
 
 
 # ---- modules ------------------------------------------------------------------------------------
