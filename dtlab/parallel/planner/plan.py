@@ -241,7 +241,7 @@ def _check(shape: Shape, topology: Topology, mesh: dict[str, int] | None,
     recipe = precision if isinstance(precision, Recipe) else \
         RECIPES.get(precision) if isinstance(precision, str) else None
     if recipe is None:
-        raise ConfigError(f"precision is one of {', '.join(RECIPES)}, or a Recipe; not "
+        raise ConfigError(f"precision is one of {', '.join(map(repr, RECIPES))}, or a Recipe; not "
                           f"{precision!r:.60}")
     if recipe.products not in device.product_flops:
         raise ConfigError(f"{device.name} has no rate of matrix products in {recipe.products}, but "
