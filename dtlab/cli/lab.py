@@ -45,7 +45,7 @@ def copy_course(course: Path) -> tuple[Path, list[str]]:
     mine, revised = copy_of(course), []
     mine.mkdir(exist_ok=True)
     record = mine / ".copied.json"  # what was copied: name → hash
-    copied = json.loads(record.read_text()) if record.exists() else {}
+    copied = json.loads(record.read_text("utf-8")) if record.exists() else {}
     for original in sorted(path for pattern in COPIED for path in course.glob(pattern)):
         name = original.relative_to(course).as_posix()
         copy, now = mine / name, _hash(original)

@@ -103,7 +103,7 @@ def write_bundle(out: Path, chapters: str) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, target)
         shutil.copymode(ROOT / name, target)
-    (folder / "README.md").write_text(_README)
+    (folder / "README.md").write_text(_README, "utf-8")
     (folder / "Makefile").write_text(_MAKEFILE)
     names = sorted([*names, "README.md", "Makefile"])
     (folder / MANIFEST).write_text("".join(
