@@ -239,6 +239,7 @@ def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> Non
         (["all_reduce", "--plot", "x.png"], "--algorithm"),
         (["all_reduce", "-a", "ring", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
         (["all_reduce", "-a", "ring", "--plot", "x.docx"], "docx"),
+        (["all_reduce", "-a", "ring", "--chrome", "/nowhere/x.json"], "there is no folder /now"),
     ],
 )
 def test_simulate_says_what_is_wrong_with_its_input(words: list[str], told: str) -> None:
@@ -271,7 +272,9 @@ def test_plan_prints_what_the_planner_finds(tmp_path: Path) -> None:
     ({"--model": "llama3-70x"}, "did you mean 'Llama 3 70B'?"), ({"--cluster": "8x8"}, "h100:8x8"),
     ({"--batch": "0"}, "batch must be a whole number"), ({"--software": "old"}, "software is one"),
     ({"--headroom": "2"}, "headroom is a share"), ({"--precision": "int4"}, "'fp8'"),
-    ({"--model": "llama3-405b"}, "nothing fits 4 devices"), ({"--positions": "0"}, "positions"),
+    ({"--model": "llama3-405b"}, "nothing fits 4 devices"),
+    ({"--model": "llama3-405b", "--cluster": "a100:1x1"}, "nothing fits 1 device of"),
+    ({"--positions": "0"}, "positions"),
 ])
 def test_plan_says_what_is_wrong_with_its_input(change: dict[str, str], told: str) -> None:
     words = {"--model": "gpt2-xl", "--cluster": "a100:1x4", "--batch": "16"} | change

@@ -123,6 +123,7 @@ def test_a_deadline_that_is_a_day_ends_with_it():
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["no_such_folder", "--out", "results"], "no_such_folder does not exist"),
+    ([".", "--out", __file__], "is a file: name a folder for results"),
     ([".", "--jobs", "2"], "--jobs, --deadline and --names are for a class"),
     ([".", "--out", "results", "--deadline", "1.12.2026"], "--deadline is written 2026-12-01"),
     ([".", "--only", "fork"], "--only chooses among attacks: add --attack"),

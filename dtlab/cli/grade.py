@@ -128,6 +128,8 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
         raise ConfigError(f"{folders[0]} does not exist")
     if len(folders) != 1 or not folders[0].is_dir():
         raise ConfigError("with --out, name the one folder in which a class's submissions are")
+    if out.is_file():
+        raise ConfigError(f"{out} is a file: name a folder for results")
 
     try:
         graded = grade_class(folders[0], out, jobs=jobs, seed=seed, sandbox=sandbox, course=course,

@@ -44,7 +44,8 @@ _LEFT_OUT = re.compile(r"__pycache__|\.pyc$|\.ipynb_checkpoints")
 @with_exit_codes
 def release(
     out: Annotated[Path, typer.Argument(help="A new folder, or a zip, for learners.")],
-    chapters: Annotated[str, typer.Option(help="As 03-06 or 03,05 (default: all).")] = "00-99",
+    chapters: Annotated[str, typer.Option(
+        help="As 03-06 or 03,05 (default: all).", show_default=False)] = "00-99",
     gradescope: Annotated[bool, typer.Option(
         "--gradescope", help="Write Gradescope's autograder (a zip) instead.")] = False,
     seed: Annotated[int | None, typer.Option(

@@ -316,6 +316,7 @@ def test_a_zip_without_dates_counts_canvas_says_who_is_late_and_absentees_have_a
     assert rows["Zoé"].notes == ["nothing was handed in"]
     page = out / "learners" / f"{rows['Zoé'].page}.html"
     assert "Nothing was handed in." in page.read_text("utf-8")
+    assert "0 of 0" not in page.read_text("utf-8")
     table = (out / "class.csv").read_text("utf-8-sig")
     assert len(table.splitlines()) == 5
     assert "\n'\uff1dcmd x," in table

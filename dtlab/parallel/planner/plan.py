@@ -20,6 +20,7 @@ from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
 from dtlab.topology import Topology
+from dtlab.units import count_text
 
 HEADROOM = 0.08  # of a device's memory, for its context, communicators and fragmentation
 TIE = 0.10  # plans this close can't be told apart: so far off is the median of measured steps
@@ -290,8 +291,9 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
     if not plans or plans[0].why_not:
         nearest = f"the nearest is {plans[0]}{_remedy(plans[0])}" if plans \
             else "there is no such layout"
-        raise ConfigError(f"nothing fits {topology.ranks} devices of {limit / 1e9:.4g} GB in steps "
-                          f"of {batch} samples; {nearest}")
+        raise ConfigError(f"nothing fits {count_text(topology.ranks, 'device')} of "
+                          f"{limit / 1e9:.4g} GB in steps of {count_text(batch, 'sample')}; "
+                          f"{nearest}")
     return plans
 
 
