@@ -193,6 +193,8 @@ class Testbed:
 
         Raises `RunTimeout` after `timeout` seconds, and ends it everywhere.
         """
+        if timeout is not None:
+            check_positive("timeout", timeout)
         lines: list[list[str]] = [[] for _ in range(self.hosts)]
 
         def read(host: int, process: subprocess.Popen[str]) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import dtlab
-from dtlab.cli import app, doctor, lab
+from dtlab.cli import app, doctor, lab, loaded, show
+from dtlab.cli.errors import exit_code
 from dtlab.collectives import ALGORITHMS
-from dtlab.errors import ConfigError
+from dtlab.errors import ConfigError, RunTimeout
 from dtlab.grading import isolation
 from dtlab.models import SHAPES
 from dtlab.parallel import planner
@@ -52,6 +54,18 @@ def test_the_list_of_commands_is_whole() -> None:
         assert name in text
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_no_line_where_the_source_does(name: str) -> None:
+    command = loaded(name)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        assert "\n" not in each.help.replace("\n\n", "")
+
+
+def test_what_took_too_long_has_failed_and_was_no_bad_input() -> None:
+    assert exit_code(RunTimeout("late")) == 1
+    assert exit_code(FileNotFoundError("x")) == 2
+
+
 def test_the_version_is_the_packages() -> None:
     assert call("--version").output.strip() == f"dtlab {dtlab.__version__}"
 
@@ -81,7 +95,9 @@ def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
 
 
 def test_an_unknown_command_or_option_is_bad_input() -> None:
-    assert call("simulat").exit_code == 2
+    typo = call("simulat")
+    assert typo.exit_code == 2
+    assert "Did you mean 'simulate'?" in " ".join(typo.stderr.split())
     assert call("simulate", "all_reduce", "--rank", "4").exit_code == 2
 
 
@@ -159,6 +175,18 @@ def test_simulate_fits_80_columns_and_knows_all_rounds(cluster: str) -> None:
     assert all(count.isdigit() for count in rounds)
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_loses_no_figure(width: int, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(show, "console", lambda: Console(width=width))
+    show.table("", ("layout", "step", "tokens/s a device", "memory", "utilization"), [
+        ("dp=16,tp=4, 32 × 1, ZeRO 3, selective recomputation, sequence", "73.9 s", "887",
+         "52.4 GB", "43%")])
+    printed = capsys.readouterr().out
+    for text in ("dp=16,tp=4,", "recomputation,", "73.9 s", "887", "52.4 GB", "43%", "utilization"):
+        assert text in printed
+
+
 def test_simulate_says_at_most_where_the_closed_form_is_a_bound() -> None:
     assert "≤ " in call("simulate", "all_reduce", "-a", "two_ring").output
     assert "≤ " not in call("simulate", "all_reduce", "-a", "ring").output
@@ -211,6 +239,7 @@ def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> Non
         (["all_reduce", "--plot", "x.png"], "--algorithm"),
         (["all_reduce", "-a", "ring", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
         (["all_reduce", "-a", "ring", "--plot", "x.docx"], "docx"),
+        (["all_reduce", "-a", "ring", "--chrome", "/nowhere/x.json"], "there is no folder /now"),
     ],
 )
 def test_simulate_says_what_is_wrong_with_its_input(words: list[str], told: str) -> None:
@@ -242,8 +271,10 @@ def test_plan_prints_what_the_planner_finds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("change", "told"), [
     ({"--model": "llama3-70x"}, "did you mean 'Llama 3 70B'?"), ({"--cluster": "8x8"}, "h100:8x8"),
     ({"--batch": "0"}, "batch must be a whole number"), ({"--software": "old"}, "software is one"),
-    ({"--headroom": "2"}, "headroom is a share"), ({"--precision": "int4"}, "precision is one of"),
-    ({"--model": "llama3-405b"}, "nothing fits 4 devices"), ({"--positions": "0"}, "positions"),
+    ({"--headroom": "2"}, "headroom is a share"), ({"--precision": "int4"}, "'fp8'"),
+    ({"--model": "llama3-405b"}, "nothing fits 4 devices"),
+    ({"--model": "llama3-405b", "--cluster": "a100:1x1"}, "nothing fits 1 device of"),
+    ({"--positions": "0"}, "positions"),
 ])
 def test_plan_says_what_is_wrong_with_its_input(change: dict[str, str], told: str) -> None:
     words = {"--model": "gpt2-xl", "--cluster": "a100:1x4", "--batch": "16"} | change
@@ -396,6 +427,11 @@ def test_lab_hands_over_to_jupyterlab_in_the_learners_copy(
         assert result.exit_code == 0, result.output
         assert called["words"][1:3] == ["-m", "jupyterlab"]
         assert Path(called["at"]) == folder
+
+
+@pytest.mark.parametrize("port", ["0", "-5", "99999"])
+def test_lab_refuses_what_is_no_port(port: str) -> None:
+    assert call("lab", "--port", port).exit_code == 2
 
 
 def test_lab_takes_a_token_and_loopback_whatever_the_user_has_configured(

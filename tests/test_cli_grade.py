@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from dtlab.cli import app
 from dtlab.cli.grade import last_moment
 from dtlab.errors import ConfigError
+from dtlab.grading import class_grading
 
 ROOT = Path(__file__).resolve().parent.parent
 STUB = ROOT / "exercises" / "00_welcome.ipynb"
@@ -122,9 +123,11 @@ def test_a_deadline_that_is_a_day_ends_with_it():
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["no_such_folder", "--out", "results"], "no_such_folder does not exist"),
+    ([".", "--out", __file__], "is a file: name a folder for results"),
     ([".", "--jobs", "2"], "--jobs, --deadline and --names are for a class"),
     ([".", "--out", "results", "--deadline", "1.12.2026"], "--deadline is written 2026-12-01"),
     ([".", "--only", "fork"], "--only chooses among attacks: add --attack"),
+    (["--attack", "--only", "no_such_attack"], "no attack has 'no_such_attack' in its name"),
 ])
 def test_what_makes_no_sense_gets_one_sentence(words, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -132,3 +135,13 @@ def test_what_makes_no_sense_gets_one_sentence(words, sentence, tmp_path, monkey
     assert result.exit_code == 2
     assert sentence in " ".join(result.output.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_class_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(class_grading, "grade_class", interrupted)
+    result = grade(tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.stderr

@@ -23,6 +23,7 @@ def call(*words: str) -> Any:
     (("--hosts", "4", "--racks", "3"), "4 hosts can't be shared evenly by 3 racks"),
     (("--bandwidth", "0"), "bandwidth_Bps must be a number above 0, and finite, not 0.0"),
     (("--uplink", "fast"), "'fast' is not a bandwidth"),
+    (("--timeout", "-1"), "timeout must be a number above 0, and finite, not -1.0"),
 ])
 def test_bad_input_is_refused_in_a_sentence(words: tuple[str, ...], says: str) -> None:
     result = call("testbed", *words, "true")

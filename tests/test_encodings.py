@@ -30,6 +30,14 @@ def test_what_a_terminal_lacks_is_replaced(encoding: str, words: list[str]) -> N
         assert said == sorted(["[rank 0] ? 0", "[rank 1] ? 1"] * 2)
 
 
+def test_the_course_reads_its_own_files_in_any_locale() -> None:
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    program = "from dtlab.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "simulate", "barrier"], env=env,
+                          capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_elsewhere_nothing_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     dtlab.simulate(lambda comm: print("✓"), network=uniform(1, 1, 1))
     assert capsys.readouterr().out == "[rank 0] ✓\n"

@@ -45,12 +45,13 @@ class Commands(TyperGroup):
         """A command by its name, as far as the list of all needs it."""
         if cmd_name not in COMMANDS:
             return None
-        source = files("dtlab.cli").joinpath(f"{COMMANDS[cmd_name][0]}.py").read_text()
+        source = files("dtlab.cli").joinpath(f"{COMMANDS[cmd_name][0]}.py").read_text("utf-8")
         text = (ast.get_docstring(ast.parse(source)) or "").splitlines()[0].split("`: ")[1]
         return TyperCommand(cmd_name, help=text[0].upper() + text[1:])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that `args` begin with, whole."""
+        self.commands = {each: TyperCommand(each) for each in COMMANDS}  # "Did you mean …?"
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and loaded(str(name)), rest
 
@@ -61,10 +62,15 @@ def loaded(name: str) -> Any:
     found = getattr(import_module(f"dtlab.cli.{file}"), inside)
     if isinstance(found, typer.Typer):
         found.info.context_settings = SETTINGS
-        return get_command(found)
-    one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    one.command(name=name, context_settings=SETTINGS | PASSED_ON.get(name, {}))(found)
-    return get_command(one)
+        command: Any = get_command(found)
+    else:
+        one = typer.Typer(add_completion=False, rich_markup_mode="rich",
+                          pretty_exceptions_enable=False)
+        one.command(name=name, context_settings=SETTINGS | PASSED_ON.get(name, {}))(found)
+        command = get_command(one)
+    for each in (command, *getattr(command, "commands", {}).values()):  # break lines anew
+        each.help = "\n\n".join(" ".join(part.split()) for part in each.help.split("\n\n"))
+    return command
 
 
 app = typer.Typer(

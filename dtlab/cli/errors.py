@@ -75,4 +75,5 @@ def sentence(error: Exception) -> str:
 
 def exit_code(error: Exception) -> int:
     """2 if the input was at fault, else 1."""
-    return BAD_INPUT if isinstance(error, (ConfigError, OSError)) else FAILED
+    at_fault = isinstance(error, (ConfigError, OSError)) and not isinstance(error, TimeoutError)
+    return BAD_INPUT if at_fault else FAILED

@@ -52,8 +52,9 @@ def grade(
 ) -> None:
     """Grade notebooks with the course's own tests, hidden ones included.
 
-    A learner's code runs in a sandbox; only its answers count. Exit code 0: full points; 1: fewer;
-    2: a file could not be graded (its line says why; the others are still graded).
+    A learner's code runs in a sandbox; only its answers count. Exit code 0: full points, or with
+    --out any; 1: fewer; 2: a file could not be graded (its line says why; the others are still
+    graded).
     """
     if as_json and as_csv:
         raise ConfigError("--json and --csv are two forms of the same: choose one")
@@ -127,13 +128,16 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
         raise ConfigError(f"{folders[0]} does not exist")
     if len(folders) != 1 or not folders[0].is_dir():
         raise ConfigError("with --out, name the one folder in which a class's submissions are")
+    if out.is_file():
+        raise ConfigError(f"{out} is a file: name a folder for results")
 
     try:
         graded = grade_class(folders[0], out, jobs=jobs, seed=seed, sandbox=sandbox, course=course,
                              deadline=deadline, watch=_watched)
     except KeyboardInterrupt:
-        raise ConfigError(f"stopped; what is graded is kept in {out}, and the same command goes on "
-                          f"from there") from None
+        typer.echo(f"dtlab: stopped; what is graded is kept in {out}, and the same command goes on "
+                   f"from there", err=True)
+        raise
     write_results(graded, out, seed, names)
     failed = [each for each in graded if each.report.error]
     learners = len({each.hand_in.learner for each in graded})
@@ -191,6 +195,8 @@ def _try_attacks(sandbox: str | None, only: str, course: Path | None) -> None:
     sys.path.insert(0, str(PACKAGE.parent))
     gallery = importlib.import_module("tests.gallery.run")
     count = sum(only in attack.name for attack in gallery.EVERYTHING)
+    if not count:
+        raise ConfigError(f"no attack has {only!r} in its name")
     failed = 0
     for number, came in enumerate(gallery.run_gallery(sandbox, only, course), 1):
         failed += not came.held

@@ -45,7 +45,7 @@ def copy_course(course: Path) -> tuple[Path, list[str]]:
     mine, revised = copy_of(course), []
     mine.mkdir(exist_ok=True)
     record = mine / ".copied.json"  # what was copied: name → hash
-    copied = json.loads(record.read_text()) if record.exists() else {}
+    copied = json.loads(record.read_text("utf-8")) if record.exists() else {}
     for original in sorted(path for pattern in COPIED for path in course.glob(pattern)):
         name = original.relative_to(course).as_posix()
         copy, now = mine / name, _hash(original)
@@ -88,7 +88,7 @@ def first_page(folder: Path) -> str:
 
 def free_port(first: int = 8888) -> int:
     """The first port from `first` on that nobody listens on."""
-    for port in range(first, first + 100):
+    for port in range(first, min(first + 100, 2**16)):
         with socket.socket() as attempt:
             if attempt.connect_ex(("127.0.0.1", port)):
                 return port
@@ -100,7 +100,8 @@ def lab(
     browser: Annotated[
         bool, typer.Option(help="Open it in the browser; DTLAB_NO_BROWSER=1 turns it off too.")
     ] = True,
-    port: Annotated[int | None, typer.Option(help="The port to listen on, if it is free.")] = None,
+    port: Annotated[int, typer.Option(
+        min=1, max=65535, help="The port to listen on, or the next that is free.")] = 8888,
     originals: Annotated[
         bool, typer.Option("--originals", help="Open the course's own files, to edit them.")
     ] = False,
@@ -115,7 +116,7 @@ def lab(
         for name in revised:
             typer.echo(f"{name} has been revised since you began it; to get the new one, rename "
                        f"yours: {folder / name}")
-    port = free_port(port or 8888)
+    port = free_port(port)
     token = os.environ["JUPYTER_TOKEN"] = secrets.token_hex(24)
     words = command_line(folder, browser, port)
     typer.echo(f"Your course is in {folder}; Ctrl-C here ends it. If no browser opens, open\n"

@@ -44,7 +44,8 @@ _LEFT_OUT = re.compile(r"__pycache__|\.pyc$|\.ipynb_checkpoints")
 @with_exit_codes
 def release(
     out: Annotated[Path, typer.Argument(help="A new folder, or a zip, for learners.")],
-    chapters: Annotated[str, typer.Option(help="As 03-06 or 03,05 (default: all).")] = "00-99",
+    chapters: Annotated[str, typer.Option(
+        help="As 03-06 or 03,05 (default: all).", show_default=False)] = "00-99",
     gradescope: Annotated[bool, typer.Option(
         "--gradescope", help="Write Gradescope's autograder (a zip) instead.")] = False,
     seed: Annotated[int | None, typer.Option(
@@ -103,7 +104,7 @@ def write_bundle(out: Path, chapters: str) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, target)
         shutil.copymode(ROOT / name, target)
-    (folder / "README.md").write_text(_README)
+    (folder / "README.md").write_text(_README, "utf-8")
     (folder / "Makefile").write_text(_MAKEFILE)
     names = sorted([*names, "README.md", "Makefile"])
     (folder / MANIFEST).write_text("".join(

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dtlab.errors import ConfigError
 
+LONGEST = 160  # characters of a line
+
 
 def console() -> Console:
     """Standard output. A pipe has no width: there, lines are as long as they need to be."""
-    return Console() if sys.stdout.isatty() else Console(width=160, highlight=False)
+    return Console() if sys.stdout.isatty() else Console(width=LONGEST, highlight=False)
 
 
 def progress_console() -> Console:
@@ -28,19 +31,24 @@ def progress_console() -> Console:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under their columns: text to the left, all else to the right."""
+    """Print rows under their columns: text to the left, all else to the right. Where a terminal is
+    too narrow, the first column's text is broken between words; nothing is cut off."""
     made = Table(box=None, pad_edge=False, padding=(0, 2 if len(columns) < 8 else 1, 0, 0),
                  header_style="bold")
     listed = [list(row) for row in rows]
     for number, name in enumerate(columns):
         is_text = all(isinstance(row[number], str) for row in listed)
+        widest = max(map(cell_len, [name, *(str(row[number]) for row in listed)]))
         made.add_column(name, justify="left" if is_text and number == 0 else "right",
-                        no_wrap=True)
+                        no_wrap=number > 0, min_width=widest if number else None)
     for row in listed:
         made.add_row(*(Text(str(cell)) for cell in row))
     if title:
         typer.secho(title, bold=True)
-    console().print(made)
+    page = console()
+    wide = page.options.update_width(LONGEST)
+    page.width = max(page.width, page.measure(made, options=wide).minimum)
+    page.print(made)
 
 
 def check_picture(path: Path | None) -> None:

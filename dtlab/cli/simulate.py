@@ -181,6 +181,8 @@ def simulate(
     if (plot or chrome) and algorithm is None:
         raise ConfigError("--plot and --chrome draw one run: name it with --algorithm")
     show.check_picture(plot)
+    if chrome:
+        show.check_writable(chrome)
     size, gamma_s = bytes_of(nbytes), seconds_of(gamma)
     cluster, machine = cluster_of(topology, ranks, latency, bandwidth)
     if collective == "barrier":

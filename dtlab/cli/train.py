@@ -33,7 +33,7 @@ from dtlab.cli.train_job import (
 )
 from dtlab.models import GPTConfig
 from dtlab.parallel.checkpoint_files import INDEX, check_replaceable
-from dtlab.units import bytes_text, seconds_text
+from dtlab.units import bytes_text, count_text, seconds_text
 
 
 def check_paths(plot: Path | None, trace: Path | None, folder: Path | None) -> None:
@@ -89,7 +89,8 @@ def report(job: Job, result: dtlab.Result) -> dict[str, Any]:
 def summary(found: dict[str, Any]) -> str:
     first, last = (math.nan if loss is None else loss for loss in
                    (found["losses"][0], found["losses"][-1]))
-    return (f"loss {first:.3f} → {last:.3f} in {len(found['losses'])} steps of "
+    return (f"loss {first:.3f} → {last:.3f} in "
+            f"{count_text(len(found['losses']), 'step')} of "
             f"{seconds_text(found['step_s'])}; {found['tokens_per_s']:,.0f} tokens/s; a rank's "
             f"tensors took at most {bytes_text(max(found['peak_bytes_by_rank']))}")
 

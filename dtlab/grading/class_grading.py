@@ -69,7 +69,7 @@ def grade_class(
                                                        | {"answers": report.answers}))
         return reports
 
-    reports = {each: NotebookReport.from_dict(json.loads(file_of(each).read_text()))
+    reports = {each: NotebookReport.from_dict(json.loads(file_of(each).read_text("utf-8")))
                for each in hand_ins if file_of(each).exists()}
 
     def graded_in_turn() -> Iterator[HandIn]:

@@ -72,6 +72,9 @@ def write_results(graded: Sequence[Graded], out: Path, seed: int | None,
     names: of all learners; those that handed nothing in have a row, too."""
     rows = rows_of(graded, names)
     (out / "learners").mkdir(parents=True, exist_ok=True)
+    for old in (out / "learners").iterdir():
+        if re.fullmatch(r"\d{3,}_[\w-]+\.(html|json)", old.name):  # a learner's number may change
+            old.unlink()
     for row in rows:
         text = pages().get_template("learner.html").render(row=row)
         (out / "learners" / f"{row.page}.html").write_text(text, encoding="utf-8")
@@ -92,8 +95,9 @@ def rows_of(graded: Sequence[Graded], names: Sequence[str] = ()) -> list[Learner
     theirs: dict[str, list[Graded]] = {name: [] for name in names}
     for each in graded:
         theirs.setdefault(each.hand_in.learner, []).append(each)
+    ordered = sorted(theirs, key=lambda name: (name.casefold(), name))
     return [LearnerRow(name, f"{number:03}_" + re.sub(r"[^\w-]+", "_", name)[:60], theirs[name])
-            for number, name in enumerate(sorted(theirs), 1)]
+            for number, name in enumerate(ordered, 1)]
 
 
 def to_csv(reports: Sequence[NotebookReport]) -> str:

@@ -23,7 +23,7 @@ SETTINGS = "settings.json"  # beside setup.sh: the class's seed, and the noteboo
 
 def grade_submission(root: Path) -> None:
     """Grade what is in `root`/submission by the notebooks in `root`/source/course."""
-    settings = json.loads((root / "source" / SETTINGS).read_text())
+    settings = json.loads((root / "source" / SETTINGS).read_text("utf-8"))
     course = root / "source" / "course"
     graded: dict[str, list[Report]] = {}
     notes = []

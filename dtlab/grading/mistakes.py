@@ -63,7 +63,7 @@ def hints_in(exercise: Exercise, folder: Path) -> Hints:
 def _space(exercise: Exercise, folder: Path) -> dict[str, Any]:
     file, space = folder / "mistakes" / f"{module_name(exercise.id)}.py", dict[str, Any]()
     if file.exists():
-        exec(compile(file.read_text(), str(file), "exec"), space)
+        exec(compile(file.read_text("utf-8"), str(file), "exec"), space)
     return space
 
 
@@ -94,7 +94,7 @@ def solution_cells(folder: Path) -> Mapping[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for path in sorted(folder.glob("*.ipynb")):
         setup = ""
-        for cell in json.loads(path.read_text())["cells"]:
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
             code, metadata = "".join(cell["source"]) + "\n", cell["metadata"]
             if "setup" in metadata.get("tags", []):
                 setup += code
@@ -114,7 +114,7 @@ def recorded(exercise_id: str) -> Record:
     file = record_file(exercise_id)
     if not file.exists():
         return Record({}, ())
-    told = json.loads(file.read_text())
+    told = json.loads(file.read_text("utf-8"))
     return Record(told["hints"], [Traces(each["hint"], {
         check: [row and Fingerprint(row[0], (row[1], row[2]), *row[3:]) for row in rows]
         for check, rows in each["prints"].items()}) for each in told["mistakes"]])

@@ -78,8 +78,8 @@ def read_notebook(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8, as notebooks are: open it in JupyterLab, save it, "
-                          f"and hand in that file") from None
+        raise ConfigError(f"{path} is not a notebook in UTF-8: open it in JupyterLab, save it, and "
+                          f"hand in that file") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
     if not text.strip():

@@ -52,8 +52,8 @@ class Explorer(ABC):
         self.words = ipywidgets.HTML(layout=ipywidgets.Layout(max_width=f"{WIDTH_PX}px"))
         self.words.add_class("dtlab-words")
         frame = ipywidgets.HTML(_FRAME.format(
-            script=html.escape((_HERE / "explorer.js").read_text()),
-            style=(_HERE / "explorer.css").read_text(),
+            script=html.escape((_HERE / "explorer.js").read_text("utf-8")),
+            style=(_HERE / "explorer.css").read_text("utf-8"),
         ), layout=ipywidgets.Layout(max_width=f"{WIDTH_PX}px"))
         frame.add_class("dtlab-frame")
         self.controls = [control for row in rows for control in row]

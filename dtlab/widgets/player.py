@@ -29,12 +29,12 @@ Json = dict[str, Any]
 @cache
 def script_of(drawing: str) -> str:
     """The ECMAScript of a player: `play(model, root, draw)`, `pageModel(data, runs)` and `draw`."""
-    return "\n".join((_HERE / f"{name}.js").read_text() for name in ("player", drawing))
+    return "\n".join((_HERE / f"{name}.js").read_text("utf-8") for name in ("player", drawing))
 
 
 def style() -> str:
     """The style sheet of all players."""
-    return (_HERE / "player.css").read_text()
+    return (_HERE / "player.css").read_text("utf-8")
 
 
 class Player(anywidget.AnyWidget):

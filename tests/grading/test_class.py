@@ -270,6 +270,15 @@ def test_half_a_result_is_never_kept(tmp_path, monkeypatch):
     shutil.rmtree(out)
 
 
+def test_a_page_of_an_earlier_run_does_not_stay(tmp_path):
+    write_results([], tmp_path, SEED, ["Cyd", "ada"])
+    (tmp_path / "learners" / "mine.txt").write_text("a note of the teacher's")
+    write_results([], tmp_path, SEED, ["Cyd", "ada", "Bo"])
+    assert sorted(path.name for path in (tmp_path / "learners").iterdir()) == [
+        "001_ada.html", "001_ada.json", "002_Bo.html", "002_Bo.json", "003_Cyd.html",
+        "003_Cyd.json", "mine.txt"]
+
+
 # ---- similar answers -----------------------------------------------------------------------------
 
 
@@ -305,6 +314,9 @@ def test_a_zip_without_dates_counts_canvas_says_who_is_late_and_absentees_have_a
     assert rows["ada"].max_points == 8
     assert rows["lovelaceada"].notes == [f"{late}: late"]
     assert rows["Zoé"].notes == ["nothing was handed in"]
+    page = out / "learners" / f"{rows['Zoé'].page}.html"
+    assert "Nothing was handed in." in page.read_text("utf-8")
+    assert "0 of 0" not in page.read_text("utf-8")
     table = (out / "class.csv").read_text("utf-8-sig")
     assert len(table.splitlines()) == 5
     assert "\n'\uff1dcmd x," in table

@@ -292,7 +292,7 @@ def test_a_folder_and_bytes_that_are_no_text_get_a_sentence_too(tmp_path):
     for number, encoding in enumerate(("utf-16", "gb18030")):
         path = tmp_path / f"{number}.ipynb"
         path.write_bytes(json.dumps({"cells": ["你好"]}, ensure_ascii=False).encode(encoding))
-        with pytest.raises(ConfigError, match="is not UTF-8, as notebooks are: open it in Jupyter"):
+        with pytest.raises(ConfigError, match="is not a notebook in UTF-8: open it in JupyterLab"):
             grade_notebook(path)
 
 

@@ -20,6 +20,7 @@ from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
 from dtlab.parallel.planner.work import RECIPES, RankWork, Recipe, work_of
 from dtlab.topology import Topology
+from dtlab.units import count_text
 
 HEADROOM = 0.08  # of a device's memory, for its context, communicators and fragmentation
 TIE = 0.10  # plans this close can't be told apart: so far off is the median of measured steps
@@ -241,7 +242,7 @@ def _check(shape: Shape, topology: Topology, mesh: dict[str, int] | None,
     recipe = precision if isinstance(precision, Recipe) else \
         RECIPES.get(precision) if isinstance(precision, str) else None
     if recipe is None:
-        raise ConfigError(f"precision is one of {', '.join(RECIPES)}, or a Recipe; not "
+        raise ConfigError(f"precision is one of {', '.join(map(repr, RECIPES))}, or a Recipe; not "
                           f"{precision!r:.60}")
     if recipe.products not in device.product_flops:
         raise ConfigError(f"{device.name} has no rate of matrix products in {recipe.products}, but "
@@ -290,8 +291,9 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
     if not plans or plans[0].why_not:
         nearest = f"the nearest is {plans[0]}{_remedy(plans[0])}" if plans \
             else "there is no such layout"
-        raise ConfigError(f"nothing fits {topology.ranks} devices of {limit / 1e9:.4g} GB in steps "
-                          f"of {batch} samples; {nearest}")
+        raise ConfigError(f"nothing fits {count_text(topology.ranks, 'device')} of "
+                          f"{limit / 1e9:.4g} GB in steps of {count_text(batch, 'sample')}; "
+                          f"{nearest}")
     return plans
 
 
