@@ -39,7 +39,7 @@ def grade_class(
     sandbox: str | None = None, course: Path | None = None, deadline: datetime | None = None,
     watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda each, total: each,
 ) -> list[Graded]:
-    """Grade what lies below `folder`, `jobs` hand-ins at a time; what was graded before, with the
+    """Grade what lies below `folder`, `jobs` batches at a time; what was graded before, with the
     same seed, checks and course, is taken from `out`. Of two hand-ins of one learner for the same
     notebook the later one counts; of two of the same time, or in one zip, the one saved later.
 
@@ -93,17 +93,17 @@ def grade_class(
 
 
 def batches(hand_ins: Iterable[HandIn]) -> list[list[HandIn]]:
-    """What is graded together: hand-ins of one learner, at most `TOGETHER`."""
-    theirs: dict[str, list[HandIn]] = {}
+    """What is graded together: at most `TOGETHER` hand-ins of one learner, or of none by name."""
+    by_learner: dict[str, list[HandIn]] = {}
     for each in hand_ins:
-        theirs.setdefault(each.learner, []).append(each)
-    return [all_[first:first + TOGETHER] for all_ in theirs.values()
-            for first in range(0, len(all_), TOGETHER)]
+        by_learner.setdefault(each.learner, []).append(each)
+    return [theirs[first:first + TOGETHER] for theirs in by_learner.values()
+            for first in range(0, len(theirs), TOGETHER)]
 
 
 def grade_hand_ins(batch: Sequence[HandIn], course: Path | None, seed: int | None, box: str
                    ) -> dict[HandIn, NotebookReport]:
-    """The reports on one learner's hand-ins. One that can't be graded has a report, too."""
+    """The reports on one batch. A hand-in that can't be graded has a report, too."""
     graded = iter(grade_notebooks([each.file for each in batch if not each.problem], course, seed,
                                   box))
     reports = {}

@@ -53,7 +53,7 @@ class _Server:
         idle_s: float | None = 0.5
         while True:
             ready = self._select.select(idle_s)
-            if not ready:  # time for what each rank would import: an optimizer, for seconds
+            if not ready:  # idle: load once what each rank would import itself, for seconds
                 for name in ("torch._dynamo", "dtlab.parallel", "dtlab.ps"):
                     import_module(name)
                 idle_s = None
