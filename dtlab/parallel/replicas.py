@@ -42,7 +42,7 @@ class Replicas:
         self._build = build
         self._built: Built | None = None
         self._names: list[list[str]] = []
-        self._part: tuple[int, Any] = -1, None  # while groups form: the state after so many steps
+        self._part: tuple[int, Any] = -1, None  # while groups form: (steps taken, the state then)
         self._whole: list[int] = []  # the groups that take part now
         self._averaged = False  # has it the averaged gradients of the next one?
         try:

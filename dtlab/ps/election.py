@@ -77,7 +77,7 @@ class Copy:
 
     def hear(self, src: int, verb: str, term: int) -> None:
         """A message: what `src` says in its term."""
-        if term > self.term:  # whoever hears of a later term is no leader any more
+        if term > self.term:  # a leader that hears of a later term steps down
             self.step_down(term)
         if term < self.term:
             if verb in ("ask", "beat"):  # from somebody who has missed something

@@ -25,7 +25,7 @@ class Failures:
         back is new; those in place at the start have an age.
     rack, rack_per_day: nodes of a rack, and how often a day its switch fails, which takes them all.
     bad, bad_factor, exclude_after: the first `bad` nodes fail `bad_factor` times as often as the
-        rest. After so many failures such a node is replaced by a good one; None: never.
+        rest. A bad node is replaced by a good one after `exclude_after` failures; None: never.
     at: failures to play besides, each (second, places): a published log, or a case to look at.
     """
 

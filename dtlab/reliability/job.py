@@ -94,7 +94,7 @@ class Job:
     # ---- events --------------------------------------------------------------------------------
 
     def _plan(self, after_s: float, happens: Callable[[int], None], which: int) -> int:
-        """Add an event so many seconds from now, if it comes before the end; when is it?"""
+        """Add an event `after_s` seconds from now, if it comes before the end; when is it?"""
         if after_s * TICKS >= self.case.duration - self.now:
             return -1
         at = self.now + round(after_s * TICKS)

@@ -109,7 +109,7 @@ class Engine:
                              table(self.strands))
             if self.crashed and not self.channels.closed:
                 stuck.add_note("Nobody notices a crash: with detect_s=… waits for a crashed rank "
-                               "end with RankDied, after so many seconds.")
+                               "end with RankDied, detect_s seconds after it.")
             raise stuck
 
     def add_stream(self, body: Callable[[Strand], None]) -> Strand:

@@ -177,7 +177,7 @@ def _groups(names: list[str], pairs: list[tuple[str, str]], gpus: list[str]) -> 
 
 
 def _add_nvlinks(graph: nx.DiGraph, links: dict[tuple[int, int], int], gpus: int) -> None:
-    """Join pairs by so many NVLinks. Where all pairs have as many, and together more than a GPU
+    """Join each pair by its NVLinks. Where all pairs have as many, and together more than a GPU
     has, these are its links to an NVSwitch, of which each GPU uses all for any other."""
     counts = set(links.values())
     everyone = len(links) == gpus * (gpus - 1) // 2

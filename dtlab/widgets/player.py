@@ -52,7 +52,7 @@ class Player(anywidget.AnyWidget):
     choice = Dict().tag(sync=True)
     show = Dict().tag(sync=True)
     at = Int(0).tag(sync=True)
-    answers = Int(0).tag(sync=True)  # so many: two choices may show the same
+    answers = Int(0).tag(sync=True)  # their number: two choices may show the same
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "drawing" in vars(cls):  # not in the class that traitlets makes of it for its traits

@@ -23,7 +23,8 @@ class Stage(nn.ModuleList):
 
 
 def cut(layers: Sequence[nn.Module], stages: int | Sequence[int]) -> list[Stage]:
-    """`layers` in stages: so many, which differ by at most a layer, or of these numbers of layers.
+    """`layers` cut into stages. stages: how many, whose sizes differ by at most a layer; or the
+    number of layers of each.
 
     Raises `ConfigError` if a stage would be empty or layers would be left.
     """

@@ -133,8 +133,8 @@ def impossible(shape: Shape, layout: Layout) -> str:
 
 
 def layouts(shape: Shape, ranks: int, batch: int, hosts: int = 1) -> Iterator[Layout]:
-    """All that `plan` tries, in one order of the axes, with `ranks` on so many `hosts`. Context is
-    cut from 16,384 positions on; copies are made of groups of the size of a host, or several."""
+    """All that `plan` tries, in one order of the axes, of `ranks` on `hosts`. Context is cut
+    from 16,384 positions on; copies are made of groups of the size of a host, or several."""
     for pp, tp, cp, ep in product(_divisors(ranks), _divisors(ranks),
                                   _divisors(ranks) if shape.positions >= 16_384 else [1],
                                   _divisors(ranks) if shape.experts else [1]):
