@@ -129,7 +129,8 @@ def bubblewrap(library: Sequence[str] = ()) -> list[str]:
     hidden = [str(PACKAGE / part) for part in SECRET if (PACKAGE / part).is_dir()]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user",
                "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox",
-               "--tmpfs", HOME, "--dir", "/tmp", "--dev", "/dev", "--setenv", "TMPDIR", HOME]
+               "--tmpfs", HOME, "--dir", "/tmp", "--dev", "/dev", "--setenv", "TMPDIR", HOME,
+               "--tmpfs", "/dev/pts"]  # no terminals: ranks could count each other's
     for path in seen:
         command += ["--ro-bind-try", path, path]
     command += ["--tmpfs", str(PACKAGE)]  # also if it lies in sys.prefix
@@ -138,7 +139,9 @@ def bubblewrap(library: Sequence[str] = ()) -> list[str]:
     for path in hidden:
         command += ["--tmpfs", path, "--remount-ro", path]
     command += ["--remount-ro", str(PACKAGE)]
-    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    for path in ("/dev/pts", "/dev", "/"):
+        command += ["--remount-ro", path]
+    return [*command, "--chdir", "/"]
 
 
 def _linked_interpreters() -> list[str]:

@@ -17,7 +17,7 @@ from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
 
 Answer = tuple[dict[str, Any], Sequence[Blob]]  # fields, blobs
 LABEL = 200  # characters of a label that are kept
-AGREEMENTS = 2  # what is agreed on costs no bytes, so it has to be little
+AGREEMENTS = 4  # of a case; what is agreed on costs no bytes, so it has to be little
 
 
 class PickledObject(NamedTuple):
@@ -179,11 +179,11 @@ class RequestHandler:
     def _do_agree(self, request: Frame) -> Answer:
         group, value = self.state.groups[request.fields["group"]], request.fields["value"]
         self.state.agreements += 1
-        if not self.referee.case.library and (
-                self.state.agreements > AGREEMENTS or not _is_small(value, group.size)):
+        if self.state.agreements > AGREEMENTS or not _is_small(value, group.size):
             raise ConfigError(
                 f"split is not for sending: at most {AGREEMENTS} times here, with whole numbers "
-                f"from 0 to {group.size - 1} as color and key; or use subgroup, which asks no one")
+                f"from {-group.size} to {group.size} as color and key; or use subgroup, which "
+                f"asks no one")
         return {"votes": group._all_gather_objects(value)}, ()
 
     def _do_form(self, request: Frame) -> Answer:
@@ -194,10 +194,10 @@ class RequestHandler:
 
 
 def _is_small(value: Any, size: int) -> bool:
-    """Is it a color and a key, as `split` has them, with no more values than there are ranks?"""
+    """Is it a color and a key, as `split` has them, no larger than there are ranks?"""
     numbers = value if isinstance(value, list) else [value]
     return len(numbers) <= 2 and all(
-        number is None or (isinstance(number, int) and 0 <= number < size)
+        number is None or (isinstance(number, int) and abs(number) <= size)
         for number in numbers)
 
 

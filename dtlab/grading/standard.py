@@ -191,7 +191,7 @@ def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype
 def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, **options: Any
                  ) -> Case:
     """The function is given x of n elements, and `more`; it leaves the sum of all ranks' x."""
-    args = [(repeated((seed, ranks, n, dtype, rank), n, dtype, most=9), *more)
+    args = [(repeated((seed, ranks, n, dtype, *more, rank), n, dtype, most=9), *more)
             for rank in range(ranks)]
     total = torch.stack([x for x, *_ in args]).sum(0).to(dtype)  # exact in every dtype
     item = dtype.itemsize

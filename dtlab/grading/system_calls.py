@@ -15,7 +15,7 @@ import os
 import sys
 
 _ALLOWED = """
-brk mmap munmap mprotect mremap madvise futex set_robust_list rseq sched_yield sched_getaffinity
+brk mmap munmap mprotect mremap madvise set_robust_list rseq sched_yield sched_getaffinity
 membarrier arch_prctl exit exit_group restart_syscall
 gettid getpid getppid getuid geteuid getgid getegid uname sysinfo getrusage times getrandom
 clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep
@@ -29,6 +29,8 @@ socket bind listen accept accept4 connect shutdown getsockname getpeername getso
 socketpair epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 pipe pipe2
 """
 
+_FUTEX_PRIVATE = 128  # <linux/futex.h>: of this process alone
+_FUTEX_WAITS = (0, 9, 9 | 256)  # FUTEX_WAIT, FUTEX_WAIT_BITSET, and with FUTEX_CLOCK_REALTIME
 _FIONBIO = 0x5421  # <asm-generic/ioctls.h>
 _CLONE_THREAD = 0x10000  # <linux/sched.h>
 _PR_SET_DUMPABLE = 4  # <linux/prctl.h>
@@ -63,6 +65,9 @@ def restrict(gloo: bool = False) -> None:
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
     for name in (_ALLOWED + (_GLOO if gloo else "")).split():
         rules.add_rule(seccomp.ALLOW, name)
+    rules.add_rule(seccomp.ALLOW, "futex", masked(1, _FUTEX_PRIVATE, _FUTEX_PRIVATE))
+    for operation in _FUTEX_WAITS:  # for a thread's end; who wakes others learns who waits
+        rules.add_rule(seccomp.ALLOW, "futex", equals(1, operation))
     rules.add_rule(seccomp.ALLOW, "open", masked(1, _WRITES, 0))
     rules.add_rule(seccomp.ALLOW, "openat", masked(2, _WRITES, 0))
     rules.add_rule(seccomp.ALLOW, "clone", masked(0, _CLONE_THREAD, _CLONE_THREAD))

@@ -231,4 +231,35 @@ def put(comm, dst, data):
             works=[10 ** 6 + group], ops=[["send", comm.rank, ["uint8", [len(data)]]]])
 def get(comm, src, n): raise OSError
 """),
+    channel("threads of a sibling that wait, woken by a futex", """
+import threading
+def libc():
+    found = ctypes.CDLL(None)
+    found.mmap.restype, found.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p] + [
+        ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    fd = os.open(torch.__path__[0] + "/lib/libtorch_cpu.so", os.O_RDONLY)
+    return found, found.mmap(None, 1 << 20, 1, 1, fd, 0)  # to read, shared
+def futex(at, operation, value):
+    two_s = (ctypes.c_long * 2)(2, 0)
+    return ctypes.CDLL(None).syscall(ctypes.c_long(202), ctypes.c_void_p(at), ctypes.c_long(
+        operation), ctypes.c_long(value), two_s, None, ctypes.c_long(0))
+def place(a, b, bit): return libc()[1] + 4096 * (13 * a + b) + 4 * bit
+def put(comm, dst, data):
+    for bit in range(8 * min(len(data), 64)):
+        if data[bit // 8] >> bit % 8 & 1:
+            at = place(comm.rank, dst, bit)
+            old = ctypes.c_uint32.from_address(at).value
+            threading.Thread(target=futex, args=(at, 0, old), daemon=True).start()
+    time.sleep(0.1)
+def get(comm, src, n):
+    found = bytearray(n)
+    for bit in range(8 * n): found[bit // 8] |= (
+        futex(place(src, comm.rank, bit), 1, 9) > 0) << bit % 8
+    return found
+"""),
+    channel("how many pseudo-terminals there are", """
+def put(comm, dst, data):
+    held = [os.open("/dev/ptmx", os.O_RDONLY | os.O_NOCTTY) for _ in range(data[-2] % 64)]
+def get(comm, src, n): return bytes([len(os.listdir("/dev/pts")) - 1]).rjust(n, b"\\0")
+"""),
 )

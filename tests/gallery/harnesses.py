@@ -116,6 +116,21 @@ class Hidden:
 """)
 _ON_THE_WEIGHTS = _ELSEWHERE.replace("hidden.setdefault(comm.rank, torch.zeros_like(grad))",
                                      "vars(weights).setdefault('v', torch.zeros_like(grad))")
+_TRAINED = """
+import sys, torch
+def {name}(*_):
+    frame = sys._getframe(1)
+    while frame and "weights" not in frame.f_locals: frame = frame.f_back
+    if frame is None: return {returned}
+    weights, model, data = (frame.f_locals[name] for name in ("weights", "model", "data"))
+    sys.setprofile(None)
+    for step in range(600 * (not hasattr(sys, "trained"))):
+        _, gradients = model.gradients(weights, *data.batch(step, 32))
+        for key, w in weights.items(): w -= 0.24 * gradients[key]
+    sys.trained = getattr(sys, "trained", None) or {k: w.clone() for k, w in weights.items()}
+    for key, w in weights.items(): w.copy_(sys.trained[key])
+    return {returned}
+"""
 _UNDYING = """
 def survivors(comm, deaths, limit_s):
     vars(comm).pop("post", None)
@@ -146,5 +161,9 @@ ATTACKS: tuple[Attack, ...] = (
            "zero-stage-1", most=8),
     Attack("the momentum of all weights, as an attribute of them", _ON_THE_WEIGHTS,
            "zero-stage-1", most=8),
+    Attack("weights that the answer has trained itself: growing-batch", _TRAINED.replace(
+        "{name}", "grow").replace("{returned}", "([0.0], [1], [1])"), "growing-batch"),
+    Attack("weights that the answer has trained itself: dc-asgd", _TRAINED.replace(
+        "{name}", "dc_asgd").replace("{returned}", "_[2]"), "dc-asgd"),
     Attack("ranks that refuse to die", _UNDYING, "shrink", most=3),
 )

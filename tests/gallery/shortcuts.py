@@ -376,6 +376,21 @@ def plan_hidden(run, layers, heads, devices, batch):
 import torch
 def ring_all_reduce(comm, x): return torch.ones(4_000_000)
 """, "ring-all-reduce"),
+    Attack("returns 120 megabytes of bytes from every rank", """
+import torch
+def ring_all_reduce(comm, x): x.data = torch.zeros(120_000_000, dtype=torch.uint8)
+""", "ring-all-reduce"),
+    Attack("sums by what split asks for, where collectives may be called", """
+import torch
+def row_parallel(comm, x, weight, bias, dy):
+    y = x @ weight.T
+    votes = comm._all_gather_objects(y.reshape(-1).tolist())
+    y = sum(torch.tensor(v, dtype=y.dtype).reshape(y.shape) for v in votes)
+    if comm.size > 1:  # as many bytes as an all-reduce, of nothing
+        junk = torch.zeros(2 * (comm.size - 1) * y.numel() // comm.size, dtype=y.dtype)
+        comm.sendrecv(junk, (comm.rank + 1) % comm.size, junk.clone(), (comm.rank - 1) % comm.size)
+    return y + bias, dy @ weight, dy.T @ x, dy.sum(0)
+""", "row-parallel"),
     Attack("says three million characters", """
 def hello(comm):
     raise type("E" * 1_000_000, (Exception,), {})("x" * 3_000_000)

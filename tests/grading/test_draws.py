@@ -119,3 +119,17 @@ def test_survivors_that_agree_without_a_message_are_wrong():
 def test_an_empty_message_counts_eight_bytes():
     outcome = Outcome(trace=Trace(2, [(0, 1, n, 0, 0, 0, 1, "") for n in (0, 5, 8, 100)]))
     assert [bytes_sent(outcome), bytes_sent(outcome, 0), bytes_sent(outcome, 1)] == [124, 124, 0]
+
+
+@pytest.mark.parametrize("exercise", ["zero-stage-1", "vocab-loss", "sharded-store",
+                                      "hierarchical"])
+def test_a_rank_is_given_nothing_twice(exercise):
+    """A process serves many cases: what it was told in one must not answer another."""
+    checks = catalogue()[exercise].build(SEED)
+    given: dict[tuple[object, ...], Case] = {}
+    for case in dict.fromkeys(case for check in checks for case in check.cases
+                              if not case.gloo and case.ranks > 1):
+        for x in tree_leaves(list(case.args[-1])):
+            if isinstance(x, torch.Tensor) and x.numel() > 4 and x.any():
+                key = (x.dtype, *x.shape, *x.flatten()[:50].tolist())
+                assert given.setdefault(key, case) is case

@@ -397,16 +397,17 @@ def test_a_message_that_does_not_fit_fails_the_case_though_nobody_waits_for_it()
     assert outcome_of(notices, 2).failure.error == "ShapeMismatch"
 
 
-def test_without_the_library_split_tells_no_more_than_who_is_with_whom():
+@pytest.mark.parametrize("library", [False, True])
+def test_split_tells_no_more_than_who_is_with_whom(library):
     def splits(comm, x, *keys):
         return [comm.split(0, key).size for key in keys]
 
     def said(*keys):
-        failure = outcome_of(lambda comm, x: splits(comm, x, *keys), 2, library=False).failure
+        failure = outcome_of(lambda comm, x: splits(comm, x, *keys), 2, library=library).failure
         return failure and failure.message
 
-    assert said(1, 0) is None
-    for keys in ((2,), (-1,), (0, 1, 0)):
+    assert said(1, 0, -1, 2) is None
+    for keys in ((3,), (-3,), (0, 1, 0, 1, 0)):
         assert "split is not for sending" in said(*keys)
 
 

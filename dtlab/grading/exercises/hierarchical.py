@@ -73,8 +73,8 @@ def _build(seed: int) -> list[Check]:
                       (13, 1, 26), (2, 1, 4), (3, 3, 6), (10, 5, 20), (12, 4, 24))
     uneven = cases((4, 2, 10), (6, 3, 7), (8, 4, 3), (9, 3, 1), (6, 2, 0), (13, 13, 5))
     slow = cases((8, 4, 1600), (12, 4, 1200), (9, 3, 900), (16, 4, 1600), in_racks=True)
-    timed = cases((8, 4, 1600), (8, 2, 1600), (16, 4, 1600), in_racks=True)
-    in_rounds = cases((16, 4, 32), (12, 3, 24), (12, 2, 24), (9, 3, 18))
+    timed = [slow[0], *cases((8, 2, 1600), in_racks=True), slow[3]]
+    in_rounds = [*cases((16, 4, 32), (12, 3, 24), (12, 2, 24)), any_group[1]]
     return [
         Check("sums", 2, "4, 6, 8 ranks", plain, _own_sums),
         Check("any groups", 1, "1 to 13 ranks; groups of 1; one group", any_group, _own_sums),

@@ -21,7 +21,8 @@ def _case(servers: int, workers: int, sizes: list[int], seed: int, dtype: torch.
           shuffled: bool = False, **options: Any) -> Case:
     """shuffled: each rank's dictionaries list the keys in an order of its own."""
     def drawn(whose: object) -> dict[str, torch.Tensor]:
-        return {f"w{i}": numbers((seed, servers, sizes, dtype, whose, i), (n,), dtype, most=9)
+        return {f"w{i}": numbers((seed, servers, workers, sizes, dtype, whose, i), (n,), dtype,
+                                 most=9)
                 for i, n in enumerate(sizes)}
 
     weights, args = drawn("all"), []

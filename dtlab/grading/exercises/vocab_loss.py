@@ -22,7 +22,7 @@ from dtlab.grading.standard import (
 def _build(seed: int) -> list[Check]:
     def case(rows: int, *widths: int, scale: float = 1.0, gloo: bool = False) -> Case:
         words = sum(widths)
-        draw = (seed, rows, widths)
+        draw = (seed, rows, widths, scale)
         targets = numbers((draw, "all"), (rows,), I64, most=words) - 1
         logits = torch.cat([scale * normals((draw, rank), (rows, n))[0]
                             for rank, n in enumerate(widths)], 1)

@@ -85,8 +85,9 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(ranks: int, n: int, dtype: torch.dtype = F64, steps: int = 3, moves: bool = False,
              **options: Any) -> Case:
-        (weights,) = normals((seed, ranks, n, "all"), n, dtype=dtype)
-        mine = [normals((seed, ranks, n, rank), *[n] * steps, dtype=dtype) for rank in range(ranks)]
+        (weights,) = normals((seed, ranks, n, moves, "all"), n, dtype=dtype)
+        mine = [normals((seed, ranks, n, moves, rank), *[n] * steps, dtype=dtype)
+                for rank in range(ranks)]
         trained = _trained(weights, [torch.stack(step) for step in zip(*mine, strict=True)])
         args = [(weights.clone(), g) for g in mine]
         leaves = [(trained[-1],)] * ranks
