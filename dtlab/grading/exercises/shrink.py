@@ -14,23 +14,34 @@ from dtlab.grading.standard import MESSAGE_BYTES, always, sum_bytes, too_few
 
 LIMIT_S, LATENCY_S = 1.0, 0.01
 NEVER = 10**6  # messages that no rank sends
+SPARE = 3  # rounds beside `deaths`, of which one is needed
 
 
 class Killed(BaseException):
     """The rank ends here."""
 
 
-def live(function: Callable[..., Any], comm: Comm, deaths: int, sends: int, late_s: float) -> Any:
-    """One rank, which dies as it begins to send one message more than `sends`. Returns [its
-    answer], or None if it has died."""
-    begun, post_one = [sends], comm.post
-    works: list[Work] = []
+class Lives:
+    """In the referee: a rank asks before each message that it sends whether it still lives, and
+    learns of its death when it dies."""
+
+    def __init__(self, dies: Mapping[int, int], rank: int):
+        self._left = dies.get(rank, NEVER)
+
+    def __call__(self, _comm: Comm) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+def live(function: Callable[..., Any], comm: Comm, lives: Callable[[], bool], deaths: int,
+         begins: bool, late_s: float) -> Any:
+    """One rank. Returns [its answer], or None if it has died. begins: False: it was dead before."""
+    post_one, works = comm.post, list[Work]()
 
     def post(*ops: Any) -> list[Work]:
         first = len(works)
         for op in ops:
-            begun[0] -= isinstance(op, Send)
-            if begun[0] < 0:
+            if isinstance(op, Send) and not lives():
                 for work in works:
                     work.cancel()
                 raise Killed
@@ -41,7 +52,7 @@ def live(function: Callable[..., Any], comm: Comm, deaths: int, sends: int, late
     with comm.compute("busy", late_s):
         pass
     try:
-        return [function(comm, deaths, LIMIT_S)] if sends >= 0 else None
+        return [function(comm, deaths, LIMIT_S)] if begins else None
     except Killed:
         return None
 
@@ -53,8 +64,10 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     answers = {rank: (outcome.values[rank] or [None])[0] for rank in living}
     shows = list(answers.values())
     for rank, came in answers.items():
-        if outcome.trace.messages(rank) > max(dies.get(rank, NEVER), 0):
+        if outcome.trace.messages(rank) > min(outcome.asked[rank], max(dies.get(rank, NEVER), 0)):
             return Verdict(False, f"rank {rank} sent more than it lived to send", wanted)
+        if outcome.asked[rank] > (most := (case.facts["deaths"] + SPARE) * (case.ranks - 1)):
+            return Verdict(False, f"rank {rank} sent {outcome.asked[rank]} messages", f"≤ {most}")
         if (not isinstance(came, list) or not all(type(r) is int for r in came)
                 or came != sorted(set(came))):
             return Verdict(False, f"rank {rank} returned {came!r:.60}", "a list of ranks, in order",
@@ -87,9 +100,11 @@ def _case(seed: int, ranks: int, dies: Mapping[int, int], late: Sequence[int] = 
     said = ", ".join(f"rank {rank} dead" if sends < 0 else
                      f"rank {rank} dies after {counted(sends, 'message')}"
                      for rank, sends in dies.items())
-    args = [(deaths, dies.get(rank, NEVER), LIMIT_S / 4 * (rank in late)) for rank in range(ranks)]
+    args = [(deaths, dies.get(rank, 0) >= 0, LIMIT_S / 4 * (rank in late))
+            for rank in range(ranks)]
     return Case(f"{counted(ranks, 'rank')}{', ' * bool(said)}{said}", args, harness=live,
-                clock=True, latency_s=LATENCY_S, facts={"dies": dies, "deaths": deaths})
+                oracle=partial(Lives, dies), clock=True, latency_s=LATENCY_S,
+                facts={"dies": dies, "deaths": deaths})
 
 
 def _build(seed: int) -> list[Check]:
@@ -97,9 +112,11 @@ def _build(seed: int) -> list[Check]:
     calm = [case(p, {}) for p in (1, 2, 3 + varied(seed, 4))] + [case(4, {}, late=[1, 2])]
     gone = [case(4, {1: -1}), case(5, {0: -1, 3: -1}), case(5, {1: -1, 2: -1}, [4]),
             case(3, {0: -1, 2: -1})]
-    one = [case(4, {rank: sends}) for rank in (0, 1, 3) for sends in (0, 1, 2, 3, 4)]
+    # Some die late: messages without meaning, sent first, don't use up the deaths.
+    one = [case(4, {rank: sends}) for rank in (0, 1, 3) for sends in (0, 1, 2, 3, 5, 7, 9, 11)]
     two = [case(5, dies) for dies in (
-        {4: 1, 0: 5}, {0: 1, 4: 5}, {0: 1, 1: 5}, {3: 2, 1: 6}, {0: 0, 1: 1}, {2: 3, 4: 7})]
+        {4: 1, 0: 5}, {0: 1, 4: 5}, {0: 1, 1: 5}, {3: 2, 1: 6}, {0: 0, 1: 1}, {2: 3, 4: 7},
+        {0: 2, 1: 10}, {3: 5, 2: 13}, {4: 4, 0: 16}, {1: 3, 3: 19})]
     two += [case(5, {1: -1, 4: 1, 0: 5}), case(5, {2: 2, 0: 1}, late=[1, 3])]
     return [
         Check("all live", 1, "1 to 5 ranks", calm, _judge),
