@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from dtlab.checks import short
 from dtlab.collectives import broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
@@ -20,7 +21,7 @@ from dtlab.parallel.memory import mark
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.form import Form, taken_apart
 from dtlab.parallel.pipeline.schedule import Schedule
-from dtlab.parallel.pipeline.tied import reduce_tied, tie
+from dtlab.parallel.pipeline.tied import reduce_tied, set_aside, tie
 from dtlab.parallel.synchronized import SynchronizedModule
 from dtlab.parallel.types import known_letters
 
@@ -106,6 +107,7 @@ class Pipeline:
         self.total = counted(targets) if total is None else total
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
         gradients = torch.is_grad_enabled()
+        earlier = set_aside(self.tied) if gradients else []
         wrapped = [m for m in self.modules.values() if isinstance(m, SynchronizedModule)]
         with ExitStack() as stack:
             if self.reduces_last:
@@ -113,7 +115,7 @@ class Pipeline:
                     stack.enter_context(module.no_sync())
             self._run_row([a for a in self.row if gradients or a.kind == "F"])
         if gradients:
-            reduce_tied(self.tied)
+            reduce_tied(self.tied, earlier)
             for module in wrapped if self.reduces_last else ():
                 module.reduce()
         last = self.schedule.rank_of[self.schedule.stages - 1]
@@ -244,7 +246,11 @@ class Pipeline:
                                   for t in tree_leaves(y) if t.is_floating_point())
             return nothing
         assert self.loss_fn is not None
-        return self.loss_fn(y, targets) * (count / self.total)
+        loss = self.loss_fn(y, targets)
+        if not isinstance(loss, Tensor) or loss.dim():
+            raise ConfigError(f"loss_fn must return the mean over its micro-batch, a tensor of "
+                              f"shape (), not {short(loss)}")
+        return loss * (count / self.total)
 
     # ---- messages --------------------------------------------------------------------------------
 
