@@ -96,9 +96,12 @@ def check_distributed(model: object, function: str) -> None:
 class SynchronizedModule(DistributedModule):
     """`module` on every rank of `comm`; subclasses say how its gradients are reduced.
 
-    Rank 0's parameters and buffers become everyone's at the start, its buffers before each forward
-    in training. Raises `ConfigError`, on all ranks, if they hold different models.
+    Rank 0's parameters and buffers become everyone's at the start, its buffers before the first
+    forward of a step in training: before a second one, backward may still need what the first one
+    has used. Raises `ConfigError`, on all ranks, if they hold different models.
     """
+
+    keeps_parameters = True  # in whole, from step to step?
 
     def __init__(self, module: nn.Module, comm: Comm):
         super().__init__()
@@ -106,6 +109,11 @@ class SynchronizedModule(DistributedModule):
         check_same_model(module, comm)
         self.module, self.comm = module, comm
         self.trained = [p for p in module.parameters() if p.requires_grad]
+        before = {getattr(hook, "__self__", None) for p in self.trained for hook in hooks_of(p)}
+        if any(isinstance(wrapper, SynchronizedModule) and (wrapper.sharded or self.sharded)
+               for wrapper in before):
+            raise ConfigError("ZeRO shards parameters that no other wrapper reduces, but some of "
+                              "this module were wrapped before; wrap each module once")
         if not self.trained:
             raise ConfigError("the module trains no parameter, so that there is nothing to reduce; "
                               "call it as it is")
@@ -123,6 +131,7 @@ class SynchronizedModule(DistributedModule):
         self.in_backward = False  # in one that ends with reduced gradients
         self.samples: int | None = None  # of this rank since the last reduction, if anyone counts
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
+        self._shared = False  # has this step rank 0's buffers?
         self._counting = False  # within `backward`, which ends the reduction itself
 
     # ---- what subclasses provide ---------------------------------------------------------------
@@ -149,6 +158,8 @@ class SynchronizedModule(DistributedModule):
         `all_samples` if samples are counted. Half precision is divided first: sums could overflow.
         """
         divisor = self.comm.size if self.samples is None else max(int(self.all_samples), 1)
+        if self.samples == 0:
+            gradients.zero_()  # the mean of nothing is nan, and 0 times that, too
         if gradients.dtype.itemsize == 2:
             gradients /= divisor
             return add(gradients)
@@ -198,6 +209,11 @@ class SynchronizedModule(DistributedModule):
             raise ConfigError(f"rank {self.comm.rank}: the module's trained parameters are not "
                               f"those that were wrapped; freeze, convert or replace them before "
                               f"wrapping")
+        if any(getattr(hook, "__func__", None) is not SynchronizedModule._gradient_hook
+               for p in self.trained for hook in hooks_of(p)):
+            raise ConfigError(f"rank {self.comm.rank}: a hook from register_post_accumulate_grad_"
+                              f"hook would see this rank's gradient, before it is reduced; step "
+                              f"the optimizer after backward")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -215,14 +231,20 @@ class SynchronizedModule(DistributedModule):
         `no_sync`, of their sum). Returns how many there were.
 
         A rank without samples calls `backward(None, 0)`; once all do, the result is 0, and there
-        is no gradient. Traffic: one all-reduce of 8 bytes more.
+        is no gradient. With ZeRO 3 it runs the model on an empty batch, and calls `backward(loss,
+        0)`. Traffic: one all-reduce of 8 bytes more.
         """
+        if loss is None and not self.keeps_parameters:
+            raise ConfigError(f"rank {self.comm.rank}: with ZeRO 3 all ranks gather each layer; "
+                              f"without samples, run the model on an empty batch, such as x[:0], "
+                              f"and call backward(loss, 0)")
         if not isinstance(samples, int) or samples < 0 or (loss is None and samples):
             raise ConfigError(f"rank {self.comm.rank}: samples must be a count of what the loss is "
                               f"the mean of, not {samples!r}")
         if self.samples is None and self.named_gradients():
             raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
-                              f"call zero_grad() before backward(loss, samples)")
+                              f"call zero_grad(), which sets them to None, before backward(loss, "
+                              f"samples)")
         self.samples = (self.samples or 0) + samples
         self._due = reduces = self._reduces
         if reduces:
@@ -242,8 +264,9 @@ class SynchronizedModule(DistributedModule):
         return int(self.all_samples)
 
     def _share_buffers(self) -> None:
-        for buffer in self.module.buffers():
+        for buffer in () if self._shared else self.module.buffers():
             broadcast(self.comm, buffer, algorithm="auto")
+        self._shared = True
 
     def _gradient_hook(self, p: nn.Parameter) -> None:
         """Backward has computed `p.grad`. The first of them begins the reduction, and the end of
@@ -260,14 +283,20 @@ class SynchronizedModule(DistributedModule):
         self.gradient_is_there(p)
 
     def _begin(self) -> None:
+        self.check_parameters()
         self.in_backward = True
         self.begin_reduction()
 
     @torch.no_grad()
     def _finish(self) -> None:
-        self.in_backward = self._due = False
+        self.in_backward = self._due = self._shared = False
         self.finish_reduction()
         self.samples = None
+
+
+def hooks_of(p: nn.Parameter) -> list[Callable[..., Any]]:
+    """What backward calls when it has computed `p.grad`."""
+    return list((p._post_accumulate_grad_hooks or {}).values())
 
 
 def in_autograd() -> bool:
