@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
@@ -81,9 +82,9 @@ class DistributedModule(nn.Module):
         the same on all ranks, stay. All ranks enter. Cost: with ZeRO 3 an all-gather of all."""
         yield
 
-    def __deepcopy__(self, memo: object) -> DistributedModule:
-        raise ConfigError(f"{type(self).__name__} can't be copied with its communicator: copy its "
-                          f".module, or load its full_state_dict into a new one")
+    def __reduce_ex__(self, protocol: object) -> Any:  # of copying, too
+        raise ConfigError(f"{type(self).__name__} can't be copied or pickled with its communicator:"
+                          f" copy its .module, or save its full_state_dict")
 
 
 def check_distributed(model: object, function: str) -> None:
@@ -109,9 +110,7 @@ class SynchronizedModule(DistributedModule):
         check_same_model(module, comm)
         self.module, self.comm = module, comm
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        before = {getattr(hook, "__self__", None) for p in self.trained for hook in hooks_of(p)}
-        if any(isinstance(wrapper, SynchronizedModule) and (wrapper.sharded or self.sharded)
-               for wrapper in before):
+        if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in wrappers_of(p)):
             raise ConfigError("ZeRO shards parameters that no other wrapper reduces, but some of "
                               "this module were wrapped before; wrap each module once")
         if not self.trained:
@@ -209,11 +208,6 @@ class SynchronizedModule(DistributedModule):
             raise ConfigError(f"rank {self.comm.rank}: the module's trained parameters are not "
                               f"those that were wrapped; freeze, convert or replace them before "
                               f"wrapping")
-        if any(getattr(hook, "__func__", None) is not SynchronizedModule._gradient_hook
-               for p in self.trained for hook in hooks_of(p)):
-            raise ConfigError(f"rank {self.comm.rank}: a hook from register_post_accumulate_grad_"
-                              f"hook would see this rank's gradient, before it is reduced; step "
-                              f"the optimizer after backward")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -294,9 +288,22 @@ class SynchronizedModule(DistributedModule):
         self.samples = None
 
 
-def hooks_of(p: nn.Parameter) -> list[Callable[..., Any]]:
-    """What backward calls when it has computed `p.grad`."""
-    return list((p._post_accumulate_grad_hooks or {}).values())
+def wrappers_of(p: Tensor) -> list[SynchronizedModule]:
+    """Those that reduce its gradient."""
+    hooks: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
+    owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
+    return [owner for owner in owners if isinstance(owner, SynchronizedModule)]
+
+
+def refuse_in_backward(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before any optimizer's step: raise `ConfigError` if it would use gradients that are being
+    reduced."""
+    if in_autograd() and any(wrappers_of(p) for g in optimizer.param_groups for p in g["params"]):
+        raise ConfigError("an optimizer's step within backward would use this rank's gradients, "
+                          "not those of all ranks; step the optimizer after backward")
+
+
+register_optimizer_step_pre_hook(refuse_in_backward)
 
 
 def in_autograd() -> bool:

@@ -418,8 +418,9 @@ def test_a_rank_whose_loss_is_the_mean_of_nothing_adds_nothing(wrapper: str) -> 
 
 
 def hooked(comm: dtlab.Comm, wrapper: str) -> None:
-    model, optimizer = wrapped(comm, wrapper)
-    model.module.scale.register_post_accumulate_grad_hook(lambda p: optimizer.step())
+    model, _ = wrapped(comm, wrapper)
+    own = torch.optim.SGD([model.module.scale])
+    model.module.scale.register_post_accumulate_grad_hook(lambda p: own.step())
     mean(model, data(comm.rank))
 
 
@@ -461,6 +462,8 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
         lambda model: (model.module.float().double(), model(data(0))))(wrapped(comm, "zero 1")[0])),
     "a model in another dtype": ("convert or replace them before wrapping", lambda comm: (
         lambda model: (model.module.float(), model(data(0))))(wrapped(comm, "overlap")[0])),
+    "a pickled wrapper": ("save its full_state_dict", lambda comm: (
+        pickle.dumps(wrapped(comm, "overlap")[0]))),
     "a copy of the wrapper": ("copy its .module", lambda comm: (
         torch.optim.swa_utils.AveragedModel(wrapped(comm, "overlap")[0]))),
     "nothing to train": ("trains no parameter", lambda comm: (
