@@ -225,6 +225,41 @@ def test_a_loss_that_is_no_mean_is_refused(loss_fn: Any) -> None:
         on("simulator", pipelined, "1F1B", None, [(data(0), data(1))], loss_fn, ranks=2)
 
 
+def test_a_parameter_that_two_layers_use_counts_once() -> None:
+    def shared(made: list[Layer]) -> list[Layer]:
+        for one, two, three in (made[:3], made[4:7]):
+            two.linear.weight, three.linear.bias = one.linear.weight, two.linear.bias
+        return made
+
+    def step(comm: dtlab.Comm) -> Any:
+        mine = pipeline.cut(shared(layers()), 2)[comm.rank]
+        pipeline.Pipeline(mine, pipeline.zb_h1(2, 4), comm).step(data(0), data(1), mse_loss)
+        return gradients(list(mine))
+
+    one = shared(layers())
+    mse_loss(nn.Sequential(*one)(data(0)), data(1)).backward()
+    expected = gradients(one)
+    for mine in on("simulator", step, ranks=2).values:
+        for name, gradient in mine.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_parameter_that_is_handed_on_is_trained_or_refused() -> None:
+    def hands_on(layer: Layer, x: Any) -> Any:
+        h, scale = x if layer.number else (x, 1.0)
+        h = layer.linear(h).tanh() * scale
+        return h if layer.number == 7 else (h, layer.linear.bias)
+
+    def run(schedule: str) -> list[Any]:
+        batch = [(data(0), data(1))]
+        return on("simulator", pipelined, schedule, hands_on, batch, mse_loss, ranks=2).values
+
+    for schedule in ("1F1B", "interleaved"):
+        assert_equal(run(schedule), one_device(hands_on, [(data(0), data(1))], mse_loss))
+    with pytest.raises(dtlab.RankFailed, match="ConfigError: stage 2 hands on a tensor that is tr"):
+        run("ZB-V")
+
+
 MISTAKES: dict[str, tuple[str, Any, Any, Any]] = {
     "fewer targets": ("equally many samples, not 8, 6", None, data(0), data(1, 6)),
     "a detached input": ("stage 1 gives no gradient to what stage 0 hands on",

@@ -20,6 +20,7 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.form import Form, taken_apart
+from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights
 from dtlab.parallel.pipeline.schedule import Schedule
 from dtlab.parallel.pipeline.tied import reduce_tied, set_aside, tie
 from dtlab.parallel.synchronized import SynchronizedModule
@@ -187,7 +188,7 @@ class Pipeline:
             if groups is None:
                 torch.autograd.backward(ends, gradients)
             else:
-                halved_backward().stage_backward_weight(trained(module), groups)
+                backward_of_weights(module, groups)
             return None
         inputs, ends = self.saved.pop((stage, micro))
         gradients = self.received.pop(Action(stage, "B", micro), None)
@@ -200,8 +201,7 @@ class Pipeline:
             self.saved[stage, micro] = gradients, None, ends
             return [] if stage else None
         else:
-            _, groups = halved_backward().stage_backward_input(
-                ends, gradients, inputs, trained(module))
+            groups = backward_of_inputs(ends, gradients, inputs, module, stage)
             self.saved[stage, micro] = None, groups, None
         if any(x.grad is None for x in inputs):
             raise ConfigError(f"stage {stage} gives no gradient to what stage {stage - 1} hands "
@@ -319,16 +319,3 @@ def counted(targets: Any) -> int:
     if y.is_meta or y.is_floating_point() or y.is_complex():
         return y.numel()
     return int((y != -100).sum())
-
-
-def halved_backward() -> Any:
-    """Torch's backward in two halves, of inputs and of weights. Imported when it is wanted: it
-    brings all of torch's compiler, which takes a second."""
-    from torch.distributed.pipelining import _backward
-
-    return _backward
-
-
-def trained(module: nn.Module) -> Any:
-    """The parameters of `module` that need gradients, as torch's functions want them."""
-    return iter([p for p in module.parameters() if p.requires_grad])
