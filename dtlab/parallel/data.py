@@ -90,12 +90,14 @@ class DataParallel(SynchronizedModule):
 
     That is the gradient of the mean over all samples if the loss is a mean and each rank has
     equally many samples; if not, call `model.backward(loss, samples)` instead of `loss.backward()`.
-    Rank 0's parameters and buffers become everyone's at the start, its buffers before each forward.
+    Rank 0's parameters and buffers become everyone's at the start, its buffers before each step's
+    first forward.
 
     strategy: see the module's table. bucket_bytes: how much a bucket holds at least, the last
     one excepted. algorithm: of `all_reduce`. reduce_dtype: in which gradients are sent and added,
     such as torch.bfloat16 for half the bytes; None: their own.
-    Memory: the buckets, as large as all gradients, which are views of them after backward.
+    Memory: the buckets, as large as all gradients, which are views of them after backward: clone
+    a gradient to keep it, for the next backward overwrites it.
     Traffic of a step: an all-reduce of all gradients, 2(p−1)/p·n bytes a rank with a ring.
     Raises `ConfigError` if ranks hold different models.
     """

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
@@ -81,9 +82,9 @@ class DistributedModule(nn.Module):
         the same on all ranks, stay. All ranks enter. Cost: with ZeRO 3 an all-gather of all."""
         yield
 
-    def __deepcopy__(self, memo: object) -> DistributedModule:
-        raise ConfigError(f"{type(self).__name__} can't be copied with its communicator: copy its "
-                          f".module, or load its full_state_dict into a new one")
+    def __reduce_ex__(self, protocol: object) -> Any:  # of copying, too
+        raise ConfigError(f"{type(self).__name__} can't be copied or pickled with its communicator:"
+                          f" copy its .module, or save its full_state_dict")
 
 
 def check_distributed(model: object, function: str) -> None:
@@ -96,9 +97,12 @@ def check_distributed(model: object, function: str) -> None:
 class SynchronizedModule(DistributedModule):
     """`module` on every rank of `comm`; subclasses say how its gradients are reduced.
 
-    Rank 0's parameters and buffers become everyone's at the start, its buffers before each forward
-    in training. Raises `ConfigError`, on all ranks, if they hold different models.
+    Rank 0's parameters and buffers become everyone's at the start, its buffers before the first
+    forward of a step in training: before a second one, backward may still need what the first one
+    has used. Raises `ConfigError`, on all ranks, if they hold different models.
     """
+
+    keeps_parameters = True  # in whole, from step to step?
 
     def __init__(self, module: nn.Module, comm: Comm):
         super().__init__()
@@ -106,6 +110,9 @@ class SynchronizedModule(DistributedModule):
         check_same_model(module, comm)
         self.module, self.comm = module, comm
         self.trained = [p for p in module.parameters() if p.requires_grad]
+        if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in wrappers_of(p)):
+            raise ConfigError("ZeRO shards parameters that no other wrapper reduces, but some of "
+                              "this module were wrapped before; wrap each module once")
         if not self.trained:
             raise ConfigError("the module trains no parameter, so that there is nothing to reduce; "
                               "call it as it is")
@@ -123,6 +130,7 @@ class SynchronizedModule(DistributedModule):
         self.in_backward = False  # in one that ends with reduced gradients
         self.samples: int | None = None  # of this rank since the last reduction, if anyone counts
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
+        self._shared = False  # has this step rank 0's buffers?
         self._counting = False  # within `backward`, which ends the reduction itself
 
     # ---- what subclasses provide ---------------------------------------------------------------
@@ -149,6 +157,8 @@ class SynchronizedModule(DistributedModule):
         `all_samples` if samples are counted. Half precision is divided first: sums could overflow.
         """
         divisor = self.comm.size if self.samples is None else max(int(self.all_samples), 1)
+        if self.samples == 0:
+            gradients.zero_()  # the mean of nothing is nan, and 0 times that, too
         if gradients.dtype.itemsize == 2:
             gradients /= divisor
             return add(gradients)
@@ -215,14 +225,20 @@ class SynchronizedModule(DistributedModule):
         `no_sync`, of their sum). Returns how many there were.
 
         A rank without samples calls `backward(None, 0)`; once all do, the result is 0, and there
-        is no gradient. Traffic: one all-reduce of 8 bytes more.
+        is no gradient. With ZeRO 3 it runs the model on an empty batch, and calls `backward(loss,
+        0)`. Traffic: one all-reduce of 8 bytes more.
         """
+        if loss is None and not self.keeps_parameters:
+            raise ConfigError(f"rank {self.comm.rank}: with ZeRO 3 all ranks gather each layer; "
+                              f"without samples, run the model on an empty batch, such as x[:0], "
+                              f"and call backward(loss, 0)")
         if not isinstance(samples, int) or samples < 0 or (loss is None and samples):
             raise ConfigError(f"rank {self.comm.rank}: samples must be a count of what the loss is "
                               f"the mean of, not {samples!r}")
         if self.samples is None and self.named_gradients():
             raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
-                              f"call zero_grad() before backward(loss, samples)")
+                              f"call zero_grad(), which sets them to None, before backward(loss, "
+                              f"samples)")
         self.samples = (self.samples or 0) + samples
         self._due = reduces = self._reduces
         if reduces:
@@ -242,8 +258,9 @@ class SynchronizedModule(DistributedModule):
         return int(self.all_samples)
 
     def _share_buffers(self) -> None:
-        for buffer in self.module.buffers():
+        for buffer in () if self._shared else self.module.buffers():
             broadcast(self.comm, buffer, algorithm="auto")
+        self._shared = True
 
     def _gradient_hook(self, p: nn.Parameter) -> None:
         """Backward has computed `p.grad`. The first of them begins the reduction, and the end of
@@ -260,14 +277,33 @@ class SynchronizedModule(DistributedModule):
         self.gradient_is_there(p)
 
     def _begin(self) -> None:
+        self.check_parameters()
         self.in_backward = True
         self.begin_reduction()
 
     @torch.no_grad()
     def _finish(self) -> None:
-        self.in_backward = self._due = False
+        self.in_backward = self._due = self._shared = False
         self.finish_reduction()
         self.samples = None
+
+
+def wrappers_of(p: Tensor) -> list[SynchronizedModule]:
+    """Those that reduce its gradient."""
+    hooks: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
+    owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
+    return [owner for owner in owners if isinstance(owner, SynchronizedModule)]
+
+
+def refuse_in_backward(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before any optimizer's step: raise `ConfigError` if it would use gradients that are being
+    reduced."""
+    if in_autograd() and any(wrappers_of(p) for g in optimizer.param_groups for p in g["params"]):
+        raise ConfigError("an optimizer's step within backward would use this rank's gradients, "
+                          "not those of all ranks; step the optimizer after backward")
+
+
+register_optimizer_step_pre_hook(refuse_in_backward)
 
 
 def in_autograd() -> bool:

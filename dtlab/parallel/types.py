@@ -13,7 +13,8 @@ conjugate pair (`dtlab.parallel.conversions`). So the forward pass shows, on ten
 which gradients a forgotten conversion would spoil. Idea and rules: the public project spmd_types
 (meta-pytorch), "Local SPMD types". That is stricter in two things: there, every tensor needs a
 type, and what varies is converted to P before it is added up. Here labels, masks and constants need
-none, and all_reduce of V says itself that a sum is meant. Chapter: 11.
+none, and all_reduce of V says itself that a sum is meant. No type says which dimension is cut: a
+softmax or a norm along it, of this rank's part only, is V of V, and passes. Chapter: 11.
 """
 
 from __future__ import annotations

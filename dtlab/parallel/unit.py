@@ -245,6 +245,16 @@ class Unit:
             local_gradient(p) is not None for p in self.parameters)
 
 
+def unchanged(packed: tuple[Tensor, int]) -> Tensor:
+    """A tensor that autograd has saved, and its version then, which torch compares itself, but not
+    where saving has hooks."""
+    x, version = packed
+    if x._version != version:
+        raise ConfigError(f"a tensor of shape {tuple(x.shape)} that backward needs was changed in "
+                          f"place after the forward pass had used it")
+    return x
+
+
 def layers_of(module: nn.Module) -> list[nn.Module]:
     """The elements of the outermost lists and sequences of modules in `module`."""
     if isinstance(module, (nn.ModuleList, nn.Sequential)):

@@ -33,7 +33,7 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
-from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer
+from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer, unchanged
 
 
 def zero(
@@ -75,7 +75,6 @@ class Stage1(SynchronizedModule):
     """Optimizer state is sharded: each rank reduces, steps and hands out its own part."""
 
     sharded = True
-    keeps_parameters = True
 
     def __init__(self, module: nn.Module, comm: Comm, layers: Sequence[nn.Module] | None,
                  dtype: torch.dtype | None, offload: bool, algorithm: str):
@@ -144,6 +143,10 @@ class Stage1(SynchronizedModule):
     def hand_gradients_to_optimizer(self) -> None:
         """Before the optimizer's step: its parameters are the pieces of the shards."""
         for unit in self.units:
+            if unit.has_gradients():
+                raise ConfigError(f"rank {self.comm.rank}: the gradients of {unit.label} are not "
+                                  f"reduced; end accumulation with a forward and backward outside "
+                                  f"no_sync, or call model.reduce(), before the optimizer's step")
             unit.take_writes()
             if unit.gradient is not None:
                 unit.gradient = unit.gradient.to(unit.master)
@@ -253,7 +256,7 @@ class Stage3(Stage2):
         """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
         when backward needs them."""
         outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # the user's
-        pack, unpack = outer or (lambda x: x, lambda x: x)
+        pack, unpack = outer or (lambda x: (x, x._version), unchanged)
 
         def save(x: Tensor) -> Any:
             storage = x.untyped_storage()._cdata

@@ -193,6 +193,7 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "one gradient dropped": (None, one_gradient_dropped),
     "frozen first": (lambda net, x: net.in_turn(net.frozen(x)), mean),
     "batch norm twice": (lambda net, x: net.in_turn(net.norm(net.norm(x) * 2)), mean),
+    "batch norm, two forwards": (lambda net, x: net.in_turn(net.norm(x)), two_forwards),
     "checkpointed twice": (twice(False), mean),
     "checkpointed twice, reentrant": (twice(True), mean),
     "all reentrant": (all_reentrant, mean),
@@ -399,13 +400,70 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
             torch.testing.assert_close(joined, p.grad.flatten())
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_rank_whose_loss_is_the_mean_of_nothing_adds_nothing(wrapper: str) -> None:
+    def step(comm: dtlab.Comm) -> Any:
+        model, optimizer = WRAPPERS[wrapper](Net(), comm)
+        counts = torch.zeros(4) if comm.rank else torch.ones(4)
+        loss = (model(data(comm.rank)).mean(-1) * counts).sum() / counts.sum()
+        assert model.backward(loss, int(counts.sum())) == 4
+        optimizer.step()
+        return full_state_dict(model)
+
+    one = Net()
+    one(data(0)).mean().backward()
+    sgd(one).step()
+    for state in on("simulator", step, ranks=2).values:
+        assert difference(state, one.state_dict()) < 1e-12
+
+
+def hooked(comm: dtlab.Comm, wrapper: str) -> None:
+    model, _ = wrapped(comm, wrapper)
+    own = torch.optim.SGD([model.module.scale])
+    model.module.scale.register_post_accumulate_grad_hook(lambda p: own.step())
+    mean(model, data(comm.rank))
+
+
+def unfrozen(comm: dtlab.Comm, wrapper: str) -> None:
+    model, _ = wrapped(comm, wrapper)
+    model.module.frozen.requires_grad_(True)
+    mean(model.module, data(comm.rank))
+
+
+def unreduced(comm: dtlab.Comm, wrapper: str) -> None:
+    model, optimizer = wrapped(comm, wrapper)
+    with model.no_sync():
+        mean(model, data(comm.rank))
+    optimizer.step()
+
+
+def changed_in_place(net: Net, x: Tensor) -> Tensor:
+    y = net.layers[0](x).exp()
+    z = y.sin()
+    y += 1
+    return z + y
+
+
 MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
+    "an optimizer in backward": ("step the optimizer after backward", lambda comm: (
+        hooked(comm, "bucket"))),
+    "unfrozen after wrapping": ("before wrapping", lambda comm: unfrozen(comm, "overlap")),
+    "wrapped before": ("wrap each module once", lambda comm: (
+        zero(DataParallel(Net(), comm), comm, 2))),
+    "a step of gradients that are not reduced": ("outside no_sync", lambda comm: (
+        unreduced(comm, "zero 2"))),
+    "changed in place after use": ("changed in place", lambda comm: (
+        mean(zero(Net(changed_in_place), comm, 3)[0], data(comm.rank)))),
+    "no samples with ZeRO 3": ("on an empty batch", lambda comm: (
+        wrapped(comm, "zero 3")[0].backward(None, 0))),
     "an optimizer of the module's parameters": ("step the optimizer that zero", lambda comm: (
         torch.optim.Adam(wrapped(comm, "zero 2")[0].parameters()).step())),
     "a model of parameters converted": ("convert or replace parameters before", lambda comm: (
         lambda model: (model.module.float().double(), model(data(0))))(wrapped(comm, "zero 1")[0])),
     "a model in another dtype": ("convert or replace them before wrapping", lambda comm: (
         lambda model: (model.module.float(), model(data(0))))(wrapped(comm, "overlap")[0])),
+    "a pickled wrapper": ("save its full_state_dict", lambda comm: (
+        pickle.dumps(wrapped(comm, "overlap")[0]))),
     "a copy of the wrapper": ("copy its .module", lambda comm: (
         torch.optim.swa_utils.AveragedModel(wrapped(comm, "overlap")[0]))),
     "nothing to train": ("trains no parameter", lambda comm: (

@@ -191,6 +191,75 @@ def changes_form(layer: Layer, x: Tensor) -> Any:
     return y if layer.number != 3 or x.sum() > 0 else (y, y)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_of_two_steps_add_up_also_of_tied_parameters(schedule: str) -> None:
+    def tied_layers() -> list[Layer]:
+        made = layers()
+        made[6].linear.weight = made[0].linear.weight
+        return made
+
+    def steps(comm: dtlab.Comm) -> Any:
+        plan = SCHEDULES[schedule](2, 4)
+        made = tied_layers()
+        stages = pipeline.cut(made, plan.stages)
+        mine = [stages[i] for i in plan.stages_of(comm.rank)]
+        weight = made[0].linear.weight
+        has = any(weight is p for stage in mine for p in stage.parameters())
+        pipe = pipeline.Pipeline(mine, plan, comm, tied={"weight": weight} if has else {})
+        for seed in (0, 2):
+            pipe.step(data(seed), data(seed + 1), mse_loss)
+        return gradients([layer for stage in mine for layer in stage])
+
+    one = tied_layers()
+    for seed in (0, 2):
+        mse_loss(nn.Sequential(*one)(data(seed)), data(seed + 1)).backward()
+    expected = gradients(one)
+    for mine in on("simulator", steps, ranks=2).values:
+        for name, gradient in mine.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss_fn", [lambda y, t: (y - t).square().mean(-1), lambda y, t: 1.5])
+def test_a_loss_that_is_no_mean_is_refused(loss_fn: Any) -> None:
+    with pytest.raises(dtlab.RankFailed, match=r"raised ConfigError: loss_fn must return the mean"):
+        on("simulator", pipelined, "1F1B", None, [(data(0), data(1))], loss_fn, ranks=2)
+
+
+def test_a_parameter_that_two_layers_use_counts_once() -> None:
+    def shared(made: list[Layer]) -> list[Layer]:
+        for one, two, three in (made[:3], made[4:7]):
+            two.linear.weight, three.linear.bias = one.linear.weight, two.linear.bias
+        return made
+
+    def step(comm: dtlab.Comm) -> Any:
+        mine = pipeline.cut(shared(layers()), 2)[comm.rank]
+        pipeline.Pipeline(mine, pipeline.zb_h1(2, 4), comm).step(data(0), data(1), mse_loss)
+        return gradients(list(mine))
+
+    one = shared(layers())
+    mse_loss(nn.Sequential(*one)(data(0)), data(1)).backward()
+    expected = gradients(one)
+    for mine in on("simulator", step, ranks=2).values:
+        for name, gradient in mine.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_parameter_that_is_handed_on_is_trained_or_refused() -> None:
+    def hands_on(layer: Layer, x: Any) -> Any:
+        h, scale = x if layer.number else (x, 1.0)
+        h = layer.linear(h).tanh() * scale
+        return h if layer.number == 7 else (h, layer.linear.bias)
+
+    def run(schedule: str) -> list[Any]:
+        batch = [(data(0), data(1))]
+        return on("simulator", pipelined, schedule, hands_on, batch, mse_loss, ranks=2).values
+
+    for schedule in ("1F1B", "interleaved"):
+        assert_equal(run(schedule), one_device(hands_on, [(data(0), data(1))], mse_loss))
+    with pytest.raises(dtlab.RankFailed, match="ConfigError: stage 2 hands on a tensor that is tr"):
+        run("ZB-V")
+
+
 MISTAKES: dict[str, tuple[str, Any, Any, Any]] = {
     "fewer targets": ("equally many samples, not 8, 6", None, data(0), data(1, 6)),
     "a detached input": ("stage 1 gives no gradient to what stage 0 hands on",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from dtlab.checks import short
 from dtlab.collectives import broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
@@ -19,8 +20,9 @@ from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.form import Form, taken_apart
+from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights
 from dtlab.parallel.pipeline.schedule import Schedule
-from dtlab.parallel.pipeline.tied import reduce_tied, tie
+from dtlab.parallel.pipeline.tied import reduce_tied, set_aside, tie
 from dtlab.parallel.synchronized import SynchronizedModule
 from dtlab.parallel.types import known_letters
 
@@ -106,6 +108,7 @@ class Pipeline:
         self.total = counted(targets) if total is None else total
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
         gradients = torch.is_grad_enabled()
+        earlier = set_aside(self.tied) if gradients else []
         wrapped = [m for m in self.modules.values() if isinstance(m, SynchronizedModule)]
         with ExitStack() as stack:
             if self.reduces_last:
@@ -113,7 +116,7 @@ class Pipeline:
                     stack.enter_context(module.no_sync())
             self._run_row([a for a in self.row if gradients or a.kind == "F"])
         if gradients:
-            reduce_tied(self.tied)
+            reduce_tied(self.tied, earlier)
             for module in wrapped if self.reduces_last else ():
                 module.reduce()
         last = self.schedule.rank_of[self.schedule.stages - 1]
@@ -185,7 +188,7 @@ class Pipeline:
             if groups is None:
                 torch.autograd.backward(ends, gradients)
             else:
-                halved_backward().stage_backward_weight(trained(module), groups)
+                backward_of_weights(module, groups)
             return None
         inputs, ends = self.saved.pop((stage, micro))
         gradients = self.received.pop(Action(stage, "B", micro), None)
@@ -198,8 +201,7 @@ class Pipeline:
             self.saved[stage, micro] = gradients, None, ends
             return [] if stage else None
         else:
-            _, groups = halved_backward().stage_backward_input(
-                ends, gradients, inputs, trained(module))
+            groups = backward_of_inputs(ends, gradients, inputs, module, stage)
             self.saved[stage, micro] = None, groups, None
         if any(x.grad is None for x in inputs):
             raise ConfigError(f"stage {stage} gives no gradient to what stage {stage - 1} hands "
@@ -244,7 +246,11 @@ class Pipeline:
                                   for t in tree_leaves(y) if t.is_floating_point())
             return nothing
         assert self.loss_fn is not None
-        return self.loss_fn(y, targets) * (count / self.total)
+        loss = self.loss_fn(y, targets)
+        if not isinstance(loss, Tensor) or loss.dim():
+            raise ConfigError(f"loss_fn must return the mean over its micro-batch, a tensor of "
+                              f"shape (), not {short(loss)}")
+        return loss * (count / self.total)
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -313,16 +319,3 @@ def counted(targets: Any) -> int:
     if y.is_meta or y.is_floating_point() or y.is_complex():
         return y.numel()
     return int((y != -100).sum())
-
-
-def halved_backward() -> Any:
-    """Torch's backward in two halves, of inputs and of weights. Imported when it is wanted: it
-    brings all of torch's compiler, which takes a second."""
-    from torch.distributed.pipelining import _backward
-
-    return _backward
-
-
-def trained(module: nn.Module) -> Any:
-    """The parameters of `module` that need gradients, as torch's functions want them."""
-    return iter([p for p in module.parameters() if p.requires_grad])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.comm import Comm
+from dtlab.parallel.unit import local_gradient, set_local_gradient
 
 Tied = list[tuple[Comm, nn.Parameter]]  # each parameter, and the ranks that have it
 
@@ -26,9 +27,18 @@ def tie(comm: Comm, tied: Mapping[str, nn.Parameter]) -> Tied:
     return pairs
 
 
-def reduce_tied(tied: Tied) -> None:
-    """Add up their gradients."""
-    for group, parameter in tied:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        all_reduce(group, parameter.grad)
+def set_aside(tied: Tied) -> list[Tensor | None]:
+    """Take away, and return, their gradients from earlier steps, which are sums already."""
+    earlier = [local_gradient(parameter) for _, parameter in tied]
+    for _, parameter in tied:
+        set_local_gradient(parameter, None)
+    return earlier
+
+
+def reduce_tied(tied: Tied, earlier: list[Tensor | None]) -> None:
+    """Add up the gradients of this step, and add those that were set aside."""
+    for (group, parameter), before in zip(tied, earlier, strict=True):
+        gradient = local_gradient(parameter)
+        gradient = torch.zeros_like(parameter) if gradient is None else gradient
+        all_reduce(group, gradient)
+        set_local_gradient(parameter, gradient if before is None else before + gradient)
