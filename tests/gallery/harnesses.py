@@ -146,6 +146,25 @@ def survivors(comm, deaths, limit_s):
         if comm.wait_any([work], 0.0) is None: work.cancel()
     return sorted(found)
 """
+_SPENT = """
+def survivors(comm, deaths, limit_s):
+    others = [r for r in range(comm.size) if r != comm.rank]
+    wasted = (deaths + 2) * len(others)
+    for _ in range(wasted): comm.isend([], (comm.rank + 1) % comm.size).cancel()
+    with comm.compute("until all have begun", limit_s / 3): pass
+    votes = [comm.isend([comm.rank], r) for r in others]
+    found, works = {comm.rank}, []
+    for r in others:
+        for _ in range(1 + wasted * (r == (comm.rank - 1) % comm.size)):
+            works.append((comm.irecv(inbox := [], r), inbox))
+    until = comm.now() + limit_s
+    for work, inbox in works:
+        if comm.wait_any([work], max(until - comm.now(), 0.0)) is None: work.cancel()
+        else: found.update(inbox[0])
+    for work in votes:
+        if comm.wait_any([work], 0.0) is None: work.cancel()
+    return sorted(found)
+"""
 
 ATTACKS: tuple[Attack, ...] = (
     Attack("a job that does not die", _UNKILLED, "restart-bits", most=7),
@@ -166,4 +185,5 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("weights that the answer has trained itself: dc-asgd", _TRAINED.replace(
         "{name}", "dc_asgd").replace("{returned}", "_[2]"), "dc-asgd"),
     Attack("ranks that refuse to die", _UNDYING, "shrink", most=3),
+    Attack("messages without meaning, until all have died", _SPENT, "shrink", most=3),
 )
