@@ -50,13 +50,14 @@ class _Server:
 
     def serve(self) -> None:
         """Until the parent is gone."""
-        idle_s: float | None = 0.5
+        loaded = False
         while True:
-            ready = self._select.select(idle_s)
+            # Not while ranks run: nobody would hear of their death, or of the parent's.
+            ready = self._select.select(None if loaded or self._groups else 0.5)
             if not ready:  # idle: load once what each rank would import itself, for seconds
                 for name in ("torch._dynamo", "dtlab.parallel", "dtlab.ps"):
                     import_module(name)
-                idle_s = None
+                loaded = True
             for key, _ in ready:
                 if key.fileobj in self._select.get_map():  # not closed by an earlier event
                     key.data()
