@@ -2,6 +2,7 @@
 """
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -295,6 +296,56 @@ def test_precisions_have_rates_and_bytes_of_their_own():
     ("Mixtral 8x7B", 46_702_792_704), ("DeepSeek-V3", 671_026_419_200), ("GPT-3", 175e9)])
 def test_shapes_have_the_checkpoints_parameters(name, parameters):
     assert SHAPES[name].parameters == parameters
+
+
+def test_heads_may_have_a_width_of_their_own():
+    """As Qwen3's, Gemma's and GPT-OSS's: heads · width is not hidden. Qwen3 32B without the norms
+    of its queries and keys, GPT-OSS 120B without its biases and sinks."""
+    qwen = llama_shape(64, 5120, 64, 25_600, 151_936, kv_heads=8, head_width=128)
+    assert qwen.parameters == 32_762_123_264 - 64 * 2 * 128
+    gpt_oss = llama_shape(36, 2880, 64, 2880, 201_088, kv_heads=8, head_width=64,
+                          experts=Experts(128, 4, 2880))
+    biases = 64 * 64 + 2 * 8 * 64 + 2880 + 128 + 128 * 3 * 2880 + 64  # queries to sinks, a layer
+    assert gpt_oss.parameters == 116_829_156_672 - 36 * biases
+    wide, narrow = (predict(llama_shape(4, 1024, 8, 3072, 5000, 512, head_width=width),
+                            TWO_SERVERS, Layout({"dp": 4, "tp": 2})) for width in (256, None))
+    assert wide.terms["attention"] == pytest.approx(2 * narrow.terms["attention"])
+    assert wide.memory["activations"] > narrow.memory["activations"]
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"layers": 8}, "the shape says"), ({"parameters": -1}, "the shape says"),
+    ({"parameters": "8 B"}, "parameters must be a number"), ({"heads": 0}, "heads must be"),
+    ({"hidden": "x"}, "hidden must be"), ({"tied": "no"}, "tied must be True or False"),
+    ({"experts": 8}, "experts must be of type Experts"), ({"kv_heads": 3}, "shared equally"),
+    ({"heads": 24}, "name it as head_width"),
+    ({"latent": Latent(), "head_width": 64}, "leave head_width out")])
+def test_a_shape_that_no_model_has_gets_a_sentence(change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        predict(LLAMA._replace(**change), TWO_SERVERS, Layout({"dp": 8}))
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"software": EAGER._replace(efficiency=0)}, r"software\.efficiency must be a number above 0"),
+    ({"software": EAGER._replace(layer_s=-1)}, r"software\.layer_s must be 0 or more"),
+    ({"precision": Recipe(activation=None)}, r"recipe\.activation must be a number"),
+    ({"masked": "yes"}, "masked must be"), ({"wire": 3}, "wire is what"),
+    ({"layout": Layout(8)}, "a mesh is a dictionary"),
+    ({"layout": Layout({1: 8})}, "knows the axes"),
+    ({"layout": Layout({"dp": 8}, overlap="no")}, "overlap must be True or False"),
+    ({"layout": Layout({"dp": 8}, schedule=[])}, "schedule must be a name")])
+def test_what_is_beside_the_shape_gets_a_sentence_too(change, sentence):
+    options = {"layout": Layout({"dp": 8}), **change}
+    with pytest.raises(ConfigError, match=sentence):
+        predict(LLAMA, TWO_SERVERS, **options)
+
+
+def test_a_device_has_rates_above_zero_of_the_same_precisions():
+    for change, sentence in (({"memory_Bps": 0}, "memory_Bps must be"),
+                             ({"product_flops": {"bf16": "x"}}, "product_flops in bf16"),
+                             ({"peak_flops": {"fp8": 1e15}}, "same precisions")):
+        with pytest.raises(ConfigError, match=sentence):
+            replace(H100, **change)
 
 
 def test_utilization_is_of_the_data_sheet_and_says_which_operations_it_counts():

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from dtlab.checks import check_number, check_positive, check_whole, short
+from dtlab.checks import (
+    check_amount,
+    check_flag,
+    check_name,
+    check_number,
+    check_positive,
+    check_whole,
+    short,
+)
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.models.shapes import ATTENTION, Shape
+from dtlab.models.shapes import Shape, check_shape
 from dtlab.parallel.mesh import check_axes
 from dtlab.parallel.planner.device import A100, EAGER, Device, Software
 from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
@@ -75,7 +83,10 @@ def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device 
     """
     if not isinstance(layout, Layout):
         raise ConfigError(f"predict takes a Layout, not {short(layout)}")
-    recipe = _check(shape, topology, layout.mesh, precision, device, software)
+    recipe = _check(shape, topology, precision, device, software, masked)
+    _check_mesh(layout.mesh, topology)
+    if wire is not None and not callable(wire):
+        raise ConfigError(f"wire is what wires(topology) returns, not {short(wire)}")
     limit = _limit(device, memory_bytes, headroom)
     if why_not := impossible(shape, layout):
         return Plan(layout, why_not=why_not)
@@ -231,33 +242,40 @@ def _here(software: Software, topology: Topology) -> Software:
     return software._replace(stall_s=0.0) if one else software
 
 
-def _check(shape: Shape, topology: Topology, mesh: dict[str, int] | None,
-           precision: str | Recipe, device: Device, software: Software) -> Recipe:
+def _check(shape: Shape, topology: Topology, precision: str | Recipe, device: Device,
+           software: Software, masked: bool) -> Recipe:
+    check_flag("masked", masked)
     for value, kind in ((shape, Shape), (topology, Topology), (device, Device),
                         (software, Software)):
         if not isinstance(value, kind):
             raise ConfigError(f"the planner needs a {kind.__name__}, not {value!r:.60}")
-    if shape.attention not in ATTENTION:
-        raise ConfigError(f"attention is one of {', '.join(ATTENTION)}, not {shape.attention!r}")
+    check_shape(shape)
+    check_positive("software.efficiency", software.efficiency)
+    for name in ("layer_s", "stall_s"):
+        check_amount(f"software.{name}", getattr(software, name))
     recipe = precision if isinstance(precision, Recipe) else \
         RECIPES.get(precision) if isinstance(precision, str) else None
     if recipe is None:
         raise ConfigError(f"precision is one of {', '.join(map(repr, RECIPES))}, or a Recipe; not "
                           f"{precision!r:.60}")
+    check_name("recipe.products", recipe.products)
+    for name in ("activation", "parameter", "gradient", "optimizer", "reduced"):
+        check_amount(f"recipe.{name}", getattr(recipe, name))
     if recipe.products not in device.product_flops:
         raise ConfigError(f"{device.name} has no rate of matrix products in {recipe.products}, but "
                           f"in {', '.join(device.product_flops)}")
-    if mesh is None:
-        return recipe
+    return recipe
+
+
+def _check_mesh(mesh: dict[str, int], topology: Topology) -> None:
     check_axes(mesh)
     if unknown := set(mesh) - {*AXES}:
         raise ConfigError(f"the planner knows the axes {', '.join(AXES)}, not "
-                          f"{', '.join(unknown)}")
+                          f"{', '.join(map(str, unknown))}")
     if math.prod(mesh.values()) != topology.ranks:
         raise ConfigError(f"a mesh of {' · '.join(f'{k}={v}' for k, v in mesh.items())} has "
                           f"{math.prod(mesh.values())} ranks, but {topology.name} has "
                           f"{topology.ranks}")
-    return recipe
 
 
 def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | None = None, *,
@@ -271,7 +289,9 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
     Raises `ConfigError`, with the nearest miss, if nothing fits.
     """
     check_whole("batch", batch, 1, 1_000_000)
-    recipe = _check(shape, topology, None, precision, device, software)
+    recipe = _check(shape, topology, precision, device, software, masked)
+    if only is not None and not callable(only):
+        raise ConfigError(f"only is a function of a layout, not {short(only)}")
     limit = _limit(device, memory_bytes, headroom)
     wire, plans, software = wires(topology), [], _here(software, topology)
     for layout in layouts(shape, topology.ranks, batch, len(topology.groups)):
