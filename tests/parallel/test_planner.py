@@ -12,6 +12,7 @@ from dtlab.collectives import all_gather
 from dtlab.models import SHAPES, Experts, Latent, gpt_shape, llama_shape
 from dtlab.parallel import Layout, Mesh, pipeline, plan, predict
 from dtlab.parallel.planner import (
+    A100,
     COMPILED,
     DEVICES,
     EAGER,
@@ -106,6 +107,10 @@ SIMULATED = [
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 9, stage=3)),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 9, stage=3, gather_once=True)),
     (LLAMA, Layout({"pp": 2, "dp": 2, "tp": 2}, 2, 8, stage=1, reduce_each=True)),
+    (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 8, "ZB-H1", reduce_each=True, overlap=False)),
+    (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 8, "interleaved", 2, stage=3)),
+    (LLAMA, Layout({"pp": 2, "tp": 4}, 1, 8, "ZB-H1", overlap_tp=True)),
+    (LLAMA, Layout({"cp": 4, "dp": 2}, 1, 1)),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-H2")),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-V", 2)),
     (LLAMA, Layout({"pp": 4, "tp": 2}, 1, 16, "DualPipe-V", 2, sequence=True)),
@@ -127,6 +132,18 @@ def test_the_sum_is_the_simulated_step(topology, shape, layout):
         assert sum(predicted.memory.values()) == pytest.approx(predicted.memory_bytes)
         simulated = simulate(predicted.step, network=topology, trace=False).elapsed_s
         assert predicted.step_s == pytest.approx(simulated, rel=0.05)
+
+
+@pytest.mark.parametrize("software", [EAGER, COMPILED])
+@pytest.mark.parametrize("schedule", ["1F1B", "ZB-H1", "ZB-H2"])
+def test_a_faster_device_is_never_slower(schedule, software):
+    """Also where launches are what takes the time: half of backward's are the weights' gradients',
+    which fill the bubble."""
+    layout = Layout({"pp": 8}, 1, 8, schedule)
+    times = [predict(LLAMA, TWO_SERVERS, layout, software=software, device=replace(
+        A100, product_flops={"bf16": flops}, peak_flops={"bf16": flops})).step_s
+        for flops in (1e13, 1e14, 2e14, 4e14, 1e16)]
+    assert times == sorted(times, reverse=True)
 
 
 @pytest.mark.parametrize("p", range(1, 10))
@@ -396,6 +413,7 @@ def test_a_mesh_has_the_size_of_the_topology(mesh, sentence):
     ({"mesh": {"pp": 8}, "schedule": "ZB-V"}, "2 chunks"),
     ({"sequence": True}, "needs tp"),
     ({"chunks": 2}, "interleaved"),
+    ({"chunks": 2, "schedule": "interleaved"}, "chunks need a pipeline"),
     ({"mesh": {"ep": 8}}, "experts"),
     ({"mesh": {"pp": 8}, "schedule": "interleaved", "chunks": 8, "micro_batches": 8}, "fewer")])
 def test_a_layout_that_no_device_runs_says_why(change, sentence):

@@ -131,6 +131,8 @@ def impossible(shape: Shape, layout: Layout) -> str:
             if tp > 1 else "sequence parallelism needs tp"
     if v > 1 and layout.schedule not in CHUNKED:
         return f"chunks need a schedule that has them: {', '.join(CHUNKED)}"
+    if v > 1 and pp == 1:
+        return "chunks need a pipeline, but pp is 1"
     if v > 1 and layout.schedule == "interleaved" and m % pp:
         return f"interleaved chunks need micro-batches that pp={pp} divides"
     if layout.schedule in TWO_CHUNKS and (v != 2 or m < 2 * pp):

@@ -23,6 +23,7 @@ from dtlab.models.shapes import Shape, check_shape
 from dtlab.parallel.mesh import check_axes
 from dtlab.parallel.planner.device import A100, EAGER, Device, Software
 from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
+from dtlab.parallel.planner.schedules import HALVED
 from dtlab.parallel.planner.schedules import bubble_s as bubble_s_of
 from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
@@ -104,15 +105,16 @@ class Exposed(NamedTuple):
 
 
 def exposed(layout: Layout, work: RankWork, wire: Wires) -> Exposed:
-    """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products."""
+    """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products, in
+    backward behind those of the inputs' gradients alone if the weights' come later."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
         if layout.ep > 1 else 0.0
     hidden_s = work.products_s if layout.overlap_tp else 0.0
+    ways = hidden_s, hidden_s if layout.schedule in HALVED else 2 * hidden_s
     forward_s, backward_s = (max(0.0, halves * half_s - hides)
-                             for halves, hides in zip(work.tp_halves, (hidden_s, 2 * hidden_s),
-                                                      strict=True))
+                             for halves, hides in zip(work.tp_halves, ways, strict=True))
     return Exposed((forward_s, backward_s),
                    (work.cp_halves[0] * gather_s, work.cp_halves[1] * gather_s),
                    (work.ep_exchanges[0] * exchange_s, work.ep_exchanges[1] * exchange_s))
@@ -134,7 +136,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
     pp = wire_of(layout.mesh, "pp", wire)
     bubble_s, with_messages_s = (
         bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
-                    average * work.weights_s, layout.chunks, c)
+                    average * (work.weights_s + idle_s[1] / 2), layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
     free_s = _free(layout, wire, messages, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
@@ -202,12 +204,12 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
     all_of_it = layers * one[0] + work.ends_parameters, layers * one[1]
     parameters_s = half_s(*all_of_it, held) if stage in (1, 2) else 0.0
     each = (layout.pp == 1 and (m == 1 or stage > 1)) or layout.reduce_each
+    layer_s, last_s = reduce_s(*one), reduce_s(work.ends_parameters, 0.0)
     if not each:
         gradients_s = reduce_s(*all_of_it)
     elif not layout.overlap:
-        gradients_s = m * reduce_s(*all_of_it)
+        gradients_s = m * (layers * layer_s + last_s)
     else:  # each layer's while the others compute: what outlasts them, at least the last one's
-        layer_s, last_s = reduce_s(*one), reduce_s(work.ends_parameters, 0.0)
         hidden_s = (m - 1) * layers * (forward_s + backward_s) + (layers - 1) * backward_s
         gradients_s = max(layer_s + last_s, m * (layers * layer_s + last_s) - hidden_s)
     if stage < 3:
@@ -217,11 +219,13 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
         return layers * layer_s + ends_s, gradients_s, 0.0
     if not layout.overlap:
         return 2 * m * (layers * layer_s + ends_s), gradients_s, 0.0
-    # A layer's parameters are gathered while the one before computes; in backward gradients leave
-    # beside them, on the same wire.
+    # A layer's parameters are gathered while the one before of its chunk computes; in backward
+    # gradients leave beside them, on the same wire.
     leave_s = reduce_s(*one) if each else 0.0
-    gather_s = m * (2 * (layer_s + ends_s) + (layers - 1) * max(0.0, layer_s - forward_s))
-    late_s = m * (layers - 1) * max(0.0, layer_s + leave_s - backward_s)
+    others = layers - layout.chunks
+    gather_s = m * (2 * (layout.chunks * layer_s + ends_s)
+                    + others * max(0.0, layer_s - forward_s))
+    late_s = m * others * max(0.0, layer_s + leave_s - backward_s)
     if each:
         return gather_s, reduce_s(*one) + reduce_s(work.ends_parameters, 0.0) + late_s, 0.0
     return gather_s + late_s, gradients_s, 0.0

@@ -16,6 +16,7 @@ TIMED = {"ZB-H2": pipeline.zb_h2, "ZB-V": pipeline.zb_v, "DualPipe-V": pipeline.
 GENERATORS = dict(zip(CLOSED, (pipeline.gpipe, pipeline.one_f_one_b, pipeline.interleaved,
                                pipeline.zb_h1), strict=True)) | TIMED
 TWO_CHUNKS = ("ZB-V", "DualPipe-V")  # a rank has the stages r and 2p−1−r
+HALVED = ("ZB-H1", "ZB-H2", *TWO_CHUNKS)  # backward is two actions, inputs' and weights' gradients
 CHUNKED = ("interleaved", "looped BFS", *TWO_CHUNKS)
 
 
