@@ -111,6 +111,7 @@ SIMULATED = [
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 8, "interleaved", 2, stage=3)),
     (LLAMA, Layout({"pp": 2, "tp": 4}, 1, 8, "ZB-H1", overlap_tp=True)),
     (LLAMA, Layout({"cp": 4, "dp": 2}, 1, 1)),
+    (LLAMA, Layout({"pp": 8}, 4, 2, "ZB-H1")),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-H2")),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-V", 2)),
     (LLAMA, Layout({"pp": 4, "tp": 2}, 1, 16, "DualPipe-V", 2, sequence=True)),
