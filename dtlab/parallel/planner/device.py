@@ -48,7 +48,7 @@ class Device:
 
         >>> whole, slice = (A100.product_s(2048, 4096, n) for n in (4096, 512))
         >>> f"{8 * slice / whole:.2f}"
-        '1.30'
+        '1.20'
         """
         itemsize = {"float32": 4, "fp8": 1}.get(precision, 2)
         moved = itemsize * (rows * inner + inner * columns + rows * columns)
