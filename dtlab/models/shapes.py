@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dtlab.checks import check_amount, check_whole
+from dtlab.checks import check_amount, check_flag, check_number, check_whole, short
 from dtlab.errors import ConfigError
 
 ATTENTION = ("flash", "stored")  # does it keep its scores for backward?
@@ -44,7 +44,8 @@ class Shape(NamedTuple):
     None for as many as `heads`. mlp_width: of one MLP, None for 4·hidden. gated: has an MLP three
     matrices (SwiGLU) or two (GELU)? experts, latent: None for one MLP, and for ordinary attention.
     attention: "flash" reads and keeps queries, keys, values and outputs, and skips what a causal
-    mask hides; "stored" computes all scores and keeps them, as Megatron-LM did in 2021."""
+    mask hides; "stored" computes all scores and keeps them, as Megatron-LM did in 2021.
+    head_width: of a head's queries, keys and values, None for hidden / heads."""
 
     parameters: float
     layers: int
@@ -60,6 +61,7 @@ class Shape(NamedTuple):
     experts: Experts | None = None
     latent: Latent | None = None
     attention: str = "flash"
+    head_width: int | None = None
 
     @property
     def width(self) -> int:
@@ -67,14 +69,21 @@ class Shape(NamedTuple):
         return 4 * self.hidden if self.mlp_width is None else self.mlp_width
 
     @property
+    def head(self) -> int:
+        """Elements of one head's queries for one token."""
+        if self.latent:
+            return self.latent.width + self.latent.rotary
+        return self.hidden // self.heads if self.head_width is None else self.head_width
+
+    @property
     def queries(self) -> int:
         """Elements of all heads' queries for one token."""
-        return self.heads * (self.latent.width + self.latent.rotary) if self.latent else self.hidden
+        return self.heads * self.head
 
     @property
     def keys(self) -> int:
         """Elements of all heads' keys for one token, as attention's kernel reads them."""
-        return self.queries if self.latent else self.hidden * self.grouped // self.heads
+        return self.queries if self.latent else self.grouped * self.head
 
     @property
     def values(self) -> int:
@@ -84,7 +93,7 @@ class Shape(NamedTuple):
     @property
     def attended(self) -> int:
         """Elements of all heads' outputs for one token."""
-        return self.heads * self.latent.value_width if self.latent else self.hidden
+        return self.heads * self.latent.value_width if self.latent else self.queries
 
     @property
     def grouped(self) -> int:
@@ -110,36 +119,98 @@ class Shape(NamedTuple):
         layers = self.layers - self.experts.dense_layers
         return layers * self.experts.number * self.mlp_parameters(self.experts.width)
 
+    @property
+    def matrix_parameters(self) -> int:
+        """Of all matrices, the tables of the vocabulary and the experts' routers among them."""
+        experts, dense = self.experts, self.layers
+        tables = (1 if self.tied else 2) * self.vocab * self.hidden
+        count = tables + self.layers * self.attention_parameters + self.expert_parameters
+        if experts is not None:
+            dense = experts.dense_layers
+            count += (self.layers - dense) * (
+                experts.number * self.hidden + experts.shared * self.mlp_parameters(experts.width))
+        return count + dense * self.mlp_parameters(self.width)
+
     def mlp_parameters(self, width: int) -> int:
         """Of the matrices of an MLP of this width."""
         return (3 if self.gated else 2) * self.hidden * width
+
+
+def check_sizes(shape: Shape) -> None:
+    """Raise `ConfigError` unless a model can have these sizes. Its parameters are not looked at."""
+    experts, latent = shape.experts, shape.latent
+    for name, kind in (("experts", Experts), ("latent", Latent)):
+        if not isinstance(getattr(shape, name), kind | None):
+            raise ConfigError(f"{name} must be of type {kind.__name__}, or None, not "
+                              f"{short(getattr(shape, name))}")
+    for name in ("layers", "hidden", "heads", "vocab", "positions"):
+        check_whole(name, getattr(shape, name))
+    for name in ("kv_heads", "mlp_width", "head_width"):
+        if getattr(shape, name) is not None:
+            check_whole(name, getattr(shape, name))
+    for name in ("tied", "gated"):
+        check_flag(name, getattr(shape, name))
+    if shape.attention not in ATTENTION:
+        raise ConfigError(f"attention is one of {', '.join(ATTENTION)}, not "
+                          f"{short(shape.attention)}")
+    if experts is not None:
+        for name, least, most in (("number", 1, 100_000), ("width", 1, 10_000_000),
+                                  ("shared", 0, 1000), ("dense_layers", 0, shape.layers - 1)):
+            check_whole(f"experts.{name}", getattr(experts, name), least, most)
+        check_whole("experts.top", experts.top, 1, experts.number)
+        check_amount("experts.capacity", experts.capacity)
+        check_flag("experts.biased", experts.biased)
+    for name, size in (latent or Latent())._asdict().items():
+        check_whole(f"latent.{name}", size)
+    if shape.heads % shape.grouped:
+        raise ConfigError(f"{shape.kv_heads} heads of keys and values can't be shared equally by "
+                          f"{shape.heads} heads")
+    if latent is not None and shape.head_width is not None:
+        raise ConfigError("latent attention has widths of its own; leave head_width out")
+    if latent is None and shape.head_width is None and shape.hidden % shape.heads:
+        raise ConfigError(f"a hidden size of {shape.hidden} can't be cut into {shape.heads} heads; "
+                          f"if a head has another width, name it as head_width")
+
+
+def check_shape(shape: Shape) -> None:
+    """Raise `ConfigError` unless a model can have these sizes, and as many parameters: those of its
+    matrices, beside them a table of positions and a few vectors a layer, and 2 % for what a source
+    has rounded."""
+    check_sizes(shape)
+    check_number("parameters", shape.parameters)
+    counted = shape.matrix_parameters
+    others = (shape.positions + 13 * shape.layers) * shape.hidden
+    if abs(shape.parameters - counted) > 0.02 * counted + others:
+        raise ConfigError(f"matrices of these sizes have {counted:,} parameters, but the shape "
+                          f"says {shape.parameters:,}; llama_shape and gpt_shape count them")
 
 
 def gpt_shape(layers: int, hidden: int, heads: int, vocab: int = 51_200, positions: int = 2048,
               attention: str = "stored") -> Shape:
     """The shape of `GPT(GPTConfig(…))` with these sizes and a tied embedding, and of Megatron-LM's
     GPTs: layers of 12h² + 13h parameters, vocabulary and positions of h each, a last norm of 2h.
+    Raises `ConfigError` unless heads divides hidden.
 
     Source: Narayanan et al. 2021, §5.1, equation 2 (which leaves out the last norm).
 
     >>> gpt_shape(12, 768, 12, 50_257, 1024).parameters
     124439808
     """
-    for name, size in (("layers", layers), ("hidden", hidden), ("heads", heads), ("vocab", vocab),
-                       ("positions", positions)):
-        check_whole(name, size)
-    parameters = layers * (12 * hidden**2 + 13 * hidden) + (vocab + positions + 2) * hidden
-    return Shape(parameters, layers, hidden, heads, vocab, positions, "its own sizes",
-                 attention=attention)
+    shape = Shape(0, layers, hidden, heads, vocab, positions, "its own sizes", attention=attention)
+    check_sizes(shape)
+    vectors = (13 * layers + positions + 2) * hidden
+    return shape._replace(parameters=shape.matrix_parameters + vectors)
 
 
 def llama_shape(layers: int, hidden: int, heads: int, mlp_width: int, vocab: int,
                 positions: int = 8192, *, kv_heads: int | None = None, tied: bool = False,
                 experts: Experts | None = None, latent: Latent | None = None,
-                source: str = "its own sizes") -> Shape:
+                head_width: int | None = None, source: str = "its own sizes") -> Shape:
     """The shape of a model built as Llama, Mixtral and DeepSeek are: RMSNorm, rotary positions,
-    gated MLPs, no biases; its parameters counted. Raises `ConfigError` unless kv_heads divides
-    heads, and heads divides hidden.
+    gated MLPs, no biases, all of the context in each layer's attention; its parameters counted.
+    More norms or biases, as Qwen's, Gemma's and GPT-OSS's, are vectors that hardly count: for the
+    checkpoint's number, replace `parameters`. Windows of attention can't be described. Raises
+    `ConfigError` unless kv_heads divides heads, and heads divides hidden or head_width is given.
 
     Source: Touvron et al. 2023; Jiang et al. 2024; DeepSeek-AI 2024 (without the extra prediction
     head).
@@ -147,39 +218,16 @@ def llama_shape(layers: int, hidden: int, heads: int, mlp_width: int, vocab: int
     >>> llama_shape(32, 4096, 32, 14_336, 128_256, kv_heads=8).parameters
     8030261248
     """
-    for name, size in (("layers", layers), ("hidden", hidden), ("heads", heads),
-                       ("mlp_width", mlp_width), ("vocab", vocab), ("positions", positions),
-                       ("kv_heads", heads if kv_heads is None else kv_heads)):
-        check_whole(name, size)
-    if experts is not None:
-        for name, size, least, most in (
-                ("experts.number", experts.number, 1, 100_000),
-                ("experts.top", experts.top, 1, experts.number),
-                ("experts.width", experts.width, 1, 10_000_000),
-                ("experts.shared", experts.shared, 0, 1000),
-                ("experts.dense_layers", experts.dense_layers, 0, layers - 1)):
-            check_whole(name, size, least, most)
-        check_amount("experts.capacity", experts.capacity)
-    for name, size in (latent or Latent())._asdict().items():
-        check_whole(f"latent.{name}", size)
-    if kv_heads is not None and heads % kv_heads:
-        raise ConfigError(f"{kv_heads} heads of keys and values can't be shared equally by {heads} "
-                          f"heads")
-    if latent is None and hidden % heads:
-        raise ConfigError(f"a hidden size of {hidden} can't be cut into {heads} heads")
     shape = Shape(0, layers, hidden, heads, vocab, positions, source, tied, kv_heads, mlp_width,
-                  True, experts, latent)
-    dense = layers if experts is None else experts.dense_layers
-    parameters = (layers * (shape.attention_parameters + 2 * hidden)
-                  + dense * shape.mlp_parameters(mlp_width) + shape.expert_parameters
-                  + (1 if tied else 2) * vocab * hidden + hidden)
+                  True, experts, latent, head_width=head_width)
+    check_whole("mlp_width", mlp_width)
+    check_sizes(shape)
+    vectors = (2 * layers + 1) * hidden  # norms
     if latent is not None:
-        parameters += layers * (latent.query_rank + latent.rank)  # norms
-    if experts is not None:
-        parameters += (layers - dense) * (
-            experts.number * (hidden + experts.biased)
-            + experts.shared * shape.mlp_parameters(experts.width))
-    return shape._replace(parameters=parameters)
+        vectors += layers * (latent.query_rank + latent.rank)
+    if experts is not None and experts.biased:
+        vectors += (layers - experts.dense_layers) * experts.number
+    return shape._replace(parameters=shape.matrix_parameters + vectors)
 
 
 _GPT2 = "Radford et al. 2019, table 2; parameters: the checkpoints"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_whole, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
@@ -72,6 +72,8 @@ def groups(axes: Mapping[str, int], *names: str) -> list[list[int]]:
 
 def check_axes(axes: Mapping[str, int]) -> None:
     """Raise `ConfigError` unless there is an axis, and each has a size of at least 1."""
+    if not isinstance(axes, Mapping):
+        raise ConfigError(f"a mesh is a dictionary of axes and sizes, not {short(axes)}")
     if not axes:
         raise ConfigError("a mesh needs at least one axis, as in Mesh(comm, tp=4)")
     for name, size in axes.items():

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from dtlab import ConfigError, simulate
-from dtlab.models import SHAPES
+from dtlab.models import SHAPES, gpt_shape
 from dtlab.parallel import Layout, plan, predict
 from dtlab.parallel.planner import COMPILED, EAGER, H100, HEADROOM, MEGATRON, cluster, wires
 from dtlab.parallel.planner.wires import wire_of
@@ -56,7 +56,7 @@ def test_the_sum_of_sixteen_unequal_stages_is_furthest_off(prose: str) -> None:
     layouts = (Layout({"pp": 16}, 1, 16, "ZB-H1"),
                Layout({"pp": 4, "tp": 4}, 1, 8, "interleaved", 2))
     for layout, stages in zip(layouts, ([3] * 4 + [2] * 12, [5] * 4 + [4] * 4), strict=True):
-        unequal, equal = (predict(SHAPES["7.5 B"]._replace(layers=layers), net, layout)
+        unequal, equal = (predict(gpt_shape(layers, 4096, 32, attention="flash"), net, layout)
                           for layers in (36, 32))
         assert unequal.work is not None
         assert unequal.work.stages == stages

@@ -2,6 +2,7 @@
 """
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -11,6 +12,7 @@ from dtlab.collectives import all_gather
 from dtlab.models import SHAPES, Experts, Latent, gpt_shape, llama_shape
 from dtlab.parallel import Layout, Mesh, pipeline, plan, predict
 from dtlab.parallel.planner import (
+    A100,
     COMPILED,
     DEVICES,
     EAGER,
@@ -105,6 +107,11 @@ SIMULATED = [
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 9, stage=3)),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 9, stage=3, gather_once=True)),
     (LLAMA, Layout({"pp": 2, "dp": 2, "tp": 2}, 2, 8, stage=1, reduce_each=True)),
+    (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 8, "ZB-H1", reduce_each=True, overlap=False)),
+    (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 8, "interleaved", 2, stage=3)),
+    (LLAMA, Layout({"pp": 2, "tp": 4}, 1, 8, "ZB-H1", overlap_tp=True)),
+    (LLAMA, Layout({"cp": 4, "dp": 2}, 1, 1)),
+    (LLAMA, Layout({"pp": 8}, 4, 2, "ZB-H1")),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-H2")),
     (LLAMA, Layout({"pp": 4, "dp": 2}, 1, 16, "ZB-V", 2)),
     (LLAMA, Layout({"pp": 4, "tp": 2}, 1, 16, "DualPipe-V", 2, sequence=True)),
@@ -126,6 +133,18 @@ def test_the_sum_is_the_simulated_step(topology, shape, layout):
         assert sum(predicted.memory.values()) == pytest.approx(predicted.memory_bytes)
         simulated = simulate(predicted.step, network=topology, trace=False).elapsed_s
         assert predicted.step_s == pytest.approx(simulated, rel=0.05)
+
+
+@pytest.mark.parametrize("software", [EAGER, COMPILED])
+@pytest.mark.parametrize("schedule", ["1F1B", "ZB-H1", "ZB-H2"])
+def test_a_faster_device_is_never_slower(schedule, software):
+    """Also where launches are what takes the time: half of backward's are the weights' gradients',
+    which fill the bubble."""
+    layout = Layout({"pp": 8}, 1, 8, schedule)
+    times = [predict(LLAMA, TWO_SERVERS, layout, software=software, device=replace(
+        A100, product_flops={"bf16": flops}, peak_flops={"bf16": flops})).step_s
+        for flops in (1e13, 1e14, 2e14, 4e14, 1e16)]
+    assert times == sorted(times, reverse=True)
 
 
 @pytest.mark.parametrize("p", range(1, 10))
@@ -297,6 +316,56 @@ def test_shapes_have_the_checkpoints_parameters(name, parameters):
     assert SHAPES[name].parameters == parameters
 
 
+def test_heads_may_have_a_width_of_their_own():
+    """As Qwen3's, Gemma's and GPT-OSS's: heads · width is not hidden. Qwen3 32B without the norms
+    of its queries and keys, GPT-OSS 120B without its biases and sinks."""
+    qwen = llama_shape(64, 5120, 64, 25_600, 151_936, kv_heads=8, head_width=128)
+    assert qwen.parameters == 32_762_123_264 - 64 * 2 * 128
+    gpt_oss = llama_shape(36, 2880, 64, 2880, 201_088, kv_heads=8, head_width=64,
+                          experts=Experts(128, 4, 2880))
+    biases = 64 * 64 + 2 * 8 * 64 + 2880 + 128 + 128 * 3 * 2880 + 64  # queries to sinks, a layer
+    assert gpt_oss.parameters == 116_829_156_672 - 36 * biases
+    wide, narrow = (predict(llama_shape(4, 1024, 8, 3072, 5000, 512, head_width=width),
+                            TWO_SERVERS, Layout({"dp": 4, "tp": 2})) for width in (256, None))
+    assert wide.terms["attention"] == pytest.approx(2 * narrow.terms["attention"])
+    assert wide.memory["activations"] > narrow.memory["activations"]
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"layers": 8}, "the shape says"), ({"parameters": -1}, "the shape says"),
+    ({"parameters": "8 B"}, "parameters must be a number"), ({"heads": 0}, "heads must be"),
+    ({"hidden": "x"}, "hidden must be"), ({"tied": "no"}, "tied must be True or False"),
+    ({"experts": 8}, "experts must be of type Experts"), ({"kv_heads": 3}, "shared equally"),
+    ({"heads": 24}, "name it as head_width"),
+    ({"latent": Latent(), "head_width": 64}, "leave head_width out")])
+def test_a_shape_that_no_model_has_gets_a_sentence(change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        predict(LLAMA._replace(**change), TWO_SERVERS, Layout({"dp": 8}))
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"software": EAGER._replace(efficiency=0)}, r"software\.efficiency must be a number above 0"),
+    ({"software": EAGER._replace(layer_s=-1)}, r"software\.layer_s must be 0 or more"),
+    ({"precision": Recipe(activation=None)}, r"recipe\.activation must be a number"),
+    ({"masked": "yes"}, "masked must be"), ({"wire": 3}, "wire is what"),
+    ({"layout": Layout(8)}, "a mesh is a dictionary"),
+    ({"layout": Layout({1: 8})}, "knows the axes"),
+    ({"layout": Layout({"dp": 8}, overlap="no")}, "overlap must be True or False"),
+    ({"layout": Layout({"dp": 8}, schedule=[])}, "schedule must be a name")])
+def test_what_is_beside_the_shape_gets_a_sentence_too(change, sentence):
+    options = {"layout": Layout({"dp": 8}), **change}
+    with pytest.raises(ConfigError, match=sentence):
+        predict(LLAMA, TWO_SERVERS, **options)
+
+
+def test_a_device_has_rates_above_zero_of_the_same_precisions():
+    for change, sentence in (({"memory_Bps": 0}, "memory_Bps must be"),
+                             ({"product_flops": {"bf16": "x"}}, "product_flops in bf16"),
+                             ({"peak_flops": {"fp8": 1e15}}, "same precisions")):
+        with pytest.raises(ConfigError, match=sentence):
+            replace(H100, **change)
+
+
 def test_utilization_is_of_the_data_sheet_and_says_which_operations_it_counts():
     all_of_it, visible = (predict(LLAMA, TWO_SERVERS, Layout({"dp": 8}), masked=masked)
                           for masked in (True, False))
@@ -345,6 +414,7 @@ def test_a_mesh_has_the_size_of_the_topology(mesh, sentence):
     ({"mesh": {"pp": 8}, "schedule": "ZB-V"}, "2 chunks"),
     ({"sequence": True}, "needs tp"),
     ({"chunks": 2}, "interleaved"),
+    ({"chunks": 2, "schedule": "interleaved"}, "chunks need a pipeline"),
     ({"mesh": {"ep": 8}}, "experts"),
     ({"mesh": {"pp": 8}, "schedule": "interleaved", "chunks": 8, "micro_batches": 8}, "fewer")])
 def test_a_layout_that_no_device_runs_says_why(change, sentence):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_positive, check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.topology import Topology, compose, nvswitch, uniform
 
@@ -29,6 +29,17 @@ class Device:
     memory_bytes: float
     source: str = field(default="", repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("attention_flops", "memory_Bps", "memory_bytes"):
+            check_positive(name, getattr(self, name))
+        for name in ("product_flops", "peak_flops"):
+            if not isinstance(rates := getattr(self, name), Mapping) \
+                    or set(rates) != set(self.product_flops):
+                raise ConfigError(f"product_flops and peak_flops are two dictionaries of the same "
+                                  f"precisions and their rates, not {name}={short(rates)}")
+            for precision, rate in rates.items():
+                check_positive(f"{name} in {precision}", rate)
+
     def product_s(self, rows: float, inner: float, columns: float, precision: str = "bf16"
                   ) -> float:
         """Seconds for the product of two matrices, rows × inner and inner × columns: its
@@ -37,7 +48,7 @@ class Device:
 
         >>> whole, slice = (A100.product_s(2048, 4096, n) for n in (4096, 512))
         >>> f"{8 * slice / whole:.2f}"
-        '1.30'
+        '1.20'
         """
         itemsize = {"float32": 4, "fp8": 1}.get(precision, 2)
         moved = itemsize * (rows * inner + inner * columns + rows * columns)
@@ -111,10 +122,11 @@ def cluster(text: str) -> tuple[Device, Topology]:
     >>> cluster("h100:2x8")[1].ranks
     16
     """
-    parts = re.fullmatch(r"([\w-]+):(\d+)x(\d+)", text) if isinstance(text, str) else None
+    form = r"([\w-]+):([0-9]{1,9})x([0-9]{1,9})"
+    parts = re.fullmatch(form, text) if isinstance(text, str) else None
     if parts is None or parts[1] not in DEVICES:
         raise ConfigError(f"a cluster is a device, servers and devices in each, such as h100:8x8, "
-                          f"with one of the devices {', '.join(DEVICES)}; not {text!r}")
+                          f"with one of the devices {', '.join(DEVICES)}; not {short(text)}")
     return DEVICES[parts[1]], servers(parts[1], int(parts[2]), int(parts[3]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import permutations, product
 from typing import NamedTuple
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_flag, check_name, check_whole
 from dtlab.cost.memory import RECOMPUTE
 from dtlab.models.shapes import Shape
 from dtlab.parallel.planner.schedules import CHUNKED, GENERATORS, TWO_CHUNKS
@@ -101,6 +101,10 @@ def impossible(shape: Shape, layout: Layout) -> str:
         check_whole(name, getattr(layout, name))
     if layout.recompute_layers is not None:
         check_whole("recompute_layers", layout.recompute_layers, 0)
+    for name in ("sequence", "balanced", "regather", "overlap", "overlap_tp", "reduce_each",
+                 "gather_once"):
+        check_flag(name, getattr(layout, name))
+    check_name("schedule", layout.schedule)
     if layout.schedule not in GENERATORS:
         return f"the planner knows the schedules {', '.join(GENERATORS)}, not {layout.schedule!r}"
     if layout.recompute not in RECOMPUTE:
@@ -111,8 +115,10 @@ def impossible(shape: Shape, layout: Layout) -> str:
         return f"{shape.heads} heads can't be shared equally by tp={tp}"
     if not shape.latent and shape.grouped % tp and tp % shape.grouped:
         return f"{shape.grouped} heads of keys and values can't be shared equally by tp={tp}"
-    if shape.hidden % tp or shape.width % tp:
-        return f"a hidden size of {shape.hidden} and MLPs of {shape.width} can't be cut for tp={tp}"
+    for what, size in (("a hidden size", shape.hidden), ("MLPs", shape.width),
+                       ("experts", experts.width if experts else 0)):
+        if size % tp:
+            return f"{what} of {size} can't be cut for tp={tp}"
     if layout.ep > 1 and (experts is None or experts.number % layout.ep):
         return f"{experts.number} experts can't be shared equally by ep={layout.ep}" if experts \
             else "ep needs a model with experts"
@@ -125,6 +131,8 @@ def impossible(shape: Shape, layout: Layout) -> str:
             if tp > 1 else "sequence parallelism needs tp"
     if v > 1 and layout.schedule not in CHUNKED:
         return f"chunks need a schedule that has them: {', '.join(CHUNKED)}"
+    if v > 1 and pp == 1:
+        return "chunks need a pipeline, but pp is 1"
     if v > 1 and layout.schedule == "interleaved" and m % pp:
         return f"interleaved chunks need micro-batches that pp={pp} divides"
     if layout.schedule in TWO_CHUNKS and (v != 2 or m < 2 * pp):

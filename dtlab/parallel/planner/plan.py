@@ -8,13 +8,22 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from dtlab.checks import check_number, check_positive, check_whole, short
+from dtlab.checks import (
+    check_amount,
+    check_flag,
+    check_name,
+    check_number,
+    check_positive,
+    check_whole,
+    short,
+)
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.models.shapes import ATTENTION, Shape
+from dtlab.models.shapes import Shape, check_shape
 from dtlab.parallel.mesh import check_axes
 from dtlab.parallel.planner.device import A100, EAGER, Device, Software
 from dtlab.parallel.planner.layout import AXES, Layout, impossible, layouts, orders
+from dtlab.parallel.planner.schedules import HALVED
 from dtlab.parallel.planner.schedules import bubble_s as bubble_s_of
 from dtlab.parallel.planner.step import PlannedStep
 from dtlab.parallel.planner.wires import Wires, wire_of, wires
@@ -75,7 +84,10 @@ def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device 
     """
     if not isinstance(layout, Layout):
         raise ConfigError(f"predict takes a Layout, not {short(layout)}")
-    recipe = _check(shape, topology, layout.mesh, precision, device, software)
+    recipe = _check(shape, topology, precision, device, software, masked)
+    _check_mesh(layout.mesh, topology)
+    if wire is not None and not callable(wire):
+        raise ConfigError(f"wire is what wires(topology) returns, not {short(wire)}")
     limit = _limit(device, memory_bytes, headroom)
     if why_not := impossible(shape, layout):
         return Plan(layout, why_not=why_not)
@@ -93,15 +105,16 @@ class Exposed(NamedTuple):
 
 
 def exposed(layout: Layout, work: RankWork, wire: Wires) -> Exposed:
-    """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products."""
+    """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products, in
+    backward behind those of the inputs' gradients alone if the weights' come later."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
         if layout.ep > 1 else 0.0
     hidden_s = work.products_s if layout.overlap_tp else 0.0
+    ways = hidden_s, hidden_s if layout.schedule in HALVED else 2 * hidden_s
     forward_s, backward_s = (max(0.0, halves * half_s - hides)
-                             for halves, hides in zip(work.tp_halves, (hidden_s, 2 * hidden_s),
-                                                      strict=True))
+                             for halves, hides in zip(work.tp_halves, ways, strict=True))
     return Exposed((forward_s, backward_s),
                    (work.cp_halves[0] * gather_s, work.cp_halves[1] * gather_s),
                    (work.ep_exchanges[0] * exchange_s, work.ep_exchanges[1] * exchange_s))
@@ -123,7 +136,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
     pp = wire_of(layout.mesh, "pp", wire)
     bubble_s, with_messages_s = (
         bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
-                    average * work.weights_s, layout.chunks, c)
+                    average * (work.weights_s + idle_s[1] / 2), layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
     free_s = _free(layout, wire, messages, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
@@ -191,12 +204,12 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
     all_of_it = layers * one[0] + work.ends_parameters, layers * one[1]
     parameters_s = half_s(*all_of_it, held) if stage in (1, 2) else 0.0
     each = (layout.pp == 1 and (m == 1 or stage > 1)) or layout.reduce_each
+    layer_s, last_s = reduce_s(*one), reduce_s(work.ends_parameters, 0.0)
     if not each:
         gradients_s = reduce_s(*all_of_it)
     elif not layout.overlap:
-        gradients_s = m * reduce_s(*all_of_it)
+        gradients_s = m * (layers * layer_s + last_s)
     else:  # each layer's while the others compute: what outlasts them, at least the last one's
-        layer_s, last_s = reduce_s(*one), reduce_s(work.ends_parameters, 0.0)
         hidden_s = (m - 1) * layers * (forward_s + backward_s) + (layers - 1) * backward_s
         gradients_s = max(layer_s + last_s, m * (layers * layer_s + last_s) - hidden_s)
     if stage < 3:
@@ -206,11 +219,13 @@ def _data_parallel(layout: Layout, work: RankWork, wire: Wires, forward_s: float
         return layers * layer_s + ends_s, gradients_s, 0.0
     if not layout.overlap:
         return 2 * m * (layers * layer_s + ends_s), gradients_s, 0.0
-    # A layer's parameters are gathered while the one before computes; in backward gradients leave
-    # beside them, on the same wire.
+    # A layer's parameters are gathered while the one before of its chunk computes; in backward
+    # gradients leave beside them, on the same wire.
     leave_s = reduce_s(*one) if each else 0.0
-    gather_s = m * (2 * (layer_s + ends_s) + (layers - 1) * max(0.0, layer_s - forward_s))
-    late_s = m * (layers - 1) * max(0.0, layer_s + leave_s - backward_s)
+    others = layers - layout.chunks
+    gather_s = m * (2 * (layout.chunks * layer_s + ends_s)
+                    + others * max(0.0, layer_s - forward_s))
+    late_s = m * others * max(0.0, layer_s + leave_s - backward_s)
     if each:
         return gather_s, reduce_s(*one) + reduce_s(work.ends_parameters, 0.0) + late_s, 0.0
     return gather_s + late_s, gradients_s, 0.0
@@ -231,33 +246,40 @@ def _here(software: Software, topology: Topology) -> Software:
     return software._replace(stall_s=0.0) if one else software
 
 
-def _check(shape: Shape, topology: Topology, mesh: dict[str, int] | None,
-           precision: str | Recipe, device: Device, software: Software) -> Recipe:
+def _check(shape: Shape, topology: Topology, precision: str | Recipe, device: Device,
+           software: Software, masked: bool) -> Recipe:
+    check_flag("masked", masked)
     for value, kind in ((shape, Shape), (topology, Topology), (device, Device),
                         (software, Software)):
         if not isinstance(value, kind):
             raise ConfigError(f"the planner needs a {kind.__name__}, not {value!r:.60}")
-    if shape.attention not in ATTENTION:
-        raise ConfigError(f"attention is one of {', '.join(ATTENTION)}, not {shape.attention!r}")
+    check_shape(shape)
+    check_positive("software.efficiency", software.efficiency)
+    for name in ("layer_s", "stall_s"):
+        check_amount(f"software.{name}", getattr(software, name))
     recipe = precision if isinstance(precision, Recipe) else \
         RECIPES.get(precision) if isinstance(precision, str) else None
     if recipe is None:
         raise ConfigError(f"precision is one of {', '.join(map(repr, RECIPES))}, or a Recipe; not "
                           f"{precision!r:.60}")
+    check_name("recipe.products", recipe.products)
+    for name in ("activation", "parameter", "gradient", "optimizer", "reduced"):
+        check_amount(f"recipe.{name}", getattr(recipe, name))
     if recipe.products not in device.product_flops:
         raise ConfigError(f"{device.name} has no rate of matrix products in {recipe.products}, but "
                           f"in {', '.join(device.product_flops)}")
-    if mesh is None:
-        return recipe
+    return recipe
+
+
+def _check_mesh(mesh: dict[str, int], topology: Topology) -> None:
     check_axes(mesh)
     if unknown := set(mesh) - {*AXES}:
         raise ConfigError(f"the planner knows the axes {', '.join(AXES)}, not "
-                          f"{', '.join(unknown)}")
+                          f"{', '.join(map(str, unknown))}")
     if math.prod(mesh.values()) != topology.ranks:
         raise ConfigError(f"a mesh of {' · '.join(f'{k}={v}' for k, v in mesh.items())} has "
                           f"{math.prod(mesh.values())} ranks, but {topology.name} has "
                           f"{topology.ranks}")
-    return recipe
 
 
 def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | None = None, *,
@@ -271,7 +293,9 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
     Raises `ConfigError`, with the nearest miss, if nothing fits.
     """
     check_whole("batch", batch, 1, 1_000_000)
-    recipe = _check(shape, topology, None, precision, device, software)
+    recipe = _check(shape, topology, precision, device, software, masked)
+    if only is not None and not callable(only):
+        raise ConfigError(f"only is a function of a layout, not {short(only)}")
     limit = _limit(device, memory_bytes, headroom)
     wire, plans, software = wires(topology), [], _here(software, topology)
     for layout in layouts(shape, topology.ranks, batch, len(topology.groups)):

@@ -16,6 +16,7 @@ TIMED = {"ZB-H2": pipeline.zb_h2, "ZB-V": pipeline.zb_v, "DualPipe-V": pipeline.
 GENERATORS = dict(zip(CLOSED, (pipeline.gpipe, pipeline.one_f_one_b, pipeline.interleaved,
                                pipeline.zb_h1), strict=True)) | TIMED
 TWO_CHUNKS = ("ZB-V", "DualPipe-V")  # a rank has the stages r and 2p−1−r
+HALVED = ("ZB-H1", "ZB-H2", *TWO_CHUNKS)  # backward is two actions, inputs' and weights' gradients
 CHUNKED = ("interleaved", "looped BFS", *TWO_CHUNKS)
 
 
@@ -36,8 +37,9 @@ def stages_of(name: str, ranks: int, chunks: int, rank: int) -> list[int]:
 def bubble_s(name: str, ranks: int, micro_batches: int, forward_s: float, backward_s: float,
              weights_s: float, chunks: int, message_s: float) -> float:
     """Seconds of a step in which the last rank to end does not compute; see
-    `cost.pipeline_bubble_s`, whose closed forms are used where there is one."""
-    if name in CLOSED:
+    `cost.pipeline_bubble_s`, whose closed forms are used where there is one; ZB-H1's holds if there
+    are as many micro-batches as ranks."""
+    if name in CLOSED and (name != "ZB-H1" or micro_batches >= ranks):
         return cost.pipeline_bubble_s(name, ranks, micro_batches, forward_s, backward_s, weights_s,
                                       chunks, message_s)
     timing = schedule_of(name, ranks, micro_batches, chunks).time(

@@ -24,7 +24,7 @@ class Group:
     `rings_of` says, each of which sends its part."""
 
     def __init__(self, mesh: Mesh, names: tuple[str, ...], host_of: Callable[[int], int]):
-        names = tuple(name for name in names if mesh.axes.get(name, 1) > 1)
+        names = tuple(name for name, size in mesh.axes.items() if name in names and size > 1)
         self.comm = mesh[names] if names else mesh.comm.subgroup([mesh.comm.rank])
         self.size = self.comm.size
         ranks = mesh.ranks(*names) if names else [mesh.comm.rank]
@@ -112,31 +112,33 @@ class PlannedStep:
         kind, work, back = action.kind, self.work, action.kind != "F"
         seconds = {"F": work.forward_s, "B": work.backward_s, "W": work.weights_s,
                    "I": work.backward_s - work.weights_s}[kind]
+        reduces = self.at_once and kind in ("B", "W")  # which end the weights' gradients
         gathers = self.layout.stage == 3 and not self.layout.gather_once and kind != "W"
         one, layers = (work.layer_parameters, work.expert_parameters), work.stages[action.stage]
-        if gathers:
+        if gathers and action.stage in (0, self.last):
             self._gather(work.ends_parameters, 0.0)
         ahead = gathers and self.layout.overlap
-        following = self._begin_gather(*one) if ahead else []
+        following = self._begin_gather(*one) if ahead and layers else []
         if action.stage == self.last and kind != "W":
             self._charge("output", (2 if back else 1) * work.output_s)
         for layer in range(layers):
             _wait(following if ahead or not gathers else self._begin_gather(*one))
             following = self._begin_gather(*one) if ahead and layer < layers - 1 else []
             self._layer(kind, seconds, back)
-            if kind == "B" and self.at_once:
+            if reduces:
                 self._leave(self._reduce(*one))
-        if kind == "B" and self.at_once:
+        if reduces:
             self._leave(self._reduce(work.ends_parameters, 0.0))
 
     def _layer(self, kind: str, seconds: float, back: bool) -> None:
         """One layer's computation, and then the messages within it."""
+        work, halved = self.work, kind in ("I", "W")  # each has half of backward's kernels
+        seconds += self.idle_s[back] / (2 if halved else 1)
         if kind == "W":
             self._charge(kind, seconds)
             return
-        work = self.work
-        hides_s = (2 if back else 1) * work.products_s if self.layout.overlap_tp else 0.0
-        self._charge(kind, seconds - hides_s + self.idle_s[back])
+        hides_s = (2 if kind == "B" else 1) * work.products_s if self.layout.overlap_tp else 0.0
+        self._charge(kind, seconds - hides_s)
         during = [w for _ in range(round(work.tp_halves[back]))
                   for w in self.tp.gather(work.tp_bytes)]
         if hides_s:
