@@ -167,7 +167,7 @@ def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"global `{name}` used by `{value.__name__}`", value.__globals__[name]
         for name, inner in closure.nonlocals.items():
             yield f"variable `{name}` used by `{value.__name__}`", inner
-        for inner in value.__defaults__ or ():
+        for inner in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield f"a default of `{value.__name__}`", inner
     elif isinstance(value, dict):
         yield from ((f"{where}[{key!r}]", inner) for key, inner in value.items())

@@ -78,7 +78,8 @@ def cell(name: str) -> Callable[..., object]:
         "def closure(lock):\n"
         "    mine = lock\n"
         "    return lambda comm: mine\n"
-        "over_a_lock = closure(lock)\n",
+        "over_a_lock = closure(lock)\n"
+        "def by_name(comm, *, mine=lock): return mine\n",
         namespace,
     )
     function: Callable[..., object] = namespace[name]
@@ -91,6 +92,7 @@ def cell(name: str) -> Callable[..., object]:
      r"global `nested` used by `uses_a_nested_global`\['deep'\]\[1\]\["),
     (cell("calls_one_that_does"), (), r"global `lock` used by `uses_a_global`"),
     (cell("over_a_lock"), (), r"variable `mine` used by `<lambda>`"),
+    (cell("by_name"), (), r"a default of `by_name`"),
     (takes_anything, (1, {"a": [lock]}), r"argument 2\['a'\]\[0\]"),
     (takes_anything, ((n for n in range(3)),), r"argument 1"),
 ])
