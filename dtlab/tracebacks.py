@@ -16,8 +16,8 @@ from dtlab.errors import DtlabError
 
 PACKAGE = str(Path(__file__).parent)
 _MOST_CALLS = 20  # that a traceback shows at its begin, and at its end
-# How a kernel names the file of a cell. The search begins at the start of a word only: begun at each
-# letter of a word, it would take time that grows with the square of the word's length.
+# How a kernel names the file of a cell. The search begins at the start of a word only: begun at
+# each letter of a word, it would take time that grows with the square of the word's length.
 CELL_FILE = re.compile(r'(?<![^\s"])[^\s"]*ipykernel_\d+[/\\]\d+\.py')
 
 

@@ -52,7 +52,8 @@ class _Server:
         """Until the parent is gone."""
         idle_s: float | None = 0.5
         while True:
-            ready = self._select.select(idle_s)
+            # Not while ranks live: until it is done, nobody would hear that one of them has died.
+            ready = self._select.select(None if self._groups else idle_s)
             if not ready:  # idle: load once what each rank would import itself, for seconds
                 for name in ("torch._dynamo", "dtlab.parallel", "dtlab.ps"):
                     import_module(name)

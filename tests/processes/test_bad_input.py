@@ -128,6 +128,8 @@ def test_a_function_of_an_importable_module_may_use_what_cannot_be_pickled() -> 
     (lambda comm: comm.recv(5, 1 - comm.rank), "can't receive into a int"),
     (lambda comm: comm.send(torch.zeros(1, device="meta"), 1 - comm.rank), "on meta"),
     (lambda comm: comm.send(torch.eye(3).to_sparse(), 1 - comm.rank), "make it dense"),
+    (lambda comm: comm.send(torch.nested.nested_tensor([torch.zeros(2)]), 1 - comm.rank),
+     "can't send or receive a nested tensor"),
 ])
 def test_a_message_that_makes_no_sense_is_refused(
     call: Callable[[Comm], object], words: str
