@@ -173,7 +173,8 @@ def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{where}[{key!r}]", inner) for key, inner in value.items())
     elif isinstance(value, (list, tuple)):
         yield from ((f"{where}[{number}]", inner) for number, inner in enumerate(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
+    elif (hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType))
+          and type(value).__reduce__ is object.__reduce__):  # else it refuses by itself
         yield from ((f"{where}.{key}", inner) for key, inner in vars(value).items())
 
 

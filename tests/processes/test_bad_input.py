@@ -103,6 +103,14 @@ def test_what_cannot_be_pickled_is_named(
         run(function, *args)
 
 
+def test_a_communicator_that_a_function_uses_is_named_and_not_its_parts() -> None:
+    def nested(comm: Comm) -> None:
+        run(lambda inner: comm.rank, ranks=1)
+
+    with pytest.raises(RankFailed, match="variable `comm` used by `<lambda>` can't be sent"):
+        run(nested, ranks=1)
+
+
 def locked(comm: Comm) -> bool:
     with lock:
         return True
