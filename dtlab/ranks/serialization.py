@@ -31,6 +31,7 @@ from dtlab.ranks.registered import Registered, registered
 _ALIGN = 64
 _COUNTS = struct.Struct("<QQ")  # bytes of pickle, number of buffers
 _registry = threading.Lock()  # cloudpickle's list of modules that go by value
+_BY_PARTS: object = object.__reduce__  # of objects that pickle as their attributes do
 _PLACE = struct.Struct("<QQ")  # offset and size of a buffer
 
 
@@ -174,7 +175,7 @@ def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)):
         yield from ((f"{where}[{number}]", inner) for number, inner in enumerate(value))
     elif (hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType))
-          and type(value).__reduce__ is object.__reduce__):  # else it refuses by itself
+          and type(value).__reduce__ is _BY_PARTS):
         yield from ((f"{where}.{key}", inner) for key, inner in vars(value).items())
 
 
