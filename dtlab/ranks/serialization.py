@@ -138,6 +138,18 @@ def refusing_by_name(function: Any, args: tuple[Any, ...], own: Registered,
         ) from error
 
 
+@contextmanager
+def sending_back(rank: int, value: Any) -> Iterator[None]:
+    """Inside, what can't be pickled of the `value` that a rank returned raises `ConfigError`."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"rank {rank} returned a {type(value).__name__} that can't be sent back "
+            f"({error}); return tensors, numbers, or other things that pickle"
+        ) from None
+
+
 def _culprit(function: Any, args: tuple[Any, ...], own: Registered,
              pickler: type[Pickler]) -> tuple[str, Any]:
     """Where the first thing that does not pickle is, and the thing."""
