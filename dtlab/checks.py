@@ -7,6 +7,8 @@ from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
+import torch
+
 from dtlab.errors import ConfigError
 
 
@@ -98,6 +100,15 @@ def check_flag(name: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {short(value)}")
+
+
+def not_dense(x: torch.Tensor) -> str:
+    """What `x` is if it is no dense tensor, such as "a nested tensor"; "" if it is one."""
+    if x.is_quantized:
+        return "a quantized tensor"
+    if x.is_nested:
+        return "a nested tensor"
+    return "" if x.layout is torch.strided else f"a {x.layout} tensor"
 
 
 def short(value: Any) -> str:

@@ -16,7 +16,9 @@ from dtlab.errors import DtlabError
 
 PACKAGE = str(Path(__file__).parent)
 _MOST_CALLS = 20  # that a traceback shows at its begin, and at its end
-_CELL = re.compile(r'[^\s"]*ipykernel_\d+[/\\]\d+\.py')  # how a kernel names the file of a cell
+# How a kernel names the file of a cell. The search begins at the start of a word only: begun at
+# each letter of a word, it would take time that grows with the square of the word's length.
+CELL_FILE = re.compile(r'(?<![^\s"])[^\s"]*ipykernel_\d+[/\\]\d+\.py')
 
 
 def shown_name(file: str) -> str:
@@ -65,12 +67,12 @@ def place_text(place: Place) -> str:
     """"ring.py:17 in step". A notebook's cell keeps its whole file name, which only the notebook's
     process can replace: see `with_cell_names`."""
     file, line, name = place
-    return f"{file if _CELL.fullmatch(file) else Path(file).name}:{line} in {name}"
+    return f"{file if CELL_FILE.fullmatch(file) else Path(file).name}:{line} in {name}"
 
 
 def with_cell_names(text: str) -> str:
     """`text`, in which notebook cells are called by their numbers."""
-    return _CELL.sub(lambda file: shown_name(file[0]), text)
+    return CELL_FILE.sub(lambda file: shown_name(file[0]), text)
 
 
 def calling_frame(skip: tuple[str, ...]) -> FrameType:

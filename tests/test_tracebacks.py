@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import dtlab
+from dtlab.tracebacks import CELL_FILE, with_cell_names
 
 PACKAGE = str(Path(__file__).parents[1] / "dtlab")
 CALLS = {
@@ -42,6 +44,7 @@ def timer(seconds=0.3): threading.Timer(seconds, _thread.interrupt_main).start()
 # Each file is executed as Python or IPython would, and what leaves it is shown as they show it.
 EACH = """
 import sys
+import time
 for name in sys.argv[1:]:
     print("=====", file=sys.stderr, flush=True)
     try:
@@ -52,6 +55,7 @@ for name in sys.argv[1:]:
 """
 EACH_IN_IPYTHON = """
 import sys
+import time
 for name in sys.argv[1:]:
     print("=====", flush=True)
     get_ipython().safe_execfile(name, {"__name__": "__main__"})
@@ -105,3 +109,13 @@ def test_functions_that_call_each_other_without_end_leave_a_short_traceback() ->
     text = str(caught.value)
     assert "more calls]" in text
     assert len(text.splitlines()) < 150
+
+
+def test_cells_are_found_in_a_text_of_any_length() -> None:
+    """An exception may show a tensor, or a file, as one word."""
+    began_s = time.monotonic()
+    long = "x" * 100_000
+    assert with_cell_names(long) == long
+    assert CELL_FILE.sub("CELL", f'{long} File "/tmp/ipykernel_7/12.py", {long}') == (
+        f'{long} File "CELL", {long}')
+    assert time.monotonic() - began_s < 1

@@ -18,6 +18,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dtlab import cost
+from dtlab.checks import not_dense
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import FOREIGN, named_op, overlaps_itself
@@ -175,8 +176,7 @@ def check_tensor(comm: Comm, x: Any, collective: str, writes: bool = True) -> No
             f"rank {comm.rank}: {collective} got a tensor on {x.device}, but this communicator "
             f"works on {comm.device}; move it with .to(comm.device)"
         )
-    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
-        kind = "a quantized one" if x.is_quantized else "a nested one" if x.is_nested else x.layout
+    if kind := not_dense(x):
         raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a dense tensor, not {kind}")
     if writes and not x.is_contiguous() and overlaps_itself(x):
         raise ShapeMismatch(f"rank {comm.rank}: {collective} can't change an expanded tensor: its "

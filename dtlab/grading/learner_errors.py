@@ -7,7 +7,7 @@ import threading
 import traceback
 from types import FrameType
 
-from dtlab.tracebacks import PACKAGE, learner_frame, learner_line
+from dtlab.tracebacks import CELL_FILE, PACKAGE, learner_frame, learner_line
 
 
 def learner_place(frame: FrameType | None) -> str:
@@ -32,11 +32,8 @@ def describe_error(error: BaseException) -> dict[str, str]:
         "error": type(error).__name__,
         "message": _text(error),
         "at": learner_place(frames[-1] if frames else None),
-        "traceback": _CELL_FILE.sub("your cell", "".join(summary.format()))[-4000:],
+        "traceback": CELL_FILE.sub("your cell", "".join(summary.format()))[-4000:],
     }
-
-
-_CELL_FILE = re.compile(r"[^\s\"]*ipykernel_\d+/\d+\.py")
 
 
 def _text(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dtlab.checks import check_amount, check_wait, no_operation
+from dtlab.checks import check_amount, check_wait, no_operation, not_dense
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied, RunTimeout
 from dtlab.processes.endpoint import Endpoint
@@ -237,10 +237,8 @@ class ProcessComm(Comm):
                 f"rank {self.rank}: the tensor is on {x.device}, this communicator works on "
                 f"{self.device}; move it with x.to(comm.device)"
             )
-        if x.layout is not torch.strided or x.is_quantized:
-            raise ConfigError(
-                f"rank {self.rank}: can't send or receive a {x.layout} tensor; make it dense"
-            )
+        if kind := not_dense(x):
+            raise ConfigError(f"rank {self.rank}: can't send or receive {kind}; make it dense")
 
     # ---- work, time, groups ---------------------------------------------------------------------
 

@@ -63,7 +63,8 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[ChainedException]:
         yield from _chain(before, seen)
     else:
         joint = ""
-    yield ChainedException(joint, _frames(error), traceback.format_exception_only(error))
+    alone = traceback.TracebackException(type(error), error, None)  # with a group's exceptions
+    yield ChainedException(joint, _frames(error), list(alone.format(chain=False)))
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:

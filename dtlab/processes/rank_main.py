@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from dtlab.errors import ConfigError
 from dtlab.processes import failures
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.connections import Connections
@@ -164,14 +163,9 @@ class Rank:
                   "where you called run.")
             pyplot.close("all")
         _flush()
-        try:
+        with serialization.sending_back(comm.rank, value):
             rows = comm.end.recorder.rows(comm.end.start_s)
             return serialization.pack(Reply(done_s, value, *rows))
-        except Exception as error:
-            raise ConfigError(
-                f"rank {comm.rank} returned a {type(value).__name__} that can't be sent back "
-                f"({error}); return tensors, numbers, or other things that pickle"
-            ) from None
 
     # ---- the group ------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from dtlab.processes.monitor import Monitor, open_status
 from dtlab.processes.process_group import is_foreign, join_group, open_communicator, place
 from dtlab.processes.shared_status import RAISED, RETURNED, RUNNING
 from dtlab.processes.status_writer import Threads
+from dtlab.ranks.serialization import sending_back
 
 JOIN_S = 300.0  # how long a rank waits for the others to come
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
@@ -108,8 +109,9 @@ def run_here(
         try:
             value = fn(comm, *args)
             end.end_run()
-            reply = cloudpickle.dumps(Reply(comm.now(), value, *end.recorder.rows(end.start_s),
-                                            clock.uncertainty_s))
+            with sending_back(comm.rank, value):
+                reply = cloudpickle.dumps(Reply(comm.now(), value, *end.recorder.rows(end.start_s),
+                                                clock.uncertainty_s))
         except BaseException as error:
             end.writer.does(RAISED)
             _fail(monitor, comm.rank, error)

@@ -76,8 +76,9 @@ class Watchdog:
         busy = [rank for rank, what in doing.items() if what in (RUNNING, COMPUTE)]
         if len(busy) != 1 or len(doing) == 1 or not (alive := self._is_it_alive(busy[0])):
             return "", ""
-        lines = "".join(f"\n  {line}" for line in where(busy[0]))
-        return f", because rank {busy[0]} {alive}", f"\nthe stack of rank {busy[0]}:{lines}"
+        lines = [f"the stack of rank {busy[0]}:", *where(busy[0])]
+        stack = "\n" + "\n  ".join(lines) if len(lines) > 1 else ""  # a stopped rank tells none
+        return f", because rank {busy[0]} {alive}", stack
 
     def _is_deadlock(self, now: float) -> bool:
         """Has no rank that could go on been seen for a while?

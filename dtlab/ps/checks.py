@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dtlab.checks import check_whole, short
+from dtlab.checks import check_whole, not_dense, short
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, MetaSpec, Spec, has_data
 from dtlab.ps.slices import Slices
@@ -24,7 +24,7 @@ def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key]
     for key, x in tensors.items():
         if key in known_already:
             raise ConfigError(f"rank {rank}: the key {key!r} is there already; init makes new keys")
-        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        if not isinstance(x, torch.Tensor) or not_dense(x):
             raise ConfigError(f"rank {rank}: init of {key!r} takes a dense tensor, not {_kind(x)}")
         if key in tables and x.ndim < 1:
             raise ConfigError(f"rank {rank}: a table has rows, and {key!r} is a single number")
@@ -92,7 +92,7 @@ def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
         index = torch.as_tensor(index).reshape(-1)
     except (TypeError, ValueError, RuntimeError):  # no numbers, or none of 64 bits
         raise ConfigError(f"rank {rank}: rows are whole numbers, not {short(index)}") from None
-    if len(index) and index.dtype in (torch.bool, *_NOT_WHOLE):
+    if len(index) and index.dtype in (torch.bool, *_INEXACT):
         raise ConfigError(f"rank {rank}: rows are whole numbers, not {index.dtype}")
     index = index.to(torch.int64)
     if len(index) and not (int(index.min()) >= 0 and int(index.max()) < spec.units):
@@ -105,6 +105,18 @@ def weight(rank: int, value: float) -> None:
     """Raise `ConfigError` unless it can weigh a push."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < MOST:
         raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {short(value)}")
+
+
+def scales(rank: int, given: Mapping[int, Slices], tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `ConfigError` unless a server can scale all that a push hands in, as a mean does.
+
+    tensors: all that shall be sent.
+    """
+    if not {x.dtype for x in tensors} <= _INEXACT:
+        key, x = next((key, x) for found in given.values() for each in found
+                      for key, x in each.tensors() if x.dtype not in _INEXACT)
+        raise ConfigError(f"rank {rank}: push of {key!r} with {x.dtype}, of which servers can't "
+                          f"make a mean; make the key with torch.float32, or only pull it")
 
 
 def nan(rank: int, given: Mapping[int, Slices], tensors: Iterable[torch.Tensor],
@@ -161,10 +173,10 @@ def seconds(what: str, value: Any, above: bool = True) -> float:
 
 
 MOST = 1e18  # of what is multiplied with tensors
-_NOT_WHOLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
-              torch.complex128)
+_INEXACT = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+            torch.complex128}
 _DATA = {True: "with data", False: 'without data (device "meta")'}
 
 
 def _kind(x: object) -> str:
-    return f"a {x.layout} tensor" if isinstance(x, torch.Tensor) else type(x).__name__
+    return not_dense(x) if isinstance(x, torch.Tensor) else type(x).__name__

@@ -319,7 +319,9 @@ class Node:
         checks.weight(self.comm.rank, weight)
         handle = Handle(self)
         values = {server: [each.read() for each in given] for server, given in by_server.items()}
-        bad = checks.nan(self.comm.rank, by_server, chain(*values.values()), self.policy.nan)
+        sent = [*chain(*values.values())]
+        checks.scales(self.comm.rank, by_server, sent)
+        bad = checks.nan(self.comm.rank, by_server, sent, self.policy.nan)
         for server, given in by_server.items():
             nans = sum(key in bad for each in given for key in each.keys) if bad else 0
             if bad and self.policy.nan == "drop":

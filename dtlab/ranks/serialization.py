@@ -31,6 +31,7 @@ from dtlab.ranks.registered import Registered, registered
 _ALIGN = 64
 _COUNTS = struct.Struct("<QQ")  # bytes of pickle, number of buffers
 _registry = threading.Lock()  # cloudpickle's list of modules that go by value
+_BY_PARTS: object = object.__reduce__  # of objects that pickle as their attributes do
 _PLACE = struct.Struct("<QQ")  # offset and size of a buffer
 
 
@@ -137,6 +138,18 @@ def refusing_by_name(function: Any, args: tuple[Any, ...], own: Registered,
         ) from error
 
 
+@contextmanager
+def sending_back(rank: int, value: Any) -> Iterator[None]:
+    """Inside, what can't be pickled of the `value` that a rank returned raises `ConfigError`."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"rank {rank} returned a {type(value).__name__} that can't be sent back "
+            f"({error}); return tensors, numbers, or other things that pickle"
+        ) from None
+
+
 def _culprit(function: Any, args: tuple[Any, ...], own: Registered,
              pickler: type[Pickler]) -> tuple[str, Any]:
     """Where the first thing that does not pickle is, and the thing."""
@@ -167,13 +180,14 @@ def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"global `{name}` used by `{value.__name__}`", value.__globals__[name]
         for name, inner in closure.nonlocals.items():
             yield f"variable `{name}` used by `{value.__name__}`", inner
-        for inner in value.__defaults__ or ():
+        for inner in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield f"a default of `{value.__name__}`", inner
     elif isinstance(value, dict):
         yield from ((f"{where}[{key!r}]", inner) for key, inner in value.items())
     elif isinstance(value, (list, tuple)):
         yield from ((f"{where}[{number}]", inner) for number, inner in enumerate(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
+    elif (hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType))
+          and type(value).__reduce__ is _BY_PARTS):
         yield from ((f"{where}.{key}", inner) for key, inner in vars(value).items())
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dtlab.checks import check_amount, check_wait, no_operation
+from dtlab.checks import check_amount, check_wait, no_operation, not_dense
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
@@ -203,8 +203,8 @@ class SimComm(Comm):
     def _check_tensor(self, x: torch.Tensor, verb: str) -> None:
         """Raise `ConfigError` unless `x` is dense and, if it is to be filled, has no element
         twice (as an expanded tensor has)."""
-        if x.layout is not torch.strided or x.is_quantized:
-            raise ConfigError(f"rank {self.rank}: can't {verb} a {x.layout} tensor; make it dense")
+        if kind := not_dense(x):
+            raise ConfigError(f"rank {self.rank}: can't {verb} {kind}; make it dense")
         if verb == "receive into":
             check_receives(self.rank, x)
 

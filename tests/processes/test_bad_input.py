@@ -78,7 +78,8 @@ def cell(name: str) -> Callable[..., object]:
         "def closure(lock):\n"
         "    mine = lock\n"
         "    return lambda comm: mine\n"
-        "over_a_lock = closure(lock)\n",
+        "over_a_lock = closure(lock)\n"
+        "def by_name(comm, *, mine=lock): return mine\n",
         namespace,
     )
     function: Callable[..., object] = namespace[name]
@@ -91,6 +92,7 @@ def cell(name: str) -> Callable[..., object]:
      r"global `nested` used by `uses_a_nested_global`\['deep'\]\[1\]\["),
     (cell("calls_one_that_does"), (), r"global `lock` used by `uses_a_global`"),
     (cell("over_a_lock"), (), r"variable `mine` used by `<lambda>`"),
+    (cell("by_name"), (), r"a default of `by_name`"),
     (takes_anything, (1, {"a": [lock]}), r"argument 2\['a'\]\[0\]"),
     (takes_anything, ((n for n in range(3)),), r"argument 1"),
 ])
@@ -99,6 +101,14 @@ def test_what_cannot_be_pickled_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=where):
         run(function, *args)
+
+
+def test_a_communicator_that_a_function_uses_is_named_and_not_its_parts() -> None:
+    def nested(comm: Comm) -> None:
+        run(lambda inner: comm.rank, ranks=1)
+
+    with pytest.raises(RankFailed, match="variable `comm` used by `<lambda>` can't be sent"):
+        run(nested, ranks=1)
 
 
 def locked(comm: Comm) -> bool:
@@ -126,6 +136,8 @@ def test_a_function_of_an_importable_module_may_use_what_cannot_be_pickled() -> 
     (lambda comm: comm.recv(5, 1 - comm.rank), "can't receive into a int"),
     (lambda comm: comm.send(torch.zeros(1, device="meta"), 1 - comm.rank), "on meta"),
     (lambda comm: comm.send(torch.eye(3).to_sparse(), 1 - comm.rank), "make it dense"),
+    (lambda comm: comm.send(torch.nested.nested_tensor([torch.zeros(2)]), 1 - comm.rank),
+     "can't send or receive a nested tensor"),
 ])
 def test_a_message_that_makes_no_sense_is_refused(
     call: Callable[[Comm], object], words: str

@@ -391,12 +391,17 @@ def raises_wordless(comm: Comm) -> None:
     raise Wordless
 
 
+def raises_a_group(comm: Comm) -> None:
+    raise ExceptionGroup("two", [KeyError("a"), ValueError("b")])
+
+
 @pytest.mark.parametrize("where", [lambda fn: run(fn, ranks=2),
                                    lambda fn: simulate(fn, network=uniform(2, 1e-6, 1e9))],
                          ids=["processes", "simulator"])
 @pytest.mark.parametrize(("fn", "says"), [
     (asks, "raised (EOFError|OSError): "),  # pytest's own standard input raises the other
     (raises_wordless, r"raised Wordless: \(its __str__ raised RuntimeError\)"),
+    (raises_a_group, r"raised ExceptionGroup: two (.|\n)*KeyError: 'a'(.|\n)*ValueError: b"),
 ])
 def test_errors_that_look_like_an_end_are_told_as_they_are(
     where: Callable[..., object], fn: Callable[..., object], says: str

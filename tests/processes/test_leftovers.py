@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtlab import Comm, run
+from dtlab import Comm, RankDied, run
 from dtlab.collectives import all_reduce
 from dtlab.processes.fork_server import fork_server
 
@@ -159,6 +159,19 @@ def test_a_killed_server_is_replaced() -> None:
     wait_until(lambda: psutil.Process(before).status() == psutil.STATUS_ZOMBIE, 5)
     assert run(lambda comm: comm.rank, ranks=2).values == [0, 1]
     assert fork_server().pid != before
+
+
+def test_a_death_in_the_first_seconds_of_a_server_is_heard_of_at_once() -> None:
+    """A server that is idle imports for seconds what ranks may need; not while it has ranks."""
+    def dies(comm: Comm) -> None:
+        if comm.rank == 1:
+            time.sleep(0.8)
+            os._exit(5)
+        comm.recv(torch.zeros(1), 1)
+
+    fork_server().close()
+    with pytest.raises(RankDied, match="rank 1 died: its process ended with exit code 5"):
+        run(dies, ranks=2)
 
 
 def test_a_fork_of_the_user_starts_its_own_server() -> None:

@@ -54,6 +54,10 @@ def test_a_failure_is_raised_on_all_ranks(tmp_path: Path) -> None:
                 raise ValueError("on rank 1 only")
 
         try:
+            dtlab.run(lambda comm: iter(lambda: 1, 2) if comm.rank == 1 else 2)
+        except dtlab.RankFailed as error:
+            assert "rank 1 returned a callable_iterator that can't be sent back" in str(error)
+        try:
             dtlab.run(lesson)
         except dtlab.RankFailed as error:
             assert error.rank == 1
