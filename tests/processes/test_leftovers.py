@@ -96,22 +96,6 @@ def test_when_the_user_is_killed_all_are_gone_soon() -> None:
 
 
 @pytest.mark.slow
-def test_the_server_hears_of_deaths_for_it_loads_nothing_while_ranks_run(tmp_path: Path) -> None:
-    with script(f"""
-        import pathlib, sys
-        def second_life(comm):
-            died = pathlib.Path({str(tmp_path / "died")!r})
-            if not died.exists():
-                died.touch()
-                time.sleep(1.2)  # the server would load now
-                os._exit(1)
-            return "dtlab.ps" in sys.modules
-        print(dtlab.run(second_life, ranks=1, max_restarts=1).values)
-        """) as user:
-        assert user.communicate(timeout=60)[0] == "[False]\n"
-
-
-@pytest.mark.slow
 def test_when_the_server_is_killed_the_ranks_go_and_the_user_hears_of_it() -> None:
     with endless_run() as (user, processes):
         processes[0].kill()
