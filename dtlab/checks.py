@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from numbers import Integral, Real
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import ConfigError
+
+if TYPE_CHECKING:  # commands that need no torch check numbers, too, and begin at once
+    import torch
 
 
 def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> None:
@@ -108,7 +109,7 @@ def not_dense(x: torch.Tensor) -> str:
         return "a quantized tensor"
     if x.is_nested:
         return "a nested tensor"
-    return "" if x.layout is torch.strided else f"a {x.layout} tensor"
+    return "" if str(x.layout) == "torch.strided" else f"a {x.layout} tensor"
 
 
 def short(value: Any) -> str:
