@@ -112,7 +112,7 @@ def test_survivors_that_agree_without_a_message_are_wrong():
         for case in check.cases:
             living = [rank for rank in range(case.ranks) if rank not in case.facts["dies"]]
             right = Outcome([[living] if rank in living else None for rank in range(case.ranks)],
-                            trace=Trace(case.ranks))
+                            trace=Trace(case.ranks), asked=[0] * case.ranks)
             assert check.judge(case, right).passed == (len(living) == 1)
 
 
