@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 export PYTHON
 
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile \
+PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
 	--no-loadscope-reorder --durations 10 \
 	--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg
 CPUS := native avx2 default

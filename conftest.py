@@ -32,11 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="how many ranks tests/parallel/test_recovery.py kills for each answer")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a test that starts processes waits for a third of its time."""
-    return min((os.cpu_count() or 1) + 1, 8)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the first process names the locks for its workers
         folder = ROOT / ".pytest_cache"
@@ -44,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["DTLAB_TEST_LOCK"] = str(folder / f"beside-{os.getpid()}")
         # A chapter calibrates this machine; what it finds while tests run is for nobody to keep.
         os.environ["DTLAB_CACHE"] = tempfile.mkdtemp(prefix="dtlab-")
-        # With more threads than cores, torch's wait for each other, and a small training takes up
-        # to 40 times as long.
+        # A worker for each core: with more threads than that, torch's wait for each other, and a
+        # small training takes up to 40 times as long.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         for told_to_make in ("ARGS", "MAKEFLAGS", "MAKELEVEL"):  # a test may call make, too
             os.environ.pop(told_to_make, None)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtlab.errors import ConfigError
-
-if TYPE_CHECKING:  # commands that need no torch check numbers, too, and begin at once
-    import torch
 
 
 def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> None:
@@ -101,15 +98,6 @@ def check_flag(name: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {short(value)}")
-
-
-def not_dense(x: torch.Tensor) -> str:
-    """What `x` is if it is no dense tensor, such as "a nested tensor"; "" if it is one."""
-    if x.is_quantized:
-        return "a quantized tensor"
-    if x.is_nested:
-        return "a nested tensor"
-    return "" if str(x.layout) == "torch.strided" else f"a {x.layout} tensor"
 
 
 def short(value: Any) -> str:

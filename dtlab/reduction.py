@@ -134,6 +134,15 @@ def finish_average_(x: torch.Tensor, op: Op, count: int) -> torch.Tensor:
     return x.copy_(x.to(WIDER[x.dtype]) / count) if x.dtype in WIDER else x.div_(count)
 
 
+def not_dense(x: torch.Tensor) -> str:
+    """What `x` is if it is no dense tensor, such as "a nested tensor"; "" if it is one."""
+    if x.is_quantized:
+        return "a quantized tensor"
+    if x.is_nested:
+        return "a nested tensor"
+    return "" if x.layout is torch.strided else f"a {x.layout} tensor"
+
+
 def overlaps_itself(x: torch.Tensor) -> bool:
     """Do elements of `x` share memory, as in an expanded tensor? Then it can't be changed."""
     return any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))

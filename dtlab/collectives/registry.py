@@ -18,10 +18,9 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dtlab import cost
-from dtlab.checks import not_dense
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
-from dtlab.reduction import FOREIGN, named_op, overlaps_itself
+from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself
 
 COLLECTIVES = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce_scatter",
                "all_reduce", "all_to_all", "scan", "exscan", "barrier")

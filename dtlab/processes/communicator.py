@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dtlab.checks import check_amount, check_wait, no_operation, not_dense
+from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError, RankDied, RunTimeout
 from dtlab.processes.endpoint import Endpoint
@@ -29,7 +29,7 @@ from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
 from dtlab.ranks.matching import describe
-from dtlab.reduction import check_receives, combine_
+from dtlab.reduction import check_receives, combine_, not_dense
 from dtlab.tracebacks import calling_place
 
 _FIRST_TAG, _TAGS = 1 << 20, 1 << 30  # below are those that learners use with torch.distributed

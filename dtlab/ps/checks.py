@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from dtlab.checks import check_whole, not_dense, short
+from dtlab.checks import check_whole, short
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, MetaSpec, Spec, has_data
 from dtlab.ps.slices import Slices
+from dtlab.reduction import not_dense
 
 
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],

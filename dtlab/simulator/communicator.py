@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dtlab.checks import check_amount, check_wait, no_operation, not_dense
+from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
-from dtlab.reduction import check_receives
+from dtlab.reduction import check_receives, not_dense
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import learner_line
