@@ -69,7 +69,7 @@ class Shape(NamedTuple):
         return 4 * self.hidden if self.mlp_width is None else self.mlp_width
 
     @property
-    def head(self) -> int:
+    def query_width(self) -> int:
         """Elements of one head's queries for one token."""
         if self.latent:
             return self.latent.width + self.latent.rotary
@@ -78,12 +78,12 @@ class Shape(NamedTuple):
     @property
     def queries(self) -> int:
         """Elements of all heads' queries for one token."""
-        return self.heads * self.head
+        return self.heads * self.query_width
 
     @property
     def keys(self) -> int:
         """Elements of all heads' keys for one token, as attention's kernel reads them."""
-        return self.queries if self.latent else self.grouped * self.head
+        return self.queries if self.latent else self.grouped * self.query_width
 
     @property
     def values(self) -> int:

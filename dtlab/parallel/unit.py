@@ -245,7 +245,7 @@ class Unit:
             local_gradient(p) is not None for p in self.parameters)
 
 
-def unchanged(packed: tuple[Tensor, int]) -> Tensor:
+def unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
     """A tensor that autograd has saved, and its version then, which torch compares itself, but not
     where saving has hooks."""
     x, version = packed

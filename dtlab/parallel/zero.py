@@ -33,7 +33,7 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
-from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer, unchanged
+from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer, unpack_if_unchanged
 
 
 def zero(
@@ -256,7 +256,7 @@ class Stage3(Stage2):
         """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
         when backward needs them."""
         outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # the user's
-        pack, unpack = outer or (lambda x: (x, x._version), unchanged)
+        pack, unpack = outer or (lambda x: (x, x._version), unpack_if_unchanged)
 
         def save(x: Tensor) -> Any:
             storage = x.untyped_storage()._cdata

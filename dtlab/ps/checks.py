@@ -108,7 +108,7 @@ def weight(rank: int, value: float) -> None:
         raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {short(value)}")
 
 
-def scales(rank: int, given: Mapping[int, Slices], tensors: Sequence[torch.Tensor]) -> None:
+def dtypes(rank: int, given: Mapping[int, Slices], tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigError` unless a server can scale all that a push hands in, as a mean does.
 
     tensors: all that shall be sent.

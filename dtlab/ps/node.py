@@ -320,7 +320,7 @@ class Node:
         handle = Handle(self)
         values = {server: [each.read() for each in given] for server, given in by_server.items()}
         sent = [*chain(*values.values())]
-        checks.scales(self.comm.rank, by_server, sent)
+        checks.dtypes(self.comm.rank, by_server, sent)
         bad = checks.nan(self.comm.rank, by_server, sent, self.policy.nan)
         for server, given in by_server.items():
             nans = sum(key in bad for each in given for key in each.keys) if bad else 0

@@ -21,7 +21,7 @@ class Killed(BaseException):
     """The rank ends here."""
 
 
-class Lives:
+class Alive:
     """In the referee: a rank asks before each message that it sends whether it still lives, and
     learns of its death when it dies."""
 
@@ -33,7 +33,7 @@ class Lives:
         return self._left >= 0
 
 
-def live(function: Callable[..., Any], comm: Comm, lives: Callable[[], bool], deaths: int,
+def live(function: Callable[..., Any], comm: Comm, alive: Callable[[], bool], deaths: int,
          begins: bool, late_s: float) -> Any:
     """One rank. Returns [its answer], or None if it has died. begins: False: it was dead before."""
     post_one, works = comm.post, list[Work]()
@@ -41,7 +41,7 @@ def live(function: Callable[..., Any], comm: Comm, lives: Callable[[], bool], de
     def post(*ops: Any) -> list[Work]:
         first = len(works)
         for op in ops:
-            if isinstance(op, Send) and not lives():
+            if isinstance(op, Send) and not alive():
                 for work in works:
                     work.cancel()
                 raise Killed
@@ -103,7 +103,7 @@ def _case(seed: int, ranks: int, dies: Mapping[int, int], late: Sequence[int] = 
     args = [(deaths, dies.get(rank, 0) >= 0, LIMIT_S / 4 * (rank in late))
             for rank in range(ranks)]
     return Case(f"{counted(ranks, 'rank')}{', ' * bool(said)}{said}", args, harness=live,
-                oracle=partial(Lives, dies), clock=True, latency_s=LATENCY_S,
+                oracle=partial(Alive, dies), clock=True, latency_s=LATENCY_S,
                 facts={"dies": dies, "deaths": deaths})
 
 

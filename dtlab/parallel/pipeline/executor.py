@@ -22,7 +22,7 @@ from dtlab.parallel.pipeline.action import Action
 from dtlab.parallel.pipeline.form import Form, taken_apart
 from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights
 from dtlab.parallel.pipeline.schedule import Schedule
-from dtlab.parallel.pipeline.tied import reduce_tied, set_aside, tie
+from dtlab.parallel.pipeline.tied import reduce_tied, take_gradients, tie
 from dtlab.parallel.synchronized import SynchronizedModule
 from dtlab.parallel.types import known_letters
 
@@ -108,7 +108,7 @@ class Pipeline:
         self.total = counted(targets) if total is None else total
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
         gradients = torch.is_grad_enabled()
-        earlier = set_aside(self.tied) if gradients else []
+        earlier = take_gradients(self.tied) if gradients else []
         wrapped = [m for m in self.modules.values() if isinstance(m, SynchronizedModule)]
         with ExitStack() as stack:
             if self.reduces_last:

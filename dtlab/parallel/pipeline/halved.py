@@ -15,7 +15,7 @@ Groups = list[dict[str, Any]]  # parameters, and where in autograd's graph their
 def backward_of_inputs(ends: list[Tensor], gradients: list[Tensor] | None, inputs: list[Tensor],
                        module: nn.Module, stage: int) -> Groups:
     """Add to `grad` of the inputs; returns what `backward_of_weights` goes on with."""
-    if not all(leads_to(end, inputs) for end in ends):
+    if not all(depends_on(end, inputs) for end in ends):
         raise ConfigError(f"stage {stage} hands on a tensor that is trained but not computed from "
                           f"what stage {stage - 1} hands on; schedules that halve backward would "
                           f"lose its gradient: compute it where it is used")
@@ -28,7 +28,7 @@ def backward_of_weights(module: nn.Module, groups: Groups) -> None:
     _torch().stage_backward_weight(_trained(module), groups, retain_graph=True)  # for other groups
 
 
-def leads_to(end: Tensor, inputs: list[Tensor]) -> bool:
+def depends_on(end: Tensor, inputs: list[Tensor]) -> bool:
     """Was `end` computed from one of `inputs`, which are leaves of autograd's graph?"""
     nodes, seen = [end.grad_fn], set()
     while nodes:

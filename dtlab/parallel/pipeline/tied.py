@@ -27,7 +27,7 @@ def tie(comm: Comm, tied: Mapping[str, nn.Parameter]) -> Tied:
     return pairs
 
 
-def set_aside(tied: Tied) -> list[Tensor | None]:
+def take_gradients(tied: Tied) -> list[Tensor | None]:
     """Take away, and return, their gradients from earlier steps, which are sums already."""
     earlier = [local_gradient(parameter) for _, parameter in tied]
     for _, parameter in tied:
@@ -36,7 +36,7 @@ def set_aside(tied: Tied) -> list[Tensor | None]:
 
 
 def reduce_tied(tied: Tied, earlier: list[Tensor | None]) -> None:
-    """Add up the gradients of this step, and add those that were set aside."""
+    """Add up the gradients of this step, and add the earlier ones."""
     for (group, parameter), before in zip(tied, earlier, strict=True):
         gradient = local_gradient(parameter)
         gradient = torch.zeros_like(parameter) if gradient is None else gradient

@@ -118,7 +118,7 @@ def _products_s(shape: Shape, layout: Layout, tokens: float,
                 + product_s(rows, width / t, h))
 
     if latent is None:
-        keys = max(shape.keys / t, shape.head)
+        keys = max(shape.keys / t, shape.query_width)
         attention_s = product_s(tokens, h, shape.queries / t + 2 * keys)
     else:
         attention_s = (product_s(tokens, h, latent.query_rank + latent.rank + latent.rotary)
@@ -294,7 +294,7 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
     everywhere, (_, sent) = tp if layout.sequence else 1, _mlp_width(shape)
     moe = sent / (shape.experts.top * max(shape.experts.capacity, 1)) if shape.experts else 0.0
     keys = shape.latent.rank + shape.latent.rotary if shape.latent \
-        else 2 * max(shape.keys / tp, shape.head)
+        else 2 * max(shape.keys / tp, shape.query_width)
     regathered = 2 if layout.sequence and layout.regather else 0
     return RankWork(
         stages, layers, own[0 if layout.schedule in TWO_CHUNKS else 1], products_s, attention_s,
