@@ -15,6 +15,7 @@ reason, the server kills its ranks.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -113,6 +114,7 @@ def fork_server() -> ForkServer:
             if _server is not None:
                 _server.close()
             _server = ForkServer()
+            atexit.register(_server.close)
         return _server
 
 

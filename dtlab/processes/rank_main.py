@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
@@ -79,7 +80,7 @@ class Rank:
     """The child's side of `dtlab.processes.launcher.RankGroup`."""
 
     def __init__(self, control: ControlChannel, settings: Settings, fds: list[int]):
-        self._control, self._settings = control, settings
+        self._control, self._settings, self._pid = control, settings, os.getpid()
         output, diagnosis, status, store = fds
         _adopt(settings, output, diagnosis)
         self._status = SharedStatus(status, settings.size)
@@ -106,6 +107,8 @@ class Rank:
                 comm.end.begin_run(start_s)
                 comm.end.watches_sends = any(may_die)
                 value = work()
+                if os.getpid() != self._pid:  # a child that `work` forked: its parent answers
+                    raise SystemExit
                 comm.end.end_run()
                 file = self._pack(value, comm)
             except SystemExit as goodbye:
@@ -113,6 +116,9 @@ class Rank:
             except ChannelClosed:
                 raise
             except BaseException as error:
+                if os.getpid() != self._pid:
+                    traceback.print_exception(error)
+                    _exit(SystemExit(1))
                 self._say(RAISED)
                 _flush()
                 self._control.send(("raised", time.perf_counter(), failures.capture(error)))

@@ -34,7 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def script(source: str, **how: Any) -> subprocess.Popen[str]:
     """A user's own process, running this source. It says "ready" when it is."""
     return subprocess.Popen(
-        [sys.executable, "-u", "-c", PREAMBLE + textwrap.dedent(source)],
+        [sys.executable, "-u", "-W", "error", "-c", PREAMBLE + textwrap.dedent(source)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how,
     )
 
@@ -173,6 +173,7 @@ def test_a_fork_of_the_user_starts_its_own_server() -> None:
         """) as user:
         out, errors = user.communicate(timeout=60)
     assert "ready" in out, errors
+    assert not errors  # and nothing is left open at the end
 
 
 # ---- files, sockets, memory ---------------------------------------------------------------------

@@ -240,6 +240,21 @@ def test_a_run_within_a_rank() -> None:
     assert run(outer, ranks=2).values == [[], [0, 1]]
 
 
+def test_children_that_a_rank_forks_do_not_answer_for_it(capfd: pytest.CaptureFixture[str]) -> None:
+    def forks(comm: Comm) -> str:
+        for end in (None, ZeroDivisionError("in the child"), SystemExit(3)):
+            if (child := os.fork()) == 0:
+                if end is not None:
+                    raise end
+                return "the child"
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return f"the parent of {codes}"
+
+    codes: list[int] = []
+    assert run(forks, ranks=2).values == ["the parent of [0, 1, 3]"] * 2
+    assert capfd.readouterr().out.count("ZeroDivisionError: in the child") == 2
+
+
 @pytest.mark.slow
 def test_many_threads_in_the_parent_and_runs_at_once() -> None:
     stop = threading.Event()
