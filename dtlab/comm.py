@@ -93,6 +93,9 @@ class Comm(ABC):
         self._collectives: list[Comm] = []  # the communicator with the other context, once needed
         self._splits = itertools.count()
 
+    def __deepcopy__(self, memo: object) -> Comm:
+        return self  # a copied module has the same ranks
+
     # ---- what each communicator provides -------------------------------------------------------
 
     @abstractmethod

@@ -75,7 +75,7 @@ class SyncBatchNorm(_BatchNorm):
         mean = sums[:-1] / n
         centred = rows - mean
         variance = total(self.comm, centred.square().flatten(0, -2).sum(0)) / n
-        if self.training and self.track_running_stats:
+        if self.training and self.track_running_stats and self.running_mean is not None:
             self.track(mean.detach(), variance.detach() * n / (n - 1))
         y = centred * (variance + self.eps).rsqrt()
         if self.affine:

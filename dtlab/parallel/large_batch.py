@@ -7,7 +7,8 @@ A linear warm-up is torch.optim.lr_scheduler.LinearLR. Chapter: 10b.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -126,20 +127,29 @@ def add_up_parts(parameters: list[nn.Parameter], squares: Tensor) -> Tensor:
     return squares
 
 
-def whole_norms(model: DistributedModule) -> Callable[[list[nn.Parameter], Tensor], Tensor]:
-    """The same for the optimizer of `model`, of `zero` or `hybrid`. All ranks call it."""
+def whole_norms(model: DistributedModule,
+                held: Mapping[str, nn.Parameter] = MappingProxyType({})
+                ) -> Callable[[list[nn.Parameter], Tensor], Tensor]:
+    """The same for the optimizer of `model`, of `zero` or `hybrid`. All ranks call it.
+
+    held: parameters of the model that may be parts of a layer, of which `model.comm` hasn't all.
+    """
     regions = {region.tensor: region for region in model.regions()}
     for p, region in regions.items():
         p.whole_shape = region.shape  # type: ignore[attr-defined]
     everyone = model.comm._all_gather_objects({region.name for region in regions.values()})
     index = {name: row for row, name in enumerate(sorted(set().union(*everyone)))}
+    names = [name for name in index if name in held]
+    cut = [index[name] for name in names]
 
     def add_up(parameters: list[nn.Parameter], squares: Tensor) -> Tensor:
         rows = [index[regions[p].name] for p in parameters]
         total = torch.zeros(len(index), 2, dtype=torch.float64)
         for p, row, mine in zip(parameters, rows, squares, strict=True):
             total[row] += mine * regions[p].original
-        return all_reduce(model.comm, total)[rows]
+        all_reduce(model.comm, total)
+        total[cut] = add_up_parts([held[name] for name in names], total[cut])
+        return total[rows]
 
     return add_up
 

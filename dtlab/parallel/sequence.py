@@ -16,7 +16,7 @@ from torch.nn.functional import layer_norm, linear
 
 from dtlab.collectives import all_gather
 from dtlab.comm import Comm
-from dtlab.errors import ShapeMismatch
+from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.models import GPT
 from dtlab.parallel.conversions import SEQUENCE, copy_to, gathered, reduced_part, scatter_to
 from dtlab.parallel.types import VARYING, conversion
@@ -31,12 +31,16 @@ class SequenceNorm(nn.Module):
 
     def __init__(self, comm: Comm, norm: Any):
         super().__init__()
+        if not isinstance(norm, nn.LayerNorm):
+            raise ConfigError(f"SequenceNorm takes an nn.LayerNorm, not {type(norm).__name__}")
         self.comm, self.shape, self.eps = comm, norm.normalized_shape, norm.eps
         self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = copy_to(self.comm, torch.stack([self.weight, self.bias]))
-        return layer_norm(x, self.shape, weight, bias, self.eps)
+        named = {"weight": self.weight, "bias": self.bias}
+        names = [name for name, p in named.items() if p is not None]
+        shared = copy_to(self.comm, torch.stack([named[name] for name in names])) if names else ()
+        return layer_norm(x, self.shape, **dict(zip(names, shared, strict=True)), eps=self.eps)
 
 
 @conversion(VARYING, VARYING)

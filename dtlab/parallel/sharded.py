@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,11 @@ class Sharded(nn.Module):
         self.register_parameter(name, parameter)
         self.parts[name] = Part(whole_name, whole.shape, dim, cut, original)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for name, part in self.parts.items():  # of a copy, whose parameters are new
+            holders[self.get_parameter(name)] = self, part.whole, part.original
+
 
 def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | None]]:
     """Each parameter, its name on one device, and which part of it this is (None: all)."""
@@ -80,6 +85,13 @@ def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | N
         for name, p in child.named_parameters(recurse=False):
             part = getattr(child, "parts", {}).get(name)
             yield p, ".".join(filter(None, (prefix, part.whole if part else name))), part
+
+
+def parts_of(module: nn.Module) -> dict[str, tuple[Comm, bool]]:
+    """The parameters that are parts, by name: over which ranks the whole is cut, and is this the
+    original?"""
+    return {name: (holders[p][0].comm, holders[p][2])
+            for name, p in module.named_parameters() if p in holders}
 
 
 def full_tensors(module: nn.Module, comm: Comm, of: Callable[[Tensor], Tensor | None] = lambda p: p

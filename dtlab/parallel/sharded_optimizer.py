@@ -57,6 +57,8 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
     for unit in model.units:
         for piece, master in zip(unit.pieces, unit.masters, strict=True):
             pieces[unit.names[piece.parameter]].append(master)
+    held = [(unit.names[p], start, length) for unit in model.units
+            for p, start, _, length in unit.pieces]
     masters = {master for mine in pieces.values() for master in mine}
     step_pieces: Any = optimizer.step
     if not hasattr(step_pieces, "hooked"):  # so that hooks run around this, once
@@ -85,6 +87,16 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
                                   "parameters; nothing can be added to it")
             super().add_param_group(param_group)
 
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "pieces": held}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            if state_dict.get("pieces") != held:
+                raise ConfigError("this state is not of the pieces that this rank steps, but of "
+                                  "another rank's or of whole parameters; save and load the "
+                                  "optimizer with dtlab.parallel.save and load")
+            super().load_state_dict(state_dict)
+
         def refuse_scaler(self) -> None:
             raise ConfigError("GradScaler would look for infinities in this rank's gradients only, "
                               "and ranks would disagree; use param_dtype=torch.bfloat16, which "
@@ -99,7 +111,7 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
     Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
     sharded: torch.optim.Optimizer = Sharded(grouped(pieces.items(), groups), **options)
     if isinstance(sharded, Layerwise):
-        sharded.add_up = whole_norms(model)
+        sharded.add_up = whole_norms(model, dict(model.module.named_parameters()))
     return sharded
 
 

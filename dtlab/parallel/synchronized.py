@@ -94,6 +94,9 @@ def check_distributed(model: object, function: str) -> None:
                           f"{type(model).__name__}")
 
 
+_counted_by: dict[int, SynchronizedModule] = {}  # by autograd's number of a backward under way
+
+
 class SynchronizedModule(DistributedModule):
     """`module` on every rank of `comm`; subclasses say how its gradients are reduced.
 
@@ -132,6 +135,7 @@ class SynchronizedModule(DistributedModule):
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
         self._shared = False  # has this step rank 0's buffers?
         self._counting = False  # within `backward`, which ends the reduction itself
+        self._backward = -1  # autograd's number of the last one of these
 
     # ---- what subclasses provide ---------------------------------------------------------------
 
@@ -248,10 +252,14 @@ class SynchronizedModule(DistributedModule):
             all_reduce(self.comm, self.all_samples, algorithm="recursive_doubling")
         if loss is not None:
             self._counting = True
+            weighted = loss * samples
+            if weighted.requires_grad:
+                weighted.register_hook(self._count_backward)
             try:
-                (loss * samples).backward()
+                weighted.backward()
             finally:
                 self._counting = False
+                _counted_by.pop(self._backward, None)
         if not reduces:
             return self.samples
         self.reduce()
@@ -262,9 +270,17 @@ class SynchronizedModule(DistributedModule):
             broadcast(self.comm, buffer, algorithm="auto")
         self._shared = True
 
+    def _count_backward(self, _: Tensor) -> None:
+        self._backward = torch._C._current_graph_task_id()
+        _counted_by[self._backward] = self
+
     def _gradient_hook(self, p: nn.Parameter) -> None:
         """Backward has computed `p.grad`. The first of them begins the reduction, and the end of
         backward ends it."""
+        if _counted_by.get(torch._C._current_graph_task_id(), self) is not self:
+            raise ConfigError(f"rank {self.comm.rank}: backward(loss, samples) of a wrapped model "
+                              "reaches another, which doesn't count its samples; wrap both "
+                              "together, for example in one nn.ModuleList")
         if not (self._due or (self._reduces and self._last_reduces)):
             return
         if torch.is_grad_enabled():

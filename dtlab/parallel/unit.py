@@ -62,6 +62,10 @@ class ShardedParameter(nn.Parameter):
             unit.dropped.add(self)  # its optimizer leaves it alone
         set_local_gradient(self, gradient)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        copied = memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
+        return copied  # which no unit holds
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return nn.Parameter, (self.detach(), self.requires_grad)  # elsewhere, no unit holds it
 

@@ -437,6 +437,21 @@ def unreduced(comm: dtlab.Comm, wrapper: str) -> None:
     optimizer.step()
 
 
+def counted_by_one_of_two(comm: dtlab.Comm) -> None:
+    first, second = (DataParallel(nn.Linear(3, 3).double(), comm) for _ in range(2))
+    first.backward(second(first(data(comm.rank))).mean(), 4 + comm.rank)
+
+
+def state_of_rank_0(comm: dtlab.Comm) -> None:
+    """Rank 1's pieces have the same shapes, but are others."""
+    model, optimizer = zero(nn.Linear(3, 2, bias=False).double(), comm)
+    mean(model, data(comm.rank))
+    optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(copy.deepcopy(state))
+    optimizer.load_state_dict(comm._all_gather_objects(state)[0])
+
+
 def changed_in_place(net: Net, x: Tensor) -> Tensor:
     y = net.layers[0](x).exp()
     z = y.sin()
@@ -472,6 +487,10 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
         zero(nn.Linear(2, 2).requires_grad_(False), comm))),
     "float inputs": ("convert its inputs with x.to", lambda comm: (
         wrapped(comm, "zero 1", param_dtype=torch.bfloat16)[0](torch.ones(2, 3)))),
+    "two models, one counts": ("wrap both together", counted_by_one_of_two),
+    "another rank's optimizer state": ("save and load the optimizer with", state_of_rank_0),
+    "one device's optimizer state": ("or of whole parameters", lambda comm: (
+        zero(nn.Linear(3, 1), comm)[1].load_state_dict(sgd(nn.Linear(3, 1)).state_dict()))),
     "sparse gradients": ("make embeddings with sparse=False", lambda comm: (
         zero(nn.Embedding(5, 3, sparse=True), comm, 2)[0](torch.tensor([1])).sum().backward())),
 }
@@ -485,6 +504,28 @@ def test_a_mistake_is_one_sentence(mistake: str) -> None:
     first = str(caught.value).splitlines()[0]
     assert "raised ConfigError" in first
     assert says in first
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_copy_is_a_model_of_its_own(wrapper: str) -> None:
+    """As a target network, or the weights' average, which may be trained and wrapped, too."""
+    def trained(comm: dtlab.Comm) -> dict[str, Tensor]:
+        model, _ = wrapped(comm, wrapper)
+        with model.gathered():
+            net = copy.deepcopy(model.module)
+        one, optimizer = WRAPPERS[wrapper](net, comm)
+        mean(one, data(comm.rank))
+        optimizer.step()
+        with one.gathered():
+            last = copy.deepcopy(net)
+        sgd(last).step()
+        return last.state_dict()
+
+    one = Net()
+    (sum(one(data(rank)).square().mean() for rank in range(2)) / 2).backward()
+    sgd(one).step()
+    for state in on("simulator", trained, ranks=2).values:
+        assert difference(state, one.state_dict()) < 1e-12
 
 
 # ---- pairs by identity, numbers at the edge ------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import swa_utils
 
 import dtlab
 from dtlab.parallel import DataParallel, sync_batch_norm, types
@@ -99,6 +100,21 @@ def test_low_precision_is_computed_in_float32_as_torch_does() -> None:
 
     expected = nn.BatchNorm1d(3)(x).detach()
     torch.testing.assert_close(torch.cat(on("simulator", fn, ranks=2).values), expected)
+
+
+def test_the_average_of_weights_has_all_ranks_statistics() -> None:
+    """`update_bn` of a copy: it runs the copy in training, with momentum None."""
+    def averaged(norms: nn.Module, xs: list[Tensor]) -> dict[str, Tensor]:
+        average = swa_utils.AveragedModel(norms)
+        swa_utils.update_bn(xs, average)
+        return average.state_dict()
+
+    xs = batches(nn.BatchNorm1d, 5)
+    expected = averaged(built(nn.BatchNorm1d, {}), xs)
+    for state in on("simulator", lambda comm: averaged(
+            sync_batch_norm(built(nn.BatchNorm1d, {}), comm),
+            [x.split([2, 3])[comm.rank] for x in xs]), ranks=2).values:
+        torch.testing.assert_close(state, expected)
 
 
 def test_second_derivatives_are_refused_and_not_wrong() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -17,10 +18,12 @@ from dtlab.parallel import (
     LARS,
     DataParallel,
     Mesh,
+    clip_grad_norm_,
     full_state_dict,
     growing_batch,
     hybrid,
     tensor,
+    zero,
 )
 from dtlab.parallel.sharded import full_tensors
 from tests.parallel.training import difference, on, shard_of
@@ -171,3 +174,42 @@ def test_norms_in_tensor_parallelism_by_hand(name: str) -> None:
     expected = one_device(name)
     for state in on("simulator", train, ranks=2).values:
         assert difference(state, expected) < 1e-11
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_norms_of_tensor_parallel_layers_in_data_parallelism(name: str, stage: int) -> None:
+    """Those of clipping, too, and those of a copy."""
+    make, options = OPTIMIZERS[name]
+
+    def train(comm: dtlab.Comm) -> Any:
+        mesh = Mesh(comm, dp=2, tp=2)
+        gpt = copy.deepcopy(tensor.shard(GPT(CONFIG, dtype=torch.float64), mesh["tp"]))
+        model: Any
+        if stage:
+            model, optimizer = zero(gpt, mesh["dp"], stage, make, **options)
+        else:
+            model, optimizer = DataParallel(gpt, mesh["dp"]), make(gpt.parameters(), **options)
+        norms = []
+        for step in range(3):
+            optimizer.zero_grad()
+            tokens, targets = (x.chunk(2)[mesh.coordinates["dp"]] for x in batch(step))
+            tensor.vocab_cross_entropy(mesh["tp"], model(tokens), targets).backward()
+            norms.append(float(clip_grad_norm_(model, 0.1)))
+            optimizer.step()
+        with model.gathered():
+            return norms, full_tensors(gpt, mesh["tp"])
+
+    gpt = GPT(CONFIG, dtype=torch.float64)
+    optimizer = make(gpt.parameters(), **options)
+    expected = []
+    for step in range(3):
+        optimizer.zero_grad()
+        tokens, targets = batch(step)
+        cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten()).backward()
+        expected.append(float(nn.utils.clip_grad_norm_(gpt.parameters(), 0.1)))
+        optimizer.step()
+    whole = {key: p.detach() for key, p in gpt.named_parameters()}
+    for norms, state in on("simulator", train, ranks=4).values:
+        assert norms == pytest.approx(expected, rel=1e-9)
+        assert difference(state, whole) < 1e-11

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,7 +18,7 @@ import dtlab
 from dtlab import cost
 from dtlab.models import GPT, GPTConfig, text_batch
 from dtlab.parallel import DataParallel, MemoryMeter, Mesh, hybrid, zero
-from dtlab.parallel.sequence import gather_linear
+from dtlab.parallel.sequence import SequenceNorm, gather_linear
 from dtlab.parallel.sharded import full_tensors
 from dtlab.parallel.tensor import (
     ColumnLinear,
@@ -385,3 +385,25 @@ def test_a_module_sharded_twice_or_different_on_a_rank_says_so() -> None:
         on("simulator", lambda comm: shard(GPT(config, seed=comm.rank), comm), ranks=2)
     with pytest.raises(dtlab.ConfigError, match=r"takes a dtlab\.models\.GPT, not Linear"):
         on("simulator", lambda comm: shard(torch.nn.Linear(2, 2), comm), ranks=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}])
+def test_a_norm_of_cut_positions_has_its_parameters(options: dict[str, bool]) -> None:
+    def norm() -> nn.LayerNorm:
+        return nn.LayerNorm(3, **options).double()
+
+    random = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(2, 2, 4, 3, dtype=torch.float64, generator=random)
+
+    def cut(comm: dtlab.Comm) -> dict[str, Any]:
+        with pytest.raises(dtlab.ConfigError, match=r"takes an nn\.LayerNorm, not Linear"):
+            SequenceNorm(comm, nn.Linear(3, 3))
+        mine = SequenceNorm(comm, norm())
+        part, factors = (each.detach().chunk(2, 1)[comm.rank] for each in (x, weights))
+        (mine(part.clone().requires_grad_()) * factors).sum().backward()
+        return {name: p.grad for name, p in mine.named_parameters()}
+
+    one = norm()
+    (one(x.requires_grad_()) * weights).sum().backward()
+    for gradients in on("simulator", cut, ranks=2).values:
+        torch.testing.assert_close(gradients, {name: p.grad for name, p in one.named_parameters()})
