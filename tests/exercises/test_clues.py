@@ -172,6 +172,11 @@ def returns_a_new_tensor(comm, x):
     return RING(comm, x.clone())
 
 
+@clue("binomial-broadcast", 0, "The returned tensor is right, but x itself is unchanged")
+def broadcasts_a_new_tensor(comm, x, root):  # the root's x is right all the same
+    return solution("binomial-broadcast")(comm, x.clone(), root)
+
+
 @clue("ring-all-reduce", 0, "x is unchanged on every rank")
 def does_nothing(comm, x):
     pass
