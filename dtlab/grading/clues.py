@@ -87,11 +87,9 @@ def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:
     ranks = [rank for rank, left in enumerate(wanted.leaves or ()) if left]
     right = [not any(difference("", *pair, wanted.rtol) for pair in _judged(
         [(wanted.leaves or ())[rank]], [outcome.after[rank]])) for rank in ranks]
-    if sum(right) == 1 < len(ranks):
-        return f"Only rank {ranks[right.index(True)]} has the right result; every rank must."
-    unchanged = all(difference("", outcome.after[rank], case.args[rank]) is None for rank in ranks)
-    if any(right) or not unchanged:
-        return ""
+    if any(difference("", outcome.after[rank], case.args[rank]) for rank in ranks):
+        return (f"Only rank {ranks[right.index(True)]} has the right result; every rank must."
+                if sum(right) == 1 < len(ranks) else "")
     name, results = wanted.names[-1], [pair[1] for pair in _judged(wanted.leaves, outcome.after)]
     if all(difference("", outcome.values[rank], result, wanted.rtol) is None
            for rank, result in zip(ranks, results, strict=False)):

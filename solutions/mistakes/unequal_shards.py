@@ -22,6 +22,9 @@ MISTAKES = [
             "this rank's samples only: add up the samples of all ranks, too."),
     Mistake({"    all_reduce(comm, total)\n": "", RETURN: "gradient.clone()"},
             "Each rank returns its own gradient: the others' never came."),
+    Mistake({TOTAL: "gradient * (samples / all_reduce(comm, torch.tensor([samples]))), gradient",
+             RETURN: "total[:-1]"}, "Nearly: the weights are float32, which has 7 digits. Divide by "
+            "a number (`.item()`) or by a float64 tensor."),
     Mistake({RETURN: "total[:-1]"}, "This is the sum over all samples: divide by their number."),
     Mistake({RETURN: "total[:-1] / comm.size"},
             "The sum is divided by the number of ranks: divide by all samples."),

@@ -14,6 +14,7 @@ from tests.exercises.answers import first_hint, judged, solution
 
 CLUES = []
 PASS_RIGHT, RING = solution("fix-deadlock"), solution("ring-all-reduce")
+BROADCAST = solution("binomial-broadcast")
 
 
 def clue(exercise, points, hint):
@@ -170,6 +171,11 @@ def returns_the_list(comm, value):
 @clue("ring-all-reduce", 0, "The returned tensor is right, but x itself is unchanged")
 def returns_a_new_tensor(comm, x):
     return RING(comm, x.clone())
+
+
+@clue("binomial-broadcast", 0, "The returned tensor is right, but x itself is unchanged")
+def broadcasts_a_new_tensor(comm, x, root):  # the root's x is right all the same
+    return BROADCAST(comm, x.clone(), root)
 
 
 @clue("ring-all-reduce", 0, "x is unchanged on every rank")

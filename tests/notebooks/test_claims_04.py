@@ -192,7 +192,8 @@ def test_an_all_reduce_is_a_reduce_scatter_then_an_all_gather(prose: str, ranks:
 
 @pytest.mark.parametrize("ranks", [r for r in RANKS if r & (r - 1)])
 def test_folding_costs_two_rounds_and_bytes(prose: str, ranks: int) -> None:
-    assert "a neighbour stand in for each rank too many (folding, chapter 05b), which" in prose
+    assert "a neighbour stand in for each rank beyond the largest power of two (folding, " \
+        "chapter 05b), which" in prose
     n = 40_000 * ranks
     floor = ranks.bit_length() - 1
     assert cost.rounds("all_gather", "recursive_doubling", ranks, n) == floor + 2
