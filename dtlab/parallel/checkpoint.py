@@ -29,6 +29,8 @@ from dtlab.parallel.checkpoint_contents import (
     read_shards,
     shapes_of,
 )
+from dtlab.parallel.hybrid import Hybrid
+from dtlab.parallel.sharded import parts_of
 from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 
@@ -152,9 +154,13 @@ def read_extra(folder: str | Path) -> Any:
 def full_state_dict(model: DistributedModule) -> dict[str, Any]:
     """What `state_dict` of the module would be on one device, in the optimizer's dtype, on every
     rank, which all call it: for torch.save, or to load it elsewhere. Buffers, and what is frozen,
-    are rank 0's. Memory: all of the model.
+    are rank 0's. Memory: all of the model. Raises `ConfigError` for tensor-parallel layers that are
+    not in a `hybrid`, of which each rank has a part.
     """
     check_distributed(model, "full_state_dict")
+    if not isinstance(model, Hybrid) and (parts := parts_of(model.module)):
+        raise ConfigError(f"full_state_dict: {next(iter(parts))} is this rank's part of a tensor-"
+                          f"parallel layer; hybrid puts such layers together again")
     full: dict[str, Any] = model.full_parameters()
     first: dict[Tensor, str] = {p: name for name, p in model.module.named_parameters()}
     for name, value in model.module.state_dict(keep_vars=True).items():

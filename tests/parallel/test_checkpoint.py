@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import dtlab
 from dtlab.models import GPT, MLP, GPTConfig
 from dtlab.parallel import DataParallel, full_state_dict, load, save, zero
+from dtlab.parallel.tensor import ColumnLinear
 from tests.parallel.training import MODELS, batch_of, difference, loss_of, on, one_device, shard_of
 
 HALF = 3  # steps
@@ -120,6 +121,16 @@ def test_a_damaged_checkpoint_is_named_and_changes_nothing(
     damage(tmp_path / "c/1")
     for message in on("simulator", attempt, ranks=2).values:
         assert re.search(sentence, message)
+
+
+def test_parts_of_tensor_parallel_layers_are_no_full_state() -> None:
+    def attempt(comm: dtlab.Comm) -> None:
+        half = ColumnLinear(comm, 4, 6)
+        alone = comm.subgroup([comm.rank])
+        with pytest.raises(dtlab.ConfigError, match="weight is this rank's part of a tensor"):
+            full_state_dict(DataParallel(half, alone))
+
+    on("simulator", attempt, ranks=2)
 
 
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
