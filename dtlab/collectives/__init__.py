@@ -2,6 +2,9 @@
 
 `all_reduce(comm, x, algorithm="ring")` and its sisters check their arguments, label the messages
 and call the algorithm; the algorithms themselves stand alone in `ALGORITHMS`.
+
+Like torch.distributed's, they are not differentiated: no gradient comes back through what was sent.
+Those of `dtlab.parallel.conversions` are.
 """
 
 # isort: off
