@@ -29,7 +29,7 @@ class Replicas:
 
     build(group) makes model and optimizer of this rank on its group's communicator: it is called
     at the start and after each death. steps: how many have been taken. counted: of each step
-    in which this rank took part, the groups whose samples it had.
+    in which this rank took part, the groups whose samples it had. Buffers are each group's own.
 
     Run it with `dtlab.run(…, may_die=range(p), max_restarts=n)`, or with
     `dtlab.simulate(…, detect_s=…, restart_s=…)`.
@@ -69,8 +69,8 @@ class Replicas:
         says that they are done. If no group is whole, it waits for ranks to come back. After a
         death in the last step of all, ranks that have not returned take it anew, without those
         that have.
-        Cost without a death: an all-reduce of the gradients over the groups, and one of 8 bytes
-        over all ranks.
+        Cost without a death: an all-reduce of the gradients over the groups, one of 8 bytes and 8
+        for each parameter, and one of 8 bytes over all ranks.
         """
         try:
             if self._built is not None:
@@ -92,11 +92,21 @@ class Replicas:
             self._reform()
 
     def _average(self, model: DistributedModule, samples: int) -> None:
-        """Over the ranks that hold the same part of the model in other groups."""
-        total = torch.tensor([samples], device=self.comm.device)
-        all_reduce(self._across, total, algorithm="recursive_doubling")
+        """Over the ranks that hold the same part of the model in other groups. A parameter that
+        only some groups have used, or a group without samples, has a gradient of zeros elsewhere.
+        """
+        parameters = [region.tensor for region in model.regions()]
+        counts = torch.tensor([samples, *(p.grad is not None for p in parameters)],
+                              device=self.comm.device)
+        all_reduce(self._across, counts, algorithm="recursive_doubling")
+        total, *used = counts.tolist()
+        for p, groups in zip(parameters, used, strict=True):
+            if groups and p.grad is None:
+                p.grad = torch.zeros_like(p)
         for _, gradient in model.named_gradients():
-            gradient *= samples / max(total.item(), 1)
+            if not samples:
+                gradient.zero_()  # the mean of nothing is nan, and 0 times that, too
+            gradient *= samples / max(total, 1)
             all_reduce(self._across, gradient, algorithm="auto")
 
     def _commit(self) -> None:

@@ -251,6 +251,42 @@ def test_a_lost_group_is_left_out_and_comes_back(ranks: int) -> None:
     assert back > 3
 
 
+@pytest.mark.parametrize("cuts", [(0, 2, 2, 6), (0, 6, 6, 6), (0, 1, 3, 6)])
+def test_groups_without_samples_and_layers_that_only_some_use(cuts: tuple[int, ...]) -> None:
+    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def heads() -> nn.ModuleList:
+        torch.manual_seed(0)
+        return nn.ModuleList([nn.Linear(3, 3) for _ in range(4)]).double()  # nobody uses the last
+
+    def losses(model: Any, group: int) -> Tensor:
+        return model[group](x[cuts[group] : cuts[group + 1]]).square().sum(1)
+
+    def trained(comm: Comm) -> Any:
+        def build(group: Comm) -> Any:
+            model = DataParallel(heads(), group)
+            return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def backward(model: Any, step: int, group: int) -> int:
+            each = losses(model.module, group)
+            return int(model.backward(each.mean() if len(each) else None, len(each)))
+
+        replicas = Replicas(comm, 1, build)
+        while replicas.steps < 3:
+            replicas.step(backward)
+        return full_state_dict(replicas.model)
+
+    module = heads()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.cat([losses(module, group) for group in range(3) if cuts[group] < cuts[group + 1]]
+                  ).mean().backward()
+        optimizer.step()
+    for state in dtlab.simulate(trained, network=dtlab.topology.uniform(3, 1e-5, 1e9)).values:
+        assert difference(state, module.state_dict()) < 1e-12
+
+
 @pytest.mark.parametrize("event", [1, 3])
 def test_no_group_is_whole_before_the_first_step(event: int) -> None:
     values = dtlab.simulate(replicated, 2, network=NETWORK, crash={1: event, 2: event},
