@@ -97,13 +97,14 @@ def test_folding_makes_recursive_doubling_take_two_rounds_more(prose: str, ranks
         (floor + (0 if power else 2)) * (ALPHA + N * BETA))
 
 
-def test_the_ninth_machine_doubles_the_time(prose: str) -> None:
+def test_the_ninth_machine_more_than_doubles_the_time(prose: str) -> None:
     assert "our 102.4 MB take 143 ms on 8 ranks" in prose
-    assert "The ninth machine doubles the time: nearly 4 n cross the longest path" in prose
+    assert "The ninth machine more than doubles the time: 3.75 n cross the longest path" in prose
     eight, nine = (took_s("halving_doubling", p, N) for p in (8, 9))
     assert int(eight * 1e3) == 143
-    assert nine / eight == pytest.approx(2, abs=0.2)
-    assert 3.5 < cost.form("all_reduce", "halving_doubling", 9, N).path_bytes / N < 4
+    assert nine / eight > 2
+    longest = [cost.form("all_reduce", "halving_doubling", p, N).path_bytes / N for p in (8, 9)]
+    assert longest == [1.75, 3.75]
 
 
 def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
@@ -150,14 +151,14 @@ def test_each_rank_is_inside_of_one_tree_and_a_leaf_of_the_other(prose: str, ran
         assert all(len(tree.children(rank)) <= 2 for rank in range(ranks))
     assert max(sent("double_tree", ranks, 3200)) <= 2 * 4 * 3200
     if ranks % 2 == 0 and ranks > 2:
-        assert "passes each of its chunks up once and down twice; in the other tree" in prose
+        assert "passes each of its segments up once and down twice; in the other tree" in prose
         assert max(cost.messages("all_reduce", "double_tree", ranks, N)) == 4 * 16
 
 
 @pytest.mark.parametrize("ranks", [8, 16, 32])
-def test_the_starts_of_two_trees_grow_by_four_for_a_chunk_of_each(prose: str, ranks: int) -> None:
+def test_the_starts_of_two_trees_grow_by_four_for_a_segment_of_each(prose: str, ranks: int) -> None:
     assert "the number of α's grows like 2 lg p + 4k" in prose
-    assert "k = 16 chunks a tree, 32 in all" in prose
+    assert "k = 16 segments a tree, 32 in all" in prose
 
     def starts(k: int) -> float:
         def call(comm: Comm) -> None:
@@ -183,7 +184,7 @@ def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) ->
         assert took_s("ring", ranks, N) < took_s("double_tree", ranks, N)
         assert took_s("double_tree", ranks, N) < took_s("tree", ranks, N)
     assert took_s("double_tree", 63, 100_000) < took_s("ring", 63, 100_000)
-    assert "by that formula (8 ranks, 102.4 MB: 164 ms, the ring 144)" in prose
+    assert "by that estimate (8 ranks, 102.4 MB: 164 ms, the ring 144)" in prose
     assert round((2 * math.log2(8) * ALPHA + 2 * N * BETA) * 1e3) == 164
     assert round(took_s("ring", 8, N) * 1e3) == 144
     assert "Why do they take 267 ms" in prose
@@ -194,7 +195,7 @@ def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) ->
 def test_who_meets_which_bound(prose: str, ranks: int) -> None:
     assert "recursive doubling alone meets the bound, for powers of two" in prose
     assert "the pipelined ring and two of chapter 06's meet both for any p" in prose
-    assert "All three: nobody here. Halving–doubling comes nearest" in prose
+    assert "All three: nobody here. Halving–doubling and binary blocks come nearest" in prose
     elements, power = 4800, ranks & (ranks - 1) == 0
     fewest = {a for a in EVERY if rounds(a, ranks, elements) == (ranks - 1).bit_length()}
     assert fewest == ({"recursive_doubling"} if power else set())
