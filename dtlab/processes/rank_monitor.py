@@ -168,7 +168,7 @@ def is_it_alive(rank: RankHandle) -> str:
         return ""
     if state in "Tt":
         return "is stopped (SIGSTOP, or a debugger)"
-    if used > before[1]:
+    if used > before[1] + 1:  # threads that wait use a little, and so may end a tick
         return "is slow, not dead: it computes"
     return "stands still: it uses no processor time"
 
