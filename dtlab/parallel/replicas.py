@@ -93,7 +93,7 @@ class Replicas:
 
     def _average(self, model: DistributedModule, samples: int) -> None:
         """Over the ranks that hold the same part of the model in other groups. A parameter that
-        only some groups have used, or a group without samples, has a gradient of zeros elsewhere.
+        only some groups have used has a gradient of zeros in the others. (With ZeRO all have one.)
         """
         parameters = [region.tensor for region in model.regions()]
         counts = torch.tensor([samples, *(p.grad is not None for p in parameters)],

@@ -135,7 +135,6 @@ class SynchronizedModule(DistributedModule):
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
         self._shared = False  # has this step rank 0's buffers?
         self._counting = False  # within `backward`, which ends the reduction itself
-        self._backward = -1  # autograd's number of the last one of these
 
     # ---- what subclasses provide ---------------------------------------------------------------
 
@@ -251,15 +250,7 @@ class SynchronizedModule(DistributedModule):
             self.all_samples.fill_(self.samples)
             all_reduce(self.comm, self.all_samples, algorithm="recursive_doubling")
         if loss is not None:
-            self._counting = True
-            weighted = loss * samples
-            if weighted.requires_grad:
-                weighted.register_hook(self._count_backward)
-            try:
-                weighted.backward()
-            finally:
-                self._counting = False
-                _counted_by.pop(self._backward, None)
+            self._run_backward(loss * samples)
         if not reduces:
             return self.samples
         self.reduce()
@@ -270,9 +261,18 @@ class SynchronizedModule(DistributedModule):
             broadcast(self.comm, buffer, algorithm="auto")
         self._shared = True
 
-    def _count_backward(self, _: Tensor) -> None:
-        self._backward = torch._C._current_graph_task_id()
-        _counted_by[self._backward] = self
+    def _run_backward(self, weighted: Tensor) -> None:
+        """Of a loss times its samples, which reaches no other wrapped model."""
+        self._counting = True
+        if weighted.requires_grad:
+            weighted.register_hook(lambda _: _counted_by.update(
+                {torch._C._current_graph_task_id(): self}))
+        try:
+            weighted.backward()
+        finally:
+            self._counting = False
+            for number in [n for n, model in _counted_by.items() if model is self]:
+                del _counted_by[number]
 
     def _gradient_hook(self, p: nn.Parameter) -> None:
         """Backward has computed `p.grad`. The first of them begins the reduction, and the end of

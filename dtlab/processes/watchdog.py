@@ -64,8 +64,7 @@ class Watchdog:
                     + why_stuck(rows, self._labels()), rows,
                 )
         if self._timeout is not None and now - self._began > self._timeout:
-            who, stack = self._stalled(where)  # first: to say where it is takes processor time
-            rows = self._table(where)
+            rows, (who, stack) = self._table(where), self._stalled(where)
             raise RunTimeout(
                 f"the run did not end within its timeout of {self._timeout:g} s{who}; "
                 f"when it was stopped, the ranks were here:", rows, stack)
