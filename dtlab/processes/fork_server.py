@@ -4,7 +4,8 @@ Why not `multiprocessing.forkserver`: it imports the caller's `__main__` again, 
 file behind when the caller is killed, and does not pass open files along. Ours has no name
 anywhere: the parent holds one end of a socket pair, and when that end closes, all is over.
 
-    parent ── socket pair ── server        one byte and a channel: "a new rank group"
+    parent ── socket pair ── server        one byte and a channel: "a new rank group", that may
+                                           train or not (`TRAINING`)
     parent ── channel ────── server        one byte and a control socket: "fork a rank on it";
                                            back come (rank, wait status) as ranks end
     parent ── control ────── rank          see rank_main.py
@@ -37,6 +38,8 @@ ALLOCATOR = {
                       f"glibc.malloc.trim_threshold={1 << 40}:glibc.malloc.arena_max=1",
     "PYTHONMALLOC": "malloc",
 }
+# What each rank that trains would import itself, for seconds: torch's optimizers need the first.
+TRAINING = ("torch._dynamo", "dtlab.parallel", "dtlab.ps")
 # A rank's second thread sleeps while it has nothing to do: another rank wants that core.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 # torch first, without the caller's folder: a file random.py there would hide Python's own from it.
@@ -78,8 +81,9 @@ class ForkServer:
     def new_rank_group(self) -> socket.socket:
         """A channel on which ranks can be asked for, see `ask_rank`. `OSError` if it is gone."""
         ours, theirs = socket.socketpair()
+        trains = not sys.modules.keys().isdisjoint(TRAINING)
         with theirs:
-            socket.send_fds(self._sock, [b"c"], [theirs.fileno()])
+            socket.send_fds(self._sock, [b"t" if trains else b"c"], [theirs.fileno()])
         return ours
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from importlib import import_module
 
 import numpy.random  # noqa: F401  ranks need it: loaded once, before they are forked
 
+from dtlab.processes.fork_server import TRAINING
 from dtlab.processes.forking import kill_group, share_memory
 from dtlab.processes.rank_main import rank_main
 
@@ -32,6 +33,7 @@ class _Server:
     def __init__(self, parent: socket.socket):
         self._parent = parent
         self._groups: list[_RankGroup] = []
+        self._loaded = False  # what ranks that train need
         self._select = selectors.DefaultSelector()
         self._select.register(parent, selectors.EVENT_READ, self._on_parent)
         self._wake, self._waker = socket.socketpair()  # SIGCHLD writes a byte here
@@ -50,22 +52,27 @@ class _Server:
 
     def serve(self) -> None:
         """Until the parent is gone."""
-        loaded = False
         while True:
-            # Not while ranks run: nobody would hear of their death, or of the parent's.
-            ready = self._select.select(None if loaded or self._groups else 0.5)
-            if not ready:  # idle: load once what each rank would import itself, for seconds
-                for name in ("torch._dynamo", "dtlab.parallel", "dtlab.ps"):
-                    import_module(name)
-                loaded = True
+            ready = self._select.select(None if self._loaded or self._groups else 0.5)
+            if not ready:  # idle
+                self._load()
             for key, _ in ready:
                 if key.fileobj in self._select.get_map():  # not closed by an earlier event
                     key.data()
+
+    def _load(self) -> None:
+        """Once. Not while ranks run: nobody would hear of their death, or of the parent's."""
+        if not self._groups:
+            for name in TRAINING:
+                import_module(name)
+            self._loaded = True
 
     def _on_parent(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._parent, 1, 1)
         if not data:
             self._end()
+        if data == b"t":
+            self._load()
         group = _RankGroup(socket.socket(fileno=fds[0]))
         self._groups.append(group)
         self._select.register(group.channel, selectors.EVENT_READ, lambda: self._on_group(group))

@@ -158,6 +158,14 @@ def test_a_death_in_the_first_seconds_of_a_server_is_heard_of_at_once() -> None:
         run(dies, ranks=2)
 
 
+def test_ranks_of_a_program_that_trains_find_loaded_what_optimizers_need() -> None:
+    """Otherwise each rank of its first runs would import it, for more than a second."""
+    import dtlab.parallel  # noqa: F401  as such a program does
+
+    fork_server().close()
+    assert run(lambda comm: "torch._dynamo" in sys.modules, ranks=2).values == [True, True]
+
+
 def test_a_fork_of_the_user_starts_its_own_server() -> None:
     with script("""
         dtlab.run(lambda comm: None, ranks=1)
