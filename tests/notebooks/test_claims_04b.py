@@ -64,7 +64,7 @@ def test_the_mesh_sends_a_row_and_a_column_of_messages(prose: str, ranks: int) -
 
 
 def test_after_one_round_of_the_mesh_a_column_knows_what_its_row_has_to_say(prose: str) -> None:
-    assert "for each rank in its own column, all that its row has to say" in prose
+    assert "for each rank in its own column, the pieces of its whole row" in prose
     frame = recording.stepper_frames("all_to_all", "mesh", 6)[1]
     for me, to in itertools.product(range(6), repeat=2):
         row = [rank for rank in range(6) if rank // 3 == me // 3]
@@ -84,7 +84,7 @@ def test_where_cores_are_few_the_fewest_messages_then_the_fewest_bytes_win(prose
     assert [len(run(8, "all_to_all", name, 8 * 400).trace.transfers) for name in names] == [
         56, 32, 24, 14]
     assert "Bruck's is first at none of these four sizes" in prose
-    assert "Only for pieces of about 24 kB is it first, by a hair" in prose
+    assert "Only for pieces of about 24 kB is it first, narrowly" in prose
     assert [cheapest("all_to_all", 8, 8 * kB * 1000, 4, laptop) for kB in (22, 24, 26)] == [
         "central", "bruck", "mesh"]
 
@@ -246,7 +246,7 @@ def test_what_each_broadcast_moves_in_all_on_four_ranks(prose: str) -> None:
 
 def test_the_guess_six_rounds_for_4032_pieces(prose: str) -> None:
     assert "63 · 20 µs = 1260 µs" in prose
-    assert "63 others: 4032 little presents" in prose
+    assert "63 others: 4032 pieces" in prose
     assert 64 * 63 == 4032
     took = {name: cost.time_s("all_to_all", name, 64, 64 * 4, ALPHA, BETA)
             for name in ALGORITHMS["all_to_all"]}
