@@ -176,7 +176,7 @@ def test_ctrl_c_and_the_end_need_not_wait_until_the_server_has_imported() -> Non
     with pytest.raises(KeyboardInterrupt):
         run(lambda comm: time.sleep(20), ranks=2)
     fork_server().close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 2
 
 
 def test_a_fork_of_the_user_starts_its_own_server() -> None:

@@ -70,7 +70,7 @@ def test_a_system_that_starts_no_more_processes_is_named(
     fork_server().close()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     try:
-        with pytest.raises(ConfigError, match=r"no process for rank 1: Resource .*ulimit -u") as said:
+        with pytest.raises(ConfigError, match="no process for rank 1: Res.*ulimit -u") as said:
             run(lambda comm: comm.rank, ranks=3)
         assert said.value.__context__ is None  # nothing else went wrong
     finally:
@@ -78,7 +78,7 @@ def test_a_system_that_starts_no_more_processes_is_named(
 
 
 @pytest.mark.parametrize(("torchs", "ours"), [
-    ("[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: lo", "lo; .*bring"),
+    ("[enforce fail at device.cc:84] ifa. Unable to find address for: lo", "lo; .*bring"),
     ("Resource temporarily unavailable", "ulimit -u"),
 ])
 def test_what_torch_lacks_to_form_a_group_is_named(
