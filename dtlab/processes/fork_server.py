@@ -90,6 +90,7 @@ class ForkServer:
         """Hang up: the server kills what it still runs, and ends."""
         self._sock.close()
         if self.owner == os.getpid():
+            self._process.terminate()  # it may be importing, and would hear of the rest in seconds
             self._process.wait()
 
 

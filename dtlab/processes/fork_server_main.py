@@ -6,6 +6,7 @@ See `fork_server`, which starts it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -19,7 +20,8 @@ from dtlab.processes.fork_server import TRAINING
 from dtlab.processes.forking import kill_group, share_memory
 from dtlab.processes.rank_main import rank_main
 
-STATUS = struct.Struct("<ii")  # rank, wait status
+# rank, wait status; or, if no process could be forked, the error's number times -1
+STATUS = struct.Struct("<ii")
 
 
 class _RankGroup:
@@ -41,6 +43,7 @@ class _Server:
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._end())  # also while it imports
         self._select.register(self._wake, selectors.EVENT_READ, self._on_child)
         self._watch_parent()
 
@@ -95,7 +98,12 @@ class _Server:
 
     def _fork(self, group: _RankGroup, control: int) -> None:
         rank, group.asked = group.asked, group.asked + 1
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or too little memory
+            os.close(control)
+            self._tell(group, rank, -(error.errno or errno.EAGAIN))
+            return
         if pid:
             os.close(control)
             group.alive[pid] = rank
@@ -110,6 +118,7 @@ class _Server:
         """In the child: let go of all that is the server's."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for key in list(self._select.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

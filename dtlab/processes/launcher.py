@@ -196,8 +196,8 @@ class RankGroup:
             else:
                 self.close(wait=True)
             raise
-        except BaseException:
-            self.close(wait=True)
+        except BaseException:  # Ctrl-C; the server may be importing, and no rank be there for long
+            self.close(wait=any(rank.ready for rank in self._ranks))
             raise
 
     def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:

@@ -24,13 +24,28 @@ from dtlab.processes.transport import GlooTransport
 # With NCCL, what lies on the CPU (objects, agreements) still travels over Gloo.
 _GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
+# What the machine lacks, in the words of Gloo and of the system.
+_ADVICE = {
+    "Unable to find address for": "ranks talk over this network interface; give it an address, "
+                                  "or bring it up (ip link set lo up)",
+    "Resource temporarily unavailable": "a rank needs some threads; allow more processes "
+                                        "(ulimit -u), or take fewer ranks",
+}
+
 
 def join_group(backend: str, store: dist.Store | None, rank: int, size: int) -> None:
     """Form the default group, so that torch.distributed works too. `store` None: as env says."""
     # The launcher watches over time; Gloo giving up would break all its connections.
-    dist.init_process_group(
-        _GROUPS[backend], store=store, rank=rank, world_size=size, timeout=FOREVER
-    )
+    try:
+        dist.init_process_group(
+            _GROUPS[backend], store=store, rank=rank, world_size=size, timeout=FOREVER
+        )
+    except RuntimeError as error:
+        for sign, advice in _ADVICE.items():
+            if sign in str(error):
+                raise ConfigError(f"torch can't form the process group: "
+                                  f"{str(error)[str(error).index(sign):]}; {advice}") from None
+        raise
     calm_gloo()
     _formed.append(weakref.ref(dist.group.WORLD))
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from dtlab.errors import RankDied
+from dtlab.errors import ConfigError, RankDied
 from dtlab.processes import failures
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 from dtlab.ranks.output import RankOutput
@@ -39,7 +39,7 @@ class RankHandle:
         self.returned: int | None = None  # the file with what it returned
         self.raised: tuple[float, failures.CapturedError] | None = None
         self.stopped = False  # did not begin, as another one could not
-        self.died: int | None = None  # wait status
+        self.died: int | None = None  # what the server has told, see its STATUS
 
     def begin(self, output: RankOutput) -> None:
         """A new call: nothing is known of it yet."""
@@ -95,7 +95,7 @@ def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
             if rank.died is not None and number not in may_die]
     if died:  # Gloo may abort a rank whose peer died: others come before an abort
         status, number = min(died, key=lambda d: d[0] & 0x7F == signal.SIGABRT)
-        raise _rank_died(number, status)
+        raise _not_started(number, -status) if status < 0 else _rank_died(number, status)
     if orphaned:
         raise RankDied("the server that had started the ranks is gone, and they with it; "
                        "run again, and a new one is started")
@@ -110,8 +110,15 @@ def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
 
 def how_died(status: int) -> str:
     """In a word or two, for the table of what ranks were doing."""
+    if status < 0:
+        return "could not be started"
     code = os.waitstatus_to_exitcode(status)
     return f"died (exit code {code})" if code >= 0 else f"died ({signal.Signals(-code).name})"
+
+
+def _not_started(number: int, error: int) -> ConfigError:
+    return ConfigError(f"the system starts no process for rank {number}: {os.strerror(error)}; "
+                       f"allow more processes (ulimit -u) or memory, or take fewer ranks")
 
 
 def _rank_died(number: int, status: int) -> RankDied:

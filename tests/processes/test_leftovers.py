@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +165,18 @@ def test_ranks_of_a_program_that_trains_find_loaded_what_optimizers_need() -> No
 
     fork_server().close()
     assert run(lambda comm: "torch._dynamo" in sys.modules, ranks=2).values == [True, True]
+
+
+def test_ctrl_c_and_the_end_need_not_wait_until_the_server_has_imported() -> None:
+    import dtlab.parallel  # noqa: F401
+
+    fork_server().close()
+    began = time.monotonic()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda comm: time.sleep(20), ranks=2)
+    fork_server().close()
+    assert time.monotonic() - began < 2
 
 
 def test_a_fork_of_the_user_starts_its_own_server() -> None:

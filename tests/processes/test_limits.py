@@ -7,11 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from dtlab.errors import RunTimeout
+from dtlab.errors import ConfigError, RunTimeout
+from dtlab.processes.fork_server import fork_server
+from dtlab.processes.process_group import join_group
+from dtlab.processes.run import run
 from dtlab.processes.shared_status import SharedStatus
 from dtlab.processes.watchdog import Watchdog
 from dtlab.ranks.serialization import memory_file
@@ -48,6 +54,42 @@ def unprivileged(files: int, ranks: int, timeout: float = 60.0) -> str:
 @pytest.mark.parametrize(("files", "ranks"), [(1024, 32), (256, 16)])
 def test_an_ordinary_user_runs_as_many_ranks(files: int, ranks: int) -> None:
     assert unprivileged(files, ranks) == f"{{{4.0 * ranks}}}"
+
+
+def test_a_system_that_starts_no_more_processes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent("""
+        import os
+        forks = iter([os.fork])
+        def fork():
+            for real in forks:
+                return real()
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        os.fork = fork"""))
+    fork_server().close()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    try:
+        with pytest.raises(ConfigError, match="no process for rank 1: Res.*ulimit -u") as said:
+            run(lambda comm: comm.rank, ranks=3)
+        assert said.value.__context__ is None  # nothing else went wrong
+    finally:
+        fork_server().close()
+
+
+@pytest.mark.parametrize(("torchs", "ours"), [
+    ("[enforce fail at device.cc:84] ifa. Unable to find address for: lo", "lo; .*bring"),
+    ("Resource temporarily unavailable", "ulimit -u"),
+])
+def test_what_torch_lacks_to_form_a_group_is_named(
+    torchs: str, ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError(torchs)
+
+    monkeypatch.setattr(dist, "init_process_group", fails)
+    with pytest.raises(ConfigError, match=f"^torch can't form the process group: .*{ours}"):
+        join_group("gloo", None, 0, 1)
 
 
 @pytest.mark.timeout(240)
