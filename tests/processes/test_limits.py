@@ -70,7 +70,7 @@ def test_a_system_that_starts_no_more_processes_is_named(
     fork_server().close()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     try:
-        with pytest.raises(ConfigError, match=r"no process for rank 1: Res.*ulimit -u") as said:
+        with pytest.raises(ConfigError, match=r"for rank 1: Resource .*ulimit -u") as said:
             run(lambda comm: comm.rank, ranks=3)
         assert said.value.__context__ is None  # nothing else went wrong
     finally:
