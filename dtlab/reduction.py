@@ -144,15 +144,21 @@ def not_dense(x: torch.Tensor) -> str:
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
-    """Do elements of `x` share memory, as in an expanded tensor? Then it can't be changed."""
-    return any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
+    """Do elements of `x` share memory, as in an expanded tensor, or in windows (`unfold`)? Then it
+    can't be changed. They don't if each dimension steps over all that the finer ones span."""
+    span = 1
+    for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and step < span:
+            return x.numel() > 0
+        span += (size - 1) * step
+    return False
 
 
 def check_receives(rank: int, x: object) -> None:
     """Raise `ConfigError` if something is to be received into a tensor that can't be changed."""
     if isinstance(x, torch.Tensor) and not x.is_contiguous() and overlaps_itself(x):
-        raise ConfigError(f"rank {rank}: can't receive into an expanded tensor, whose elements "
-                          f"share memory; receive into a copy (x.contiguous())")
+        raise ConfigError(f"rank {rank}: can't receive into a tensor whose elements share memory, "
+                          f"as an expanded one's do; receive into a copy (x.contiguous())")
 
 
 def swapped(op: Op) -> Op:

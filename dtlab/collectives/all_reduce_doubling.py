@@ -12,7 +12,7 @@ import torch
 from dtlab.collectives.folding import Folding, fold
 from dtlab.collectives.registry import algorithm, chunk_edges
 from dtlab.comm import Comm, Recv, Send
-from dtlab.reduction import Op, swapped
+from dtlab.reduction import Op
 
 
 @algorithm("all_reduce", "recursive_doubling")
@@ -33,7 +33,10 @@ def recursive_doubling(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Ten
     while distance < folding.core:
         partner = folding.rank_of(place ^ distance)
         comm.sendrecv(x, partner, theirs, partner)
-        comm.accumulate_(x, theirs, op if me < partner else swapped(op))
+        if me < partner:
+            comm.accumulate_(x, theirs, op)
+        else:
+            x.copy_(comm.accumulate_(theirs, x, op))
         distance *= 2
     if place < folding.extra:
         comm.send(x, me + 1)

@@ -178,8 +178,9 @@ def check_tensor(comm: Comm, x: Any, collective: str, writes: bool = True) -> No
     if kind := not_dense(x):
         raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a dense tensor, not {kind}")
     if writes and not x.is_contiguous() and overlaps_itself(x):
-        raise ShapeMismatch(f"rank {comm.rank}: {collective} can't change an expanded tensor: its "
-                            f"elements share memory; give it a copy (x.contiguous())")
+        raise ShapeMismatch(f"rank {comm.rank}: {collective} can't change a tensor whose elements "
+                            f"share memory, as an expanded one's do; give it a copy "
+                            f"(x.contiguous())")
 
 
 def check_parts(

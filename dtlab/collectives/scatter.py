@@ -96,9 +96,8 @@ def binomial(
         comm.recv(held, ((me & me - 1) + root) % p)
     else:
         held = rows.roll(-root, dims=0) if root else rows
-    x.copy_(held[0])
     bit = 1 << lg_ceil(size)
     while bit > 1:
         bit //= 2
         comm.send(held[bit : 2 * bit], (me + bit + root) % p)
-    return x
+    return x.copy_(held[0])  # last, for at the root x may be one of its rows

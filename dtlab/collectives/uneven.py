@@ -59,6 +59,7 @@ def gatherv(comm: Comm, x: torch.Tensor, into: Parts | None, root: int = 0) -> P
     vector, rows = flattened(x), None
     if comm.rank == root:
         rows = _vectors(comm, into, "gatherv")
+        _check_apart(comm, rows, [], "gatherv")
         _check_like(comm, rows[root], x, "gatherv")
         rows[root].copy_(vector)
     gather(comm.collective(_label("gatherv", x, root)), vector, rows, root)
@@ -75,6 +76,7 @@ def all_gatherv(comm: Comm, x: torch.Tensor, into: Parts) -> Parts:
     check_comm(comm, "all_gatherv(comm, …)")
     check_tensor(comm, x, "all_gatherv", writes=False)
     rows = _vectors(comm, into, "all_gatherv")
+    _check_apart(comm, rows, [], "all_gatherv")
     _check_like(comm, rows[comm.rank], x, "all_gatherv")
     rows[comm.rank].copy_(flattened(x))
     all_gather(comm.collective(_label("all_gatherv", x)), rows)
@@ -92,6 +94,7 @@ def all_to_allv(comm: Comm, parts: Parts, into: Parts) -> Parts:
     rows = _vectors(comm, parts, "all_to_allv", writes=False)
     received = _vectors(comm, into, "all_to_allv")
     _check_like(comm, received[comm.rank], rows[comm.rank], "all_to_allv")
+    _check_apart(comm, received, rows, "all_to_allv")
     pairwise(comm.collective(_label("all_to_allv", rows[0])), rows, received)
     return _written(into, received)
 
@@ -140,6 +143,22 @@ def _check_like(comm: Comm, part: torch.Tensor, x: torch.Tensor, collective: str
             f"rank {comm.rank}: {collective}: its own part is {part.dtype} with {part.numel()} "
             f"elements, x is {x.dtype} with {x.numel()}"
         )
+
+
+def _check_apart(
+    comm: Comm, received: Sequence[torch.Tensor], read: Sequence[torch.Tensor], collective: str
+) -> None:
+    """Raise if one of the vectors `received` lies in the memory of another, or of one to `read`."""
+    def memory(vectors: Sequence[torch.Tensor], written: bool) -> list[tuple[int, int, bool]]:
+        return [(x.data_ptr(), x.data_ptr() + x.nbytes, written)
+                for x in vectors if x.nbytes and not x.is_meta]
+
+    end = {False: 0, True: 0}  # of what has begun before, read or written
+    for start, stop, written in sorted(memory(received, True) + memory(read, False)):
+        if start < (max(end.values()) if written else end[True]):
+            raise ShapeMismatch(f"rank {comm.rank}: {collective} needs memory of its own for each "
+                                f"tensor that it receives into; two of those given share some")
+        end[written] = max(end[written], stop)
 
 
 def _written(into: Parts, rows: list[torch.Tensor]) -> Parts:

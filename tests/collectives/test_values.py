@@ -187,6 +187,49 @@ def test_reduce_leaves_the_tensors_of_other_ranks_alone() -> None:
         assert values == [[28.0] * 3 if rank == 5 else [float(rank)] * 3 for rank in range(8)]
 
 
+@pytest.mark.parametrize(("shape", "strides", "fits"), [
+    ((2, 3), (2, 1), False), ((3, 2), (1, 2), False), ((3, 3), (1, 1), False),
+    ((3, 2), (0, 1), False), ((2, 3), (3, 1), True), ((2, 2), (3, 2), True),
+    ((3, 1, 2), (4, 0, 2), True), ((2, 0), (0, 0), True),
+])
+def test_elements_that_share_memory_are_refused(shape: Any, strides: Any, fits: bool) -> None:
+    def fn(comm: Comm) -> list[Any]:
+        x = torch.arange(12.0).as_strided(shape, strides)
+        return collectives.broadcast(comm, x * 2 if comm.rank == 0 and fits else x).tolist()
+
+    if fits:
+        assert simulated(2, fn)[1] == (2 * torch.arange(12.0).as_strided(shape, strides)).tolist()
+    else:
+        with pytest.raises(dtlab.ShapeMismatch, match="elements share memory"):
+            simulated(2, fn)
+
+
+@pytest.mark.parametrize("algorithm", collectives.ALGORITHMS["scatter"])
+def test_the_root_may_receive_its_part_over_another_ranks(algorithm: str) -> None:
+    def fn(comm: Comm) -> list[float]:
+        parts = torch.arange(5.0)[:, None].clone() if comm.rank == 0 else None
+        x = torch.zeros(1) if parts is None else parts[2]
+        return collectives.scatter(comm, parts, x, algorithm=algorithm).tolist()
+
+    assert simulated(5, fn) == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("algorithm", collectives.ALGORITHMS["all_reduce"])
+def test_zeros_with_a_sign_and_nans_have_the_same_bits_on_all_ranks(
+    algorithm: str, op: str
+) -> None:
+    """Of 0.0 and −0.0, and of two NaNs, torch takes one that depends on the operands' order."""
+    def fn(comm: Comm) -> list[int]:
+        nan = torch.tensor([0x7FC00001 + comm.rank] * 8, dtype=torch.int32).view(torch.float32)
+        zero = torch.full((8,), -0.0 if comm.rank % 3 == 1 else 0.0)
+        x = torch.cat([nan, zero])
+        return collectives.all_reduce(comm, x, op, algorithm).view(torch.int32).tolist()
+
+    values = simulated(6, fn)
+    assert values == [values[0]] * 6
+
+
 def test_nan_reaches_every_rank() -> None:
     for op in ("sum", "max", "min", "avg"):
         values = simulated(3, lambda comm, op=op: collectives.all_reduce(
