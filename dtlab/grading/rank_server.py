@@ -46,8 +46,9 @@ class RankServer:
     """The referee's end. Use it as a context manager: at the end, all its processes are killed.
 
     sandbox: where it runs (`isolation.choose_sandbox`); "none" forks this process, which then must
-    hold nothing secret, and no threads. library: the parts of this package ("collectives", …) that
-    its ranks find besides what a rank is made of; in "none" they find all.
+    hold nothing secret, have no threads, and have run no backward: where there is a GPU, autograd
+    refuses to work in a fork of a process that has used it. library: the parts of this package
+    ("collectives", …) that its ranks find besides what a rank is made of; in "none" they find all.
     """
 
     def __init__(self, sandbox: str, library: Sequence[str] = ()):

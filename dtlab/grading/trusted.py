@@ -117,8 +117,8 @@ def _checks_of(exercise: Exercise, seed: int) -> list[Check]:
 
 def _judge_mistakes(exercise_id: str, folder: Path) -> Judged:
     exercise = find_exercise(exercise_id)
-    checks = _checks_of(exercise, 0)
     with RankServer("none", exercise.library) as server:
+        checks = _checks_of(exercise, 0)
         solution = try_trusted(checks, answer_of(Mistake({}, ""), exercise, folder), server)
         traced = try_mistakes(exercise, 0, folder, server)
     traces = [trace for trace, _ in traced]

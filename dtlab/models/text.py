@@ -29,4 +29,4 @@ def text_batch(step: int, size: int, context: int, seed: int = 0
     random = torch.Generator().manual_seed(1_000_003 * seed + step)
     starts = torch.randint(len(data) - context, (size, 1), generator=random)
     pieces = data[starts + torch.arange(context + 1)].long()
-    return pieces[:, :-1], pieces[:, 1:]
+    return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()

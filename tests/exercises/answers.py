@@ -40,8 +40,8 @@ def judged_here(exercise: str, answer: Callable[..., Any], seed: int = 0) -> Rep
 
 def _judged_here(name: str, answer: Callable[..., Any], seed: int) -> Report:
     exercise = find_exercise(name)
-    checks = exercise.build(seed)
     with RankServer("none", exercise.library) as server:
+        checks = exercise.build(seed)
         return report_of(exercise, checks, try_trusted(checks, answer, server), list)
 
 
