@@ -184,11 +184,11 @@ class Pipeline:
             return self._forward(stage, micro)
         module = self.modules[stage]
         if kind == "W":
-            gradients, groups, ends = self.saved.pop((stage, micro))
-            if groups is None:
+            gradients, kept, ends = self.saved.pop((stage, micro))
+            if kept is None:
                 torch.autograd.backward(ends, gradients)
             else:
-                backward_of_weights(module, groups)
+                backward_of_weights(kept)
             return None
         inputs, ends = self.saved.pop((stage, micro))
         gradients = self.received.pop(Action(stage, "B", micro), None)
@@ -201,8 +201,8 @@ class Pipeline:
             self.saved[stage, micro] = gradients, None, ends
             return [] if stage else None
         else:
-            groups = backward_of_inputs(ends, gradients, inputs, module, stage)
-            self.saved[stage, micro] = None, groups, None
+            kept = backward_of_inputs(ends, gradients, inputs, module)
+            self.saved[stage, micro] = None, kept, None
         if any(x.grad is None for x in inputs):
             raise ConfigError(f"stage {stage} gives no gradient to what stage {stage - 1} hands "
                               f"on: it doesn't use it, or detaches it")

@@ -39,9 +39,6 @@ def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
     if not tensors or not all(isinstance(t, Tensor) for t in tensors):
         raise ConfigError(f"{stage} must return a tensor, or a tuple, list or dict of tensors, not "
                           f"{short(y)}")
-    # Torch's halved backward detaches what it is given: a view doesn't allow it, and a parameter
-    # would be frozen.
-    tensors = [t.clone() if t._is_view() or (t.is_leaf and t.requires_grad) else t for t in tensors]
     form = Form(tree_unflatten(range(len(tensors)), tree), [t.shape for t in tensors],
                 [t.dtype for t in tensors], [t.requires_grad for t in tensors],
                 [known_letters.get(t, {}) for t in tensors])

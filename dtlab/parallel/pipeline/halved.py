@@ -1,66 +1,93 @@
-"""Backward in two halves, of inputs (I) and of weights (W), by torch's own functions."""
+"""Backward in two halves: of the inputs (I), and later of the weights (W).
+
+A node of autograd's graph *splits* if one way from it leads to an input and another to parameters
+only, as that of x @ w does. The first half goes to the inputs, and keeps the gradients that arrive
+at nodes that split. The second half begins there, and goes to the parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import partial
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from dtlab.errors import ConfigError
-
-Groups = list[dict[str, Any]]  # parameters, and where in autograd's graph their gradients come from
-
-
-def backward_of_inputs(ends: list[Tensor], gradients: list[Tensor] | None, inputs: list[Tensor],
-                       module: nn.Module, stage: int) -> Groups:
-    """Add to `grad` of the inputs; returns what `backward_of_weights` goes on with."""
-    if not all(depends_on(end, inputs) for end in ends):
-        raise ConfigError(f"stage {stage} hands on a tensor that is trained but not computed from "
-                          f"what stage {stage - 1} hands on; schedules that halve backward would "
-                          f"lose its gradient: compute it where it is used")
-    _, groups = _torch().stage_backward_input(ends, gradients, inputs, _trained(module))
-    return disjoint(groups)
+Gradients = tuple[Tensor | None, ...]  # of a node's outputs
 
 
-def backward_of_weights(module: nn.Module, groups: Groups) -> None:
-    """Add to `grad` of the module's parameters."""
-    _torch().stage_backward_weight(_trained(module), groups, retain_graph=True)  # for other groups
+class Kept(NamedTuple):
+    """For each node that splits: what it leads to past the inputs, and what arrived at it."""
+
+    parameters: Mapping[Node, list[nn.Parameter]]
+    arrived: dict[Node, Gradients]
 
 
-def depends_on(end: Tensor, inputs: list[Tensor]) -> bool:
-    """Was `end` computed from one of `inputs`, which are leaves of autograd's graph?"""
-    nodes, seen = [end.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            if any(getattr(node, "variable", None) is x for x in inputs):
-                return True
-            seen.add(node)
-            nodes += [before for before, _ in node.next_functions]
-    return False
+def backward_of_inputs(ends: Sequence[Tensor], gradients: Sequence[Tensor] | None,
+                       inputs: Sequence[Tensor], module: nn.Module) -> Kept:
+    """Add to `grad` of the inputs; returns what `backward_of_weights` goes on with. What leads to
+    no input goes to the parameters at once."""
+    before = _graph(ends)
+    to_inputs = _above(inputs, before)
+    for number, end in enumerate(ends):
+        if get_gradient_edge(end).node not in to_inputs:
+            torch.autograd.backward(end, gradients and gradients[number], retain_graph=True)
+    kept = Kept(defaultdict(list), {})
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            for node in _above([parameter], before, stop=to_inputs) & to_inputs:
+                kept.parameters[node].append(parameter)
+    hooks = [node.register_prehook(partial(kept.arrived.__setitem__, node))
+             for node in kept.parameters]
+    torch.autograd.backward(ends, gradients, retain_graph=True, inputs=inputs)
+    for hook in hooks:
+        hook.remove()
+    return kept
 
 
-def disjoint(groups: Groups) -> Groups:
-    """Groups that have a parameter in common become one: torch would count it in each of them."""
-    found: Groups = []
-    for group in groups:
-        for other in [other for other in found if other["params"] & group["params"]]:
-            found.remove(other)
-            grads = dict(zip([*other["intermediates"], *group["intermediates"]],  # sets before 2.13
-                             other["grads"] + group["grads"], strict=True))
-            group = {"params": other["params"] | group["params"],
-                     "intermediates": list(grads), "grads": list(grads.values())}
-        found.append(group)
+def backward_of_weights(kept: Kept) -> None:
+    """Add to `grad` of the parameters."""
+    def end_elsewhere(node: Node, gradients: Gradients) -> Gradients | None:
+        return None if node is begin else (None,) * len(gradients)
+
+    # From one node that splits, a way leads to another one if they share a parameter. It ends
+    # there: what arrived at the other node counts by itself.
+    hooks = [node.register_prehook(partial(end_elsewhere, node)) for node in kept.parameters]
+    for begin, parameters in kept.parameters.items():
+        arrived = {GradientEdge(begin, number): gradient
+                   for number, gradient in enumerate(kept.arrived[begin]) if gradient is not None}
+        if arrived:
+            torch.autograd.backward([*arrived], [*arrived.values()], retain_graph=True,
+                                    inputs=parameters)
+    for hook in hooks:
+        hook.remove()
+
+
+def _graph(ends: Iterable[Tensor]) -> dict[Node, list[Node]]:
+    """The nodes of the graph behind `ends`, each with those that backward comes from to it."""
+    waiting = [get_gradient_edge(end).node for end in ends]
+    before: dict[Node, list[Node]] = {node: [] for node in waiting}
+    while waiting:
+        node = waiting.pop()
+        for after, _ in node.next_functions:
+            if after is not None:
+                if after not in before:
+                    waiting.append(after)
+                before.setdefault(after, []).append(node)
+    return before
+
+
+def _above(leaves: Iterable[Tensor], before: Mapping[Node, list[Node]],
+           stop: Set[Node] = frozenset()) -> set[Node]:
+    """The nodes from which a way leads to `leaves`; of those in `stop`, the last on each way."""
+    found, waiting = set[Node](), [get_gradient_edge(leaf).node for leaf in leaves]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            if node not in stop:
+                waiting += before.get(node, ())
     return found
-
-
-def _torch() -> Any:
-    """Imported when it is wanted: it brings all of torch's compiler, which takes a second."""
-    from torch.distributed.pipelining import _backward
-
-    return _backward
-
-
-def _trained(module: nn.Module) -> Iterator[nn.Parameter]:
-    return iter([p for p in module.parameters() if p.requires_grad])
