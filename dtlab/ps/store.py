@@ -30,7 +30,7 @@ class Sum:
     def __init__(self) -> None:
         self.total: torch.Tensor | None = None  # of dense gradients
         self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a table: which, and theirs
-        self.weights: dict[int, float] = {}  # by worker: of its last push
+        self.weights: dict[int, tuple[float, int]] = {}  # by worker: of its pushes, their number
         self.weight = 0.0  # of all pushes
         self.count = 0
 
@@ -40,7 +40,8 @@ class Sum:
         or a product with a weight, may be too large for them though the mean is not."""
         g = g.to(torch.promote_types(g.dtype, torch.float32))
         self.count += 1
-        self.weights[worker] = weight
+        before, pushes = self.weights.get(worker, (0.0, 0))
+        self.weights[worker] = before + weight, pushes + 1
         self.weight += weight
         if weight != 1:
             g = g * weight
@@ -136,7 +137,8 @@ class Entry:
         self.version += 1
         count, weight = gathered.count, gathered.weight
         if bucket != NOW and self.rule.takes == "gradients":
-            count, weight = len(gathered.weights), sum(gathered.weights.values()) + absent
+            count, weight = len(gathered.weights), absent + sum(
+                total / pushes for total, pushes in gathered.weights.values())
         rows, total = gathered.gathered() if gathered.rows else (None, gathered.total)
         assert total is not None
         if weight != 1:

@@ -171,3 +171,23 @@ def test_a_mean_of_halves_is_right_where_their_sum_is_none(weight: float) -> Non
         return found
 
     assert simulate(body, network=uniform(4, 1e-6, 1e9)).values[1] == [30128.0] * 2
+
+
+@pytest.mark.parametrize("order", [(1.0, 3.0), (3.0, 1.0)])
+def test_pushes_of_unequal_weights_within_a_clock_may_come_in_any_order(
+    order: tuple[float, float]
+) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(())})
+        for value in order:
+            node.push({"w": torch.tensor(value)}, weight=value)
+        node.clock()
+        found = node.pull(["w"])["w"].item()
+        node.finish()
+        return found
+
+    # Two workers, each with (1·1 + 3·3) in all and a mean weight of 2.
+    assert simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:] == [-20 / 4] * 2
