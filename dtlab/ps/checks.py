@@ -23,12 +23,18 @@ def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key]
         raise ConfigError(f"rank {rank}: init has no tensor for the table {key!r}")
     found = {}
     for key, x in tensors.items():
+        if key != key or " at 0x" in repr(key):  # NaN, or a place in this process's memory
+            raise ConfigError(f"rank {rank}: init's key {short(key)} is another one in another "
+                              f"process; take a name, a number, or a tuple of such")
         if key in known_already:
             raise ConfigError(f"rank {rank}: the key {key!r} is there already; init makes new keys")
         if not isinstance(x, torch.Tensor) or not_dense(x):
             raise ConfigError(f"rank {rank}: init of {key!r} takes a dense tensor, not {_kind(x)}")
         if key in tables and x.ndim < 1:
             raise ConfigError(f"rank {rank}: a table has rows, and {key!r} is a single number")
+        if key in tables and 0 in x.shape[1:]:
+            raise ConfigError(f"rank {rank}: the rows of the table {key!r}, {tuple(x.shape)}, have "
+                              f"no elements")
         kind = MetaSpec if x.is_meta else Spec
         found[key] = kind(tuple(x.shape), x.dtype, key in tables)
     kinds = {type(spec): key for key, spec in (known_already | found).items()}

@@ -81,7 +81,7 @@ class Migration:
             entry, where = self._old[key], positions(units, mine)
             names = [name for name, x in entry.state.items() if isinstance(x, torch.Tensor)]
             numbers = {name: x for name, x in entry.state.items() if name not in names}
-            parts = [entry.value, *(entry.state[name] for name in names)]
+            parts = [entry.numbers, *(entry.state[name] for name in names)]
             parts = [part[where].reshape(-1).clone() for part in parts]
             sizes = [(dtype_name(part.dtype), part.numel()) for part in parts]
             moved.append((key, units, entry.version, entry.read, names, numbers, sizes))
@@ -103,7 +103,7 @@ class Migration:
             kept = common(mine, units)
             where, source = positions(kept, units), positions(kept, mine)
             entry.version, entry.read = old.version, dict(old.read)
-            _fill(entry, where, old.value[source],
+            _fill(entry, where, old.numbers[source],
                   {name: x[source] if isinstance(x, torch.Tensor) else x
                    for name, x in old.state.items()})
         return entry
@@ -119,7 +119,7 @@ class Migration:
                 entry = self._new[key]
                 where = positions(units, dict(self._shards[key])[self._me])
                 entry.version, entry.read = version, dict(read)
-                shape = (-1, entry.value.shape[1]) if entry.is_table else (-1,)
+                shape = (-1, *entry.numbers.shape[1:])
                 value = next(parts).view(shape)
                 state = {name: next(parts).view(shape) for name in names}
                 _fill(entry, where, value, state | numbers)
@@ -176,11 +176,11 @@ class ShardTransfers:
 
 def _fill(entry: Entry, where: Any, value: torch.Tensor, state: dict[Any, Any]) -> None:
     """Put weights and state in their place in `entry`."""
-    entry.value[where] = value
+    entry.numbers[where] = value
     for name, x in state.items():
         if not isinstance(x, torch.Tensor):
             entry.state[name] = x
         else:
             if name not in entry.state:
-                entry.state[name] = torch.zeros_like(entry.value)
+                entry.state[name] = torch.zeros_like(entry.numbers)
             entry.state[name][where] = x

@@ -126,8 +126,8 @@ class Node:
 
         What a worker pushes for one key within a clock adds up, if it is gradients, as those of
         micro-batches do; weights are averaged.
-
-        weight: how much they count in an average, say the number of examples they are made from.
+        weight: how much they count in an average, say the number of examples they are made from;
+        of gradients, a worker counts with the mean weight of its pushes within the clock.
         """
         self.push_async(grads, weight).wait()
 

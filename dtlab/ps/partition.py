@@ -136,6 +136,8 @@ def _text_of(key: Key) -> str:
     >>> _text_of(np.int64(1)), _text_of((True, 2.5, np.str_("w"))), _text_of(frozenset("ba"))
     ('1', "(1, 2.5, 'w')", "frozenset({'a', 'b'})")
     """
+    if isinstance(key, np.floating):  # the item of a long one is itself
+        key = float(key)
     if isinstance(key, np.generic):
         return _text_of(key.item())
     if isinstance(key, (int, float)):

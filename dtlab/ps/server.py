@@ -73,8 +73,9 @@ class Server(ServerState):
             _, specs = self.inits.get(self.policy.workers[0]) or next(iter(self.inits.values()))
             self.batches.append(specs)
             failures.resume(self, specs)
+            place = {key: number for number, key in enumerate(specs)}
             for worker, (its_number, theirs) in self.inits.items():
-                in_order = [*theirs] == [*specs]  # else it learns in which order keys are numbered
+                in_order = [place[key] for key in theirs] == [*place.values()]  # else it learns it
                 self.reply(worker, its_number,
                            self.resumed if in_order else (self.resumed, tuple(specs)))
             self.inits = {}

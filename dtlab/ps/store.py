@@ -30,15 +30,18 @@ class Sum:
     def __init__(self) -> None:
         self.total: torch.Tensor | None = None  # of dense gradients
         self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a table: which, and theirs
-        self.weights: dict[int, float] = {}  # by worker: of its last push
+        self.weights: dict[int, tuple[float, int]] = {}  # by worker: of its pushes, their number
         self.weight = 0.0  # of all pushes
         self.count = 0
 
     def add(self, comm: Comm, worker: int, g: torch.Tensor, rows: torch.Tensor | None,
             weight: float) -> None:
-        """Add `worker`'s gradient `g`, which may be changed."""
+        """Add `worker`'s gradient `g`, which may be changed. Halves are added up as float32: a sum,
+        or a product with a weight, may be too large for them though the mean is not."""
+        g = g.to(torch.promote_types(g.dtype, torch.float32))
         self.count += 1
-        self.weights[worker] = weight
+        before, pushes = self.weights.get(worker, (0.0, 0))
+        self.weights[worker] = before + weight, pushes + 1
         self.weight += weight
         if weight != 1:
             g = g * weight
@@ -55,7 +58,7 @@ class Sum:
         once, inverse = rows.unique(return_inverse=True)
         if len(once) == len(rows):
             return rows, grads
-        return once, grads.new_zeros(len(once), grads.shape[1]).index_add_(0, inverse, grads)
+        return once, grads.new_zeros(len(once), *grads.shape[1:]).index_add_(0, inverse, grads)
 
     def __getstate__(self) -> dict[str, Any]:
         """As for `Entry`."""
@@ -97,6 +100,11 @@ class Entry:
         """Are its rows pulled and pushed one by one?"""
         return self.value.ndim == 2
 
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The weights, as rules take them."""
+        return _real(self.value)
+
     def pull(self, worker: int, rows: torch.Tensor | None) -> torch.Tensor:
         """What `worker` shall be sent, flat; not a copy unless of some rows."""
         self.read[worker] = self.version
@@ -112,6 +120,7 @@ class Entry:
             g = g.view(-1, self.value.shape[1])
             if rows is None:
                 rows = torch.arange(len(g))
+        g = _real(g)
         found: list[torch.Tensor] = []
         looked_at = rows if self.rule.looks_back else None
         self._on(looked_at, lambda w, state: found.append(
@@ -128,12 +137,14 @@ class Entry:
         self.version += 1
         count, weight = gathered.count, gathered.weight
         if bucket != NOW and self.rule.takes == "gradients":
-            count, weight = len(gathered.weights), sum(gathered.weights.values()) + absent
+            count, weight = len(gathered.weights), absent + sum(
+                total / pushes for total, pushes in gathered.weights.values())
         rows, total = gathered.gathered() if gathered.rows else (None, gathered.total)
         assert total is not None
         if weight != 1:
             total /= weight
-        self._on(rows, lambda w, state: self.rule.step_(w, total, state, count))
+        mean = total.to(self.numbers.dtype)
+        self._on(rows, lambda w, state: self.rule.step_(w, mean, state, count))
 
     def cut(self, number: int, at: int) -> Entry:
         """Keep the keys before `number`, which are the first `at` elements. Returns the others."""
@@ -157,17 +168,17 @@ class Entry:
         """Let the rule work on all, or on these rows alone: the others keep weights and state, as
         with torch.optim.SparseAdam."""
         if rows is None:
-            work(self.value, self.state)
+            work(self.numbers, self.state)
             return
-        w = self.value.index_select(0, rows)
+        w = self.numbers.index_select(0, rows)
         state = {name: x.index_select(0, rows) if isinstance(x, torch.Tensor) else x
                  for name, x in self.state.items()}
         work(w, state)
-        self.value.index_copy_(0, rows, w)
+        self.numbers.index_copy_(0, rows, w)
         for name, x in state.items():
             if isinstance(x, torch.Tensor):
                 if name not in self.state:
-                    self.state[name] = torch.zeros_like(self.value)
+                    self.state[name] = torch.zeros_like(self.numbers)
                 self.state[name].index_copy_(0, rows, x)
             else:
                 self.state[name] = x
@@ -248,6 +259,11 @@ def own(x: Any) -> Any:
     """`x`, in memory that it shares with none if it is a tensor."""
     shares = isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() > x.nbytes
     return x.clone() if shares else x
+
+
+def _real(x: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones, as torch's optimizers take them."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _join(alike: Sequence[Entry]) -> Entry:

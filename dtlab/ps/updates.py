@@ -2,7 +2,7 @@
 
 A rule holds no state of its own; what it must remember of a key (momentum, backups) is in the
 `state` that the server keeps beside the weights. All rules work element by element, so a key may
-be cut anywhere.
+be cut anywhere; of complex numbers they are given the real and the imaginary parts.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ class Changes:
 
     def __init__(self, topology: Topology):
         self._topology = topology
-        self._coming: list[Change] = sorted(topology.changes, key=lambda c: c.at_s, reverse=True)
+        # The last is due first; of two at one moment, the one that was given first.
+        self._coming: list[Change] = sorted(topology.changes, key=lambda c: c.at_s)[::-1]
         self._bandwidth_Bps: dict[int, float] = {}
         self._load_Bps: dict[int, float] = {}  # others' traffic
         self._latency_s: dict[int, float] = {}

@@ -105,3 +105,37 @@ def test_a_worker_that_forgets_finish_is_told(backend: str, colocated: bool) -> 
     says = r"rank 1 returned without calling finish\(\)"
     with pytest.raises((dtlab.UnwaitedWork, dtlab.Deadlock), match=says):
         BACKENDS[backend](train, 3)
+
+
+def test_keys_of_numpy_in_another_order_than_the_first_workers() -> None:
+    def train(comm: Comm) -> Any:
+        node = ps.join(comm, update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        keys = [np.int64(5), ("x", (2, 3)), np.longdouble(2)][:: 1 if comm.rank == 1 else -1]
+        node.init({key: torch.zeros(()) for key in keys})
+        node.push({5: torch.ones(())})
+        node.clock()
+        found = node.pull([("x", (2, 3)), 5, 2])
+        node.finish()
+        return [float(x) for x in found.values()]
+
+    assert BACKENDS["simulated"](train, 3).values[1:] == [[0.0, -1.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize(("key", "shape", "tables", "why"), [
+    (float("nan"), (2,), [], "init's key nan is another one in another process"),
+    (object(), (2,), [], "is another one in another process; take a name"),
+    ("t", (4, 0), ["t"], r"the rows of the table 't', \(4, 0\), have no elements"),
+])
+def test_keys_that_no_server_could_hold_are_refused(key: Any, shape: tuple[int, ...],
+                                                    tables: list[str], why: str) -> None:
+    def train(comm: Comm) -> None:
+        node = ps.join(comm)
+        if node.is_server:
+            node.serve()
+        else:
+            node.init({key: torch.zeros(shape)}, tables=tables)
+
+    with pytest.raises(dtlab.RankFailed, match=f"ConfigError: rank 1: .*{why}"):
+        BACKENDS["simulated"](train, 2)

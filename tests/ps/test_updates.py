@@ -127,3 +127,67 @@ def test_staleness_counts_the_updates_since_the_worker_pulled() -> None:
 def test_numbers_that_make_no_sense_are_refused(make: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+@pytest.mark.parametrize("partition", [ps.Range(), ps.Hash()])
+def test_complex_numbers_are_trained_as_torch_trains_them(partition: ps.Partition) -> None:
+    w, *grads = (torch.complex(a, b).view(5, 1) for a, b in zip(
+        tensors(8)[:4], tensors(8)[4:], strict=True))
+
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=2, active=1, partition=partition, update=ps.Adam(lr=0.1))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": w, "table": w}, tables=["table"])
+        for step, g in enumerate(grads):
+            if step == 1:
+                node.use_servers(2)
+            node.push({"w": g.conj(), "table": g.conj()})
+            node.clock()
+        found = node.pull(["w", "table"])
+        node.finish()
+        return found
+
+    alone = w.clone().requires_grad_()
+    optimizer = torch.optim.Adam([alone], lr=0.1)
+    for g in grads:
+        alone.grad = g.conj().resolve_conj()
+        optimizer.step()
+    for found in simulate(body, network=uniform(3, 1e-6, 1e9)).values[2].values():
+        torch.testing.assert_close(found, alone.detach())
+
+
+@pytest.mark.parametrize("weight", [1.0, 1000.0, 1e-8])
+def test_a_mean_of_halves_is_right_where_their_sum_is_none(weight: float) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, update=ps.FedAvg())
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(2, dtype=torch.float16)})
+        node.push({"w": torch.full((2,), 30000.0 + 64 * comm.rank, dtype=torch.float16)}, weight)
+        node.clock()
+        found = node.pull(["w"])["w"].tolist()
+        node.finish()
+        return found
+
+    assert simulate(body, network=uniform(4, 1e-6, 1e9)).values[1] == [30128.0] * 2
+
+
+@pytest.mark.parametrize("order", [(1.0, 3.0), (3.0, 1.0)])
+def test_pushes_of_unequal_weights_within_a_clock_may_come_in_any_order(
+    order: tuple[float, float]
+) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, update=ps.SGD(lr=1.0))
+        if node.is_server:
+            return node.serve()
+        node.init({"w": torch.zeros(())})
+        for value in order:
+            node.push({"w": torch.tensor(value)}, weight=value)
+        node.clock()
+        found = node.pull(["w"])["w"].item()
+        node.finish()
+        return found
+
+    # Two workers, each with (1·1 + 3·3) in all and a mean weight of 2.
+    assert simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:] == [-20 / 4] * 2

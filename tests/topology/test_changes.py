@@ -49,6 +49,13 @@ def test_a_link_that_speeds_up_speeds_up_all_who_share_it() -> None:
     assert end_s(fast, (0, 2), (1, 3)) == pytest.approx([1.5, 1.5])
 
 
+def test_of_two_changes_at_one_moment_the_later_given_counts() -> None:
+    for first, last, wanted_s in ((0.25, 0.5, 1.5), (0.5, 0.25, 2.5), (0, 0.5, 1.5)):
+        changed = with_link(rack(), "rack0", "spine", bandwidth_Bps=first * SPEED_BPS, at_s=0.5)
+        changed = with_link(changed, "rack0", "spine", bandwidth_Bps=last * SPEED_BPS, at_s=0.5)
+        assert end_s(changed, (0, 2)) == pytest.approx([wanted_s])
+
+
 def test_messages_wait_for_a_failed_link_until_it_works_again() -> None:
     broken = with_link(rack(), "rack0", "spine", bandwidth_Bps=0, at_s=0.25)
     mended = with_link(broken, "rack0", "spine", bandwidth_Bps=SPEED_BPS, at_s=10)
