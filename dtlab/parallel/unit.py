@@ -7,11 +7,12 @@ FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
 from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
@@ -96,6 +97,20 @@ class FreedParameter(ShardedParameter):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"<{self.unit.names[self]}, {tuple(self.shape)}, freed>"
+
+
+class Hook:
+    """A hook of a module: `run` it. A copy of the module, or one that is loaded from a file, has
+    parameters of its own, and a hook that does nothing."""
+
+    def __init__(self, run: Callable[..., None] = lambda *_: None):
+        self.run = run
+
+    def __call__(self, *args: Any) -> None:
+        self.run(*args)
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
 
 
 class Piece(NamedTuple):
@@ -257,6 +272,17 @@ def unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
         raise ConfigError(f"a tensor of shape {tuple(x.shape)} that backward needs was changed in "
                           f"place after the forward pass had used it")
     return x
+
+
+def in_transform(allowed: bool) -> bool:
+    """Does one of torch.func's transforms run that differentiate? Raise `ConfigError` if so, unless
+    it is `allowed`."""
+    runs = any(transform.key() != TransformType.Vmap
+               for transform in retrieve_all_functorch_interpreters())
+    if runs and not allowed:
+        raise ConfigError("torch.func can't differentiate while ZeRO 3 gathers and frees layers; "
+                          "call it inside `with model.gathered():`, which all ranks enter")
+    return runs
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:

@@ -281,6 +281,9 @@ READS: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda net: net.layers[0].bias.detach().numpy(),
     "averaged": lambda net: torch.optim.swa_utils.AveragedModel(net).module.scale,
     "pickle": lambda net: pickle.loads(pickle.dumps(net.layers[0].bias)),
+    "saved": lambda net: pickle.loads(pickle.dumps(net.layers))[1](data(0)).detach(),
+    "shallow copy": lambda net: copy.copy(net.layers[1])(data(0)).detach(),
+    "jvp": lambda net: torch.func.jvp(net.layers[1], (data(0),), (data(1),))[1].detach(),
     "print": lambda net: repr(list(net.parameters())) and None,
 }
 
@@ -303,6 +306,19 @@ def test_reading_a_parameter_is_right_or_refused(wrapper: str, read: str) -> Non
         for found in (outside, inside) if outside is not None else (inside,):
             assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)) if (
                 expected is not None) else found is None
+
+
+def test_torch_func_differentiates_a_gathered_model() -> None:
+    def jacobian(comm: dtlab.Comm) -> Tensor:
+        model, _ = wrapped(comm, "zero 3")
+        with pytest.raises(dtlab.ConfigError, match="inside `with model.gathered"):
+            torch.func.jacrev(model.eval())(data(0))
+        with model.gathered():
+            return torch.func.jacrev(model)(data(0)).detach()
+
+    expected = torch.func.jacrev(Net().eval())(data(0)).detach()
+    for found in on("simulator", jacobian, ranks=2).values:
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
