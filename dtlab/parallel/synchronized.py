@@ -214,8 +214,9 @@ class SynchronizedModule(DistributedModule):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of forward passes inside add up on each rank; a backward outside reduces the
-        sums. For accumulation over micro-batches."""
+        """Gradients of forward passes inside add up on each rank; a backward outside, or
+        `reduce()`, adds up the ranks'. For accumulation over micro-batches. An optimizer that steps
+        before that steps each rank apart, as in torch's DDP; that of `zero` refuses."""
         before, self._reduces = self._reduces, False
         try:
             yield

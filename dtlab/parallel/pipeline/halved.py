@@ -47,7 +47,7 @@ def disjoint(groups: Groups) -> Groups:
     for group in groups:
         for other in [other for other in found if other["params"] & group["params"]]:
             found.remove(other)
-            grads = dict(zip([*other["intermediates"], *group["intermediates"]],  # sets, before 2.13
+            grads = dict(zip([*other["intermediates"], *group["intermediates"]],  # sets before 2.13
                              other["grads"] + group["grads"], strict=True))
             group = {"params": other["params"] | group["params"],
                      "intermediates": list(grads), "grads": list(grads.values())}
