@@ -289,8 +289,8 @@ class Comm(ABC):
         if not isinstance(peer, Integral) or isinstance(peer, bool):
             raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer!r}; a rank is an int")
         if not 0 <= peer < self.size:
-            raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer}; the ranks here are 0 to "
-                              f"{self.size - 1}")
+            raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer}; the ranks here are 0 "
+                              f"to {self.size - 1}")
         if peer == self.rank:
             raise ConfigError(f"rank {self.rank}: can't {verb} itself; keep the value instead")
 

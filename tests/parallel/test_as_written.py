@@ -459,6 +459,12 @@ def counted_by_one_of_two(comm: dtlab.Comm) -> None:
     first.backward(second(first(data(comm.rank))).mean(), 4 + comm.rank)
 
 
+def hidden_by_a_checkpoint(comm: dtlab.Comm) -> None:
+    first, second = (DataParallel(nn.Linear(3, 3).double(), comm) for _ in range(2))
+    loss = checkpoint(second, first(data(comm.rank)), use_reentrant=True).mean()
+    first.backward(loss, 4 + comm.rank)
+
+
 def state_of_rank_0(comm: dtlab.Comm) -> None:
     """Rank 1's pieces have the same shapes, but are others."""
     model, optimizer = zero(nn.Linear(3, 2, bias=False).double(), comm)
@@ -507,6 +513,7 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
     "float inputs": ("convert its inputs with x.to", lambda comm: (
         wrapped(comm, "zero 1", param_dtype=torch.bfloat16)[0](torch.ones(2, 3)))),
     "two models, one counts": ("wrap both together", counted_by_one_of_two),
+    "a checkpoint hides one": ("wrap both together", hidden_by_a_checkpoint),
     "another rank's optimizer state": ("save and load the optimizer with", state_of_rank_0),
     "one device's optimizer state": ("or of whole parameters", lambda comm: (
         zero(nn.Linear(3, 1), comm)[1].load_state_dict(sgd(nn.Linear(3, 1)).state_dict()))),
