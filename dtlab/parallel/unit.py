@@ -31,14 +31,24 @@ def set_local_gradient(p: nn.Parameter, gradient: Tensor | None) -> None:
 
 
 class GradientPart(Tensor):
-    """A rank's part of a gradient. Its norm would be taken for that of the whole."""
+    """A rank's part of a gradient, 1-D, for what treats each element by itself. All else, as its
+    norm, would be taken for that of the whole."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "norm" in getattr(func, "__name__", ""):
-            raise ConfigError("with ZeRO a rank has only a part of each gradient, whose norm isn't "
-                              "that of the whole; call dtlab.parallel.clip_grad_norm_(model, …)")
-        return super().__torch_function__(func, types, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            shapes = [x.shape for x in tree_leaves((args, kwargs)) if isinstance(x, cls)]
+            try:
+                made = super().__torch_function__(func, types, args, kwargs or {})
+                if all(x.shape in shapes for x in tree_leaves(made) if isinstance(x, Tensor)):
+                    return made
+                error = None
+            except (RuntimeError, IndexError) as raised:
+                error = raised
+        raise ConfigError(f"with ZeRO a rank has only a part of each gradient, 1-D, of which "
+                          f"{func.__name__} isn't that of the whole; for norms, call "
+                          f"dtlab.parallel.clip_grad_norm_(model, …); model.named_gradients() has "
+                          f"the parts as ordinary tensors") from error
 
 
 class ShardedParameter(nn.Parameter):

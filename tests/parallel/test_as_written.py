@@ -401,6 +401,12 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
         assert {name for name, part in found.items() if part is not None} == set(named)
         with pytest.raises(dtlab.ConfigError, match="clip_grad_norm_"):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for p in model.parameters():
+            if p.grad is not None and p.dim() > 1:
+                for use in (lambda g: g.square().sum(), lambda g: g.mean(1),
+                            lambda g, shape=p.shape: g.view(shape)):
+                    with pytest.raises(dtlab.ConfigError, match="isn't that of the whole"):
+                        use(p.grad)
         before = {name: part.clone() for name, part in named.items()}
         for p in model.parameters():
             if p.grad is not None:
