@@ -36,6 +36,7 @@ from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
 from dtlab.parallel.unit import (
     Hook,
     Unit,
+    check_not_compiled,
     in_transform,
     layers_of,
     parameters_by_layer,
@@ -221,6 +222,7 @@ class Stage3(Stage2):
     keeps_parameters = False
 
     def __init__(self, *args: Any):
+        check_not_compiled(args[0])
         super().__init__(*args)
         self._gathers: dict[Unit, tuple[Work, Tensor]] = {}  # under way
         self._readers = 0  # how many `gathered` are there, one within the other?
@@ -252,6 +254,8 @@ class Stage3(Stage2):
 
         layer.register_forward_pre_hook(Hook(before))
         layer.register_forward_hook(Hook(after))
+
+    forward = torch.compiler.disable(Stage2.forward)  # it would trace parameters without values
 
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Autograd saves, of a view of a unit, only which one it is: its values are gathered again

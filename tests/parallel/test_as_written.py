@@ -322,6 +322,19 @@ def test_torch_func_differentiates_a_gathered_model() -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_stage_3_in_torch_compile_runs_as_it_is() -> None:
+    def step(comm: dtlab.Comm) -> Any:
+        model, optimizer = wrapped(comm, "zero 3")
+        mean(torch.compile(model, backend="eager"), data(comm.rank))
+        optimizer.step()
+        return full_state_dict(model)
+
+    one = Net()
+    mean(one, data(0))
+    sgd(one).step()
+    assert difference(on("simulator", step, ranks=1).values[0], one.state_dict()) < 1e-12
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("wrapper", ["zero 1", "zero 2", "zero 3"])
 def test_what_is_written_stays(wrapper: str, dtype: torch.dtype | None) -> None:
@@ -519,6 +532,8 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
     "float inputs": ("convert its inputs with x.to", lambda comm: (
         wrapped(comm, "zero 1", param_dtype=torch.bfloat16)[0](torch.ones(2, 3)))),
     "two models, one counts": ("wrap both together", counted_by_one_of_two),
+    "a compiled layer": ("torch.compile traces the parameters of '0'", lambda comm: (
+        zero(nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager")), comm, 3))),
     "a checkpoint hides one": ("wrap both together", hidden_by_a_checkpoint),
     "another rank's optimizer state": ("save and load the optimizer with", state_of_rank_0),
     "one device's optimizer state": ("or of whole parameters", lambda comm: (
