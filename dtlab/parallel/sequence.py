@@ -84,8 +84,8 @@ class _GatherLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # with create_graph
-            raise ConfigError("what gather_linear gathers again in backward can't be differentiated "
-                              "twice; take sequence=True instead of \"regather\"")
+            raise ConfigError("what gather_linear gathers again for backward can't be "
+                              "differentiated twice; take sequence=True instead of \"regather\"")
         x, weight = ctx.saved_tensors
         inputs = ctx.comm.begin(gathered, x, SEQUENCE)
         partial = gradient @ weight
