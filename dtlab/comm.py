@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 
@@ -95,6 +95,10 @@ class Comm(ABC):
 
     def __deepcopy__(self, memo: object) -> Comm:
         return self  # a copied module has the same ranks
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(f"rank {self.rank}: no communicator can be pickled, nor a module that "
+                          f"holds one; pickle tensors, such as its state_dict")
 
     # ---- what each communicator provides -------------------------------------------------------
 
@@ -285,14 +289,10 @@ class Comm(ABC):
         if not isinstance(peer, Integral) or isinstance(peer, bool):
             raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer!r}; a rank is an int")
         if not 0 <= peer < self.size:
-            last = self.size - 1
-            raise ConfigError(
-                f"rank {self.rank}: can't {verb} rank {peer}; the ranks here are 0 to {last}"
-            )
+            raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer}; the ranks here are 0 "
+                              f"to {self.size - 1}")
         if peer == self.rank:
-            raise ConfigError(
-                f"rank {self.rank}: can't {verb} itself; keep the value instead"
-            )
+            raise ConfigError(f"rank {self.rank}: can't {verb} itself; keep the value instead")
 
     def __getattr__(self, name: str) -> Any:
         """Called for what isn't there."""

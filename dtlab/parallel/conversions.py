@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
 from dtlab.collectives import all_gather, all_reduce, reduce_scatter
 from dtlab.comm import Comm
-from dtlab.errors import ShapeMismatch
+from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.parallel.types import INVARIANT, PARTIAL, REPLICATED, VARYING, conversion
 
 Move = Callable[[Tensor], Tensor]
@@ -39,19 +39,26 @@ class _Pair(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Move, backward: Move) -> Tensor:
-        ctx.move = backward
+        ctx.moves = backward, forward
         return forward(x)
 
     @staticmethod
-    @once_differentiable  # nothing would differentiate the messages
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.move(gradient), None, None
+        return pair(gradient, *ctx.moves), None, None  # each is the other's backward
 
 
 def pair(x: Tensor, forward: Move, backward: Move) -> Tensor:
-    """`forward(x)`, of which `backward` computes the gradient."""
+    """`forward(x)`, of which `backward`, its transpose, computes the gradient."""
+    refuse_transforms()
     y: Tensor = _Pair.apply(x, forward, backward)
     return y
+
+
+def refuse_transforms() -> None:
+    """Raise `ConfigError` within torch.func, whose transforms would have to send messages."""
+    if retrieve_all_functorch_interpreters():
+        raise ConfigError("torch.func can't transform what ranks send each other; differentiate "
+                          "with torch.autograd, such as torch.autograd.functional")
 
 
 # ---- the four moves ------------------------------------------------------------------------------

@@ -18,7 +18,14 @@ from dtlab.collectives import all_gather
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.models import GPT
-from dtlab.parallel.conversions import SEQUENCE, copy_to, gathered, reduced_part, scatter_to
+from dtlab.parallel.conversions import (
+    SEQUENCE,
+    copy_to,
+    gathered,
+    reduced_part,
+    refuse_transforms,
+    scatter_to,
+)
 from dtlab.parallel.types import VARYING, conversion
 
 
@@ -57,6 +64,7 @@ def gather_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None = N
     if x.shape[SEQUENCE] % chunks:
         raise ShapeMismatch(f"rank {comm.rank}: {chunks} chunks don't divide the "
                             f"{x.shape[SEQUENCE]} positions of this rank")
+    refuse_transforms()
     product: Tensor = _GatherLinear.apply(x, weight, bias, comm, chunks)
     return product
 
@@ -75,6 +83,9 @@ class _GatherLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # with create_graph
+            raise ConfigError("what gather_linear gathers again for backward can't be "
+                              "differentiated twice; take sequence=True instead of \"regather\"")
         x, weight = ctx.saved_tensors
         inputs = ctx.comm.begin(gathered, x, SEQUENCE)
         partial = gradient @ weight

@@ -21,13 +21,14 @@ holders = WeakIdKeyDictionary()  # parameter → (its module, name of the whole,
 
 class Part(NamedTuple):
     """A parameter is the `cut` of the tensor called `whole`, of this `shape`, along `dim`; of
-    several ranks' copies, one is the `original`."""
+    several ranks' copies, one is the `original`. letter: its type along the ranks."""
 
     whole: str
     shape: torch.Size
     dim: int
     cut: Cut
     original: bool
+    letter: str
 
     def runs(self, start: int, at: int, length: int) -> list[tuple[int, int, int]]:
         """Where in the flattened whole the elements `start` to `start + length` of the flattened
@@ -61,22 +62,26 @@ class Sharded(nn.Module):
         self.parts: dict[str, Part] = {}
 
     def keep(self, name: str, whole_name: str, whole: Tensor | None, dim: int, cut: Cut,
-             original: bool = True) -> None:
+             original: bool = True, letter: str = VARYING) -> None:
         """Set the parameter `name` to the part of `whole` that this rank keeps."""
         if whole is None:
             self.register_parameter(name, None)
             return
         pieces = [whole.detach().narrow(dim, rows.start, len(rows)) for rows in cut]
         parameter = nn.Parameter(torch.cat(pieces, dim), requires_grad=whole.requires_grad)
-        declare(parameter, self.comm, VARYING)
-        holders[parameter] = self, whole_name, original
         self.register_parameter(name, parameter)
-        self.parts[name] = Part(whole_name, whole.shape, dim, cut, original)
+        self.parts[name] = Part(whole_name, whole.shape, dim, cut, original, letter)
+        self._hold(name)
+
+    def _hold(self, name: str) -> None:
+        parameter, part = self.get_parameter(name), self.parts[name]
+        declare(parameter, self.comm, part.letter)
+        holders[parameter] = self, part.whole, part.original
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for name, part in self.parts.items():  # of a copy, whose parameters are new
-            holders[self.get_parameter(name)] = self, part.whole, part.original
+        for name in self.parts:  # of a copy, whose parameters are new
+            self._hold(name)
 
 
 def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | None]]:

@@ -157,17 +157,14 @@ class SynchronizedModule(DistributedModule):
 
     def mean(self, gradients: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
         """`add(gradients)`, their sum over ranks, in place, divided by the number of ranks, or by
-        `all_samples` if samples are counted. Half precision is divided first: sums could overflow.
-        """
+        `all_samples` if samples are counted. Half precision is divided first: sums overflow."""
         divisor = self.comm.size if self.samples is None else max(int(self.all_samples), 1)
         if self.samples == 0:
             gradients.zero_()  # the mean of nothing is nan, and 0 times that, too
         if gradients.dtype.itemsize == 2:
             gradients /= divisor
             return add(gradients)
-        total = add(gradients)
-        total /= divisor
-        return total
+        return add(gradients).div_(divisor)
 
     def reduce(self) -> None:
         """Reduce the gradients that are there, as backward outside `no_sync` does at its end."""
@@ -182,7 +179,9 @@ class SynchronizedModule(DistributedModule):
         more that were wrapped."""
         self.check_parameters()
         if torch.is_grad_enabled():
-            if not in_autograd():
+            if in_autograd():  # reentrant checkpointing: the hooks see another backward
+                self._check_counted()
+            else:
                 self.in_backward = False  # an error may have ended the last one
             self._last_reduces = self._reduces
             self._due |= self._reduces
@@ -214,8 +213,8 @@ class SynchronizedModule(DistributedModule):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of forward passes inside add up on each rank; a backward outside reduces the
-        sums. For accumulation over micro-batches."""
+        """For accumulation: gradients of forward passes inside add up on each rank until a backward
+        outside, or `reduce()`. A step before moves ranks apart, as in DDP; with ZeRO it raises."""
         before, self._reduces = self._reduces, False
         try:
             yield
@@ -274,13 +273,17 @@ class SynchronizedModule(DistributedModule):
             for number in [n for n, model in _counted_by.items() if model is self]:
                 del _counted_by[number]
 
-    def _gradient_hook(self, p: nn.Parameter) -> None:
-        """Backward has computed `p.grad`. The first of them begins the reduction, and the end of
-        backward ends it."""
+    def _check_counted(self) -> None:
+        """Raise `ConfigError` in the `backward` of another model."""
         if _counted_by.get(torch._C._current_graph_task_id(), self) is not self:
             raise ConfigError(f"rank {self.comm.rank}: backward(loss, samples) of a wrapped model "
                               "reaches another, which doesn't count its samples; wrap both "
                               "together, for example in one nn.ModuleList")
+
+    def _gradient_hook(self, p: nn.Parameter) -> None:
+        """Backward has computed `p.grad`. The first of them begins the reduction, and the end of
+        backward ends it."""
+        self._check_counted()
         if not (self._due or (self._reduces and self._last_reduces)):
             return
         if torch.is_grad_enabled():
@@ -312,8 +315,7 @@ def wrappers_of(p: Tensor) -> list[SynchronizedModule]:
 
 
 def refuse_in_backward(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before any optimizer's step: raise `ConfigError` if it would use gradients that are being
-    reduced."""
+    """Before any optimizer's step: raise `ConfigError` if its gradients are being reduced."""
     if in_autograd() and any(wrappers_of(p) for g in optimizer.param_groups for p in g["params"]):
         raise ConfigError("an optimizer's step within backward would use this rank's gradients, "
                           "not those of all ranks; step the optimizer after backward")

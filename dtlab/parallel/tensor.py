@@ -30,7 +30,7 @@ from dtlab.parallel.conversions import (
 )
 from dtlab.parallel.sequence import cut_positions, gather_linear
 from dtlab.parallel.sharded import Sharded, share
-from dtlab.parallel.types import INVARIANT, declare
+from dtlab.parallel.types import INVARIANT, VARYING
 
 
 class ColumnLinear(Sharded):
@@ -123,9 +123,8 @@ class QKVLinear(Sharded):
                 self.keep(name, name, whole, 0, [*queries, keys, values])
                 continue
             self.keep(f"q_{name}", name, whole, 0, queries)
-            self.keep(f"kv_{name}", name, whole, 0, [keys, values], comm.rank == first)
-            if self.copies is comm:  # one head for all
-                declare(getattr(self, f"kv_{name}"), comm, INVARIANT)
+            self.keep(f"kv_{name}", name, whole, 0, [keys, values], comm.rank == first,
+                      INVARIANT if self.copies is comm else VARYING)  # one head for all
 
     def forward(self, x: Tensor) -> Tensor:
         if self.copies is None:

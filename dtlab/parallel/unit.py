@@ -7,11 +7,12 @@ FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
 from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
@@ -30,14 +31,24 @@ def set_local_gradient(p: nn.Parameter, gradient: Tensor | None) -> None:
 
 
 class GradientPart(Tensor):
-    """A rank's part of a gradient. Its norm would be taken for that of the whole."""
+    """A rank's part of a gradient, 1-D, for what treats each element by itself. All else, as its
+    norm, would be taken for that of the whole."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "norm" in getattr(func, "__name__", ""):
-            raise ConfigError("with ZeRO a rank has only a part of each gradient, whose norm isn't "
-                              "that of the whole; call dtlab.parallel.clip_grad_norm_(model, …)")
-        return super().__torch_function__(func, types, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            shapes = [x.shape for x in tree_leaves((args, kwargs)) if isinstance(x, cls)]
+            try:
+                made = super().__torch_function__(func, types, args, kwargs or {})
+                if all(x.shape in shapes for x in tree_leaves(made) if isinstance(x, Tensor)):
+                    return made
+                error = None
+            except (RuntimeError, IndexError) as raised:
+                error = raised
+        raise ConfigError(f"with ZeRO a rank has only a part of each gradient, 1-D, of which "
+                          f"{func.__name__} isn't that of the whole; for norms, call "
+                          f"dtlab.parallel.clip_grad_norm_(model, …); model.named_gradients() has "
+                          f"the parts as ordinary tensors") from error
 
 
 class ShardedParameter(nn.Parameter):
@@ -96,6 +107,20 @@ class FreedParameter(ShardedParameter):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"<{self.unit.names[self]}, {tuple(self.shape)}, freed>"
+
+
+class Hook:
+    """A hook of a module: `run` it. A copy of the module, or one that is loaded from a file, has
+    parameters of its own, and a hook that does nothing."""
+
+    def __init__(self, run: Callable[..., None] = lambda *_: None):
+        self.run = run
+
+    def __call__(self, *args: Any) -> None:
+        self.run(*args)
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
 
 
 class Piece(NamedTuple):
@@ -257,6 +282,26 @@ def unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
         raise ConfigError(f"a tensor of shape {tuple(x.shape)} that backward needs was changed in "
                           f"place after the forward pass had used it")
     return x
+
+
+def check_not_compiled(module: object) -> None:
+    """Raise `ConfigError` if a part of it is compiled."""
+    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+        if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
+            raise ConfigError(f"torch.compile traces the parameters of {name or 'the module'!r}, "
+                              f"which ZeRO 3 has only while it runs; use stage 1 or 2, or don't "
+                              f"compile it")
+
+
+def in_transform(allowed: bool) -> bool:
+    """Does one of torch.func's transforms run that differentiate? Raise `ConfigError` if so, unless
+    it is `allowed`."""
+    runs = any(transform.key() != TransformType.Vmap
+               for transform in retrieve_all_functorch_interpreters())
+    if runs and not allowed:
+        raise ConfigError("torch.func can't differentiate while ZeRO 3 gathers and frees layers; "
+                          "call it inside `with model.gathered():`, which all ranks enter")
+    return runs
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:

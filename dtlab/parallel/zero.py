@@ -33,7 +33,15 @@ from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
-from dtlab.parallel.unit import Unit, layers_of, parameters_by_layer, unpack_if_unchanged
+from dtlab.parallel.unit import (
+    Hook,
+    Unit,
+    check_not_compiled,
+    in_transform,
+    layers_of,
+    parameters_by_layer,
+    unpack_if_unchanged,
+)
 
 
 def zero(
@@ -214,6 +222,7 @@ class Stage3(Stage2):
     keeps_parameters = False
 
     def __init__(self, *args: Any):
+        check_not_compiled(args[0])
         super().__init__(*args)
         self._gathers: dict[Unit, tuple[Work, Tensor]] = {}  # under way
         self._readers = 0  # how many `gathered` are there, one within the other?
@@ -222,11 +231,8 @@ class Stage3(Stage2):
                 self._hook(layer, self._unit_of[next(iter(names))])
         root = 1 if self.owned[0] else 0  # it begins first, both ways
         self._backward_order = self.units[:root] + self.units[root:][::-1]
-        module: nn.Module = self.module
-        module.register_load_state_dict_pre_hook(
-            lambda loads, *_: self._gather_all() if loads is module else None)
-        module.register_load_state_dict_post_hook(
-            lambda loads, _: self._free_all() if loads is module else None)
+        self.module.register_load_state_dict_pre_hook(Hook(lambda *_: self._gather_all()))
+        self.module.register_load_state_dict_post_hook(Hook(lambda *_: self._free_all()))
 
     def held(self) -> Iterable[Tensor]:
         return [*super().held(), *(unit.shard for unit in self.units)]
@@ -236,25 +242,27 @@ class Stage3(Stage2):
     def _hook(self, layer: nn.Module, unit: Unit) -> None:
         """Have `unit` gathered and freed whenever `layer` runs."""
 
-        def before(runs: object, *_: Any) -> None:
-            if runs is layer:  # a copy of it has parameters of its own
-                self._use(unit)
+        def before(*_: Any) -> None:
+            self._use(unit)
 
-        def after(runs: nn.Module, _inputs: Any, outputs: Any) -> None:
-            if runs is not layer:
-                return
+        def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
             if not in_autograd():  # unless checkpointing runs it again
                 self._free(unit)
             ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
             if ends:
-                register_multi_grad_hook(ends, lambda _: before(layer), mode="any")
+                register_multi_grad_hook(ends, before, mode="any")
 
-        layer.register_forward_pre_hook(before)
-        layer.register_forward_hook(after)
+        layer.register_forward_pre_hook(Hook(before))
+        layer.register_forward_hook(Hook(after))
+
+    # Torch's compiler would trace parameters without values. (torch.compiler.disable imports it.)
+    forward = torch._disable_dynamo(Stage2.forward)
 
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
         when backward needs them."""
+        if in_transform(allowed=self._readers > 0):  # which takes no such hooks
+            return super().run_module(*args, **options)
         outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # the user's
         pack, unpack = outer or (lambda x: (x, x._version), unpack_if_unchanged)
 
@@ -278,6 +286,7 @@ class Stage3(Stage2):
     @torch.inference_mode(False)  # what is gathered there may be used in training, too
     def _use(self, unit: Unit) -> Tensor:
         """`unit`'s parameters are needed now, and soon those of the unit that follows."""
+        in_transform(allowed=unit.whole is not None)
         self._prefetch(unit)
         if unit in self._gathers:
             work, whole = self._gathers.pop(unit)

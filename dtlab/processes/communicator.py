@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -265,9 +265,6 @@ class ProcessComm(Comm):
     def now(self) -> float:
         """Seconds since the run began."""
         return time.perf_counter() - self.end.start_s
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a communicator can't leave its rank")
 
     def begin(self, fn: Callable[..., Any], *args: Any, **options: Any) -> BegunWork:
         """As in `Comm`: on a thread of its own."""

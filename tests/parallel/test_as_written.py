@@ -22,6 +22,7 @@ from dtlab.parallel import (
     clip_grad_norm_,
     full_state_dict,
     load_full_state_dict,
+    tensor,
     zero,
 )
 from tests.parallel.training import difference, on
@@ -281,6 +282,9 @@ READS: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda net: net.layers[0].bias.detach().numpy(),
     "averaged": lambda net: torch.optim.swa_utils.AveragedModel(net).module.scale,
     "pickle": lambda net: pickle.loads(pickle.dumps(net.layers[0].bias)),
+    "saved": lambda net: pickle.loads(pickle.dumps(net.layers))[1](data(0)).detach(),
+    "shallow copy": lambda net: copy.copy(net.layers[1])(data(0)).detach(),
+    "jvp": lambda net: torch.func.jvp(net.layers[1], (data(0),), (data(1),))[1].detach(),
     "print": lambda net: repr(list(net.parameters())) and None,
 }
 
@@ -303,6 +307,32 @@ def test_reading_a_parameter_is_right_or_refused(wrapper: str, read: str) -> Non
         for found in (outside, inside) if outside is not None else (inside,):
             assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)) if (
                 expected is not None) else found is None
+
+
+def test_torch_func_differentiates_a_gathered_model() -> None:
+    def jacobian(comm: dtlab.Comm) -> Tensor:
+        model, _ = wrapped(comm, "zero 3")
+        with pytest.raises(dtlab.ConfigError, match="can't differentiate while"):
+            torch.func.jacrev(model.eval())(data(0))
+        with model.gathered():
+            return torch.func.jacrev(model)(data(0)).detach()
+
+    expected = torch.func.jacrev(Net().eval())(data(0)).detach()
+    for found in on("simulator", jacobian, ranks=2).values:
+        torch.testing.assert_close(found, expected)
+
+
+def test_stage_3_in_torch_compile_runs_as_it_is() -> None:
+    def step(comm: dtlab.Comm) -> Any:
+        model, optimizer = wrapped(comm, "zero 3")
+        mean(torch.compile(model, backend="eager"), data(comm.rank))
+        optimizer.step()
+        return full_state_dict(model)
+
+    one = Net()
+    mean(one, data(0))
+    sgd(one).step()
+    assert difference(on("simulator", step, ranks=1).values[0], one.state_dict()) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -384,6 +414,12 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
         assert {name for name, part in found.items() if part is not None} == set(named)
         with pytest.raises(dtlab.ConfigError, match="clip_grad_norm_"):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for p in model.parameters():
+            if p.grad is not None and p.dim() > 1:
+                for use in (lambda g: g.square().sum(), lambda g: g.mean(1),
+                            lambda g, shape=p.shape: g.view(shape)):
+                    with pytest.raises(dtlab.ConfigError, match="isn't that of the whole"):
+                        use(p.grad)
         before = {name: part.clone() for name, part in named.items()}
         for p in model.parameters():
             if p.grad is not None:
@@ -442,6 +478,12 @@ def counted_by_one_of_two(comm: dtlab.Comm) -> None:
     first.backward(second(first(data(comm.rank))).mean(), 4 + comm.rank)
 
 
+def hidden_by_a_checkpoint(comm: dtlab.Comm) -> None:
+    first, second = (DataParallel(nn.Linear(3, 3).double(), comm) for _ in range(2))
+    loss = checkpoint(second, first(data(comm.rank)), use_reentrant=True).mean()
+    first.backward(loss, 4 + comm.rank)
+
+
 def state_of_rank_0(comm: dtlab.Comm) -> None:
     """Rank 1's pieces have the same shapes, but are others."""
     model, optimizer = zero(nn.Linear(3, 2, bias=False).double(), comm)
@@ -477,6 +519,8 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
         lambda model: (model.module.float().double(), model(data(0))))(wrapped(comm, "zero 1")[0])),
     "a model in another dtype": ("convert or replace them before wrapping", lambda comm: (
         lambda model: (model.module.float(), model(data(0))))(wrapped(comm, "overlap")[0])),
+    "a pickled tensor-parallel layer": ("such as its state_dict", lambda comm: (
+        pickle.dumps(tensor.ColumnLinear(comm, 4, 4)))),
     "a pickled wrapper": ("save its full_state_dict", lambda comm: (
         pickle.dumps(wrapped(comm, "overlap")[0]))),
     "a copy of the wrapper": ("copy its .module", lambda comm: (
@@ -488,6 +532,9 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
     "float inputs": ("convert its inputs with x.to", lambda comm: (
         wrapped(comm, "zero 1", param_dtype=torch.bfloat16)[0](torch.ones(2, 3)))),
     "two models, one counts": ("wrap both together", counted_by_one_of_two),
+    "a compiled layer": ("torch.compile traces the parameters of '0'", lambda comm: (
+        zero(nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager")), comm, 3))),
+    "a checkpoint hides one": ("wrap both together", hidden_by_a_checkpoint),
     "another rank's optimizer state": ("save and load the optimizer with", state_of_rank_0),
     "one device's optimizer state": ("or of whole parameters", lambda comm: (
         zero(nn.Linear(3, 1), comm)[1].load_state_dict(sgd(nn.Linear(3, 1)).state_dict()))),

@@ -407,3 +407,41 @@ def test_a_norm_of_cut_positions_has_its_parameters(options: dict[str, bool]) ->
     (one(x.requires_grad_()) * weights).sum().backward()
     for gradients in on("simulator", cut, ranks=2).values:
         torch.testing.assert_close(gradients, {name: p.grad for name, p in one.named_parameters()})
+
+
+@pytest.mark.parametrize("sequence", [False, True, "regather"])
+def test_second_derivatives_are_those_of_one_device(sequence: Any) -> None:
+    """As of a penalty on the inputs' gradient; what is gathered again for backward refuses."""
+    x = torch.randn(1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def second(model: nn.Module, x: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_()
+        gradient, = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return [x.grad, *(p.grad for p in model[0].parameters())]
+
+    def layers() -> list[nn.Linear]:
+        torch.manual_seed(0)
+        return [nn.Linear(4, 4).double() for _ in range(2)]
+
+    def step(comm: dtlab.Comm) -> list[Tensor] | None:
+        up, down = layers()
+        model = nn.Sequential(ColumnLinear(comm, 4, 4, like=up, sequence=sequence),
+                              nn.Tanh(),
+                              RowLinear(comm, 4, 4, like=down, sequence=sequence))
+        mine = x.chunk(2, 1)[comm.rank] if sequence else x
+        with pytest.raises(dtlab.ConfigError, match="func can't transform"):
+            torch.func.jvp(model, (mine,), (mine,))
+        if sequence != "regather":
+            return second(model, mine)
+        with pytest.raises(dtlab.ConfigError, match="can't be differentiated twice"):
+            second(model, mine)
+        return None
+
+    up, down = layers()
+    expected = second(nn.Sequential(up, nn.Tanh(), down), x)
+    cuts = [1 if sequence else None, 0, 0]
+    for rank, found in enumerate(on("simulator", step, ranks=2).values):
+        for mine, whole, dim in zip(found or [], expected, cuts, strict=bool(found)):
+            torch.testing.assert_close(
+                mine, whole if dim is None else whole.chunk(2, dim)[rank])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_tensor_and_sequence_parallelism_are_accepted(sequence: Any, kv_heads: i
     config = GPTConfig(layers=2, hidden=24, heads=4, kv_heads=kv_heads, context=8, dropout=0.1)
 
     def step(comm: dtlab.Comm, tokens: Tensor, seeds: Tensor) -> Tensor:
-        gpt = tensor.shard(GPT(config), comm, sequence)
+        gpt = copy.deepcopy(tensor.shard(GPT(config), comm, sequence))
         return tensor.vocab_cross_entropy(comm, gpt(tokens, seeds), tokens)
 
     made = simulated(step, TOKENS, SEEDS)
