@@ -44,9 +44,9 @@ def python() -> Finding:
 
 def pytorch() -> Finding:
     version = torch.__version__
-    if tuple(map(int, version.split("+")[0].split(".")[:2])) >= (2, 10):
+    if tuple(map(int, version.split("+")[0].split(".")[:2])) >= (2, 11):
         return Finding("PyTorch", "ok", version)
-    return Finding("PyTorch", "fault", version, "dtlab needs torch 2.10 or newer: make setup")
+    return Finding("PyTorch", "fault", version, "dtlab needs torch 2.11 or newer: make setup")
 
 
 def gloo() -> Finding:
