@@ -135,6 +135,10 @@ class Rank:
 
     def _call(self, fd: int, comm: ProcessComm) -> Callable[[], Any]:
         function, args = serialization.unpack_call(fd)
+        # Where pickle looks for classes of the caller's script or notebook, as torch.save does.
+        vars(sys.modules["__main__"]).update(
+            {name: kind for name, kind in getattr(function, "__globals__", {}).items()
+             if isinstance(kind, type) and kind.__module__ == "__main__"})
         return lambda: function(comm, *args)
 
     def _execute(self, fd: int, comm: ProcessComm) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import types
@@ -111,6 +112,18 @@ def test_objects_of_local_classes_come_back_as_what_they_were() -> None:
     back = run(lambda comm, point: (type(point), Point(point.x + comm.rank)), sent, ranks=2).values
     assert [point for _, point in back] == [Point(4), Point(5)]
     assert all(kind is Point for kind, _ in back)
+
+
+def test_a_model_of_a_script_is_saved_whole_in_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("""
+import dtlab, torch
+class Net(torch.nn.Linear): pass
+def save(comm): torch.save(Net(2, 1), f"{comm.rank}.pt")
+dtlab.run(save, ranks=2)
+print(type(torch.load("1.pt", weights_only=False)) is Net)
+""")
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64,
