@@ -122,7 +122,8 @@ def save(comm): torch.save(Net(2, 1), f"{comm.rank}.pt")
 dtlab.run(save, ranks=2)
 print(type(torch.load("1.pt", weights_only=False)) is Net)
 """)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True,
+                          text=True)
     assert done.stdout == "True\n", done.stderr
 
 
