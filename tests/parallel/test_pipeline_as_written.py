@@ -6,6 +6,7 @@ Truth is the same layers in a row on one process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -219,10 +220,15 @@ def test_gradients_of_two_steps_add_up_also_of_tied_parameters(schedule: str) ->
             torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss_fn", [lambda y, t: (y - t).square().mean(-1), lambda y, t: 1.5])
-def test_a_loss_that_is_no_mean_is_refused(loss_fn: Any) -> None:
-    with pytest.raises(dtlab.RankFailed, match=r"raised ConfigError: loss_fn must return the mean"):
-        on("simulator", pipelined, "1F1B", None, [(data(0), data(1))], loss_fn, ranks=2)
+@pytest.mark.parametrize(("loss_fn", "targets"), [
+    (lambda y, t: (y - t).square().mean(-1), data(1)), (lambda y, t: 1.5, data(1)),
+    (nn.MSELoss(reduction="sum"), data(1)), (partial(mse_loss, reduction="sum"), data(1)),
+    (nn.CrossEntropyLoss(ignore_index=0), torch.arange(8) % 4),
+    (nn.CrossEntropyLoss(weight=torch.ones(4)), torch.arange(8) % 4),
+])
+def test_a_loss_that_is_no_mean_is_refused(loss_fn: Any, targets: Tensor) -> None:
+    with pytest.raises(dtlab.RankFailed, match=r"raised ConfigError: loss_fn must (return|be) the"):
+        on("simulator", pipelined, "1F1B", None, [(data(0), targets)], loss_fn, ranks=2)
 
 
 def test_a_parameter_that_two_layers_use_counts_once() -> None:

@@ -101,8 +101,10 @@ class Pipeline:
         than −100, torch's `ignore_index`, if they are whole numbers, else all elements. Returns the
         mean over what counts in the batch, on every rank, whose gradient it is; total: divide the
         sum by this instead. extras: handed to every stage's module, cut like the batch.
-        Raises `ConfigError` unless the schedule's micro-batches divide the batch.
+        Raises `ConfigError` unless the schedule's micro-batches divide the batch; and if one of
+        torch's losses is given that has another mean.
         """
+        check_mean(loss_fn, targets)
         self._begin(inputs, targets, *extras)
         self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
         self.total = counted(targets) if total is None else total
@@ -319,3 +321,16 @@ def counted(targets: Any) -> int:
     if y.is_meta or y.is_floating_point() or y.is_complex():
         return y.numel()
     return int((y != -100).sum())
+
+
+def check_mean(loss_fn: Any, targets: Any) -> None:
+    """Raise `ConfigError` if one of torch's losses, or a partial of one, says that it is not the
+    mean over what is `counted`."""
+    def option(name: str, default: Any) -> Any:
+        return getattr(loss_fn, name, getattr(loss_fn, "keywords", {}).get(name, default))
+
+    by_class = option("weight", None) is not None and not torch.as_tensor(
+        targets).is_floating_point()  # else it is by element, of a mean over all
+    if option("reduction", "mean") == "sum" or option("ignore_index", -100) != -100 or by_class:
+        raise ConfigError("loss_fn must be the mean over targets, −100 left out: without "
+                          "reduction=\"sum\", another ignore_index, or weights of classes")
