@@ -90,7 +90,7 @@ def test_60_80_and_15_milliseconds(prose: str, where: str, ms: float,
                                    ms_two_switches: float) -> None:
     assert "60, 80 and 15 ms" in prose
     assert "The ring takes 15 ms as well" in prose
-    assert "it halves to 40 ms. The spread servers slow down to 20 ms" in prose
+    assert "its time halves to 40 ms. The spread servers slow down to 20 ms" in prose
     assert "The ring stays at 15 ms" in prose
     assert summed(where).elapsed_s * 1e3 == pytest.approx(ms)
     assert summed(where, switches=2).elapsed_s * 1e3 == pytest.approx(ms_two_switches)
@@ -129,7 +129,7 @@ def test_one_server_takes_o_of_m_and_more_than_m_gain_nothing(prose: str) -> Non
         seconds = cost.parameter_server_s(m, n, S, B)
         assert seconds == pytest.approx(2 * S / B if n >= m else m / n * 2 * S / B)
         assert seconds >= 2 * S / B == 0.020
-    assert "with twice the workers, each step takes twice as long" in prose
+    assert "with twice the workers, push and pull take twice as long" in prose
     assert cost.parameter_server_s(16, 1, S, B) == 2 * cost.parameter_server_s(8, 1, S, B)
     assert "15 ms that four workers needed in section 3 (eight would need 17.5)" in prose
     for m, ms in ((4, 15), (8, 17.5)):  # out of each worker 1/m of S to each other one, twice
@@ -285,11 +285,11 @@ def test_two_levels_let_4_s_of_16_s_cross(prose: str) -> None:
     assert (sum(cards(one)), sum(cards(two))) == (16, 4)
     assert "Four leave the second machine, and one would be enough" in prose
     assert (cards(one)[1], cards(two)[1]) == (4, 1)
-    assert "The first card sends 8 S" in prose
+    assert "then eight answers on their way out: its 8 S" in prose
     assert cards(one)[0] == 8
     assert "still carries twice as much as the others" in prose
     assert cards(two) == [2, 1, 1]
-    assert "No byte less crosses the network in all; but no card carries more than" in prose
+    assert "The network carries as many bytes as before; but no card carries more than" in prose
     assert sum(cards(three)) == pytest.approx(4)
     assert cards(three) == pytest.approx([4 / 3] * 3)
     assert three.elapsed_s < two.elapsed_s < one.elapsed_s
@@ -338,6 +338,13 @@ def test_a_tree_grows_with_its_levels_and_spreading_beats_it_on_equal_wires(pros
         vectors.append(tree)
     steps = [later - sooner for sooner, later in itertools.pairwise(vectors)]
     assert steps == pytest.approx([4] * 4)  # a level: two children, up and down
+    assert "a binary tree of depth d takes 3d·α, and spreading 2(p−1)·α" in prose
+    for depth in range(1, 5):
+        ranks = 2 ** (depth + 1) - 1
+        network = uniform(ranks, 1.0, 1e15)  # only latency counts
+        tree, spread = (simulate(summed_by, placement, network=network).elapsed_s
+                        for placement in ("tree", "spread"))
+        assert (tree, spread) == pytest.approx((3 * depth, 2 * (ranks - 1)))
 
 
 # ---- section 8: the order ----------------------------------------------------------------------

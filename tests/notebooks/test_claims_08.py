@@ -60,7 +60,9 @@ def test_the_slowest_sets_the_pace(prose: str, chapter: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("pace", ["one slow worker"])
 def test_no_bounded_rule_outruns_a_worker_that_is_always_slow(prose: str, pace: str) -> None:
-    assert "no bounded rule can outrun a worker that is always slow" in prose
+    assert (
+        "no rule that bounds the lead over the slowest can outrun a worker that is always slow"
+    ) in prose
     late, end_s = [], 8.0
     for rule in (ps.BSP(), ps.SSP(1), ps.SSP(3)):
         run = recording.watch_clocks(rule, recording.PACES[pace], end_s=end_s)
@@ -224,7 +226,7 @@ def test_what_only_the_slowest_knows_is_lost(prose: str) -> None:
 
 
 def test_talking_less(prose: str, chapter: dict[str, Any]) -> None:
-    assert "sends a twelfth of the bytes" in prose
+    assert "sends a thirteenth of the bytes" in prose
     data = chapter["data"]
     mixed = [data.shard(worker, 8) for worker in range(8)]
     rows = data.y.argsort(stable=True).tensor_split(8)
@@ -238,14 +240,14 @@ def test_talking_less(prose: str, chapter: dict[str, Any]) -> None:
         return server.received_bytes + server.sent_bytes, loss
 
     often, seldom, apart = run(mixed, 1), run(mixed, 16), run(by_digit, 16)
-    assert often[0] / seldom[0] == pytest.approx(12, abs=1.5)
+    assert often[0] / seldom[0] == pytest.approx(13, abs=0.5)
     assert seldom[1] < 1.2 * often[1]
     assert apart[1] > 3 * seldom[1]
 
 
 def test_who_gets_how_far_after_a_death(prose: str, chapter: dict[str, Any]) -> None:
     assert "BSP stops at once, SSP two clocks later" in prose
-    assert "one backup worker replaces the dead one, and ASP never noticed it" in prose
+    assert "one backup worker replaces the dead one, and ASP doesn't notice" in prose
     reached = {}
     for rule in (ps.BSP(), ps.SSP(2), ps.BackupWorkers(1), ps.ASP()):
         with redirect_stdout(io.StringIO()) as printed, pytest.raises(Deadlock):
@@ -307,7 +309,7 @@ def test_svrg_goes_on_where_sgd_stands_still_and_the_cliff_stays(
 ) -> None:
     far, ridge_gradient = chapter["far_from_best"], chapter["ridge_gradient"]
     assert abs(ridge_gradient(chapter["at_best"])).max() < 1e-9
-    assert "SGD stands still at about 2 in a hundred" in prose
+    assert "SGD stands still at 0.02 to 0.03 above the least loss" in prose
     for delay in (0, 15):
         ends = [far(delay, False, 600 * epochs) for epochs in (10, 30, 50)]
         assert all(0.008 < end < 0.04 for end in ends)
