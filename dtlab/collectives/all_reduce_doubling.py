@@ -136,7 +136,7 @@ def binary_blocks(comm: Comm, x: torch.Tensor, op: Op = "sum") -> torch.Tensor:
     Cost: at most 2⌊lg p⌋α + 2n(β + γ/2) inside the largest block, and for each smaller block of s
     ranks, c times as small as the next larger one, (c+1)α + 2n/s·β + n/s·γ more: fine for 8 + 4,
     lopsided for 16 + 1.
-    Source: Rabenseifner & Träff 2004.
+    Source: Rabenseifner 2004.
     """
     n, blocks = x.numel(), binary_digits(comm.size)
     mine = next(b for b, (first, levels) in enumerate(blocks) if comm.rank < first + (1 << levels))

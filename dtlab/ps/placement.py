@@ -90,7 +90,8 @@ def tree(comm: Comm, x: torch.Tensor, fanout: int = 2) -> int:
     """In place; servers in a tree, in which each adds up what its `fanout` children bring, and
     passes on what comes back.
 
-    Every rank works, and serves if it has children. Cost, for depth d: 2d·α + 2d·fanout·nβ.
+    Every rank works, and serves if it has children. Cost of a full tree of depth d:
+    (1 + fanout)·d·α + 2d·fanout·nβ.
     """
     fanout = min(count("fanout", fanout, 1), comm.size)
     children = [c for c in range(fanout * comm.rank + 1, fanout * comm.rank + fanout + 1)
