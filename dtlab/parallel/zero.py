@@ -243,6 +243,7 @@ class Stage3(Stage2):
         """Have `unit` gathered and freed whenever `layer` runs."""
 
         def before(*_: Any) -> None:
+            in_transform(allowed=unit.whole is not None)
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -255,8 +256,7 @@ class Stage3(Stage2):
         layer.register_forward_pre_hook(Hook(before))
         layer.register_forward_hook(Hook(after))
 
-    # Torch's compiler would trace parameters without values. (torch.compiler.disable imports it.)
-    forward = torch._disable_dynamo(Stage2.forward)
+    forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values
 
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
@@ -286,7 +286,6 @@ class Stage3(Stage2):
     @torch.inference_mode(False)  # what is gathered there may be used in training, too
     def _use(self, unit: Unit) -> Tensor:
         """`unit`'s parameters are needed now, and soon those of the unit that follows."""
-        in_transform(allowed=unit.whole is not None)
         self._prefetch(unit)
         if unit in self._gathers:
             work, whole = self._gathers.pop(unit)
