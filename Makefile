@@ -7,9 +7,7 @@ MAKEFLAGS += --no-print-directory
 export PYTHON
 
 BIN := .venv/bin
-# A worker more than there are cores: a tenth of the time, a test waits for processes of its own.
-WORKERS := $(shell echo $$(( $$({ nproc || sysctl -n hw.ncpu || echo 1; } 2>/dev/null) + 1 )))
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile \
+PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
 	--no-loadscope-reorder --durations 10 \
 	--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg
 CPUS := native avx2 default
