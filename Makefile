@@ -5,6 +5,8 @@
 .PHONY: help setup lab test test-cpus check notebooks exercises mistakes mutants bench site check-site constraints
 MAKEFLAGS += --no-print-directory
 export PYTHON
+# The tests start hundreds of interpreters: what one compiles, the next ones load.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \

@@ -6,8 +6,10 @@ from importlib.metadata import distributions
 
 HEAD = """\
 # The exact versions that tests and classrooms use; `make setup` installs with them.
-# pyproject.toml gives the ranges. To move on: pip install -U -e '.[test,teach,bench,site]' in
-# .venv, `make test`, then `make constraints` writes this file again."""
+# pyproject.toml gives the ranges. To move on: in .venv
+#     pip install -U -e '.[test,teach,bench,site]' 'jsonschema<4.25'
+# (a newer one parses a grammar for a second whenever Jupyter starts), `make test`, then
+# `make constraints` writes this file again."""
 
 NOT_PINNED = {"dtlab", "pip", "wheel"}  # ourselves, and what installs the rest
 

@@ -113,7 +113,7 @@ def _build(seed: int) -> list[Check]:
     k = 2 * varied(seed, 3)
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
     uneven = [case(2, 3, 3), case(3, *[5 + 3 * (k // 2)] * 3), case(4, *[5] * 2), case(5, *[1] * 3)]
-    deep = [case(2, *[128] * 14, meter=True), case(4, *[96 + 4 * k] * 14, meter=True)]
+    deep = [case(2, *[128] * 14, meter=True), case(3, *[96 + 4 * k] * 14, meter=True)]
     right, traffic = items("the gradients", "shards"), sent_at_most(allowed, "3(N−1)/N·Ψ")
     return [
         Check("gradients", 3, "1 to 4 ranks, up to 4 layers", even, right),
