@@ -49,12 +49,12 @@ class _Pair(torch.autograd.Function):
 
 def pair(x: Tensor, forward: Move, backward: Move) -> Tensor:
     """`forward(x)`, of which `backward`, its transpose, computes the gradient."""
-    refuse_transforms()
+    refuse_torch_func()
     y: Tensor = _Pair.apply(x, forward, backward)
     return y
 
 
-def refuse_transforms() -> None:
+def refuse_torch_func() -> None:
     """Raise `ConfigError` within torch.func, whose transforms would have to send messages."""
     if retrieve_all_functorch_interpreters():
         raise ConfigError("torch.func can't transform what ranks send each other; differentiate "

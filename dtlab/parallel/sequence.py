@@ -23,7 +23,7 @@ from dtlab.parallel.conversions import (
     copy_to,
     gathered,
     reduced_part,
-    refuse_transforms,
+    refuse_torch_func,
     scatter_to,
 )
 from dtlab.parallel.types import VARYING, conversion
@@ -64,7 +64,7 @@ def gather_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None = N
     if x.shape[SEQUENCE] % chunks:
         raise ShapeMismatch(f"rank {comm.rank}: {chunks} chunks don't divide the "
                             f"{x.shape[SEQUENCE]} positions of this rank")
-    refuse_transforms()
+    refuse_torch_func()
     product: Tensor = _GatherLinear.apply(x, weight, bias, comm, chunks)
     return product
 

@@ -284,17 +284,17 @@ def unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
     return x
 
 
-def check_not_compiled(module: object) -> None:
+def check_not_compiled(module: nn.Module) -> None:
     """Raise `ConfigError` if a part of it is compiled."""
-    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+    for name, part in module.named_modules():
         if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
             raise ConfigError(f"torch.compile traces the parameters of {name or 'the module'!r}, "
                               f"which ZeRO 3 has only while it runs; use stage 1 or 2, or don't "
                               f"compile it")
 
 
-def in_transform(allowed: bool) -> bool:
-    """Does one of torch.func's transforms run that differentiate? Raise `ConfigError` if so, unless
+def torch_func_differentiates(allowed: bool) -> bool:
+    """Does one of torch.func's transforms that differentiate run? Raise `ConfigError` if so, unless
     it is `allowed`."""
     runs = any(transform.key() != TransformType.Vmap
                for transform in retrieve_all_functorch_interpreters())

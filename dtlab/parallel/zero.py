@@ -37,9 +37,9 @@ from dtlab.parallel.unit import (
     Hook,
     Unit,
     check_not_compiled,
-    in_transform,
     layers_of,
     parameters_by_layer,
+    torch_func_differentiates,
     unpack_if_unchanged,
 )
 
@@ -222,7 +222,6 @@ class Stage3(Stage2):
     keeps_parameters = False
 
     def __init__(self, *args: Any):
-        check_not_compiled(args[0])
         super().__init__(*args)
         self._gathers: dict[Unit, tuple[Work, Tensor]] = {}  # under way
         self._readers = 0  # how many `gathered` are there, one within the other?
@@ -243,7 +242,7 @@ class Stage3(Stage2):
         """Have `unit` gathered and freed whenever `layer` runs."""
 
         def before(*_: Any) -> None:
-            in_transform(allowed=unit.whole is not None)
+            torch_func_differentiates(allowed=unit.whole is not None)
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -261,7 +260,8 @@ class Stage3(Stage2):
     def run_module(self, *args: Any, **options: Any) -> Any:
         """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
         when backward needs them."""
-        if in_transform(allowed=self._readers > 0):  # which takes no such hooks
+        check_not_compiled(self.module)
+        if torch_func_differentiates(allowed=self._readers > 0):  # it takes no such hooks
             return super().run_module(*args, **options)
         outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # the user's
         pack, unpack = outer or (lambda x: (x, x._version), unpack_if_unchanged)

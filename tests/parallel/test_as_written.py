@@ -478,6 +478,12 @@ def counted_by_one_of_two(comm: dtlab.Comm) -> None:
     first.backward(second(first(data(comm.rank))).mean(), 4 + comm.rank)
 
 
+def compiled_afterwards(comm: dtlab.Comm) -> None:
+    model, _ = zero(nn.Sequential(nn.Linear(3, 3)), comm, 3)
+    model.module.compile(backend="eager")
+    model(torch.ones(2, 3))
+
+
 def hidden_by_a_checkpoint(comm: dtlab.Comm) -> None:
     first, second = (DataParallel(nn.Linear(3, 3).double(), comm) for _ in range(2))
     loss = checkpoint(second, first(data(comm.rank)), use_reentrant=True).mean()
@@ -533,7 +539,9 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
         wrapped(comm, "zero 1", param_dtype=torch.bfloat16)[0](torch.ones(2, 3)))),
     "two models, one counts": ("wrap both together", counted_by_one_of_two),
     "a compiled layer": ("torch.compile traces the parameters of '0'", lambda comm: (
-        zero(nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager")), comm, 3))),
+        zero(nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager")), comm, 3)[0](
+            torch.ones(2, 3)))),
+    "compiled afterwards": ("traces the parameters of 'the module'", compiled_afterwards),
     "a checkpoint hides one": ("wrap both together", hidden_by_a_checkpoint),
     "another rank's optimizer state": ("save and load the optimizer with", state_of_rank_0),
     "one device's optimizer state": ("or of whole parameters", lambda comm: (
