@@ -65,8 +65,8 @@ def sentence(error: Exception) -> str:
         return str(error.__cause__)  # bad input, which a rank has noticed
     if isinstance(error, DtlabError):
         return str(error)
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'the system says'}: {error.strerror}"
     if isinstance(error, ImportError):
         return f"{error}; `make setup` installs all that dtlab needs"
     kind = type(error).__name__
