@@ -100,6 +100,9 @@ def test_which_broadcast_wins_for_a_long_vector(prose: str) -> None:
     assert times["chain"] > 2 * chain_s(16, N, best)
     assert "with half of the best k, or twice as many, you lose less than 3 %" in prose
     assert max(chain_s(16, N, k) for k in (best // 2, 2 * best)) < 1.03 * chain_s(16, N, best)
+    assert "less than 3 % here, and never more than an eighth" in prose
+    worst = {k: chain_s(1002, 25_000_000, k) for k in (500, 1000, 2000)}  # (p−2)α = nβ: all 4 equal
+    assert worst[500] == pytest.approx(worst[2000]) == pytest.approx(9 / 8 * worst[1000])
 
 
 @pytest.mark.parametrize(("ranks", "n"), [(3, 400_000), (4, 10**6), (9, 10**7), (16, 10**6)])
@@ -169,6 +172,11 @@ def test_the_scatter_of_eight(prose: str) -> None:
     animation = recording.stepper_frames("scatter", "binomial", 8)
     assert [(a.src, a.dst, a.pieces) for a in animation[1].arrows] == [(0, 4, (4, 5, 6, 7))]
     assert (4, 6, (6, 7)) in [(a.src, a.dst, a.pieces) for a in animation[2].arrows]
+    assert "For long vectors linear_nonblocking is faster by a few α" in prose
+    linear, at_once, tree = (run(16, "scatter", algorithm, N).elapsed_s
+                             for algorithm in ("linear", "linear_nonblocking", "binomial"))
+    assert at_once == pytest.approx(tree - 3 * ALPHA)
+    assert tree < linear
 
 
 @pytest.mark.parametrize("ranks", RANKS)
