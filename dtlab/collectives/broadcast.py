@@ -56,8 +56,8 @@ def binomial(comm: Comm, x: torch.Tensor, root: int = 0) -> torch.Tensor:
     """In place: ranks that have x send it on; every round doubles them.
 
     Ranks are renumbered so that the root is 0. A rank's parent is its number without the lowest
-    one-bit; its children set one bit below that. The farthest child comes first, for it has the
-    largest subtree to serve.
+    one-bit; its children set one bit below that. The farthest child comes first, for it is the root
+    of the deepest subtree, unless p cuts that off.
 
     Cost: ⌈lg p⌉(α + nβ). Source: Thakur, Rabenseifner, Gropp 2005, §4.2.
     """

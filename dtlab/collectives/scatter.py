@@ -85,8 +85,9 @@ def binomial(
 ) -> torch.Tensor:
     """Fill `x`: down a binomial tree, each rank receives the rows of its whole subtree.
 
-    The tree is that of `gather`. The farthest child comes first, for it has the largest subtree to
-    serve. Cost: ⌈lg p⌉α + (p−1)/p·nβ. Memory on the way: the rows of the subtree.
+    The tree is that of `gather`. The farthest child comes first, for it is the root of the deepest
+    subtree, unless p cuts that off. Cost: ⌈lg p⌉α + (p−1)/p·nβ. Memory on the way: the
+    rows of the subtree.
     """
     p = comm.size
     me = (comm.rank - root) % p
