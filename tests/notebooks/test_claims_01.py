@@ -90,7 +90,7 @@ def test_sixteen_bytes_a_parameter_are_one_recipe(prose: str) -> None:
 
 def test_a_doubled_gradient_doubles_a_step_of_sgd_and_none_of_adam(prose: str) -> None:
     assert "With SGD it is as if the learning rate had doubled" in prose
-    assert "by the root of their average square, so a constant factor cancels" in prose
+    assert "by the root of its second, so a constant factor cancels" in prose
     assert re.findall(r"goes ([\d.]+) times", output("doubled")) == ["2.000", "1.000"]
 
 
