@@ -57,11 +57,13 @@ def looks_random(cell_id: str) -> bool:
 
 
 def tidy(output: NotebookNode) -> NotebookNode:
-    """An output without the number of a widget that no longer exists."""
+    """An output without the number of a widget that no longer exists, and the path of this clone."""
     data = output.get("data", {})
     if WIDGET_VIEW in data:
         del data[WIDGET_VIEW]  # its still picture stays
     output.get("metadata", {}).pop(WIDGET_VIEW, None)
+    if "text" in output:
+        output.text = output.text.replace(str(ROOT), "~/dtlab")
     return output
 
 
