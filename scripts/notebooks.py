@@ -57,7 +57,7 @@ def looks_random(cell_id: str) -> bool:
 
 
 def tidy(output: NotebookNode) -> NotebookNode:
-    """An output without the number of a widget that no longer exists, and the path of this clone."""
+    """An output without the number of a widget that has ended, and without this clone's path."""
     data = output.get("data", {})
     if WIDGET_VIEW in data:
         del data[WIDGET_VIEW]  # its still picture stays

@@ -94,6 +94,16 @@ def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
     assert "ConfigError" in full.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_the_systems_word() -> None:
+    with open("/dev/full", "w") as full:
+        told = subprocess.run([sys.executable, "-c", "from dtlab.cli import main; main()",
+                               "simulate", "all_reduce", "-p", "2"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=60)
+    assert told.returncode == 2
+    assert told.stderr == "dtlab: the system says: No space left on device\n"
+
+
 def test_an_unknown_command_or_option_is_bad_input() -> None:
     typo = call("simulat")
     assert typo.exit_code == 2
