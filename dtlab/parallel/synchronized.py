@@ -18,6 +18,7 @@ from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
+from dtlab.parallel.model_check import check_model
 from dtlab.parallel.types import REPLICATED, declare
 
 
@@ -110,7 +111,7 @@ class SynchronizedModule(DistributedModule):
     def __init__(self, module: nn.Module, comm: Comm):
         super().__init__()
         check_comm(comm, "a model of several ranks, such as DataParallel(module, comm),")
-        check_same_model(module, comm)
+        check_model(module, comm)
         self.module, self.comm = module, comm
         self.trained = [p for p in module.parameters() if p.requires_grad]
         if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in wrappers_of(p)):
@@ -327,24 +328,3 @@ register_optimizer_step_pre_hook(refuse_in_backward)
 def in_autograd() -> bool:
     """Does backward run, also one that doesn't reduce?"""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def check_same_model(module: nn.Module, comm: Comm) -> None:
-    """Raise `ConfigError`, on all ranks, unless all ranks' modules have the same parameters and
-    buffers: equal names, shapes, dtypes, and the same ones frozen. Values may differ."""
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"rank {comm.rank}: need a torch.nn.Module, not {module!r}")
-    mine = {name: f"has shape {tuple(p.shape)} and dtype {p.dtype}, and is "
-                  f"{'trained' if p.requires_grad else 'frozen'}"
-            for name, p in (*module.named_parameters(), *module.named_buffers())}
-    everyone = comm._all_gather_objects(mine)
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        for name in [*first, *theirs]:
-            here, there = first.get(name, "is missing"), theirs.get(name, "is missing")
-            if here != there:
-                raise ConfigError(f"ranks hold different models: {name!r} {here} on rank 0, but "
-                                  f"{there} on rank {rank}")
-        if list(theirs) != list(first):
-            raise ConfigError(f"ranks hold different models: rank {rank} has its parameters in "
-                              f"another order than rank 0")

@@ -531,6 +531,10 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
         pickle.dumps(wrapped(comm, "overlap")[0]))),
     "a copy of the wrapper": ("copy its .module", lambda comm: (
         torch.optim.swa_utils.AveragedModel(wrapped(comm, "overlap")[0]))),
+    "without sizes": ("call the module once before", lambda comm: (
+        zero(nn.Sequential(nn.LazyLinear(2)), comm))),
+    "an embedding that shrinks": ("shrink rows after optimizer.step()", lambda comm: (
+        DataParallel(nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)), comm))),
     "nothing to train": ("trains no parameter", lambda comm: (
         DataParallel(nn.Linear(2, 2).requires_grad_(False), comm))),
     "nothing to shard": ("trains no parameter", lambda comm: (

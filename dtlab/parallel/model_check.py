@@ -1,0 +1,39 @@
+"""What a module must be so that ranks can train it together."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+
+
+def check_model(module: nn.Module, comm: Comm) -> None:
+    """Raise `ConfigError`, on all ranks, unless all ranks' modules have the same parameters and
+    buffers: equal names, shapes, dtypes, and the same ones frozen. Values may differ. So it does
+    where a layer has no sizes yet, or changes its own weights, on each rank others."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"rank {comm.rank}: need a torch.nn.Module, not {module!r}")
+    for name, layer in module.named_modules():
+        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():  # type: ignore[misc]
+            raise ConfigError(f"{name or 'the module'!r}, a {type(layer).__name__}, has no sizes "
+                              f"yet; call the module once before wrapping it")
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+            raise ConfigError(f"{name or 'the module'!r} shrinks the rows that it looks up "
+                              f"(max_norm={layer.max_norm}), which are others on each rank; leave "
+                              f"max_norm out, and shrink rows after optimizer.step()")
+    mine = {name: f"has shape {tuple(p.shape)} and dtype {p.dtype}, and is "
+                  f"{'trained' if p.requires_grad else 'frozen'}"
+            for name, p in (*module.named_parameters(), *module.named_buffers())}
+    everyone = comm._all_gather_objects(mine)
+    first = everyone[0]
+    for rank, theirs in enumerate(everyone):
+        for name in [*first, *theirs]:
+            here, there = first.get(name, "is missing"), theirs.get(name, "is missing")
+            if here != there:
+                raise ConfigError(f"ranks hold different models: {name!r} {here} on rank 0, but "
+                                  f"{there} on rank {rank}")
+        if list(theirs) != list(first):
+            raise ConfigError(f"ranks hold different models: rank {rank} has its parameters in "
+                              f"another order than rank 0")
