@@ -53,7 +53,7 @@ class GradientPart(Tensor):
 
 class ShardedParameter(nn.Parameter):
     """A parameter that a unit holds. After backward, its `grad` is what this rank keeps: its part
-    of the reduced gradient, 1-D, or None."""
+    of the reduced gradient, 1-D, which may have no elements."""
 
     unit: Unit
 
@@ -231,10 +231,6 @@ class Unit:
 
     def take_step(self) -> None:
         """The optimizer has stepped `master`."""
-        self.gradient = None
-        self.dropped.clear()
-        for master in self.masters:
-            master.grad = None
         if self.master is not self.shard:
             self.shard.copy_(self.master)
 
@@ -262,11 +258,18 @@ class Unit:
         return (torch.zeros(self.numel, dtype=self.shard.dtype, device=self.shard.device)
                 if gradients is None else gradients)
 
+    def add_reduced(self, mine: Tensor) -> None:
+        """Add this rank's shard of what has been reduced. After a step, `gradient` may lie
+        elsewhere, and have another dtype: the optimizer's."""
+        self.gradient = mine if self.gradient is None else self.gradient.add_(
+            mine.to(self.gradient))
+
     def gradient_of(self, p: nn.Parameter) -> Tensor | None:
-        """This rank's part of the reduced gradient."""
-        return next((self.gradient[at : at + count].as_subclass(GradientPart)
-                     for q, _, at, count in self.pieces
-                     if q is p and self.gradient is not None and p not in self.dropped), None)
+        """This rank's part of the reduced gradient, which may have no elements."""
+        if self.gradient is None or p in self.dropped:
+            return None
+        at, count = next(((at, count) for q, _, at, count in self.pieces if q is p), (0, 0))
+        return self.gradient[at : at + count].as_subclass(GradientPart)
 
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""

@@ -145,8 +145,7 @@ class Stage1(SynchronizedModule):
 
     def finish_reduction(self) -> None:
         for unit in reversed(self.units):
-            mine = self.reduced(self.comm, unit)
-            unit.gradient = mine if unit.gradient is None else unit.gradient.add_(mine)
+            unit.add_reduced(self.reduced(self.comm, unit))
 
     def hand_gradients_to_optimizer(self) -> None:
         """Before the optimizer's step: its parameters are the pieces of the shards."""
@@ -202,8 +201,7 @@ class Stage2(Stage1):
         self._launched.append(self._reductions.begin(self._add_reduced, unit))
 
     def _add_reduced(self, comm: Comm, unit: Unit) -> None:
-        assert unit.gradient is not None
-        unit.gradient += self.reduced(comm, unit)
+        unit.add_reduced(self.reduced(comm, unit))
 
     def finish_reduction(self) -> None:
         while len(self._launched) < len(self.units):  # some parameters had no gradient

@@ -228,6 +228,27 @@ def one_device(ranks: int, use: str) -> dict[str, Tensor]:
     return {k: v.detach() for k, v in net.state_dict().items() if not k.startswith("norm.")}
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_gradients_stay_until_they_are_zeroed(wrapper: str) -> None:
+    """Over a second step, and a second backward."""
+    def train(model: Any, optimizer: Any, batches: list[Tensor]) -> None:
+        for _ in range(2):
+            for x in batches:
+                (model(x).square().mean() / len(batches)).backward()
+            optimizer.step()
+            optimizer.step()
+
+    def trained(comm: dtlab.Comm) -> dict[str, Tensor]:
+        model, optimizer = wrapped(comm, wrapper)
+        train(model, optimizer, [data(comm.rank)])
+        return full_state_dict(model)
+
+    one = Net()
+    train(one, sgd(one), [data(rank) for rank in range(3)])
+    for state in on("simulator", trained, ranks=3).values:
+        assert difference(state, {name: p.detach() for name, p in one.state_dict().items()}) < 1e-12
+
+
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_step_is_that_of_one_device(wrapper: str, use: str) -> None:
@@ -411,7 +432,7 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
         mean(model, data(comm.rank))
         named = dict(model.named_gradients())
         found = {name: p.grad for name, p in model.module.named_parameters() if p.requires_grad}
-        assert {name for name, part in found.items() if part is not None} == set(named)
+        assert {name for name, part in found.items() if len(part.flatten())} == set(named)
         with pytest.raises(dtlab.ConfigError, match="clip_grad_norm_"):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for p in model.parameters():
@@ -422,7 +443,7 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
                         use(p.grad)
         before = {name: part.clone() for name, part in named.items()}
         for p in model.parameters():
-            if p.grad is not None:
+            if p.requires_grad:
                 p.grad *= 2
         assert all(torch.equal(part, 2 * before[name]) for name, part in model.named_gradients())
         return before
