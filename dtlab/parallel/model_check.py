@@ -11,8 +11,8 @@ from dtlab.errors import ConfigError
 
 def check_model(module: nn.Module, comm: Comm) -> None:
     """Raise `ConfigError`, on all ranks, unless all ranks' modules have the same parameters and
-    buffers: equal names, shapes, dtypes, and the same ones frozen. Values may differ. So it does
-    where a layer has no sizes yet, or changes its own weights, on each rank others."""
+    buffers: equal names, shapes, dtypes, and the same ones frozen. Values may differ. Layers that
+    have no sizes yet, or that change other weights on each rank, are refused, too."""
     if not isinstance(module, nn.Module):
         raise ConfigError(f"rank {comm.rank}: need a torch.nn.Module, not {module!r}")
     for name, layer in module.named_modules():
