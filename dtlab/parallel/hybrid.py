@@ -32,7 +32,7 @@ from dtlab.parallel.data import DataParallel
 from dtlab.parallel.large_batch import Layerwise, whole_norms
 from dtlab.parallel.mesh import Mesh
 from dtlab.parallel.pipeline import Action, Pipeline, Schedule, cut, gpt_layers, one_f_one_b
-from dtlab.parallel.pipeline.executor import counted
+from dtlab.parallel.pipeline.mean import counted
 from dtlab.parallel.sharded import Part, whole_names
 from dtlab.parallel.sharded_optimizer import check_elementwise, grouped
 from dtlab.parallel.synchronized import DistributedModule, Region, SynchronizedModule

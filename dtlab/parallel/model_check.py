@@ -23,6 +23,7 @@ def check_model(module: nn.Module, comm: Comm) -> None:
             raise ConfigError(f"{name or 'the module'!r} shrinks the rows that it looks up "
                               f"(max_norm={layer.max_norm}), which are others on each rank; leave "
                               f"max_norm out, and shrink rows after optimizer.step()")
+    check_whole_batch(module)
     mine = {name: f"has shape {tuple(p.shape)} and dtype {p.dtype}, and is "
                   f"{'trained' if p.requires_grad else 'frozen'}"
             for name, p in (*module.named_parameters(), *module.named_buffers())}
@@ -37,3 +38,13 @@ def check_model(module: nn.Module, comm: Comm) -> None:
         if list(theirs) != list(first):
             raise ConfigError(f"ranks hold different models: rank {rank} has its parameters in "
                               f"another order than rank 0")
+
+
+def check_whole_batch(module: nn.Module) -> None:
+    """Raise `ConfigError` for embeddings whose gradients depend on how often a token occurs in the
+    whole batch, of which a rank or a micro-batch sees a part."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.scale_grad_by_freq:
+            raise ConfigError(f"{name or 'the module'!r} divides gradients by how often a token "
+                              f"occurs in the batch (scale_grad_by_freq), but sees only a part of "
+                              f"the batch here; leave scale_grad_by_freq out")

@@ -60,6 +60,11 @@ def frozen_above(layer: Layer, x: Any) -> Any:
     return layer.linear(x).tanh()
 
 
+def in_place(layer: Layer, x: Any) -> Any:
+    """As ResNets do, whose layers begin with nn.ReLU(inplace=True)."""
+    return layer.linear(x.mul_(2) if layer.number else x)
+
+
 def layers(use: Any = None) -> list[Layer]:
     return [Layer(number, use) for number in range(8)]
 
@@ -115,6 +120,7 @@ def assert_equal(found: list[Any], expected: Any) -> None:
 PADDED = torch.tensor([0, 1, -100, 2, -100, -100, 3, 0])
 BATCHES: dict[str, tuple[Any, list[tuple[Tensor, Tensor]], Any]] = {
     "a dict between stages": (as_dict, [(data(0), data(1))], mse_loss),
+    "inputs changed in place": (in_place, [(data(0), data(1))], mse_loss),
     "shapes that change": (None, [(data(0), data(1)), (data(2, 4), data(3, 4)),
                                   (data(4, 12), data(5, 12))], mse_loss),
     "two frozen layers": (frozen_below(2), [(data(0), data(1))], mse_loss),
@@ -269,9 +275,17 @@ MISTAKES: dict[str, tuple[str, Any, Any, Any]] = {
     "a detached input": ("stage 1 gives no gradient to what stage 0 hands on",
                          lambda layer, x: layer.linear(x.detach() if layer.number == 4 else x),
                          data(0), data(1)),
-    "no tensor": ("stage 0 must return a tensor, or a tuple, list or dict",
-                  lambda layer, x: "text" if layer.number == 3 else layer.linear(x),
-                  data(0), data(1)),
+    "no tensor": ("stage 0 must return a dense tensor, or a tuple, list or dict of them; there is "
+                  "None in what it returns",
+                  lambda layer, x: (layer.linear(x), None) if layer.number == 3 else
+                  layer.linear(x), data(0), data(1)),
+    "a sparse tensor": ("stage 0 must return a dense tensor", lambda layer, x: layer.linear(
+        x).to_sparse() if layer.number == 3 else layer.linear(x), data(0), data(1)),
+    "a detached output": ("stage 1 gives no gradient to what stage 0 hands on",
+                          lambda layer, x: layer.linear(x).detach() if layer.number == 7 else
+                          layer.linear(x), data(0), data(1)),
+    "targets of two tensors": ("targets are one tensor", None, data(0), (data(1), data(1))),
+    "no targets": ("targets are one tensor", None, data(0), None),
     "another form": ("stage 0 returns", changes_form, data(0) + torch.tensor(
         [[9.0]] * 4 + [[-9.0]] * 4), data(1)),
     "inputs of two tensors": ("inputs are one tensor", None, (data(0), data(1)), data(1)),
@@ -291,6 +305,34 @@ def test_a_mistake_is_one_sentence(mistake: str) -> None:
     first = str(caught.value).splitlines()[0]
     assert "raised ConfigError" in first
     assert says in first
+
+
+class Counted(nn.Module):
+    """Counts how often forward runs, as BatchNorm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x * self.scale
+
+
+@pytest.mark.parametrize(("module", "says"), [
+    (nn.Embedding(8, 4, scale_grad_by_freq=True), "leave scale_grad_by_freq out"),
+    (Counted(), "recompute would change 'count' twice for each micro-batch"),
+])
+def test_what_micro_batches_would_change_is_refused(module: nn.Module, says: str) -> None:
+    def step(comm: dtlab.Comm) -> None:
+        plan = pipeline.gpipe(2, 4)
+        pipe = pipeline.Pipeline([module, nn.Linear(4, 4)][comm.rank], plan, comm, recompute=True)
+        x = torch.arange(8) if comm.rank == 0 and isinstance(module, nn.Embedding) else data(0)
+        pipe.step(x, data(1).float(), mse_loss)
+
+    with pytest.raises(dtlab.RankFailed, match=says):
+        on("simulator", step, ranks=2)
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"dp": 2, "tp": 2}])

@@ -18,9 +18,11 @@ from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
 from dtlab.errors import ConfigError, DtlabError
 from dtlab.parallel.memory import mark
+from dtlab.parallel.model_check import check_whole_batch
 from dtlab.parallel.pipeline.action import Action
-from dtlab.parallel.pipeline.form import Form, taken_apart
+from dtlab.parallel.pipeline.form import Form, Received, taken_apart
 from dtlab.parallel.pipeline.halved import backward_of_inputs, backward_of_weights
+from dtlab.parallel.pipeline.mean import check_mean, counted
 from dtlab.parallel.pipeline.schedule import Schedule
 from dtlab.parallel.pipeline.tied import reduce_tied, take_gradients, tie
 from dtlab.parallel.synchronized import SynchronizedModule
@@ -36,7 +38,8 @@ class Pipeline:
     what the stage before returned: a tensor, or a tuple, list or dict of tensors. recompute: keep
     only a stage's inputs, and run it again in backward. tied: parameters by name; those that
     several ranks call the same are equal at the start, and their gradients are added up. seconds:
-    an action's virtual time.
+    an action's virtual time. A layer that looks at the whole batch, as BatchNorm does, sees a
+    micro-batch.
     Raises `ConfigError` if the schedule can't run, doesn't fit the ranks, or differs among them.
     """
 
@@ -58,6 +61,8 @@ class Pipeline:
         if len(modules) != len(numbers) or not all(isinstance(m, nn.Module) for m in modules):
             raise ConfigError(f"rank {comm.rank}: the schedule gives this rank the stages "
                               f"{numbers}, but {len(modules)} modules came")
+        for module in modules if schedule.micro_batches > 1 else ():
+            check_whole_batch(module)
         self.modules = dict(zip(numbers, modules, strict=True))
         self.schedule, self.comm = schedule, comm
         self.recompute, self.seconds = recompute, seconds
@@ -104,6 +109,7 @@ class Pipeline:
         Raises `ConfigError` unless the schedule's micro-batches divide the batch; and if one of
         torch's losses is given that has another mean.
         """
+        targets = _tensor("targets", targets)
         check_mean(loss_fn, targets)
         self._begin(inputs, targets, *extras)
         self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
@@ -141,8 +147,7 @@ class Pipeline:
         if not isinstance(inputs, Tensor):
             raise ConfigError(f"a pipeline's inputs are one tensor, cut along its first dimension, "
                               f"not {type(inputs).__name__}")
-        whole: list[Any] = [x if x is None else torch.as_tensor(x)
-                            for x in (inputs, targets, *extras)]
+        whole = [inputs, targets, *(x if x is None else _tensor("extras", x) for x in extras)]
         sizes = [x.shape[:1].numel() if x.dim() else 0 for x in whole if x is not None]
         if not sizes[0] or sizes[0] % m:
             raise ConfigError(f"{m} micro-batches need inputs whose first dimension they divide, "
@@ -194,14 +199,12 @@ class Pipeline:
             return None
         inputs, ends = self.saved.pop((stage, micro))
         gradients = self.received.pop(Action(stage, "B", micro), None)
-        if not ends:  # nothing before this stage's end is trained
+        if not ends:  # nothing that this stage hands on is trained
             self.saved[stage, micro] = [], None, []
-            return [] if stage else None
-        if kind == "B":
+        elif kind == "B":
             torch.autograd.backward(ends, gradients)
         elif not inputs:  # which need no gradient: W does it all
             self.saved[stage, micro] = gradients, None, ends
-            return [] if stage else None
         else:
             kept = backward_of_inputs(ends, gradients, inputs, module)
             self.saved[stage, micro] = None, kept, None
@@ -215,13 +218,17 @@ class Pipeline:
         inputs: list[Tensor] = []  # that need gradients
         if stage:
             came, form = self.received.pop(Action(stage, "F", micro)), self.forms[stage]
-            inputs = [t.requires_grad_() for t, needs in zip(came, form.gradients, strict=True)
-                      if needs]
+            for place, needs in enumerate(form.gradients):
+                if needs:
+                    leaf = came[place].new_zeros(()).expand(came[place].shape).requires_grad_()
+                    came[place] = Received.apply(leaf, came[place])
+                    known_letters[came[place]] = form.letters[place]
+                    inputs.append(leaf)
             x = tree_map(came.__getitem__, form.places)
         module = self.modules[stage]
         try:
-            y = (checkpoint(module, x, *extras, use_reentrant=False) if self.recompute
-                 else module(x, *extras))
+            recompute = self.recompute and torch.is_grad_enabled()
+            y = self._recomputed(module, x, *extras) if recompute else module(x, *extras)
         except RuntimeError as error:
             if not stage or isinstance(error, DtlabError):
                 raise
@@ -239,6 +246,17 @@ class Pipeline:
         self.form, tensors = taken_apart(y, f"stage {stage}")
         self.saved[stage, micro] = inputs, [t for t in tensors if t.requires_grad]
         return [t.detach() for t in tensors]
+
+    def _recomputed(self, module: nn.Module, *inputs: Any) -> Any:
+        """Its outputs, of which only the inputs are kept: copies are changed in place."""
+        changes = {name: b._version for name, b in module.named_buffers()}
+        y = checkpoint(lambda *kept: module(*tree_map(torch.clone, kept)), *inputs,
+                       use_reentrant=False)
+        for name, b in module.named_buffers():
+            if b._version != changes[name]:
+                raise ConfigError(f"recompute would change {name!r} twice for each micro-batch: "
+                                  f"forward changes it, as BatchNorm's statistics")
+        return y
 
     def _loss(self, y: Any, targets: Any) -> Tensor:
         """This micro-batch's part of the mean over the batch."""
@@ -314,23 +332,9 @@ class Pipeline:
         return self.comm.device if p is None else p.device
 
 
-def counted(targets: Any) -> int:
-    """The number of targets that a mean loss counts: whole numbers other than −100, torch's
-    `ignore_index`; else all elements."""
-    y = torch.as_tensor(targets)
-    if y.is_meta or y.is_floating_point() or y.is_complex():
-        return y.numel()
-    return int((y != -100).sum())
-
-
-def check_mean(loss_fn: Any, targets: Any) -> None:
-    """Raise `ConfigError` if one of torch's losses, or a partial of one, says that it is not the
-    mean over what is `counted`."""
-    def option(name: str, default: Any) -> Any:
-        return getattr(loss_fn, name, getattr(loss_fn, "keywords", {}).get(name, default))
-
-    by_class = option("weight", None) is not None and not torch.as_tensor(
-        targets).is_floating_point()  # else it is by element, of a mean over all
-    if option("reduction", "mean") == "sum" or option("ignore_index", -100) != -100 or by_class:
-        raise ConfigError("loss_fn must be the mean over targets, −100 left out: without "
-                          "reduction=\"sum\", another ignore_index, or weights of classes")
+def _tensor(what: str, x: Any) -> Tensor:
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"a pipeline's {what} are one tensor, cut along its first dimension, not "
+                          f"{short(x)}") from None

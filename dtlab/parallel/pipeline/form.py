@@ -36,10 +36,26 @@ class Form(NamedTuple):
 def taken_apart(y: Any, stage: str) -> tuple[Form, list[Tensor]]:
     """The form of `y`, which `stage` has returned, and its tensors."""
     tensors, tree = tree_flatten(y)
-    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
-        raise ConfigError(f"{stage} must return a tensor, or a tuple, list or dict of tensors, not "
-                          f"{short(y)}")
+    if not tensors:
+        raise ConfigError(f"{stage} must return a tensor, not {short(y)}")
+    for t in tensors:
+        if not isinstance(t, Tensor) or t.layout != torch.strided:
+            raise ConfigError(f"{stage} must return a dense tensor, or a tuple, list or dict of "
+                              f"them; there is {short(t)} in what it returns")
     form = Form(tree_unflatten(range(len(tensors)), tree), [t.shape for t in tensors],
                 [t.dtype for t in tensors], [t.requires_grad for t in tensors],
                 [known_letters.get(t, {}) for t in tensors])
     return form, tensors
+
+
+class Received(torch.autograd.Function):
+    """`x`, which came from another stage, as a tensor that a module may change in place, as it may
+    on one device. Its gradient is that of `leaf`, which takes no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
