@@ -556,6 +556,8 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
         zero(nn.Sequential(nn.LazyLinear(2)), comm))),
     "an embedding that shrinks": ("shrink rows after optimizer.step()", lambda comm: (
         DataParallel(nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)), comm))),
+    "gradients by frequency": ("leave scale_grad_by_freq out", lambda comm: (
+        DataParallel(nn.Sequential(nn.Embedding(5, 3, scale_grad_by_freq=True)), comm))),
     "nothing to train": ("trains no parameter", lambda comm: (
         DataParallel(nn.Linear(2, 2).requires_grad_(False), comm))),
     "nothing to shard": ("trains no parameter", lambda comm: (
