@@ -57,7 +57,7 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
 
 def looped_bfs(p: int, m: int, v: int = 2) -> Schedule:
     """All micro-batches through one chunk, then through the next, then all the way back. Bubble:
-    (p−1)(F+B)/v. In flight: m. Source: Lamy-Poirier 2023."""
+    (p−1)(F+B)/v where m ≥ p. In flight: m. Source: Lamy-Poirier 2023."""
     _check(p, m, v)
     return Schedule.of(
         [Action(chunk * p + r, "F", i) for chunk in range(v) for i in range(m)]
@@ -101,7 +101,8 @@ def _zero_bubble(p: int, m: int, ahead: list[int], waiting: Iterable[int]) -> Sc
 
 def zb_v(p: int, m: int) -> Schedule:
     """Two chunks a rank in a V, so that the last stage lies where the first does. Bubble: 0 where
-    F = B−W = W. In flight: p, on every rank. Source: Qi et al. 2024 (controllable memory), §3."""
+    F = B−W = W and m ≥ 2p − 1. In flight: at most p. Source: Qi et al. 2024 (controllable memory),
+    §3."""
     _check(p, m)
     rows = []
     for r in range(p):
