@@ -51,7 +51,7 @@ def test_the_first_picture_is_the_day_of_chapter_15_with_another_answer(prose: s
 
     assert gone(restart) == gone(shrink)
     assert len(gone(restart)) == 5
-    assert "79.9 % of the month are productive, not 68.3 %" in prose
+    assert "79.9 % of the month is productive, not 68.3 %" in prose
     assert f"{shrink.share:.1%} {restart.share:.1%}" == "79.9% 68.3%"
 
 

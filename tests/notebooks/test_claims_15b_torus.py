@@ -51,7 +51,7 @@ def test_one_dead_rank_stalls_all_others(algorithm: str, events: int) -> None:
 
 
 def test_an_even_torus_without_a_node_has_no_ring_on_its_wires() -> None:
-    """Its nodes are black and white as a chess board; a ring takes as many of each."""
+    """Its nodes have two colours, neighbours differ, and a ring takes as many of each."""
     for x, y in ((4, 4), (34, 32)):
         black, white = nx.bipartite.sets(torus(x, y).graph().to_undirected())
         assert len(black) == len(white)
