@@ -59,7 +59,7 @@ def test_why_the_bubble_is_what_it_is(prose: str) -> None:
 
 
 def test_the_bubble_is_counted_on_one_rank(prose: str) -> None:
-    assert "The next picture is 27 s wide all the same, as the ranks begin one after the other" in prose
+    assert "The next picture is 27 s wide all the same, as the ranks begin one after" in prose
     timing = zb_h2(4, 8).time()
     assert (timing.elapsed, timing.longest, timing.start) == (27, 24, [0, 1, 2, 3])
     assert "with GPipe and 1F1B rank 0, which begins first and ends last" in prose

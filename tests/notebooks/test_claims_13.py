@@ -160,8 +160,8 @@ def test_activations_are_not_sharded_and_recomputing_helps(prose: str) -> None:
                             for stage in (0, 1, 3))
         assert round(100 * (1 - three / zero)) == of_ddp
         assert round(100 * (1 - three / one)) == of_stage_1
-    assert "more than four fifths of what stage 3 holds is activations, which belong to a rank's own samples" in (
-        prose)
+    assert ("more than four fifths of what stage 3 holds is activations, which belong to a rank's "
+            "own samples") in prose
     large = max(history(3, 64), key=lambda kinds: sum(kinds.values()))
     assert large["activations"] > 0.8 * sum(large.values())
     plain, again = (max(sum(k.values()) for k in history(3, 64, r)) for r in (False, True))
