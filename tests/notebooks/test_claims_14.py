@@ -42,7 +42,7 @@ def test_the_order_of_axes_makes_a_step_three_times_as_long(prose: str) -> None:
     assert round(spread.terms["tensor parallel"] / inside.terms["tensor parallel"]) == 23
     (answers,) = [cell.source for cell in NOTEBOOK.cells if cell.id == "guess-compare"]
     assert answers.count("3.1 times") == 5
-    assert "Those of tp take 23 times as long" in answers
+    assert "Messages of tp take 23 times as long" in answers
 
 
 def test_the_sum_of_sixteen_unequal_stages_is_furthest_off(prose: str) -> None:
