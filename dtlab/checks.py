@@ -74,7 +74,8 @@ def no_operation(rank: int, op: object) -> ConfigError:
 
 def check_wait(rank: int, works: object, kind: type, timeout_s: object) -> None:
     """Raise `ConfigError` unless `Comm.wait_any` can wait for `works`, which are of this kind."""
-    if not isinstance(works, Collection) or not all(isinstance(work, kind) for work in works):
+    if not isinstance(works, Collection) or not all(issubclass(type_, kind)
+                                                    for type_ in {*map(type, works)}):
         raise ConfigError(f"rank {rank}: wait_any takes a list of what isend, irecv, post and "
                           f"begin return, not {short(works)}")
     if timeout_s is not None:

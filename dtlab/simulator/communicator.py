@@ -100,15 +100,16 @@ class SimComm(Comm):
                 engine.wait_for(message, self.label)
 
     def wait_any(self, works: Sequence[Work], timeout_s: float | None = None) -> Work | None:
-        check_wait(self.rank, works, Work, timeout_s)
-        ours = [work for work in works if isinstance(work, SimWork)]
-        if not any(work.is_done() for work in ours):
+        check_wait(self.rank, works, SimWork, timeout_s)
+        ours: list[SimWork] = list(works)  # type: ignore[arg-type]
+        done = next((work for work in ours if work.is_done()), None)
+        if done is None:
             strand = self._engine.running
             strand.waits_for = [work.message for work in ours if isinstance(work, MessageWork)] or (
                 "wait_any")
             self._engine.wait_for_any([work.await_on(strand) for work in ours], self.label,
                                       timeout_s)
-        done = next((work for work in ours if work.is_done()), None)
+            done = next((work for work in ours if work.is_done()), None)
         if done is not None and done.error is None and not getattr(done, "is_cut", False):
             done.wait()
         return done

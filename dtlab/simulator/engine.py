@@ -251,8 +251,7 @@ class Engine:
 
     def done(self, what: object, strand: Strand) -> None:
         """`what` is done: wake `strand` if it waits for that."""
-        if strand.awaits is what or (strand.awaits is ANY
-                                     and any(one is what for one in strand.any_of)):
+        if strand.awaits is what or (strand.awaits is ANY and what in strand.any_of):
             strand.awaits = None
             self._ready.append(strand)
 
