@@ -202,7 +202,8 @@ class RankGroup:
 
     def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:
         watchdog = Watchdog(self.status, timeout, self._how_died,
-                            lambda number: rank_monitor.is_it_alive(self._ranks[number]))
+                            lambda number: rank_monitor.is_it_alive(self._ranks[number]),
+                            lambda number: rank_monitor.is_stopped(self._ranks[number]))
         self._began = False
         self._wait_for(lambda: all(rank.ready for rank in self._ranks), watchdog)
         self._start_s = time.perf_counter()  # one clock for the whole machine

@@ -164,23 +164,31 @@ def current_stack(rank: RankHandle, diagnosis: int) -> list[str]:
     return lines
 
 
+def is_stopped(rank: RankHandle) -> bool:
+    """Is its process stopped, by SIGSTOP or a debugger? It may be so within a message, too."""
+    return _activity(rank.pid)[0] in "Tt"
+
+
 def is_it_alive(rank: RankHandle) -> str:
     """What a rank does that waits for nobody, in words: slow is not dead. "" if it can't be told.
     """
-    try:
-        before = _activity(rank.pid)
-        time.sleep(_LOOK_S)
-        state, used = _activity(rank.pid)
-    except (OSError, ValueError, IndexError):  # no /proc, or it has just died
-        return ""
-    if state in "Tt":
+    if is_stopped(rank):
         return "is stopped (SIGSTOP, or a debugger)"
-    if used > before[1] + 1:  # threads that wait use a little, and so may end a tick
+    before = _activity(rank.pid)[1]
+    time.sleep(_LOOK_S)
+    state, used = _activity(rank.pid)
+    if state == " ":
+        return ""
+    if used > before + 1:  # threads that wait use a little, and so may end a tick
         return "is slow, not dead: it computes"
     return "stands still: it uses no processor time"
 
 
 def _activity(pid: int) -> tuple[str, int]:
-    """State, and the clock ticks of processor time that all threads of a process have used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return fields[0], int(fields[11]) + int(fields[12])
+    """State, and the clock ticks of processor time that all threads of a process have used; " " and
+    0 where there is no /proc, or if it has just died."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[11]) + int(fields[12])
+    except (OSError, ValueError, IndexError):
+        return " ", 0

@@ -22,12 +22,15 @@ _START_LIMIT_S = 120.0
 
 class Watchdog:
     """Watches one call. `check` raises once the call has no future. how_died: of a rank, in words;
-    "" if it lives. is_it_alive: what a rank does that waits for nobody, in words."""
+    "" if it lives. is_it_alive: what a rank does that waits for nobody, in words. is_stopped: by a
+    signal or a debugger, wherever it was."""
 
     def __init__(self, status: SharedStatus, timeout: float | None,
                  how_died: Callable[[int], str] = lambda rank: "",
-                 is_it_alive: Callable[[int], str] = lambda rank: ""):
-        self._status, self._how_died, self._is_it_alive = status, how_died, is_it_alive
+                 is_it_alive: Callable[[int], str] = lambda rank: "",
+                 is_stopped: Callable[[int], bool] = lambda rank: False):
+        self._status, self._how_died = status, how_died
+        self._is_it_alive, self._is_stopped = is_it_alive, is_stopped
         self._timeout = timeout
         self._began = time.monotonic()
         self._started = False
@@ -73,7 +76,8 @@ class Watchdog:
         """The rank for which all others wait, if there is one: what it does, and its stack."""
         doing = {rank: self._status.state(rank).doing for rank in range(self._status.ranks)
                  if not self._how_died(rank)}
-        busy = [rank for rank, what in doing.items() if what in (RUNNING, COMPUTE)]
+        busy = [rank for rank in doing if self._is_stopped(rank)] or [
+            rank for rank, what in doing.items() if what in (RUNNING, COMPUTE)]
         if len(busy) != 1 or len(doing) == 1 or not (alive := self._is_it_alive(busy[0])):
             return "", ""
         lines = [f"the stack of rank {busy[0]}:", *where(busy[0])]

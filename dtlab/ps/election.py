@@ -51,7 +51,7 @@ class Copy:
 
     def __init__(self, comm: Comm, draw: random.Random, wait_s: tuple[float, float], beat_s: float):
         self.comm, self.draw, self.wait_s, self.beat_s = comm, draw, wait_s, beat_s
-        self.endpoint = Endpoint(comm, range(comm.size), tolerant=True)
+        self.endpoint = Endpoint(comm, range(comm.size), may_die=range(comm.size))
         self.term = 0
         self.vote: int | None = None  # whom it has voted for in this term
         self.votes: set[int] = set()  # whose votes it has in this term

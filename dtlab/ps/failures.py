@@ -67,9 +67,9 @@ def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
     """
     policy, now_s = server.policy, server.comm.now()
     looks = policy.patience_s is not None and now_s >= server.look_s
-    if policy.patience_s is None or not (looks or endpoint.dead & server.clocks.of.keys()):
+    if not (looks or endpoint.dead & server.clocks.of.keys()):
         return []
-    if looks:
+    if policy.patience_s is not None and looks:
         server.look_s = now_s + policy.patience_s / LOOKS
     held = {pull.worker for pulls in server.held.values() for pull in pulls}
     lost = []
@@ -94,8 +94,9 @@ def give_up_silent(server: ServerState, endpoint: Endpoint) -> None:
 def _check_may_be_lost(server: ServerState, worker: int) -> None:
     policy = server.policy
     if policy.lost_worker == "stop":
-        raise RankDied(f"worker {worker} has died or been silent for {policy.patience_s:.3g} s, "
-                       f"after {server.clocks.of[worker]} clocks; "
-                       f'join(lost_worker="go on") goes on without it', worker)
+        patience_s = policy.patience_s
+        silent = "" if patience_s is None else f" or been silent for {patience_s:.3g} s"
+        raise RankDied(f"worker {worker} has died{silent}, after {server.clocks.of[worker]} "
+                       f'clocks; join(lost_worker="go on") goes on without it', worker)
     if worker == policy.workers[0] and not server.batches:
         raise RankDied(f"worker {worker}, whose values count, has died before init", worker)

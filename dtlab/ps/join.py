@@ -54,9 +54,10 @@ def join(
         them, and the worker's call raises `Unavailable`. None: 10 leases. A rank that is silent for
         20 leases more is given up.
     checkpoints: where to keep them; None: nowhere.
-    patience_s: a worker that is silent for longer, without waiting for an answer, is lost; None:
-        servers wait for ever. lost_worker: "stop" (`RankDied`) or "go on" without it. With replicas
-        more than 2 leases: a worker may wait that long for another server to get a new head.
+    patience_s: a worker that has died, or is silent for longer without waiting for an answer, is
+        lost; None: a worker may be silent for ever. With replicas more than 2 leases: a worker may
+        wait that long for another server to get a new head. lost_worker: "stop" (`RankDied`) or
+        "go on" without it.
 
     Raises `ConfigError` for arguments that make no sense. Chapters: 07, 08.
     """

@@ -10,7 +10,7 @@ of several workers arrive side by side, and a peer that dies or is cut off holds
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,14 +52,15 @@ class _Pending:
 class Endpoint:
     """One node's end of its connections to `peers`.
 
-    tolerant: peers may die; their messages end, and `dead` names them. Else `RankDied` is raised.
+    may_die: peers whose messages end when they die, and `dead` names them. That of others raises
+    `RankDied`.
     buffers: (sender, body, sizes) → where each tensor of the payload shall go.
     """
 
     answers = True  # see `server.Outbox`
 
-    def __init__(self, comm: Comm, peers: Iterable[int], tolerant: bool = False):
-        self.comm, self.tolerant = comm, tolerant
+    def __init__(self, comm: Comm, peers: Iterable[int], may_die: Collection[int] = ()):
+        self.comm, self.may_die = comm, may_die
         self.dead: set[int] = set()  # peers whose connection has broken
         self.received_bytes = self.sent_bytes = 0  # of payloads
         self.owed = ""  # the call for which peers wait: an error names it if the rank forgets it
@@ -85,7 +86,7 @@ class Endpoint:
         try:
             works = self.comm.post(Send(header, dst), *(Send(x, dst) for x in payload))
         except (RankDied, RuntimeError):
-            if not self.tolerant:
+            if dst not in self.may_die:
                 raise
             self._lose(dst)
             return
@@ -109,7 +110,7 @@ class Endpoint:
             try:
                 pending.works.popleft().wait()
             except RankDied:
-                if not self.tolerant:
+                if pending.src not in self.may_die:
                     raise
                 self._lose(pending.src)
                 return None
@@ -192,7 +193,7 @@ class Endpoint:
         for pending in self._pending.values():
             _cancel(pending.works)
         for dst, sent in self._sent.items():
-            if self.tolerant:  # a peer that sleeps or is dead would never let me end
+            if dst in self.may_die:  # a peer that sleeps or is dead would never let me end
                 for works, _ in sent:
                     _cancel(works)
             else:

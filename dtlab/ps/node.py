@@ -36,9 +36,7 @@ class Node:
         self.is_server = not self.is_worker
         self.clock_count = 0
         self.finished = False
-        # Where ranks may die, a wait has a limit.
-        self._tolerant = policy.replication is not None or policy.patience_s is not None
-        self._endpoint = Endpoint(comm, policy.peers(comm.rank), self._tolerant)
+        self._endpoint = Endpoint(comm, policy.peers(comm.rank), policy.may_die)
         self._endpoint.owed = "finish()" if self.is_worker else "serve()"
         self._server: Server | None = None
         self._requests: Requests | None = None
@@ -228,8 +226,8 @@ class Node:
     # ---- messages -------------------------------------------------------------------------------
 
     def process_message(self) -> None:
-        """Wait for the next message and do what it says; where ranks may die, not for long."""
-        message = self._endpoint.receive(self.policy.look_s if self._tolerant else None)
+        """Wait for the next message and do what it says; where silence counts, not for long."""
+        message = self._endpoint.receive(self.policy.look_s)
         if message is not None:
             self._process(message)
         elif self._requests:

@@ -42,10 +42,18 @@ class Policy:
         return GIVE_UP * self.lease_s + self.grace_s
 
     @property
-    def look_s(self) -> float:
-        """Where ranks may die, a node waits for no message longer than this without a look at who
+    def look_s(self) -> float | None:
+        """Where silence counts, a node waits for no message longer than this without a look at who
         is silent."""
-        return (self.patience_s or self.lease_s) / LOOKS
+        return (self.patience_s or self.lease_s) / LOOKS or None
+
+    @property
+    def may_die(self) -> frozenset[int]:
+        """Whose death ends nothing: without copies of their own, servers are not among them."""
+        if self.copies:
+            return self.serving | {self.master, *self.workers}
+        ends = self.patience_s is None and self.lost_worker == "stop"
+        return frozenset() if ends else frozenset(self.workers) - self.serving
 
     @property
     def serving(self) -> frozenset[int]:

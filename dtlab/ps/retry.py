@@ -20,7 +20,8 @@ class Requests:
 
     def __init__(self, endpoint: Endpoint, policy: Policy):
         self._endpoint, self._policy = endpoint, policy
-        self._watch = Watch(endpoint, policy.master, math.ceil(policy.give_up_s / policy.look_s))
+        looks = math.ceil(policy.give_up_s / (policy.look_s or math.inf))
+        self._watch = Watch(endpoint, policy.master, looks)
         self._away = False  # the last call was not answered: see `leave`
         self.views = {server: View(0, copies) for server, copies in policy.copies.items()}
         self._open: dict[int, dict[int, tuple[tuple[Any, ...], Sequence[torch.Tensor]]]] = {

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import time
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -119,6 +120,7 @@ def stand_still(seconds: float) -> None:
     ("asleep", "rank 2 stands still: it uses no processor time"),
     ("computes", "rank 2 is slow, not dead: it computes"),
     ("stopped", "rank 2 is stopped"),
+    ("stopped in a message", "rank 2 is stopped"),
 ])
 def test_the_rank_that_the_others_wait_for_is_named_with_its_stack(how: str, said: str) -> None:
     def hang(comm: Comm) -> None:
@@ -127,6 +129,10 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_stack(how: str, sai
             stand_still(30)
         elif comm.rank == 2 and how == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif comm.rank == 2 and how == "stopped in a message":
+            Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        elif how == "stopped in a message":
+            time.sleep(0.4)
         while comm.rank == 2 and how == "computes":
             torch.ones(1000).sum()
         all_reduce(comm, torch.ones(1000))

@@ -356,27 +356,33 @@ def count(comm: Comm, node: ps.Node, clocks: int) -> list[float]:
     return [w.item() for w in last.values()]
 
 
-def counting(comm: Comm, servers: int, rule: ps.Replication, lost_worker: str) -> Any:
+def counting(comm: Comm, servers: int, rule: ps.Replication, lost_worker: str,
+             patience_s: float | None = 0.05) -> Any:
     node = ps.join(comm, servers=servers, replicas=1, replication=rule, update=ps.SGD(lr=1.0),
-                   lease_s=0.01, grace_s=20.0, patience_s=0.05, lost_worker=lost_worker)
+                   lease_s=0.01, grace_s=20.0, patience_s=patience_s, lost_worker=lost_worker)
     return node.serve() if node.is_server else count(comm, node, 10)
 
 
-def counted(rule: ps.Replication, crash: dict[int, int], lost_worker: str = "go on") -> Result:
-    return simulate(lambda comm: counting(comm, SERVERS, rule, lost_worker), crash=crash,
-                    network=uniform(8, 1e-5, 1e9), timeout=60, trace=False)
+def counted(rule: ps.Replication, crash: dict[int, int], lost_worker: str = "go on",
+            closes: bool = False) -> Result:
+    """closes: a crash breaks connections, as that of a process does, so that nobody has to be
+    patient."""
+    return simulate(lambda comm: counting(comm, SERVERS, rule, lost_worker,
+                                          None if closes else 0.05), crash=crash,
+                    detect_s=0.001 if closes else None, network=uniform(8, 1e-5, 1e9), timeout=60,
+                    trace=False)
 
 
 @settings(max_examples=60)
-@example(rule=STRONG[0], event=160, victim=0, events=None)  # between its messages to two servers
-@example(rule=STRONG[1], event=213, victim=0, events=None)  # between its last messages
+@example(rule=STRONG[0], event=160, victim=0, events=None, closes=False)  # between its messages
+@example(rule=STRONG[1], event=213, victim=0, events=None, closes=False)  # between its last ones
 @given(rule=st.sampled_from(STRONG), event=st.integers(0, 250), victim=st.integers(0, 3),
-       events=EVENTS)
+       events=EVENTS, closes=st.booleans())
 def test_training_goes_on_without_a_worker_and_a_copy(
-    rule: ps.Replication, event: int, victim: int, events: int | None
+    rule: ps.Replication, event: int, victim: int, events: int | None, closes: bool
 ) -> None:
     crash = {7: event} | ({victim: events} if events is not None else {})
-    result = counted(rule, crash)
+    result = counted(rule, crash, closes=closes)
     assert result.values[5] == result.values[6] == [10.0] * 6
     lost = {tuple(copy.lost_workers) for copy in result.values[:SERVERS] if copy is not None}
     if event < 150:
@@ -388,6 +394,8 @@ def test_training_goes_on_without_a_worker_and_a_copy(
 def test_or_the_run_ends_and_says_who_is_missing(rule: ps.Replication) -> None:
     with pytest.raises(RankDied, match=r"worker 7 has died or been silent for 0.05 s, after \d"):
         counted(rule, {7: 60}, "stop")
+    with pytest.raises(RankDied, match=r"worker 7 has died, after \d clocks; join"):
+        counted(rule, {7: 60}, "stop", closes=True)
 
 
 @settings(max_examples=30)
@@ -407,6 +415,25 @@ def test_nobody_is_lost_because_servers_sleep(
         assert result.values[3] == result.values[4] == [10.0] * 6
         assert all(copy.lost_workers == [] for copy in result.values[:2])
     assert GONE in told or "lost touch" in told
+
+
+@pytest.mark.parametrize("patience_s", [None, 0.05])
+def test_without_copies_a_worker_may_be_lost_and_a_server_may_not(patience_s: float | None) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, servers=2, update=ps.SGD(lr=1.0), patience_s=patience_s,
+                       lost_worker="go on")
+        return node.serve() if node.is_server else count(comm, node, 10)
+
+    def values(crash: dict[int, int]) -> list[Any]:
+        return simulate(body, network=uniform(5, 1e-5, 1e9), crash=crash, detect_s=0.001,
+                        timeout=60, trace=False).values
+
+    *servers, three, four, none = values({4: 60})
+    assert three == four == [10.0] * 6
+    assert none is None
+    assert [server.lost_workers for server in servers] == [[4], [4]]
+    with pytest.raises(RankDied):
+        values({1: 60})
 
 
 def test_nor_without_copies() -> None:
