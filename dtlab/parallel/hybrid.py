@@ -132,7 +132,7 @@ class Hybrid(DistributedModule):
     def backward(self, tokens: Tensor, targets: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Forward and backward of a batch (b, s), the same on all ranks, and of its samples' seeds
         (b,) for dropout. Returns the mean loss over all targets other than −100, on all ranks; the
-        gradients are that of it.
+        gradients are that of it. Within torch.no_grad(), it only evaluates.
 
         Seeds that you don't give are drawn on rank 0. Raises `ConfigError` unless dp ·
         micro_batches divides b.
@@ -149,7 +149,7 @@ class Hybrid(DistributedModule):
         total = counted(targets) / self.dp.size  # the dp ranks' gradients are averaged
         with nullcontext() if self.at_once else self.module.no_sync():
             loss = self.pipeline.step(inputs, labels, self._loss, *more, total=total)
-        if not self.at_once:
+        if not self.at_once and torch.is_grad_enabled():
             self.module.reduce()
         return all_reduce(self.dp, loss, "avg")
 

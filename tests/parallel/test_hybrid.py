@@ -221,6 +221,32 @@ def test_what_does_not_fit_says_so(axes: dict[str, int], options: dict[str, Any]
         on("simulator", train, axes, CONFIG, "adam", size, options, ranks=4)
 
 
+def test_more_tokens_than_its_context_are_refused_as_by_a_gpt() -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model, _ = built(comm, {"pp": 2}, CONFIG, "adam", {})
+        model.backward(*torch.zeros(2, 4, 9, dtype=torch.int64))
+
+    with pytest.raises(dtlab.ConfigError, match="9 positions are more than its context of 8"):
+        on("simulator", fn, ranks=2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_without_autograd_it_evaluates_and_changes_no_gradient(stage: int) -> None:
+    tokens, targets, seeds = batch_of(0, 4)
+
+    def fn(comm: dtlab.Comm) -> float:
+        model, _ = built(comm, {"pp": 2, "dp": 2}, CONFIG, "adam", {"stage": stage})
+        before = model.named_gradients()
+        with torch.inference_mode():
+            loss = float(model.backward(tokens, targets, seeds))
+        assert [name for name, _ in model.named_gradients()] == [name for name, _ in before]
+        return loss
+
+    expected = cross_entropy(GPT(CONFIG, dtype=torch.float64)(tokens, seeds).flatten(0, 1),
+                             targets.flatten())
+    assert on("simulator", fn, ranks=4).values == pytest.approx([expected.item()] * 4)
+
+
 @pytest.mark.parametrize(("axes", "options"), [
     ({"pp": 2, "dp": 2, "tp": 2}, {"micro_batches": 2, "sequence": True, "stage": 1}),
     ({"dp": 8}, {"stage": 3}),
