@@ -149,12 +149,9 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
         """seeds: (b,) int64, which decide the dropout of each sample, so that a sample meets the
         same dropout in whatever batch it is; None draws them from torch's generator."""
-        if tokens.shape[-1] > self.config.context:
-            raise ConfigError(f"GPT: {tokens.shape[-1]} positions are more than its context of "
-                              f"{self.config.context}")
+        places = places_of(tokens, self.config.context)
         if seeds is None and self.training and self.config.dropout:
             seeds = self.draw_seeds(tokens)
-        places = torch.arange(tokens.shape[-1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)  # (b, s, h)
         x = self.dropout(x, seeds)
         for block in self.blocks:
@@ -162,6 +159,14 @@ class GPT(nn.Module):
         x = self.norm(x)
         logits: Tensor = x @ self.tokens.weight.T if self.head is None else self.head(x)
         return logits
+
+
+def places_of(tokens: Tensor, context: int) -> Tensor:
+    """The positions 0 … s−1 of `tokens` (b, s). Raises `ConfigError` if `context` has fewer."""
+    if tokens.shape[-1] > context:
+        raise ConfigError(f"GPT: {tokens.shape[-1]} positions are more than its context of "
+                          f"{context}")
+    return torch.arange(tokens.shape[-1], device=tokens.device)
 
 
 def draw_seeds(tokens: Tensor) -> Tensor:

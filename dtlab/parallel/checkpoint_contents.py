@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map_only
 from dtlab.errors import ConfigError
 from dtlab.parallel import checkpoint_files as files
 from dtlab.parallel import random_numbers
-from dtlab.parallel.sharded import share
+from dtlab.parallel.hybrid import Hybrid
+from dtlab.parallel.sharded import parts_of, share
 from dtlab.parallel.synchronized import DistributedModule, Region
 
 PER_PARAMETER = {"step", "eta", "mu", "mu_product"}  # of torch's optimizers, even if it's a scalar
@@ -46,6 +47,12 @@ def shapes_of(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:
     return {region.name: tuple(region.shape) for region in _regions(model)} | {
         name: tuple(value.shape) if isinstance(value, Tensor) else None
         for name, value in replicated(model).items()}
+
+
+def places_of(model: DistributedModule) -> dict[str, tuple[int, int]]:
+    """Of parameters that are parts of tensor-parallel layers: (rank, of how many)."""
+    parts = {} if isinstance(model, Hybrid) else parts_of(model.module)  # it names their wholes
+    return {name: (int(comm.rank), comm.size) for name, (comm, _) in parts.items()}
 
 
 def names_by_group(model: DistributedModule, optimizer: Optimizer | None) -> list[list[str]]:
@@ -86,7 +93,7 @@ def contents_of(model: DistributedModule, optimizer: Optimizer | None, groups: l
     options = {name: {key: value for key, value in group.items() if key not in lists}
                for names, group in zip(groups, optimizer.param_groups if optimizer else [],
                                        strict=False) for name in names}
-    return {"pieces": dict(pieces), "shapes": shapes_of(model),
+    return {"pieces": dict(pieces), "shapes": shapes_of(model), "places": places_of(model),
             "optimizer": type(optimizer).__name__ if optimizer else None,
             "values": files.readable("the optimizer's state", values),
             "options": files.readable("an option of the optimizer", options),
@@ -129,6 +136,12 @@ def check_model(model: DistributedModule, saved: dict[str, Any], needed: set[str
             raise ConfigError(f"there is no {name!r}; the model has one of shape {shape}")
         if shapes[name] != shape:
             raise ConfigError(f"{name!r} has shape {shapes[name]}, but the model's is {shape}")
+    for name, place in places_of(model).items():
+        rank, ranks = saved.get("places", {}).get(name, place)
+        if (rank, ranks) != place:
+            raise ConfigError(f"it holds the part of {name!r} of tensor-parallel rank {rank} of "
+                              f"{ranks}; save each of these ranks in a folder of its own, or use "
+                              f"hybrid, which saves the whole model in one")
     for name in sorted(set(shapes) - needed):
         raise ConfigError(f"it has {name!r} of shape {shapes[name]}, but the model has none")
     whole = dict.fromkeys(("", name) for name, shape in shapes.items() if shape is not None)

@@ -18,8 +18,8 @@ def clip_grad_norm_(model: DistributedModule, max_norm: float) -> Tensor:
     factor, so that their Euclidean norm is at most `max_norm`. Returns the norm before, equal on
     all ranks; parameters of which several ranks have copies count once.
 
-    Call it between backward and step. Cost: with shards, an all-reduce of 8 bytes, and one over
-    the ranks of each communicator of tensor-parallel layers.
+    Call it between backward and step. Cost: with shards, an all-reduce of 8 bytes; the parts of
+    tensor-parallel layers take one of their own, and one over the ranks that have parts.
     Source: Pascanu et al. 2013; torch.nn.utils.clip_grad_norm_ for one device.
     """
     check_distributed(model, "clip_grad_norm_")
@@ -27,18 +27,17 @@ def clip_grad_norm_(model: DistributedModule, max_norm: float) -> Tensor:
         raise ConfigError(f"max_norm must be a number above 0, not {max_norm!r}")
     gradients = model.named_gradients()
     parts = {} if isinstance(model, Hybrid) else parts_of(model.module)  # its `comm` joins them
-    comms = [None, *dict.fromkeys(comm for comm, _ in parts.values())]  # None: of whole parameters
-    squares = torch.zeros(len(comms), dtype=torch.float64, device=model.comm.device)
+    squares = {comm: torch.zeros((), dtype=torch.float64, device=model.comm.device)
+               for comm in (None, *(comm for comm, _ in parts.values()))}  # None: of whole ones
     for name, gradient in gradients:
         comm, original = parts.get(name, (None, model.is_original(name)))
         if original:
-            squares[comms.index(comm)] += gradient.abs().double().square().sum()
-    if model.sharded:
-        all_reduce(model.comm, squares, algorithm="recursive_doubling")
-    for row, comm in enumerate(comms):
-        if comm is not None:
-            all_reduce(comm, squares[row], algorithm="recursive_doubling")
-    norm = squares.sum().sqrt()
+            squares[comm] += gradient.abs().double().square().sum()
+    for comm, square in squares.items():
+        for ranks in (model.comm if model.sharded else None, comm):
+            if ranks is not None:
+                all_reduce(ranks, square, algorithm="recursive_doubling")
+    norm = torch.stack([*squares.values()]).sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1)
     for _, gradient in gradients:
         gradient *= factor

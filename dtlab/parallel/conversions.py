@@ -71,8 +71,8 @@ def summed(comm: Comm, x: Tensor) -> Tensor:
 
 def part(comm: Comm, x: Tensor, dim: int) -> Tensor:
     """This rank's part of `x`, cut along `dim`. Nothing moves."""
-    if x.shape[dim] % comm.size:
-        raise ShapeMismatch(f"rank {comm.rank}: {comm.size} ranks can't share {x.shape[dim]} "
+    if x.size(dim) % comm.size:
+        raise ShapeMismatch(f"rank {comm.rank}: {comm.size} ranks can't share {x.size(dim)} "
                             f"evenly (dimension {dim} of {tuple(x.shape)}); pad it")
     return x.chunk(comm.size, dim)[comm.rank]
 

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten
 from dtlab.collectives import all_gather
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, NotFinite, SilentCorruption
-from dtlab.parallel.hybrid import Hybrid
 from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 
@@ -28,9 +27,9 @@ def check_replicas(model: DistributedModule) -> None:
     flipped bit always changes; changes that cancel out are missed.
     """
     check_distributed(model, "check_replicas")
-    if isinstance(model, Hybrid):
-        raise ConfigError("check_replicas: the ranks of a hybrid hold different parts; it compares "
-                          "the copies of DataParallel and of zero with stage 1 or 2")
+    if not getattr(model, "keeps_parameters", False):
+        raise ConfigError("check_replicas: the ranks hold different parts of this model; it "
+                          "compares the copies of DataParallel and of zero with stage 1 or 2")
     tensors = {name: x.detach() for name, x in model.module.state_dict(keep_vars=True).items()
                if isinstance(x, Tensor)}
     mine = torch.stack([_checksum(x) for x in tensors.values()])
@@ -70,30 +69,31 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
         if bad and all(bool(torch.isfinite(x).all()) for x in _tensors(came)):
             count = int((~torch.isfinite(bad[0])).sum())
             raise NotFinite(
-                f"rank {comm.rank}, step {step}: {what} {name or 'the model'!r} "
-                f"({type(kind).__name__}) has {count} of {bad[0].numel()} elements that are NaN or "
-                f"infinite, and is the first of them")
+                f"rank {comm.rank}{f', step {step}' if step >= 0 else ''}: {what} "
+                f"{name or 'the model'!r} ({type(kind).__name__}) has {count} of "
+                f"{bad[0].numel()} elements that are NaN or infinite, and is the first of them")
 
-    def forward_hook(name: str, layer: nn.Module, came: Any, went: Any) -> None:
-        check("the output of", name, layer, came, went)
-        for x in _tensors(came):  # backward reaches the gradients of the last layers first
-            if x.requires_grad:
-                x.register_hook(lambda gradient: check("a gradient of", name, layer, (), gradient))
+    def check_gradients(what: str, name: str, kind: nn.Module, *of: Any) -> list[Any]:
+        return [x.register_hook(lambda gradient: check(what, name, kind, (), gradient))
+                for x in _tensors(of) if x.requires_grad]
 
-    def count(*_: Any) -> None:
+    def forward_hook(name: str, layer: nn.Module, args: Any, options: Any, went: Any) -> None:
+        check("the output of", name, layer, (args, options), went)
+        check_gradients("a gradient of", name, layer, args, options)  # the last layers' come first
+        if layer is module:
+            check_gradients("the gradient of the output of", name, layer, went)
+
+    def begin(_: nn.Module, *came: Any) -> None:
         nonlocal step
         step += 1
+        check("an input of", "", module, (), came)
 
-    handles: list[Any] = [module.register_forward_pre_hook(count)]
+    handles: list[Any] = [module.register_forward_pre_hook(begin, with_kwargs=True)]
     for name, layer in module.named_modules():
-        if next(layer.children(), None) is not None:
-            continue
         handles.append(layer.register_forward_hook(
-            lambda layer, came, went, name=name: forward_hook(name, layer, came, went)))
+            lambda *what, name=name: forward_hook(name, *what), with_kwargs=True))
         for of, p in layer.named_parameters(recurse=False):
-            handles.append(p.register_hook(
-                lambda gradient, kind=layer, name=f"{name}.{of}":
-                check("the gradient of", name, kind, (), gradient)))
+            handles += check_gradients("the gradient of", f"{name}.{of}" if name else of, layer, p)
     try:
         yield
     finally:
@@ -103,4 +103,4 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
 
 def _tensors(x: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(x)[0]
-            if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())]

@@ -59,7 +59,7 @@ def hybrid(
     micro_batches: the number into which each dp rank cuts its samples; without a pipeline that is
         gradient accumulation. schedule: of `dtlab.parallel.pipeline`, or a function (p, m) that
         makes one.
-    stage: of ZeRO; 0 is none, and 3 needs a mesh without pp. With a pipeline, stage 2 reduces
+    stage: of ZeRO; 0 is none, and 3 needs a schedule of one stage. With a pipeline, stage 2 reduces
         gradients after the last micro-batch, so that meanwhile they take the memory of stage 1.
     sequence: see `tensor.shard`. recompute, seconds: see `Pipeline`. optimizer, groups: see `zero`;
         names are those of the whole GPT.
@@ -73,9 +73,9 @@ def hybrid(
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"hybrid: schedule must be a Schedule or a function (p, m) that makes "
                           f"one, not {schedule!r}")
-    if stage not in (0, 1, 2, 3) or (stage == 3 and pp.size > 1):
-        raise ConfigError(f"hybrid: stage of ZeRO must be 0, 1, 2 or, on a mesh without pp, 3; not "
-                          f"{stage!r}")
+    if stage not in (0, 1, 2, 3) or (stage == 3 and schedule.stages > 1):
+        raise ConfigError(f"hybrid: stage of ZeRO must be 0, 1, 2 or, without a pipeline, 3; not "
+                          f"{stage!r} with {schedule.stages} stages of the pipeline")
     if not all(p.requires_grad for p in gpt.parameters()):
         raise ConfigError("hybrid trains all parameters of a GPT, but some of this one are frozen")
     stages = cut(gpt_layers(shard(gpt, tp, sequence)), schedule.stages)
@@ -90,18 +90,16 @@ def hybrid(
         if p not in own:
             p.data = p.data.new_empty(0)
     whole_name = {name: parts[p][0] for name, p in module.named_parameters()}
-
-    def by_name(name: str) -> dict[str, Any]:
-        return groups(whole_name[name]) if groups else {}
-
     check_elementwise(optimizer)
     model: SynchronizedModule
     if stage:
-        model, made = zero(module, dp, stage, optimizer, groups=by_name, **options)
+        model, made = zero(
+            module, dp, stage, optimizer, names=[name for name, *_ in parts.values()],
+            groups=groups and (lambda name: groups(whole_name.get(name, name))), **options)
     else:
         model = DataParallel(module, dp)
-        made = optimizer(grouped(((name, [p]) for name, p in module.named_parameters()), by_name),
-                         **options)
+        made = optimizer(grouped(((name, [p] if p in own else [])
+                                  for p, (name, *_) in parts.items()), groups), **options)
     at_once = schedule.stages == 1 and (stage > 1 or schedule.micro_batches == 1)
     pipeline = Pipeline(
         [model] if at_once else mine, schedule, pp, recompute=recompute, seconds=seconds,
@@ -134,7 +132,7 @@ class Hybrid(DistributedModule):
     def backward(self, tokens: Tensor, targets: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Forward and backward of a batch (b, s), the same on all ranks, and of its samples' seeds
         (b,) for dropout. Returns the mean loss over all targets other than −100, on all ranks; the
-        gradients are that of it.
+        gradients are that of it. Within torch.no_grad(), it only evaluates.
 
         Seeds that you don't give are drawn on rank 0. Raises `ConfigError` unless dp ·
         micro_batches divides b.
@@ -151,7 +149,7 @@ class Hybrid(DistributedModule):
         total = counted(targets) / self.dp.size  # the dp ranks' gradients are averaged
         with nullcontext() if self.at_once else self.module.no_sync():
             loss = self.pipeline.step(inputs, labels, self._loss, *more, total=total)
-        if not self.at_once:
+        if not self.at_once and torch.is_grad_enabled():
             self.module.reduce()
         return all_reduce(self.dp, loss, "avg")
 

@@ -19,7 +19,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, RankDied
 from dtlab.parallel.checkpoint import restore
 from dtlab.parallel.checkpoint_contents import contents_of, merged, names_by_group
-from dtlab.parallel.synchronized import DistributedModule
+from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 Built = tuple[DistributedModule, torch.optim.Optimizer]
 
@@ -77,6 +77,7 @@ class Replicas:
                 model, optimizer = self._built
                 optimizer.zero_grad()
                 samples = backward(model, self.steps, self.number)
+                check_whole("Replicas: the count of samples, which backward returns,", samples, 0)
                 self._average(model, samples)
                 self._averaged = True
             if not self._whole:
@@ -147,6 +148,7 @@ class Replicas:
             group = comm.subgroup(map(local, groups[self.number]))
             self._across = comm.subgroup(local(groups[g][group.rank]) for g in self._whole)
             built = self._build(group)
+            check_distributed(built[0], "Replicas")
             self._names = names_by_group(*built)
             if newest < 0 and self.number == self._whole[0]:  # all begin as this group does
                 part = contents_of(*built, self._names, None)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
 
+from dtlab.checks import check_whole
 from dtlab.collectives import all_gather
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
@@ -61,9 +62,10 @@ def gather_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None = N
     each is multiplied while the next is under way. Raises `ShapeMismatch` unless `chunks` divides
     s/t. Source: Korthikanti et al. 2022, §4.2.2; Wang et al. 2023 (overlap by decomposition).
     """
-    if x.shape[SEQUENCE] % chunks:
+    check_whole("gather_linear: chunks", chunks)
+    if x.size(SEQUENCE) % chunks:
         raise ShapeMismatch(f"rank {comm.rank}: {chunks} chunks don't divide the "
-                            f"{x.shape[SEQUENCE]} positions of this rank")
+                            f"{x.size(SEQUENCE)} positions of this rank")
     refuse_torch_func()
     product: Tensor = _GatherLinear.apply(x, weight, bias, comm, chunks)
     return product
@@ -86,7 +88,7 @@ class _GatherLinear(torch.autograd.Function):
         if torch.is_grad_enabled():  # with create_graph
             raise ConfigError("what gather_linear gathers again for backward can't be "
                               "differentiated twice; take sequence=True instead of \"regather\"")
-        x, weight = ctx.saved_tensors
+        x, weight = (saved.to(gradient.dtype) for saved in ctx.saved_tensors)  # as autocast has
         inputs = ctx.comm.begin(gathered, x, SEQUENCE)
         partial = gradient @ weight
         result = ctx.comm.begin(reduced_part, partial, SEQUENCE)

@@ -69,19 +69,29 @@ class Sharded(nn.Module):
             return
         pieces = [whole.detach().narrow(dim, rows.start, len(rows)) for rows in cut]
         parameter = nn.Parameter(torch.cat(pieces, dim), requires_grad=whole.requires_grad)
-        self.register_parameter(name, parameter)
         self.parts[name] = Part(whole_name, whole.shape, dim, cut, original, letter)
-        self._hold(name)
+        self.register_parameter(name, parameter)
 
-    def _hold(self, name: str) -> None:
-        parameter, part = self.get_parameter(name), self.parts[name]
-        declare(parameter, self.comm, part.letter)
-        holders[parameter] = self, part.whole, part.original
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self._hold()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # of to_empty, to, double, …
+        super()._apply(fn, recurse)
+        self._hold()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy
         super().__setstate__(state)
-        for name in self.parts:  # of a copy, whose parameters are new
-            self._hold(name)
+        self._hold()
+
+    def _hold(self) -> None:
+        """The parameters, which may be new ones, are these parts."""
+        for name, parameter in self.named_parameters(recurse=False):
+            if name in self.parts:
+                part = self.parts[name]
+                declare(parameter, self.comm, part.letter)
+                holders[parameter] = self, part.whole, part.original
 
 
 def whole_names(module: nn.Module) -> Iterator[tuple[nn.Parameter, str, Part | None]]:

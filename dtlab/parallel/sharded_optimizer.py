@@ -49,11 +49,11 @@ def grouped(named: Iterable[tuple[str, Sequence[nn.Parameter]]],
 
 
 def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
-                    groups: Callable[[str], dict[str, Any]] | None, options: dict[str, Any]
-                    ) -> torch.optim.Optimizer:
+                    groups: Callable[[str], dict[str, Any]] | None, names: Iterable[str],
+                    options: dict[str, Any]) -> torch.optim.Optimizer:
     """An `optimizer` of this rank's pieces of `model`, what `zero` returns first."""
-    pieces: dict[str, list[nn.Parameter]] = {
-        name: [] for name, p in model.module.named_parameters() if p.requires_grad}
+    own = (name for name, p in model.module.named_parameters() if p.requires_grad)
+    pieces: dict[str, list[nn.Parameter]] = {name: [] for name in (*names, *own)}
     for unit in model.units:
         for piece, master in zip(unit.pieces, unit.masters, strict=True):
             pieces[unit.names[piece.parameter]].append(master)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from dtlab.checks import short
 from dtlab.collectives import all_gather, all_reduce, broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
-from dtlab.errors import ConfigError
+from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.models import GPT
 from dtlab.models.gpt import Attention, draw_seeds
 from dtlab.parallel.conversions import (
@@ -48,7 +49,7 @@ class ColumnLinear(Sharded):
     def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
                  sequence: bool | str = False, like: nn.Linear | None = None):
         super().__init__(comm)
-        whole = checked_like(like or nn.Linear(in_features, out_features, bias),
+        whole = checked_like(like or nn.Linear(in_features, out_features, bias), nn.Linear,
                              out_features, in_features)
         self.sequence = checked(sequence)
         cut = [share(out_features, comm)]
@@ -71,7 +72,7 @@ class RowLinear(Sharded):
     def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
                  sequence: bool | str = False, like: nn.Linear | None = None):
         super().__init__(comm)
-        whole = checked_like(like or nn.Linear(in_features, out_features, bias),
+        whole = checked_like(like or nn.Linear(in_features, out_features, bias), nn.Linear,
                              out_features, in_features)
         self.sequence = checked(sequence)
         self.keep("weight", "weight", whole.weight, 1, [share(in_features, comm)])
@@ -149,7 +150,7 @@ class VocabEmbedding(Sharded):
             raise ConfigError(f"{comm.size} ranks can't share a vocabulary of {vocab}")
         self.sequence = checked(sequence)
         self.vocab, self.rows = vocab, share(vocab, comm)
-        whole = checked_like(like or nn.Embedding(vocab, hidden), vocab, hidden)
+        whole = checked_like(like or nn.Embedding(vocab, hidden), nn.Embedding, vocab, hidden)
         if whole.max_norm is not None or whole.scale_grad_by_freq or whole.sparse:
             raise ConfigError("VocabEmbedding takes an nn.Embedding without max_norm, "
                               "scale_grad_by_freq and sparse")
@@ -297,7 +298,7 @@ def check_shardable(gpt: GPT, comm: Comm) -> None:
 
 def check_input(x: Tensor, weight: Tensor, multiplied: bool = True) -> None:
     """Raise `ConfigError` unless `x` and `weight` lie on one device and, if they are multiplied,
-    have one dtype."""
+    have one dtype, and `ShapeMismatch` unless their shapes fit."""
     if x.device != weight.device:
         raise ConfigError(f"the layer's parameters lie on {weight.device}, its input on "
                           f"{x.device}; move one of them (what is on the device meta has no data: "
@@ -305,12 +306,16 @@ def check_input(x: Tensor, weight: Tensor, multiplied: bool = True) -> None:
     if multiplied and x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
         raise ConfigError(f"the layer computes in {weight.dtype}; convert its input with "
                           f"x.to({weight.dtype}), which is {x.dtype}, or the layer's parameters")
+    if multiplied and x.shape[-1:] != weight.shape[1:]:
+        raise ShapeMismatch(f"the layer takes (…, {weight.shape[1]}) on this rank, not "
+                            f"{tuple(x.shape)}")
 
 
-def checked_like(like: Any, *shape: int) -> Any:
-    """The module `like`, whose weight must have this shape."""
-    if like.weight.shape != shape:
-        raise ConfigError(f"`like` has a weight of shape {tuple(like.weight.shape)}, not {shape}")
+def checked_like(like: Any, kind: type[nn.Module], *shape: int) -> Any:
+    """The module `like`, which must be of this kind, and its weight of this shape."""
+    if not isinstance(like, kind) or like.weight.shape != shape:
+        raise ConfigError(f"`like` must be an nn.{kind.__name__} with a weight of shape {shape}, "
+                          f"not {short(like)}")
     return like
 
 

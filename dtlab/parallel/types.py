@@ -61,7 +61,6 @@ UNSEEN = __file__, collectives.__path__[0], torch.__path__[0]  # their lines are
 Function = TypeVar("Function", bound=Callable[..., Any])
 known_letters = WeakIdKeyDictionary()  # tensor → {axis: letter}
 _reduced = WeakIdKeyDictionary()  # parameter → the axes along which somebody reduces its gradient
-_gradients = WeakIdKeyDictionary()  # the parameters' gradients
 
 
 class Typed(NamedTuple):
@@ -129,6 +128,7 @@ class _Checker(TorchFunctionMode):
     def __init__(self, axes: tuple[str, ...]):
         super().__init__()
         self.axes, self.made = axes, list[Typed]()
+        self.gradients = WeakIdKeyDictionary()  # those read since the last backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -157,9 +157,10 @@ class _Checker(TorchFunctionMode):
         made = func(*args, **kwargs)
         outputs = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
         for x in outputs or inputs[: int(in_place)]:
+            reduced = operation == "grad" and x in self.gradients  # since then, perhaps
             if operation == "grad":
-                _gradients[x] = None
-            if not isinstance(x, nn.Parameter):
+                self.gradients[x] = None
+            if not (isinstance(x, nn.Parameter) or reduced):
                 known_letters[x] = {axis: letter for axis, letter in letters.items() if letter}
         if outputs and any(letters.values()) and operation not in ("grad", "data"):
             self.made.append(Typed(line_of(calling_frame(UNSEEN)), operation,
@@ -171,7 +172,9 @@ class _Checker(TorchFunctionMode):
         for loss in tree_leaves(args[0]):
             self.check_seed(loss)
         made = func(*args, **kwargs)
-        if made is not None:
+        if made is None:
+            self.gradients.clear()
+        else:
             inputs = args[1] if len(args) > 1 else kwargs["inputs"]
             for x, gradient in zip(tree_leaves(inputs), made, strict=True):
                 if gradient is not None:
@@ -182,7 +185,7 @@ class _Checker(TorchFunctionMode):
     def _check_target(self, operation: str, x: Tensor, axis: str, letter: str) -> None:
         """Raise if the operation would make a parameter or gradient differ from rank to rank."""
         if (_letter(x, axis) in (INVARIANT, REPLICATED)
-                and (isinstance(x, nn.Parameter) or x in _gradients)):
+                and (isinstance(x, nn.Parameter) or x in self.gradients)):
             raise _error(axis, f"{operation} makes {_called(x)}, which is the same on all ranks, "
                          f"{WORDS[letter]}", "reduce over the ranks what it is changed by")
 
@@ -242,7 +245,8 @@ def _met(operation: str, inputs: list[Any], axis: str, args: Any, kwargs: Any) -
     met: dict[str, Any] = {}  # letter → the first that has it
     for x in inputs:
         letter = _letter(x, axis)
-        if letter in (VARYING, PARTIAL) or (letter and x.requires_grad):
+        if letter in (VARYING, PARTIAL) or (
+                letter and x.requires_grad and torch.is_grad_enabled()):
             met.setdefault(letter, x)
     if operation in RANDOM and not kwargs.get("generator") and kwargs.get("training", True):
         met.setdefault(VARYING, "random numbers")

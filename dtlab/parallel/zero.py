@@ -49,7 +49,8 @@ def zero(
     optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, *,
     layers: Sequence[nn.Module] | None = None, param_dtype: torch.dtype | None = None,
     offload: bool = False, algorithm: str = "auto",
-    groups: Callable[[str], dict[str, Any]] | None = None, **options: Any,
+    groups: Callable[[str], dict[str, Any]] | None = None, names: Iterable[str] = (),
+    **options: Any,
 ) -> tuple[Stage1, torch.optim.Optimizer]:
     """(model, optimizer) that train `module` on all ranks of `comm`, each of which keeps 1/N of the
     optimizer state (stage 1), of the gradients as well (2), of the parameters as well (3).
@@ -67,7 +68,8 @@ def zero(
     offload: keep optimizer state, and do its step, on the CPU.
     algorithm: of the all-gathers and reduce-scatters.
     groups: options of the parameter of this name, such as {"weight_decay": 0.0}, that differ from
-        `options`: as many parameter groups as there are different ones.
+        `options`: as many parameter groups as there are different ones. names: of all stages of a
+        pipeline, so that all ranks have the same groups.
 
     Parameters that are frozen stay whole. One without a gradient counts as one with gradient 0.
     Raises `ConfigError` if ranks hold different models, or parameters have several dtypes.
@@ -76,7 +78,7 @@ def zero(
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
     check_elementwise(optimizer)
     model = STAGES[stage](module, comm, layers, param_dtype, offload, algorithm)
-    return model, shard_optimizer(model, optimizer, groups, options)
+    return model, shard_optimizer(model, optimizer, groups, names, options)
 
 
 class Stage1(SynchronizedModule):

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import dtlab
+from dtlab.collectives import barrier
 from dtlab.models import GPT, MLP, GPTConfig
-from dtlab.parallel import DataParallel, full_state_dict, load, save, zero
+from dtlab.parallel import DataParallel, Mesh, full_state_dict, load, save, zero
 from dtlab.parallel.tensor import ColumnLinear
 from tests.parallel.training import MODELS, batch_of, difference, loss_of, on, one_device, shard_of
 
@@ -131,6 +132,22 @@ def test_parts_of_tensor_parallel_layers_are_no_full_state() -> None:
             full_state_dict(DataParallel(half, alone))
 
     on("simulator", attempt, ranks=2)
+
+
+def test_a_part_of_a_tensor_parallel_layer_goes_to_its_rank_only(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        mesh = Mesh(comm, dp=2, tp=2)
+        model = DataParallel(ColumnLinear(mesh["tp"], 4, 4), mesh["dp"])
+        if mesh.coordinates["tp"]:
+            save(tmp_path / "one", model)
+        save(tmp_path / str(mesh.coordinates["tp"]), model)
+        load(tmp_path / str(mesh.coordinates["tp"]), model)
+        barrier(comm)
+        load(tmp_path / "one", model)
+
+    with pytest.raises(dtlab.ConfigError, match=r"part of 'weight' of tensor-parallel rank "
+                                                r"1 of 2; save each of these ranks in a folder"):
+        on("simulator", fn, ranks=4)
 
 
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:

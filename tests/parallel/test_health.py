@@ -60,7 +60,7 @@ def test_of_two_copies_nobody_knows_which_is_right() -> None:
 
 
 def test_parts_are_no_copies() -> None:
-    with pytest.raises(dtlab.ConfigError, match="with ZeRO 3 a rank has only a part"):
+    with pytest.raises(dtlab.ConfigError, match="compares the copies of DataParallel and of zero"):
         on("simulator", flipped, 3, [], "mlp", 0, ranks=2)
 
 
@@ -93,6 +93,39 @@ def test_a_nan_is_traced_to_rank_step_and_layer(back: bool) -> None:
     what = "a gradient of" if back else "the output of"
     with pytest.raises(NotFinite, match=rf"rank 1, step 2: {what} '1' \(Faulty\)"):
         on("simulator", train, ranks=3)
+
+
+class Scaled(nn.Module):
+    """A module with a parameter of its own, which a frozen layer follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.ones(3)), nn.Linear(3, 2).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(x * self.scale)
+        return y
+
+
+@pytest.mark.parametrize(("part", "says"), [
+    ("x", r"step 0: an input of 'the model' \(Scaled\) has 4 of 12"),
+    ("scale", r"step 0: the output of 'the model' \(Scaled\) has 8 of 8"),
+    ("head.bias", r"step 0: the output of 'head' \(Linear\) has 4 of 8"),
+    ("loss", r"step 0: the gradient of the output of 'the model' \(Scaled\) has 8 of 8")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_no_layer_is_blamed_for_what_comes_from_outside_of_it(
+        part: str, says: str, dtype: torch.dtype) -> None:
+    def train(comm: Comm) -> None:
+        module, x = Scaled().to(dtype), torch.ones(4, 3, dtype=dtype)
+        with torch.no_grad():
+            places = {"x": x.T, "loss": x.new_empty(1), **dict(module.named_parameters())}
+            places[part][0] = torch.nan
+        with watch_finite(module, comm):
+            (module(x).abs().sum() * (torch.inf if part == "loss" else 1)).backward()
+
+    with pytest.raises(NotFinite, match=says):
+        on("simulator", train, ranks=1)
 
 
 def test_a_straggler_has_low_scores() -> None:

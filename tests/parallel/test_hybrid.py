@@ -155,6 +155,27 @@ def test_a_checkpoint_goes_on_on_any_mesh(
     assert_equal(values, (seen[1:], parameters))
 
 
+@pytest.mark.parametrize(("before", "after", "stage"), [
+    ({"pp": 2}, {"pp": 2}, 0), ({"pp": 4}, {"dp": 2}, 1), ({"dp": 2}, {"pp": 3, "dp": 2}, 2)])
+def test_parameters_keep_their_groups_and_options_on_any_mesh(
+        tmp_path: Path, before: dict[str, int], after: dict[str, int], stage: int) -> None:
+    """Stages of a pipeline begin with parameters of different groups, and one may lack a group."""
+    def options_of(name: str) -> dict[str, float]:
+        return {"lr": 0.3 if name.endswith("bias") or "norm" in name else 0.2}
+
+    def fn(comm: dtlab.Comm, axes: dict[str, int], use: Any) -> list[float]:
+        model, stepper = hybrid(GPT(UNTIED), Mesh(comm, **axes), stage=stage, groups=options_of)
+        use(tmp_path, model, stepper)
+        groups = {p: group["lr"] for group in stepper.param_groups for p in group["params"]}
+        for region in model.regions():
+            assert groups[region.tensor] == options_of(region.name)["lr"], region.name
+        return [group["lr"] for group in stepper.param_groups]
+
+    for axes, use in ((before, save), (after, load)):
+        values = on("simulator", fn, axes, use, ranks=torch.Size(axes.values()).numel()).values
+        assert all(groups == [0.2, 0.3] for groups in values)
+
+
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     def fn(comm: dtlab.Comm) -> None:
         model, stepper = built(comm, {"tp": 2}, CONFIG, "adam", {})
@@ -184,7 +205,8 @@ def test_types_accept_it(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("axes", "options", "size", "says"), [
-    ({"pp": 2, "dp": 2}, {"stage": 3}, 4, "stage of ZeRO must be 0, 1, 2 or, on a mesh without pp"),
+    ({"pp": 2, "dp": 2}, {"stage": 3}, 4, "stage of ZeRO must be 0, 1, 2 or, without a pipeline"),
+    ({"dp": 4}, {"stage": 3, "schedule": zb_v}, 4, "not 3 with 2 stages of the pipeline"),
     ({"dp": 4}, {"stage": 4}, 4, "not 4"),
     ({"dp": 2, "cp": 2}, {}, 4, "knows the axes pp, dp and tp, but the mesh has cp"),
     ({"tp": 4}, {"schedule": "1F1B"}, 4, "must be a Schedule or a function"),
@@ -197,6 +219,32 @@ def test_what_does_not_fit_says_so(axes: dict[str, int], options: dict[str, Any]
                                    says: str) -> None:
     with pytest.raises(dtlab.ConfigError, match=says):
         on("simulator", train, axes, CONFIG, "adam", size, options, ranks=4)
+
+
+def test_more_tokens_than_its_context_are_refused_as_by_a_gpt() -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model, _ = built(comm, {"pp": 2}, CONFIG, "adam", {})
+        model.backward(*torch.zeros(2, 4, 9, dtype=torch.int64))
+
+    with pytest.raises(dtlab.ConfigError, match="9 positions are more than its context of 8"):
+        on("simulator", fn, ranks=2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_without_autograd_it_evaluates_and_changes_no_gradient(stage: int) -> None:
+    tokens, targets, seeds = batch_of(0, 4)
+
+    def fn(comm: dtlab.Comm) -> float:
+        model, _ = built(comm, {"pp": 2, "dp": 2}, CONFIG, "adam", {"stage": stage})
+        before = model.named_gradients()
+        with torch.inference_mode():
+            loss = float(model.backward(tokens, targets, seeds))
+        assert [name for name, _ in model.named_gradients()] == [name for name, _ in before]
+        return loss
+
+    expected = cross_entropy(GPT(CONFIG, dtype=torch.float64)(tokens, seeds).flatten(0, 1),
+                             targets.flatten())
+    assert on("simulator", fn, ranks=4).values == pytest.approx([expected.item()] * 4)
 
 
 @pytest.mark.parametrize(("axes", "options"), [

@@ -294,6 +294,20 @@ def test_no_group_is_whole_before_the_first_step(event: int) -> None:
     check_replicas(values, 2)
 
 
+def test_what_build_and_backward_return_is_checked() -> None:
+    def replicas(comm: Comm, wrap: bool) -> None:
+        def build(group: Comm) -> Any:
+            model = DataParallel(nn.Linear(2, 2), group) if wrap else nn.Linear(2, 2)
+            return model, torch.optim.SGD(model.parameters())
+
+        Replicas(comm, 1, build).step(lambda model, step, group: None)  # type: ignore[arg-type, return-value]
+
+    for wrap, says in ((False, "Replicas takes what DataParallel, zero or hybrid returned"),
+                       (True, "count of samples, which backward returns, must be a whole number")):
+        with pytest.raises(dtlab.ConfigError, match=says):
+            dtlab.simulate(replicas, wrap, network=NETWORK)
+
+
 # ---- on processes -------------------------------------------------------------------------------
 
 

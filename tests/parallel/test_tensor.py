@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import dtlab
 from dtlab import cost
 from dtlab.models import GPT, GPTConfig, text_batch
-from dtlab.parallel import DataParallel, MemoryMeter, Mesh, hybrid, zero
+from dtlab.parallel import DataParallel, MemoryMeter, Mesh, clip_grad_norm_, hybrid, zero
 from dtlab.parallel.sequence import SequenceNorm, gather_linear
 from dtlab.parallel.sharded import full_tensors
 from dtlab.parallel.tensor import (
@@ -303,6 +303,40 @@ def test_dropout_without_seeds_is_rank_zeros_on_all_ranks(backend: str, sequence
         assert difference(found, gradients) < 1e-12
 
 
+def test_under_autocast_positions_gathered_again_have_the_gradients_of_a_whole_gather() -> None:
+    def fn(comm: dtlab.Comm, sequence: bool | str) -> list[Tensor]:
+        torch.manual_seed(0)
+        layer, x = ColumnLinear(comm, 8, 4, sequence=sequence), torch.randn(2, 3, 8)
+        x.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        y.float().square().sum().backward()
+        return [p.grad for p in (x, *layer.parameters()) if p.grad is not None]
+
+    again, whole = (on("simulator", fn, how, ranks=2).values for how in ("regather", True))
+    torch.testing.assert_close(again, whole, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("renewed", ["to_empty", "assign"])
+def test_new_parameters_of_a_layer_are_its_parts_as_the_first_ones_were(renewed: str) -> None:
+    def fn(comm: dtlab.Comm) -> float:
+        torch.manual_seed(0)
+        layers = nn.Sequential(ColumnLinear(comm, 3, 4), RowLinear(comm, 4, 2)).double()
+        state = layers.state_dict()
+        if renewed == "to_empty":
+            layers.to("meta").to_empty(device="cpu")
+        layers.load_state_dict(state, assign=renewed == "assign")
+        model = DataParallel(layers, comm.subgroup([comm.rank]))
+        model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+        return float(clip_grad_norm_(model, 1.0))
+
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    one(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+    expected = float(nn.utils.clip_grad_norm_(one.parameters(), 1.0))
+    assert on("simulator", fn, ranks=2).values == pytest.approx([expected] * 2)
+
+
 # ---- what doesn't fit ----------------------------------------------------------------------------
 
 
@@ -323,8 +357,14 @@ def test_dropout_without_seeds_is_rank_zeros_on_all_ranks(backend: str, sequence
      lambda comm, x: vocab_cross_entropy(comm, x[:, : 5 - 5 * comm.rank], torch.tensor([1, 1]))),
     ("without max_norm", lambda comm, _: VocabEmbedding(
         comm, 10, 4, like=torch.nn.Embedding(10, 4, max_norm=1.0))),
-    (r"`like` has a weight of shape \(4, 3\), not \(4, 2\)",
+    (r"`like` must be an nn.Linear with a weight of shape \(4, 2\), not Linear\(.*3",
      lambda comm, _: RowLinear(comm, 2, 4, like=torch.nn.Linear(3, 4))),
+    (r"`like` must be an nn.Linear with .* not Embedding",
+     lambda comm, _: ColumnLinear(comm, 4, 2, like=torch.nn.Embedding(2, 4))),
+    (r"the layer takes \(…, [23]\) on this rank, not \(2, 5\)",
+     lambda comm, x: RowLinear(comm, 5, 4)(x)),
+    ("chunks must be a whole number, 1 or more, not 0",
+     lambda comm, x: gather_linear(comm, x, x, chunks=0)),
     (r"computes in torch.bfloat16; convert its input with x.to\(torch.bfloat16\)",
      lambda comm, x: ColumnLinear(comm, 5, 4).bfloat16()(x)),
     (r"seed for each sample: \(2,\) of them, not \(1,\)",
@@ -336,7 +376,7 @@ def test_dropout_without_seeds_is_rank_zeros_on_all_ranks(backend: str, sequence
 def test_what_torch_refuses_or_would_differ_on_ranks_is_a_sentence_on_every_rank(
         says: str, call: Any) -> None:
     def fn(comm: dtlab.Comm) -> str:
-        with pytest.raises(dtlab.ConfigError, match=says) as caught:
+        with pytest.raises((dtlab.ConfigError, dtlab.ShapeMismatch), match=says) as caught:
             call(comm, torch.ones(2, 5))
         return str(caught.value)
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import dtlab
 from dtlab.collectives import all_reduce, broadcast, reduce
 from dtlab.models import GPT, GPTConfig
-from dtlab.parallel import DataParallel, Mesh, tensor, types, zero
+from dtlab.parallel import DataParallel, Mesh, clip_grad_norm_, tensor, types, zero
 from dtlab.parallel.conversions import copy_to, reduce_from
 from tests.parallel.silent_bugs import BUGS, checked, gradients
 from tests.parallel.training import on
@@ -92,6 +92,7 @@ def test_data_parallelism_and_zero_are_accepted_with_tensor_parallelism(how: Any
             optimizer = torch.optim.AdamW(model.parameters())
         loss = tensor.vocab_cross_entropy(mesh["tp"], model(tokens, seeds), tokens)
         loss.backward()
+        clip_grad_norm_(model, 1.0)
         optimizer.step()
         return loss
 
@@ -108,6 +109,30 @@ def test_data_parallelism_without_a_reduction_is_named() -> None:
 
     with pytest.raises(dtlab.TypeMismatch, match=r"linear mixes model\.weight, .* copy_to"):
         simulated(step, torch.zeros(5, 3))
+
+
+def test_data_parallelism_by_hand_and_a_moving_average_are_accepted() -> None:
+    def steps(comm: dtlab.Comm, x: Tensor, reduced: tuple[bool, ...]) -> None:
+        types.declare(x, comm, types.VARYING)
+        model, average = nn.Linear(3, 2), nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for p in model.parameters():
+            types.declare(p, comm, types.REPLICATED)
+        for reduces in reduced:
+            model(x).sum().backward()
+            for p in model.parameters() if reduces else ():
+                assert p.grad is not None
+                all_reduce(comm, p.grad, "avg")
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            with torch.no_grad():
+                for of_average, p in zip(average.parameters(), model.parameters(), strict=True):
+                    of_average.lerp_(p, 0.1)
+
+    simulated(steps, torch.zeros(5, 3), (True, True))
+    for reduced in ((False,), (True, False)):
+        with pytest.raises(dtlab.TypeMismatch, match=r"which is Partial|makes .* Partial"):
+            simulated(steps, torch.zeros(5, 3), reduced)
 
 
 # ---- the rules -----------------------------------------------------------------------------------
