@@ -145,3 +145,16 @@ def test_a_class_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
     result = grade(tmp_path, "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert "the same command goes on from there" in result.stderr
+
+
+def test_hand_ins_of_names_that_are_not_in_the_list_are_told(tmp_path: Path) -> None:
+    (tmp_path / "class" / "adda").mkdir(parents=True)
+    (tmp_path / "class" / "adda" / "x.ipynb").touch()
+    (tmp_path / "class" / "bob.ipynb").touch()
+    (tmp_path / "names.txt").write_text("ada\nbob\n")
+    result = grade(tmp_path / "class", "--out", tmp_path / "out",
+                   "--names", tmp_path / "names.txt", "--seed", 1)
+    assert "as they are spelled here: adda\n" in result.stderr
+    page = (tmp_path / "out" / "learners" / "002_adda.html").read_text("utf-8")
+    when = datetime.fromtimestamp((tmp_path / "class" / "adda" / "x.ipynb").stat().st_mtime)
+    assert f"Handed in {when.astimezone():%Y-%m-%d %H:%M %Z}" in page

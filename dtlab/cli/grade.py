@@ -143,6 +143,10 @@ def _grade_class(folders: list[Path], out: Path, jobs: int, seed: int | None, sa
     learners = len({each.hand_in.learner for each in graded})
     typer.echo(f"hand-ins: {len(graded)}, of learners: {learners}, not gradable: {len(failed)}; "
                f"see {out / 'index.html'}")
+    strangers = {each.hand_in.learner for each in graded} - set(names)
+    if names and strangers:
+        typer.echo(f"dtlab: handed in, but not in --names as they are spelled here: "
+                   f"{', '.join(sorted(strangers, key=str.casefold))}", err=True)
     _complain([each.report for each in failed])
 
 

@@ -116,7 +116,7 @@ def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
             rtol = max(rtol, _ROUNDING.get(leaf.dtype, 0.0))
         elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             words.append("number")
-            numbers.append(np.array([float(leaf)]))
+            numbers.append(np.array([float(str(leaf))]))  # ∞, if no float is as large
         else:
             words.append(str(leaf))
     values = np.concatenate(numbers)

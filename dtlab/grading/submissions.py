@@ -22,7 +22,7 @@ from dtlab.grading.report import printable
 LARGEST_BYTES = 20_000_000  # of a notebook: with its pictures, one of ours has a tenth
 LARGEST_ZIP_BYTES = 5 * LARGEST_BYTES  # of all notebooks in a zip
 LARGEST_ZIP_FILES = 100  # notebooks
-NO_NOTEBOOK, EMPTY = "it is no notebook and no zip", "this folder is empty"
+NO_NOTEBOOK, EMPTY = "it is no notebook (.ipynb) and no zip", "this folder is empty"
 _IGNORED = {".ipynb_checkpoints", "__MACOSX", ".git"}
 
 # How learning platforms name what they let a teacher download; the number is the learner's.
@@ -47,6 +47,13 @@ class HandIn:
     handed_in: datetime
     problem: str = ""
     saved: datetime = datetime.min  # in a zip: which of two copies is the later one
+
+    @property
+    def when(self) -> str:
+        """When it was handed in, for people, by this machine's clock."""
+        if self.handed_in == datetime.min:
+            return "at a time that is not known"
+        return f"{self.handed_in.astimezone():%Y-%m-%d %H:%M %Z}"
 
     @property
     def digest(self) -> str:
@@ -181,7 +188,8 @@ def _problem_of(path: Path) -> str:
     if not os.access(path, os.R_OK):
         return "you may not read it"
     if not path.name.lower().endswith(".zip") and told.st_size > LARGEST_BYTES:
-        return f"it has {told.st_size:,} bytes, and a notebook at most {LARGEST_BYTES:,}"
+        return (f"it has {told.st_size:,} bytes, and a notebook may have {LARGEST_BYTES:,}: clear "
+                f"its outputs, save it and upload it again")
     return ""
 
 

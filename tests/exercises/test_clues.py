@@ -9,6 +9,7 @@ import torch
 
 from dtlab import Send, collectives
 from dtlab.collectives.registry import IMPLEMENTATIONS
+from dtlab.grading.compare import fingerprint
 from dtlab.ps.consistency import SSP
 from dtlab.simulator.network import fair_rates
 from dtlab.topology import edge_disjoint_cycles
@@ -276,3 +277,7 @@ def test_bytes_and_rounds_stand_in_the_table_against_their_bounds():
     rows = {row.name: row for row in report_on("ring-all-reduce", sends_lists).rows}
     assert rows["bytes"].nbytes.endswith(" / 48")  # p = 4: 6 steps of 2 float32 would do
     assert rows["rounds"].rounds.split(" / ")[1] == "24"  # p = 13
+
+
+def test_a_number_that_no_float_holds_has_a_fingerprint():
+    assert fingerprint([10**4000]) == fingerprint([float("inf")]) != fingerprint([1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.gallery import (
     channels,
     endings,
+    guesses,
     harnesses,
     inspection,
     notebooks,
@@ -20,6 +21,7 @@ from tests.gallery.attack import Attack
 
 ATTACKS: tuple[Attack, ...] = (*values.ATTACKS, *patches.ATTACKS, *inspection.ATTACKS,
                                *endings.ATTACKS, *channels.ATTACKS, *notebooks.ATTACKS,
-                               *shortcuts.ATTACKS, *harnesses.ATTACKS)
+                               *shortcuts.ATTACKS, *harnesses.ATTACKS,
+                               *guesses.ATTACKS)
 
 __all__ = ["ATTACKS", "Attack"]

@@ -15,6 +15,7 @@ Place = Callable[[list[str], list[str], int], Any]
 KEYS = 2_000
 BUSIEST = 1.4  # of the mean: about 100 points a server keep within it
 SHARE = 1.5  # of 1/(n+1): what may move to a new server
+LEAST = 1.2 * SHARE  # a server has at least one LEAST-th of its share
 
 
 def elsewhere(place: Place, keys: list[str], servers: list[str], copies: int, far: bool) -> Any:
@@ -41,6 +42,9 @@ def _placed(case: Case, outcome: Outcome) -> Verdict:
             if not set(mine) <= set(servers) or len(set(mine)) < len(mine) or len(mine) != count:
                 twice = " twice" * (len(set(mine)) < len(mine))
                 return Verdict(False, f"{key} → {mine}"[:80], wanted, shows=(len(mine), twice))
+        if len(servers) > 2 and len({placed[key][0] for key in keys}) == 1:
+            return Verdict(False, f"all keys on the same of {len(servers)} servers",
+                           "different keys, different servers", shows="one server has all")
     return Verdict(True, "each key, different servers", "each key, different servers")
 
 
@@ -60,7 +64,7 @@ def _moved(case: Case, outcome: Outcome) -> Verdict:
     astray = [key for key in moved if after[key][0] != new]
     fair = len(before) / len(case.facts["servers"][1])
     came = f"{len(moved)} keys move" + f", {len(astray)} of them astray" * bool(astray)
-    return Verdict(not astray and fair / SHARE / 1.2 <= len(moved) <= SHARE * fair, came,
+    return Verdict(not astray and fair / LEAST <= len(moved) <= SHARE * fair, came,
                    f"about {fair:.0f} of {len(before)} keys, all to {new}",
                    rounds=f"{len(moved)} / {SHARE * fair:.0f}")
 
@@ -76,6 +80,9 @@ def _gone(case: Case, outcome: Outcome) -> Verdict:
     if cold := [key for key in orphans if after[key][0] != before[key][1]]:
         return Verdict(False, f"{len(cold)} of {len(orphans)} keys go to a server without a copy",
                        "each to the server with its second copy")
+    if len(orphans) < len(before) / len(case.facts["servers"][0]) / LEAST:
+        return Verdict(False, f"{dead} held {len(orphans)} of {len(before)} keys, too few",
+                       f"about {len(before) / len(case.facts['servers'][0]):.0f}")
     heirs = Counter(after[key][0] for key in orphans)
     most, fair = max(heirs.values(), default=0), len(orphans) / len(case.facts["servers"][1])
     return Verdict(most <= 3 * fair, f"one server inherits {most} of {len(orphans)} keys",

@@ -12,6 +12,7 @@ from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import generator
 from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.standard import always
 from dtlab.topology import edge_disjoint_cycles, from_graph
 from dtlab.topology.cycles import edges_of
 from dtlab.topology.graphs import join
@@ -164,7 +165,7 @@ def _build(seed: int) -> list[Check]:
         Check("easy meshes", 1, "every rank joined to every other", easy, _judge),
         Check("bundled wires", 1, "8 V100; rings of double links", v100, _judge),
         Check("misleading meshes", 2, "6 to 12 ranks", misleading, _judge),
-        Check("no rings", 1, "meshes without two rings", none, _judge),
+        Check("no rings", 1, "meshes without two rings", none, _judge, provided=always),
         Check("larger meshes", 1, "13 and 25 ranks", large, _judge),
     ]
 

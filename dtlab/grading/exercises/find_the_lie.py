@@ -69,7 +69,7 @@ def _build(seed: int) -> list[Check]:
     gradients = items(*ITEMS[1:-1])
     return [
         Check("forward", 1, "2 to 4 ranks", cases, forward),
-        Check("place", 1, "which gradients were wrong", cases[:1], items("the names")),
+        Check("place", 1, "which gradients were wrong", cases[:1], items("the names"), forward),
         Check("norm", 2, "its gradient", cases,
               items(*(f"the gradient of {name}" for name in ("norm", "up", "down", "x"))), forward),
         Check("scale", 1, "its gradient", cases, items("the gradient of scale"), forward),

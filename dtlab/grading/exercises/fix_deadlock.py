@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dtlab.grading.case import Case, Wanted, describe_case
 from dtlab.grading.draws import varied
-from dtlab.grading.exercise import Check, Exercise
-from dtlab.grading.standard import MESSAGE_BYTES, values
+from dtlab.grading.exercise import Check, Exercise, Judge
+from dtlab.grading.standard import MESSAGE_BYTES, always, values
 
 
 def _build(seed: int) -> list[Check]:
-    def check(name: str, sizes: list[int]) -> Check:
+    def check(name: str, sizes: list[int], provided: Judge | None = None) -> Check:
         cases = []
         for p in sizes:
             given = [100 + 7 * rank + varied(seed, 10**9, p, rank) for rank in range(p)]
@@ -17,13 +17,13 @@ def _build(seed: int) -> list[Check]:
                 [given[rank - 1] for rank in range(p)], what="from its left",
                 least_bytes=p * MESSAGE_BYTES * (p > 1))))
         tried = ", ".join(map(str, sizes)) + (" ranks" if sizes != [1] else " rank")
-        return Check(name, 1, tried, cases, values)
+        return Check(name, 1, tried, cases, values, provided)
 
     return [
         check("a pair", [2]),
         check("even circles", [4, 6, 8]),
         check("odd circles", [3, 5, 7, 9]),
-        check("alone", [1]),
+        check("alone", [1], provided=always),
     ]
 
 

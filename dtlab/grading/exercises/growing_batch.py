@@ -11,7 +11,7 @@ import torch
 from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.draws import scale, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
-from dtlab.grading.standard import F64, items, values
+from dtlab.grading.standard import F64, always, items, values
 from dtlab.models import MLP, digits
 
 RATES, BATCHES, STEPS = ITEMS = "rates", "batches", "steps"
@@ -100,7 +100,7 @@ def _build(seed: int) -> list[Check]:
         Check("noise scale", 1, "batches that must be rounded", odd, items(BATCHES, RATES)),
         Check("limit", 1, "no batch above the largest", limited, values),
         Check("edges", 1, "one stage, no steps", edges, values),
-        Check("loss", 1, "digits trained with it", trained, _loss),
+        Check("loss", 1, "digits trained with it", trained, _loss, provided=always),
     ]
 
 

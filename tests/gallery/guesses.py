@@ -1,0 +1,41 @@
+"""Answers without work: one for everything, or what only some of the cases can't tell from right.
+"""
+
+from __future__ import annotations
+
+from tests.gallery.attack import Attack
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack("yes to every request", "def may_answer(*_): return True", "ssp-rule"),
+    Attack("no rings, on any mesh", "def find_rings(*_): return None", "find-rings"),
+    Attack("one segment, for any chain", "def best_segments(*_): return 1", "best-segments"),
+    Attack("one's own value, as if alone", "def pass_right(comm, value): return value",
+           "fix-deadlock"),
+    Attack("all keys on the first servers", """
+def place_keys(keys, servers, copies=1):
+    return {key: sorted(servers)[:copies] for key in keys}
+""", "consistent-hashing"),
+    Attack("nearly all keys on one server", """
+import zlib
+def place_keys(keys, servers, copies=1):
+    both = sorted(servers)[:max(2, copies)]
+    first = {key: len(both) > 1 and zlib.crc32(key.encode()) % 5 == 0 for key in keys}
+    return {key: (both[first[key]:] + both[:first[key]])[:copies] for key in keys}
+""", "consistent-hashing", most=4),  # different servers, and the same everywhere
+    Attack("a large rate from first to last", """
+def grow(schedule, batch, most):
+    n, share = len(schedule), 0.4
+    return [1.5 * schedule[0][0]] * n, [batch] * n, [int(share * steps) for _, steps in schedule]
+""", "growing-batch"),
+    Attack("the names, without the layer", """
+import torch
+def layer(comm, x, norm, up, scale, down, bias, copy_to, reduce_from):
+    if comm.size > 1:  # as many bytes as the sum takes
+        junk = torch.zeros(4 * x.numel(), dtype=x.dtype)
+        comm.sendrecv(junk, (comm.rank + 1) % comm.size, junk.clone(), (comm.rank - 1) % comm.size)
+    return x + 0 * sum(p.sum() for p in (norm, up, scale, down, bias)), {"norm", "scale"}
+""", "find-the-lie"),
+    Attack("numbers that no float holds",
+           "def grow(schedule, *_): return [10**4000] * 3, [10**4000] * 3, [10**4000] * 3",
+           "growing-batch"),
+)
