@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -116,7 +117,8 @@ def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
             rtol = max(rtol, _ROUNDING.get(leaf.dtype, 0.0))
         elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             words.append("number")
-            numbers.append(np.array([float(str(leaf))]))  # ∞, if no float is as large
+            huge = isinstance(leaf, int) and abs(leaf) > sys.float_info.max
+            numbers.append(np.array([math.inf if huge else float(leaf)]))
         else:
             words.append(str(leaf))
     values = np.concatenate(numbers)

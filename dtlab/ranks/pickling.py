@@ -48,20 +48,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self) -> None:
         self._file = io.BytesIO()
         self._buffers: list[memoryview] = []
-        super().__init__(self._file, protocol=5, buffer_callback=self._keep_in_pickle)
+        # A method of this object would keep all that is pickled until Python looks for circles.
+        super().__init__(self._file, protocol=5,
+                         buffer_callback=functools.partial(_keep_in_pickle, self._buffers))
 
     def pickled(self, value: Any) -> Pickled:
         """`value`, pickled. Raises whatever pickling raises."""
         self.dump(value)
         return Pickled(self._file.getvalue(), self._buffers)
-
-    def _keep_in_pickle(self, buffer: pickle.PickleBuffer) -> bool:
-        """Asked for each array; False leaves it beside the pickle."""
-        raw = buffer.raw()
-        if raw.nbytes < _LARGE:
-            return True
-        self._buffers.append(raw)
-        return False
 
     def _function_getnewargs(self, function: FunctionType) -> tuple[Any, ...]:
         *others, _ = super()._function_getnewargs(function)
@@ -71,7 +65,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
         if isinstance(x, torch.UntypedStorage) and x.device.type == "cpu":
             raw = torch.empty(0, dtype=torch.uint8).set_(x)
-            return _rebuild_storage, (pickle.PickleBuffer(raw.numpy().data),)
+            # An array: Python before 3.13 may free a memoryview that a buffer still uses.
+            return _rebuild_storage, (pickle.PickleBuffer(raw.numpy()),)
         if isinstance(x, torch.storage.TypedStorage) and x._untyped_storage.device.type == "cpu":
             return _rebuild_typed_storage, (x._untyped_storage, x.dtype)
         if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
@@ -95,6 +90,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if cls not in _arrived:
             _defined_here.add(cls)
         return *reduced[:-1], _set_class_state
+
+
+def _keep_in_pickle(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    """Asked for each array; False leaves it beside the pickle, in `buffers`."""
+    raw = buffer.raw()
+    if raw.nbytes < _LARGE:
+        return True
+    buffers.append(raw)
+    return False
 
 
 def _imported_submodules(code: CodeType, globals_: Iterable[Any]) -> list[ModuleType]:

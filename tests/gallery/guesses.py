@@ -36,6 +36,6 @@ def layer(comm, x, norm, up, scale, down, bias, copy_to, reduce_from):
     return x + 0 * sum(p.sum() for p in (norm, up, scale, down, bias)), {"norm", "scale"}
 """, "find-the-lie"),
     Attack("numbers that no float holds",
-           "def grow(schedule, *_): return [10**4000] * 3, [10**4000] * 3, [10**4000] * 3",
+           "def grow(schedule, *_): return [10**5000] * 3, [10**5000] * 3, [10**5000] * 3",
            "growing-batch"),
 )

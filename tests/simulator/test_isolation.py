@@ -7,9 +7,11 @@ import collections
 import dataclasses
 import enum
 import functools
+import gc
 import importlib
 import math
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,6 +23,7 @@ import torch
 import dtlab
 from dtlab import Comm, run, simulate, topology
 from dtlab.collectives import ALGORITHMS, all_reduce, barrier
+from dtlab.ranks.pickling import Pickler
 
 
 def values(fn: Any, *args: Any, p: int = 3, **options: Any) -> list[Any]:
@@ -533,3 +536,17 @@ def test_a_cached_method_of_an_object_travels_with_the_object():
 
     batch = functools.cache(Data().batch)
     assert values(lambda comm: batch(comm.rank)) == [0, 10, 20]
+
+
+def test_what_was_pickled_is_in_no_circle_and_views_are_of_arrays() -> None:
+    """Before 3.13, Python's garbage collector crashes on memoryviews of memoryviews."""
+    pickler = Pickler()
+    gone = weakref.ref(pickler)
+    [view] = pickler.pickled([torch.ones(100_000), torch.ones(3)]).buffers
+    assert isinstance(view.obj, np.ndarray)
+    gc.disable()
+    try:
+        del pickler
+        assert gone() is None
+    finally:
+        gc.enable()
