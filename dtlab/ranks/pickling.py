@@ -66,7 +66,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(x, torch.UntypedStorage) and x.device.type == "cpu":
             raw = torch.empty(0, dtype=torch.uint8).set_(x)
             # An array: Python before 3.13 may free a memoryview that a buffer still uses.
-            return _rebuild_storage, (pickle.PickleBuffer(raw.numpy()),)
+            return _rebuild_storage, (pickle.PickleBuffer(raw.numpy()),)  # type: ignore[arg-type]
         if isinstance(x, torch.storage.TypedStorage) and x._untyped_storage.device.type == "cpu":
             return _rebuild_typed_storage, (x._untyped_storage, x.dtype)
         if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
