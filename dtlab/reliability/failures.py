@@ -94,5 +94,5 @@ class Failures:
         if self.spread == "uniform":
             return 2 * mean_s * math.sqrt(draws.random()) * left
         inverse = 1 / self.shape
-        life = draws.gammavariate(1 + inverse, 1.0) ** inverse / math.gamma(1 + inverse)
+        life = math.pow(draws.gammavariate(1 + inverse, 1.0), inverse) / math.gamma(1 + inverse)
         return mean_s * life * left

@@ -196,7 +196,8 @@ def test_no_failure_costs_only_the_saves() -> None:
     ({"failures": Failures(at=[(1, [8])])}, "strike the places 0 to 7"),
     ({"save_s": 0, "interval_s": None}, "give interval_s"),
     ({"duration_s": 1e-9}, "duration_s must be a microsecond or more"),
-    ({"repair_s": 1e305}, "repair_s must be at most"), ({"interval_s": 1e305}, "interval_s must be"),
+    ({"repair_s": 1e305}, "repair_s must be at most"),
+    ({"interval_s": 1e305}, "interval_s must be at most"),
     ({"duration_s": 1e12}, "take too long to play"), ({"failures": 1e9}, "take too long to play"),
 ])
 def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -206,8 +207,8 @@ def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: st
 
 
 @pytest.mark.parametrize("options", [
-    {"spread": "normal"}, {"shape": 0}, {"shape": 0.02}, {"rack": 0}, {"bad": -1}, {"exclude_after": 0},
-    {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1},
+    {"spread": "normal"}, {"shape": 0}, {"shape": 0.02}, {"rack": 0}, {"bad": -1},
+    {"exclude_after": 0}, {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1},
     {"per_node_day": float("inf")}])
 def test_failures_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
