@@ -56,7 +56,8 @@ def goodput(
         failures = Failures(failures)
     copy_restart_s = restart_s if copy_restart_s is None else copy_restart_s
     for name, value in (("save_s", save_s), ("restart_s", restart_s), ("repair_s", repair_s),
-                        ("interval_s", interval_s or 0), ("copy_s", copy_s or 0),
+                        ("interval_s", 0 if interval_s is None else interval_s),
+                        ("copy_s", 0 if copy_s is None else copy_s),
                         ("copy_restart_s", copy_restart_s), ("duration_s", duration_s)):
         check_amount(name, value)
         if value > MOST_S:
