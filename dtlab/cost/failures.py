@@ -45,7 +45,7 @@ def young_interval_s(save_s: float, mttf_s: float) -> float:
     Source: Young 1974; "least lost time" in Saxena et al. 2024 (arXiv 2410.18124).
     """
     _check(save_s=save_s, mttf_s=mttf_s)
-    return math.sqrt(2 * save_s * mttf_s)
+    return math.sqrt(2 * save_s) * math.sqrt(mttf_s)
 
 
 def daly_interval_s(save_s: float, mttf_s: float) -> float:
@@ -87,12 +87,12 @@ def useful_share(interval_s: float, save_s: float, restart_s: float, mttf_s: flo
     '0.922'
     """
     _check(save_s=save_s, mttf_s=mttf_s, restart_s=restart_s, interval_s=interval_s)
-    try:
-        segment_s = mttf_s * math.exp(restart_s / mttf_s) * math.expm1(
-            (interval_s + save_s) / mttf_s)
-    except OverflowError:  # it never gets through
+    period_s = interval_s + save_s
+    failures = period_s / mttf_s  # in a period
+    if failures > 700:  # e^700: it never gets through
         return 0.0
-    return min(1.0, interval_s / segment_s)
+    survives = failures / math.expm1(failures) if failures else 1.0
+    return interval_s / period_s * survives * math.exp(-restart_s / mttf_s)
 
 
 def ettr(interval_s: float, save_s: float, restart_s: float, mttf_s: float) -> float:
@@ -134,7 +134,7 @@ def availability_interval_s(save_s: float, restart_s: float, mttf_s: float) -> f
     Young and Daly, under failures at all times, do not.
     """
     _check(save_s=save_s, mttf_s=mttf_s, restart_s=restart_s)
-    return math.sqrt(2 * (mttf_s + restart_s) * save_s + save_s**2)
+    return math.sqrt(save_s) * math.sqrt(2 * (mttf_s + restart_s) + save_s)
 
 
 def _check(save_s: float, mttf_s: float, restart_s: float = 0.0, interval_s: float = 1.0) -> None:

@@ -17,7 +17,8 @@ def pipeline_bubble_s(
 
     forward_s, backward_s: F and B, of one micro-batch on one rank, all its chunks together.
     weights_s: the part of B for the weights' gradients, half if None; only ZB-H1 asks.
-    message_s: c, until a message has arrived; of the first order, for c far below F and m ≥ p.
+    message_s: c, until a message has arrived; of the first order, for c far below F and m ≥ p. Up
+    to 2c off where p does not divide m (1F1B), or m = p (ZB-H1).
     GPipe: (p−1)(F+B+2c); 1F1B: (p−1)(F+B) + (2m(p−1)/p + 2(p−2))c; interleaved:
     (p−1)(F+B)/v + 2(pv−1)c; ZB-H1: (p−1)(F+B−2W+4c), where W ≤ F and W ≤ B−W.
     Source: Narayanan et al. 2021, §2.2; Qi et al. 2024, §2; the terms of c are ours, and a test

@@ -12,6 +12,7 @@ from dtlab.reliability.job import KINDS, TICKS, Case, Interval, Job
 
 ANSWERS = ("restart", "shrink", "replicas")
 MOST_EVENTS = 10_000_000  # some ten seconds
+MOST_S = 1e12  # 30,000 years
 MONTH_S = 30 * cost.failures.DAY_S
 
 
@@ -55,10 +56,14 @@ def goodput(
         failures = Failures(failures)
     copy_restart_s = restart_s if copy_restart_s is None else copy_restart_s
     for name, value in (("save_s", save_s), ("restart_s", restart_s), ("repair_s", repair_s),
+                        ("interval_s", 0 if interval_s is None else interval_s),
                         ("copy_s", 0 if copy_s is None else copy_s),
-                        ("copy_restart_s", copy_restart_s)):
+                        ("copy_restart_s", copy_restart_s), ("duration_s", duration_s)):
         check_amount(name, value)
-    check_positive("duration_s", duration_s)
+        if value > MOST_S:
+            raise ConfigError(f"{name} must be at most {MOST_S:g} seconds, not {short(value)}")
+    if duration_s * TICKS < 1:
+        raise ConfigError(f"duration_s must be a microsecond or more, not {short(duration_s)}")
     check_whole("spares", spares, 0, MOST_NODES)
     check_whole("group", group)
     check_whole("ranks_per_node", ranks_per_node)
@@ -72,6 +77,8 @@ def goodput(
     expected = failures.expected(nodes, duration_s)
     mttf_s = duration_s / max(1e-9, expected)
     if interval_s is None:
+        if not save_s:
+            raise ConfigError("with save_s=0 the shortest interval is the best; give interval_s")
         interval_s = min(duration_s, cost.daly_interval_s(save_s, mttf_s))
     check_positive("interval_s", interval_s)
     if expected + duration_s / (interval_s + save_s) > MOST_EVENTS:
@@ -142,6 +149,7 @@ class Goodput:
 
     def row(self, place: int) -> list[tuple[float, float, str]]:
         """(start, end, kind) of one place, in seconds."""
+        check_whole("place", place, 0, self.case.nodes - 1)
         row: list[tuple[float, float, str]] = []
         for start_s, end_s, kind, absent in self.timeline:
             now = "absent" if place in absent else kind

@@ -12,6 +12,7 @@ from dtlab.cost.failures import DAY_S
 from dtlab.errors import ConfigError
 
 MOST_NODES = 1_000_000
+LEAST_SHAPE = 0.1  # with less, nearly all of the nodes that come back fail at once
 SPREADS = ("exponential", "uniform", "weibull")
 
 
@@ -21,8 +22,8 @@ class Failures:
 
     per_node_day: mean failures of one node a day.
     spread: of a node's time to failure about its mean: "exponential" (constant rate), "uniform"
-        (0 to twice the mean), "weibull" (`shape` below 1: young nodes fail more). A node that comes
-        back is new; those in place at the start have an age.
+        (0 to twice the mean), "weibull" (`shape`, 0.1 or more; below 1 young nodes fail more). A
+        node that comes back is new; those in place at the start have an age.
     rack, rack_per_day: nodes of a rack, and how often a day its switch fails, which takes them all.
     bad, bad_factor, exclude_after: the first `bad` nodes fail `bad_factor` times as often as the
         rest. A bad node is replaced by a good one after `exclude_after` failures; None: never.
@@ -44,6 +45,8 @@ class Failures:
             check_amount(name, getattr(self, name))
         for name in ("shape", "bad_factor"):
             check_positive(name, getattr(self, name))
+        if self.shape < LEAST_SHAPE:
+            raise ConfigError(f"shape must be {LEAST_SHAPE} or more, not {short(self.shape)}")
         check_whole("rack", self.rack)
         check_whole("bad", self.bad, 0, MOST_NODES)
         if self.exclude_after is not None:
@@ -68,7 +71,7 @@ class Failures:
 
     def mean_s(self, bad: bool) -> float:
         """How long a node lasts on average."""
-        return DAY_S / (self.per_node_day or 1e-99) / (self.bad_factor if bad else 1)
+        return DAY_S / (self.per_node_day * (self.bad_factor if bad else 1) or 1e-99)
 
     def lifetime_s(self, draws: random.Random, bad: bool) -> float:
         """How long a new node lasts."""
@@ -83,11 +86,13 @@ class Failures:
 
     def residual_s(self, draws: random.Random, bad: bool) -> float:
         """How long a node lasts that was in use long before the start, so that failures come at
-        their mean rate from the first day on."""
-        life_s = self.lifetime_s(draws, bad)
+        their mean rate from the first day on: a moment falls into a life as often as that is long,
+        and anywhere in it."""
         if self.spread == "exponential":  # has no memory
-            return life_s
-        age_s = 10 * self.mean_s(bad) * (1 + draws.random())  # of the place: about 15 nodes ago
-        while life_s < age_s:
-            life_s += self.lifetime_s(draws, bad)
-        return life_s - age_s
+            return self.lifetime_s(draws, bad)
+        mean_s, left = self.mean_s(bad), 1 - draws.random()
+        if self.spread == "uniform":
+            return 2 * mean_s * math.sqrt(draws.random()) * left
+        inverse = 1 / self.shape
+        life = math.pow(draws.gammavariate(1 + inverse, 1.0), inverse) / math.gamma(1 + inverse)
+        return mean_s * life * left

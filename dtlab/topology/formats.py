@@ -301,7 +301,7 @@ def _astra_sim(text: str, path: Path) -> Topology:
     if not len(shapes) == len(counts) == len(widths) == len(waits) or not shapes:
         raise ConfigError(f"{', '.join(keys)} must be lists of one length, a dimension each")
     for shape, count, width, wait in zip(shapes, counts, widths, waits, strict=True):
-        if shape not in _SHAPES:
+        if shape not in [*_SHAPES]:  # a list or a dictionary has no hash
             raise ConfigError(f"topology {shape!r} is not known here; choose one of "
                               f"{', '.join(_SHAPES)}")
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:

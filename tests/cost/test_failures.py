@@ -128,3 +128,9 @@ def test_wall_time_is_work_over_its_share() -> None:
 def test_nonsense_is_refused(call: Callable[[], float], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         call()
+
+
+def test_closed_forms_hold_for_times_however_small_or_large() -> None:
+    assert cost.useful_share(1e-300, 1e-300, 0, 1e300) == 0.5
+    assert cost.availability_interval_s(1e200, 0, 1) == pytest.approx(1e200)
+    assert cost.young_interval_s(1e200, 1e200) == pytest.approx(2**0.5 * 1e200)

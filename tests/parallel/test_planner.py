@@ -56,6 +56,17 @@ def test_bubbles_and_micro_batches_in_flight_are_those_of_the_schedules(p, name,
         assert held[-1] == cost.micro_batches_in_flight(name, p, m, v, last=True)
 
 
+@pytest.mark.parametrize(("name", "generate"), [
+    ("1F1B", pipeline.one_f_one_b), ("ZB-H1", pipeline.zb_h1)])
+def test_messages_cost_a_pipeline_within_two_of_what_the_closed_form_says(name, generate):
+    for p in range(2, 8):
+        for m in range(p, 3 * p + 1):
+            elapsed_s = generate(p, m).time(F=1.0, B=2.0, comm=1e-4).elapsed
+            bubble_s = cost.pipeline_bubble_s(name, p, m, 1.0, 2.0, message_s=1e-4)
+            exact = m % p == 0 if name == "1F1B" else m > p
+            assert abs(elapsed_s - 3 * m - bubble_s) <= (1e-9 if exact else 2.0001e-4)
+
+
 @pytest.mark.parametrize("topology", [uniform(8, 1e-5, 1e9), racks(2, 4), TWO_SERVERS],
                          ids=lambda topology: topology.name)
 @pytest.mark.parametrize(("size", "stride"), [(2, 1), (2, 4), (4, 1), (4, 2), (8, 1)])

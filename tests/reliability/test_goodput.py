@@ -133,6 +133,22 @@ def test_failures_come_at_their_rate_from_the_first_day_on(spread: str) -> None:
     assert abs(run.failures - 400) < 4 * 20
 
 
+@pytest.mark.parametrize(("spread", "shape", "soon"), [
+    ("weibull", 0.2, 0.0155), ("weibull", 0.7, 0.0460), ("weibull", 2.0, 0.0500),
+    ("uniform", 0.7, 0.0494)])
+def test_nodes_in_place_last_as_long_as_renewal_theory_says(spread: str, shape: float, soon: float
+                                                            ) -> None:
+    """soon: ∫ P(life > t) dt over the first twentieth of the mean life, in parts of the mean."""
+    failures, draws = Failures(1.0, spread, shape), random.Random(0)
+    lasts = [failures.residual_s(draws, bad=False) < 0.05 * 86_400 for _ in range(50_000)]
+    assert sum(lasts) / len(lasts) == pytest.approx(soon, abs=0.003)
+
+
+def test_a_place_that_there_is_not_has_no_row() -> None:
+    with pytest.raises(ConfigError, match="place must be 2 or less"):
+        goodput(3, 0.0, 10, 300, 90, duration_s=1000).row(3)
+
+
 def test_a_switch_takes_the_spares_of_its_rack_too() -> None:
     one, two = (goodput(4, Failures(rack=rack, rack_per_day=1), 10, 60, 600, spares=4,
                         repair_s=3600, duration_s=YEAR_S).shares["absent"] for rack in (8, 4))
@@ -178,7 +194,10 @@ def test_no_failure_costs_only_the_saves() -> None:
     ({"spares": -1}, "spares must be"), ({"seed": 0.5}, "seed must be"),
     ({"copy_s": -1}, "copy_s must be"),
     ({"failures": Failures(at=[(1, [8])])}, "strike the places 0 to 7"),
-    ({"save_s": 0, "interval_s": None}, "interval_s must be"),
+    ({"save_s": 0, "interval_s": None}, "give interval_s"),
+    ({"duration_s": 1e-9}, "duration_s must be a microsecond or more"),
+    ({"repair_s": 1e305}, "repair_s must be at most"),
+    ({"interval_s": 1e305}, "interval_s must be at most"),
     ({"duration_s": 1e12}, "take too long to play"), ({"failures": 1e9}, "take too long to play"),
 ])
 def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -188,8 +207,8 @@ def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: st
 
 
 @pytest.mark.parametrize("options", [
-    {"spread": "normal"}, {"shape": 0}, {"rack": 0}, {"bad": -1}, {"exclude_after": 0},
-    {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1},
+    {"spread": "normal"}, {"shape": 0}, {"shape": 0.02}, {"rack": 0}, {"bad": -1},
+    {"exclude_after": 0}, {"at": 5}, {"at": [3]}, {"at": [(1, ["x"])]}, {"rack_per_day": -1},
     {"per_node_day": float("inf")}])
 def test_failures_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -168,6 +168,7 @@ latency: [ 50.0, 500.0, 2000.0 ]  # ns
     ("\tGPU0\tGPU1\nGPU0\tX\tSYS\n", "no row of GPU1"),
     ("topology: [Ring]\nnpus_count: [4, 2]\nbandwidth: [1]\nlatency: [1]", "lists of one length"),
     ("topology: [Star]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [1]", "choose one of Ring"),
+    ("topology: [[Ring]]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [1]", "choose one of"),
     ("topology: [Ring]\nnpus_count: [4]\nbandwidth: [fast]\nlatency: [1]",
      "'fast' is not a number of GB/s"),
     ("topology: [FullyConnected]\nnpus_count: [60000]\nbandwidth: [1]\nlatency: [1]",
