@@ -62,11 +62,12 @@ def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None,
         _leave()
         _join()
     assert _joined is not None
+    _forget_destroyed(_joined)
     members = tuple(dist.get_process_group_ranks(group))
-    key = f"group {group.group_name} of {members} on {where.type}"
-    comm = _joined.comms.get(key)
+    comm = _joined.comms.get((group, where.type))
     if comm is None:
-        _joined.comms[key] = comm = _communicator(_joined, group, members, key, where)
+        comm = _communicator(_joined, group, members, where)
+        _joined.comms[group, where.type] = comm
     return comm
 
 
@@ -96,7 +97,7 @@ class _Joined(NamedTuple):
     name: str  # other communicators over the same groups, before, had another one
     end: Endpoint  # of no group yet: see `_communicator`
     monitor: Monitor
-    comms: dict[str, ProcessComm]
+    comms: dict[tuple[dist.ProcessGroup, str], ProcessComm]  # by group and kind of device
 
 
 _joined: _Joined | None = None
@@ -128,15 +129,24 @@ def _leave() -> None:
     gc.collect()
 
 
-def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[int], key: str,
+def _forget_destroyed(joined: _Joined) -> None:
+    """Close the communicators over groups that the script has destroyed."""
+    for key in [key for key in joined.comms if key[0] not in dist.distributed_c10d._world.pg_map]:
+        end = joined.comms.pop(key).end
+        joined.monitor.remove(end.connections)
+        end.close()
+
+
+def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[int],
                   where: torch.device) -> ProcessComm:
+    key = f"group {group.group_name} of {members} on {where.type}"
     limit = getattr(getattr(_backend(group, where.type), "options", None), "_timeout", FOREVER)
     end = copy.copy(joined.end)  # which shares what the rank has but once
     store = part_of_store(f"{joined.name}, {key}")
     end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
                                          limit)
     joined.monitor.add(connections)
-    end.device = where
+    end.connections, end.device = connections, where
     if where.type == "cpu" or not _has_nccl(group):
         return ProcessComm(end, members, (key,))
     comm = NcclComm(end, members, (key,))
