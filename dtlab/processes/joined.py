@@ -34,6 +34,7 @@ from dtlab.processes.status_writer import Threads
 from dtlab.processes.survivors import FOREVER
 from dtlab.processes.transport import GlooTransport, NcclTransport
 
+_IDLE_S, _LET_GO_S = 0.2, 5.0  # until a stream ends that is idle, and one that waits
 _MEET_S = 300.0  # how long ranks wait for each other where nobody has named a limit
 
 
@@ -124,6 +125,15 @@ def _leave() -> None:
         _joined.monitor.close()
         for comm in _joined.comms.values():
             comm.end.close()
+        streams = [stream.thread for stream in _joined.end.streams if stream.thread.is_alive()]
+        for thread in streams:
+            thread.join(_IDLE_S)
+        if any(thread.is_alive() for thread in streams):  # it waits, and nobody waits for it
+            for comm in _joined.comms.values():
+                if comm.end.connections is not None:
+                    comm.end.connections.close()
+            for thread in streams:
+                thread.join(_LET_GO_S)
         atexit.unregister(_leave)
     _joined = None
     gc.collect()
