@@ -10,9 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import dtlab
 from dtlab import Comm, Recv, Send, run, simulate, topology
+from dtlab.collectives import all_reduce
 from dtlab.reduction import COMBINE, combine_
 
 
@@ -306,7 +309,7 @@ def test_an_object_is_a_copy_and_its_bytes_are_counted() -> None:
     assert result.trace.sent_bytes() > 0
 
 
-@pytest.mark.parametrize("where", WHERE)
+@BOTH
 def test_what_arrives_in_a_tensor_that_autograd_has_saved_is_noticed(where: str) -> None:
     def fn(comm: Comm) -> None:
         y = torch.ones(2, requires_grad=True).exp()
@@ -316,7 +319,7 @@ def test_what_arrives_in_a_tensor_that_autograd_has_saved_is_noticed(where: str)
             comm.recv(y, 1)
             y.sum().backward()
 
-    with pytest.raises(RankFailed, match="modified by an inplace operation"):
+    with pytest.raises(dtlab.RankFailed, match="modified by an inplace operation"):
         on(where, fn, 2)
 
 
@@ -324,7 +327,7 @@ class Tagged(torch.Tensor):
     pass
 
 
-@pytest.mark.parametrize("where", WHERE)
+@BOTH
 def test_a_subclass_of_tensors_arrives(where: str) -> None:
     def fn(comm: Comm) -> list[float]:
         x = torch.full((2,), float(comm.rank)).as_subclass(Tagged)
@@ -349,15 +352,14 @@ def _dual(comm: Comm) -> Any:
         return forward_ad.unpack_dual(all_reduce(comm, x))
 
 
-@pytest.mark.parametrize("where", WHERE)
+@BOTH
 @pytest.mark.parametrize("fn", [_func, _fake, _dual])
 def test_tensors_without_memory_or_with_tangents_are_refused(where: str, fn: Any) -> None:
-    with pytest.raises(RankFailed, match="not a tensor without memory|can't send.* without memory|"
-                                         "a dual tensor"):
+    with pytest.raises(dtlab.RankFailed, match=r"a tensor without memory|a dual tensor"):
         on(where, fn, 2)
 
 
-@pytest.mark.parametrize("where", WHERE)
+@BOTH
 def test_waiting_for_any_of_nothing_is_refused(where: str) -> None:
-    with pytest.raises(RankFailed, match="nothing to wait for"):
+    with pytest.raises(dtlab.RankFailed, match="nothing to wait for"):
         on(where, lambda comm: comm.wait_any([]), 2)

@@ -130,8 +130,8 @@ def _leave() -> None:
             thread.join(_IDLE_S)
         if any(thread.is_alive() for thread in streams):  # it waits, and nobody waits for it
             for comm in _joined.comms.values():
-                if comm.end.connections is not None:
-                    comm.end.connections.close()
+                assert comm.end.connections is not None
+                comm.end.connections.close()
             for thread in streams:
                 thread.join(_LET_GO_S)
         atexit.unregister(_leave)
@@ -143,6 +143,7 @@ def _forget_destroyed(joined: _Joined) -> None:
     """Close the communicators over groups that the script has destroyed."""
     for key in [key for key in joined.comms if key[0] not in dist.distributed_c10d._world.pg_map]:
         end = joined.comms.pop(key).end
+        assert end.connections is not None
         joined.monitor.remove(end.connections)
         end.close()
 

@@ -13,6 +13,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+import greenlet
 import matplotlib.pyplot as plt
 import pytest
 import torch

@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib
 import math
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -555,7 +556,7 @@ def test_what_was_pickled_is_in_no_circle_and_views_are_of_arrays() -> None:
 def test_simulations_of_several_threads_take_turns() -> None:
     def draw(comm: Comm) -> float:
         print("drawn")
-        return collectives.all_reduce(comm, torch.rand(1)).item()
+        return all_reduce(comm, torch.rand(1)).item()
 
     alone, found, before = simulate(draw, network=topology.uniform(3, 0, 1)), [], sys.stdout
 
