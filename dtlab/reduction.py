@@ -143,7 +143,7 @@ def not_dense(x: torch.Tensor) -> str:
         return "a nested tensor"
     if x.layout is not torch.strided:
         return f"a {x.layout} tensor"
-    if forward_ad.unpack_dual(x).tangent is not None:
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         return "a dual tensor of forward-mode differentiation"
     return "" if _has_memory(x) else "a tensor without memory (of torch.func, or a FakeTensor)"
 
