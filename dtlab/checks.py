@@ -80,6 +80,8 @@ def check_wait(rank: int, works: object, kind: type, timeout_s: object) -> None:
                           f"begin return, not {short(works)}")
     if timeout_s is not None:
         check_amount(f"rank {rank}: the seconds of wait_any", timeout_s)
+    elif not works:
+        raise ConfigError(f"rank {rank}: wait_any was given nothing to wait for")
 
 
 def check_split(color: Any, key: Any, rank: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 from dtlab.checks import short
 from dtlab.errors import ConfigError, ShapeMismatch
@@ -140,7 +141,18 @@ def not_dense(x: torch.Tensor) -> str:
         return "a quantized tensor"
     if x.is_nested:
         return "a nested tensor"
-    return "" if x.layout is torch.strided else f"a {x.layout} tensor"
+    if x.layout is not torch.strided:
+        return f"a {x.layout} tensor"
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        return "a dual tensor of forward-mode differentiation"
+    return "" if _has_memory(x) else "a tensor without memory (of torch.func, or a FakeTensor)"
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    try:
+        return x.data_ptr() != 0 or not x.numel() or x.is_meta
+    except RuntimeError:
+        return False
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:

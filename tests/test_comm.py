@@ -10,9 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import dtlab
 from dtlab import Comm, Recv, Send, run, simulate, topology
+from dtlab.collectives import all_reduce
 from dtlab.reduction import COMBINE, combine_
 
 
@@ -304,3 +307,59 @@ def test_an_object_is_a_copy_and_its_bytes_are_counted() -> None:
     result = simulate(fn, network=topology.uniform(2, 0, 1e9))
     assert result.values == [[1, 2, 3], [1, 2]]
     assert result.trace.sent_bytes() > 0
+
+
+@BOTH
+def test_what_arrives_in_a_tensor_that_autograd_has_saved_is_noticed(where: str) -> None:
+    def fn(comm: Comm) -> None:
+        y = torch.ones(2, requires_grad=True).exp()
+        if comm.rank:
+            comm.send(torch.zeros(2), 0)
+        else:
+            comm.recv(y, 1)
+            y.sum().backward()
+
+    with pytest.raises(dtlab.RankFailed, match="modified by an inplace operation"):
+        on(where, fn, 2)
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@BOTH
+def test_a_subclass_of_tensors_arrives(where: str) -> None:
+    def fn(comm: Comm) -> list[float]:
+        x = torch.full((2,), float(comm.rank)).as_subclass(Tagged)
+        comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+        return x.tolist()  # type: ignore[no-any-return]
+
+    assert on(where, fn, 2) == [[0.0, 0.0]] * 2
+
+
+def _func(comm: Comm) -> Any:
+    return torch.func.functionalize(lambda x: all_reduce(comm, x * 1))(torch.ones(2))
+
+
+def _fake(comm: Comm) -> Any:
+    with FakeTensorMode():
+        comm.send(torch.ones(2), 1 - comm.rank)
+
+
+def _dual(comm: Comm) -> Any:
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        return forward_ad.unpack_dual(all_reduce(comm, x))
+
+
+@BOTH
+@pytest.mark.parametrize("fn", [_func, _fake, _dual])
+def test_tensors_without_memory_or_with_tangents_are_refused(where: str, fn: Any) -> None:
+    with pytest.raises(dtlab.RankFailed, match=r"a tensor without memory|a dual tensor"):
+        on(where, fn, 2)
+
+
+@BOTH
+def test_waiting_for_any_of_nothing_is_refused(where: str) -> None:
+    with pytest.raises(dtlab.RankFailed, match="nothing to wait for"):
+        on(where, lambda comm: comm.wait_any([]), 2)

@@ -34,6 +34,7 @@ from dtlab.processes.status_writer import Threads
 from dtlab.processes.survivors import FOREVER
 from dtlab.processes.transport import GlooTransport, NcclTransport
 
+_IDLE_S, _LET_GO_S = 0.2, 5.0  # until a stream ends that is idle, and one that waits
 _MEET_S = 300.0  # how long ranks wait for each other where nobody has named a limit
 
 
@@ -62,11 +63,12 @@ def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None,
         _leave()
         _join()
     assert _joined is not None
+    _forget_destroyed(_joined)
     members = tuple(dist.get_process_group_ranks(group))
-    key = f"group {group.group_name} of {members} on {where.type}"
-    comm = _joined.comms.get(key)
+    comm = _joined.comms.get((group, where.type))
     if comm is None:
-        _joined.comms[key] = comm = _communicator(_joined, group, members, key, where)
+        comm = _communicator(_joined, group, members, where)
+        _joined.comms[group, where.type] = comm
     return comm
 
 
@@ -96,7 +98,7 @@ class _Joined(NamedTuple):
     name: str  # other communicators over the same groups, before, had another one
     end: Endpoint  # of no group yet: see `_communicator`
     monitor: Monitor
-    comms: dict[str, ProcessComm]
+    comms: dict[tuple[dist.ProcessGroup, str], ProcessComm]  # by group and kind of device
 
 
 _joined: _Joined | None = None
@@ -123,20 +125,39 @@ def _leave() -> None:
         _joined.monitor.close()
         for comm in _joined.comms.values():
             comm.end.close()
+        streams = [stream.thread for stream in _joined.end.streams if stream.thread.is_alive()]
+        for thread in streams:
+            thread.join(_IDLE_S)
+        if any(thread.is_alive() for thread in streams):  # it waits, and nobody waits for it
+            for comm in _joined.comms.values():
+                assert comm.end.connections is not None
+                comm.end.connections.close()
+            for thread in streams:
+                thread.join(_LET_GO_S)
         atexit.unregister(_leave)
     _joined = None
     gc.collect()
 
 
-def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[int], key: str,
+def _forget_destroyed(joined: _Joined) -> None:
+    """Close the communicators over groups that the script has destroyed."""
+    for key in [key for key in joined.comms if key[0] not in dist.distributed_c10d._world.pg_map]:
+        end = joined.comms.pop(key).end
+        assert end.connections is not None
+        joined.monitor.remove(end.connections)
+        end.close()
+
+
+def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[int],
                   where: torch.device) -> ProcessComm:
+    key = f"group {group.group_name} of {members} on {where.type}"
     limit = getattr(getattr(_backend(group, where.type), "options", None), "_timeout", FOREVER)
     end = copy.copy(joined.end)  # which shares what the rank has but once
     store = part_of_store(f"{joined.name}, {key}")
     end.transport, connections = connect(store, members, end.rank, _MEET_S, "from_process_group",
                                          limit)
     joined.monitor.add(connections)
-    end.device = where
+    end.connections, end.device = connections, where
     if where.type == "cpu" or not _has_nccl(group):
         return ProcessComm(end, members, (key,))
     comm = NcclComm(end, members, (key,))

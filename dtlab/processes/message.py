@@ -52,6 +52,8 @@ class Message:
             self.x.append(self._object(transport))
         elif self.payload is not self.x and self.nbytes:
             self.x.detach().copy_(self.payload.view(self.x.shape))
+        elif not self.x.is_inference():  # autograd must notice that its memory has changed
+            torch.autograd.graph.increment_version(self.x)
 
     def _object(self, transport: Transport) -> Any:
         self.nbytes, tag = object_frames.head(self.payload)

@@ -134,6 +134,10 @@ class Monitor:
         """Over these, too, ranks wait."""
         self._connections.append(connections)
 
+    def remove(self, connections: Connections) -> None:
+        """No rank waits over these any more."""
+        self._connections.remove(connections)
+
     def why(self) -> Exception | None:
         """A connection has broken: the reason, if it is more than that."""
         if self.error is None:

@@ -6,6 +6,8 @@ import itertools
 import linecache
 import os
 import re
+import threading
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -49,6 +51,7 @@ class Session:
         self.timeout, self._echo = timeout, echo
         self._group: RankGroup | None = None
         self._closed = False
+        self._turn = threading.Lock()  # calls of several threads wait for each other
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Result:
         """Call `fn(comm, *args)` on every rank, as `dtlab.run` does."""
@@ -84,18 +87,25 @@ class Session:
 
     def _ask(self, what: str, call: int) -> Result:
         try:
-            if self._closed:
-                raise ConfigError("this session is closed; open a new one with Session(ranks)")
-            if self._group is None or self._group.closed:
-                self._group = RankGroup(self.ranks, **self._how)
-            return gather(*self._group.call(
-                what, call, timeout=self.timeout, echo=self._echo, stay=True
-            ))
+            with self._turn:
+                if self._closed:
+                    raise ConfigError("this session is closed; open a new one with Session(ranks)")
+                if self._group is None or self._group.closed:
+                    self._group = RankGroup(self.ranks, **self._how)
+                    weakref.finalize(self, self._group.close)
+                return gather(*self._group.call(
+                    what, call, timeout=self.timeout, echo=self._echo, stay=True
+                ))
         except (DtlabError, KeyboardInterrupt) as error:
             if self._group is not None and self._group.closed and not self._closed:
                 error.add_note("The ranks had to be stopped, so their variables are gone; "
                                "the next call starts new ones.")
             raise end_at_caller(error) from error.__cause__
+        except Exception:
+            if not self._closed:
+                raise
+            raise ConfigError("another thread has closed this session before its ranks were done"
+                              ) from None
         finally:
             os.close(call)
 

@@ -89,7 +89,7 @@ class Stream:
         self._tasks: queue.SimpleQueue[tuple[BegunWork, str, Callable[[], Any]] | None]
         self._tasks = queue.SimpleQueue()
         end.streams.append(self)
-        end.threads.start(self._serve, f"stream {self.number}")
+        self.thread = end.threads.start(self._serve, f"stream {self.number}")
 
     def begin(self, task: Callable[[], Any], name: str, place: Place) -> BegunWork:
         """Run `task` after all that was begun before. place: in the learner's code."""

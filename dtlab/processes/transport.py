@@ -15,6 +15,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 import torch.distributed as dist
 
+from dtlab.errors import ConfigError
+
 ANY_SOURCE = -1
 WATCHING = "watched handle"  # the name of threads that wait for one message
 Operation = tuple[bool, torch.Tensor, int, int]
@@ -82,7 +84,7 @@ class GlooTransport:
 
     def close(self) -> None:
         """Let the group go: a thread that still knows this transport must not keep it."""
-        self._group = None
+        self._group = _Closed()
         self._released.clear()
 
 
@@ -98,6 +100,14 @@ class _Renumbered:
     def _source_rank(self) -> int:
         rank: int = self._ranks[self._handle._source_rank()]
         return rank
+
+
+class _Closed:
+    """Stands for a group that was let go."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigError("this communicator is closed: its run has ended, or its process group "
+                          "was destroyed")
 
 
 class _Broken:

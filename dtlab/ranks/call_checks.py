@@ -22,6 +22,9 @@ def check_call(fn: Callable[..., Any], args: tuple[Any, ...], caller: str) -> No
     if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
         raise ConfigError(f"{caller} needs an ordinary function, not `async def {plain.__name__}`; "
                           f"write `def`: ranks run side by side anyway")
+    if inspect.isgeneratorfunction(plain):
+        raise ConfigError(f"{caller} needs an ordinary function, and {plain.__name__} has a "
+                          f"`yield`: calling it runs nothing; return a list")
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):  # some functions written in C don't tell

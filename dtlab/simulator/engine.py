@@ -164,6 +164,9 @@ class Engine:
                 if not following.done:  # else its rank has crashed
                     self.running = following
                     return following
+        except RecursionError as error:  # that rank's own calls have used up the stack
+            self.fail(self.running.rank, error)
+            return None
         except BaseException as error:  # must not surface in the rank that happened to pause
             self._broken, self.stopping = error, True
             return None
@@ -307,9 +310,13 @@ class Engine:
         for m in messages:
             if m.into is None:  # sent eagerly, and not asked for yet
                 continue
-            if m.real:
-                put(m.into, m.x)
             sender, receiver = m.sender, m.receiver
+            if m.real:
+                try:
+                    put(m.into, m.x)
+                except Exception as error:  # an object that can't be unpickled
+                    self.fail(receiver.rank, error)
+                    return
             if tracing:
                 record((sender.rank, receiver.rank, m.nbytes, m.sent_s, m.wanted_s, m.start_s, now,
                         m.label, sender.stream, receiver.stream))

@@ -265,5 +265,8 @@ def put(into: Any, x: Any) -> None:
     if isinstance(into, torch.Tensor) and into.is_inference():
         with torch.inference_mode():  # where else torch refuses to change it
             into.copy_(x)
-    else:
+    elif type(into) in (torch.Tensor, ObjectBuffer):
         into.copy_(x)
+    else:  # a subclass, of which the sender has one of its own: torch refuses to mix them
+        with torch._C.DisableTorchFunctionSubclass():
+            into.copy_(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
@@ -142,10 +143,10 @@ class _Simulation:
 
     def run(self, timeout: float | None) -> Result:
         strand = strands.STRANDS[self.kind]
-        everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
-        self._first = everyone
         try:
-            with _fork_torch_state(), self._routed_output():
+            with _turn(), _fork_torch_state(), self._routed_output():
+                everyone = [strand(r, self._body, self.engine.next_strand) for r in self.ranks]
+                self._first = everyone
                 self._run(everyone, timeout)
         finally:
             for output in self.output:
@@ -279,6 +280,20 @@ def _as_the_caller(write: Callable[[str], object]) -> Callable[[str], object]:
             _RANK.reset(token)
 
     return show
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Simulations of several threads take turns: the process has one standard output, and torch one
+    set of random numbers. A simulation inside a rank is part of that rank's turn."""
+    if _RANK.get() is not None:
+        yield
+        return
+    with _TURN:
+        yield
+
+
+_TURN = threading.Lock()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any, Self
 import greenlet
 import torch
 
+from dtlab.errors import ConfigError
 from dtlab.simulator.lines import Line
 
 is_grad_enabled = torch.is_grad_enabled  # asked for at every pause
@@ -159,6 +160,10 @@ class GreenletStrand(Strand):
             following = following._greenlet.switch()
 
     def pause(self) -> None:
+        if greenlet.getcurrent() is not self._greenlet:
+            raise ConfigError(f"rank {self.rank}: a thread or greenlet that the rank has started "
+                              f"can't communicate; use comm.begin, or simulate(…, "
+                              f"strands=\"thread\")")
         modes = function_modes(), dispatch_modes(), saved_tensors_hooks(True)
         if backward_number() != -1 or modes != self._modes:
             raise NeedsThreads

@@ -103,6 +103,25 @@ def test_groups_subgroups_and_dimensions_of_a_mesh() -> None:
     in_group(4, script)
 
 
+def test_a_destroyed_group_leaves_no_file_and_its_communicator_says_so() -> None:
+    def script(_rank: int, _store: dist.Store) -> None:
+        dtlab.from_process_group()
+        files = []
+        for _ in range(4):
+            group = dist.new_group([0, 1])
+            comm = dtlab.from_process_group(group)
+            assert collectives.all_reduce(comm, torch.ones(1)).item() == 2
+            dist.barrier()
+            dist.destroy_process_group(group)
+            del group
+            dtlab.from_process_group()
+            files.append(len(os.listdir("/dev/fd")))
+            assert "is closed" in refused(collectives.barrier, comm)
+        assert len(set(files)) == 1, files
+
+    in_group(2, script)
+
+
 def test_a_group_of_gloo_works_on_the_cpu_also_beside_a_gpu() -> None:
     def script(rank: int, _store: dist.Store) -> None:
         with pytest.MonkeyPatch.context() as monkeypatch:

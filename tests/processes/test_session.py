@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import nbclient
@@ -129,6 +132,36 @@ def test_a_closed_session_stays_closed() -> None:
     assert "closed" in repr(session)
     with pytest.raises(ConfigError, match="closed"):
         session.execute("1")
+
+
+def test_calls_of_several_threads_take_turns_and_closing_ends_one_in_words() -> None:
+    with Session(ranks=2, echo=False) as session:
+        found: list[Any] = []
+
+        def often(number: int) -> None:
+            for _ in range(10):
+                source = f"import time; time.sleep({number} * 1e-3); {number}"
+                found.append(session.execute(source).values == [str(number)] * 2)
+
+        threads = [threading.Thread(target=often, args=(n,), daemon=True) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert found == [True] * 30
+        threading.Timer(0.3, session.close).start()
+        with pytest.raises(ConfigError, match="another thread has closed"):
+            session.execute("time.sleep(30)")
+
+
+def test_a_session_that_nobody_holds_ends() -> None:
+    session = Session(ranks=2, echo=False)
+    pids = [int(pid) for pid in session.execute("import os; os.getpid()").values]
+    del session
+    until = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def run_cells(*sources: str) -> list[str]:

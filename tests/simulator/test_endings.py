@@ -13,6 +13,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+import greenlet
 import matplotlib.pyplot as plt
 import pytest
 import torch
@@ -264,3 +265,30 @@ def test_the_virtual_clock_does_not_run_out() -> None:
 
     with pytest.raises(dtlab.ConfigError, match="hold that many"):
         simulate(sleeps, network=net(1))
+
+
+def test_what_cannot_arrive_is_the_receivers_error_and_too_deep_calls_are_their_ranks() -> None:
+    class Breaks:
+        def __reduce__(self) -> Any:
+            return eval, ("1/0",)
+
+    def deeper(comm: Comm) -> None:
+        barrier(comm)
+        deeper(comm)
+
+    def exchange(comm: Comm) -> None:
+        comm.send(Breaks(), 1) if comm.rank == 0 else comm.recv_object(0)
+
+    with pytest.raises(dtlab.RankFailed, match="rank 1 raised ZeroDivisionError"):
+        simulate(exchange, network=net(2))
+    with pytest.raises(dtlab.RankFailed, match=r"rank \d raised RecursionError"):
+        simulate(deeper, network=net(3))
+
+
+def test_a_thread_or_greenlet_that_a_rank_started_is_told_that_it_cannot_communicate() -> None:
+    def fn(comm: Comm) -> Any:
+        return greenlet.greenlet(lambda: barrier(comm)).switch()
+
+    with pytest.raises(dtlab.RankFailed, match="has started can't communicate"):
+        simulate(fn, network=net(2))
+    assert simulate(fn, network=net(2), strands="thread").values == [None, None]

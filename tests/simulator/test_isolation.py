@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib
 import math
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -550,3 +551,23 @@ def test_what_was_pickled_is_in_no_circle_and_views_are_of_arrays() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_simulations_of_several_threads_take_turns() -> None:
+    def draw(comm: Comm) -> float:
+        print("drawn")
+        return all_reduce(comm, torch.rand(1)).item()
+
+    alone, found, before = simulate(draw, network=topology.uniform(3, 0, 1)), [], sys.stdout
+
+    def often() -> None:
+        for _ in range(20):
+            found.append(simulate(draw, network=topology.uniform(3, 0, 1), echo=False))
+
+    threads = [threading.Thread(target=often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sys.stdout is before
+    assert [(r.values, r.output) for r in found] == [(alone.values, alone.output)] * 80

@@ -240,6 +240,8 @@ def test_a_function_that_cannot_take_the_call_is_refused_before_it_starts() -> N
         run(hello, 4)
     with pytest.raises(dtlab.ConfigError, match=r"defined as <lambda>\(\)"):
         simulate(lambda: 1, network=net(2))
+    with pytest.raises(dtlab.ConfigError, match="has a `yield`"):
+        simulate(lambda comm: (yield 1), network=net(2))
 
 
 @pytest.mark.parametrize("strands", ["greenlet", "thread"])
