@@ -66,7 +66,8 @@ def simulate(
     ranks share installed packages, what `fn` imports itself, and registered algorithms), its own
     gradient mode and default dtype, and its own random numbers of torch, seeded with its number
     (not of `random` or NumPy). Values come back as they are. Equal inputs give equal results, bit
-    for bit.
+    for bit. Calls of several threads take turns, so that a rank must not wait for one in a thread
+    of its own.
 
     network: the cluster (`dtlab.topology`); it says how many ranks there are.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
