@@ -149,7 +149,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
         """seeds: (b,) int64, which decide the dropout of each sample, so that a sample meets the
         same dropout in whatever batch it is; None draws them from torch's generator."""
-        places = places_of(tokens, self.config.context)
+        places = positions_of(tokens, self.config.context)
         if seeds is None and self.training and self.config.dropout:
             seeds = self.draw_seeds(tokens)
         x = self.tokens(tokens) + self.positions(places)  # (b, s, h)
@@ -161,7 +161,7 @@ class GPT(nn.Module):
         return logits
 
 
-def places_of(tokens: Tensor, context: int) -> Tensor:
+def positions_of(tokens: Tensor, context: int) -> Tensor:
     """The positions 0 … s−1 of `tokens` (b, s). Raises `ConfigError` if `context` has fewer."""
     if tokens.shape[-1] > context:
         raise ConfigError(f"GPT: {tokens.shape[-1]} positions are more than its context of "

@@ -52,8 +52,8 @@ class _Pending:
 class Endpoint:
     """One node's end of its connections to `peers`.
 
-    may_die: peers whose messages end when they die, and `dead` names them. That of others raises
-    `RankDied`.
+    may_die: peers whose messages end when they die, and `dead` names them. The death of any other
+    peer raises `RankDied`.
     buffers: (sender, body, sizes) → where each tensor of the payload shall go.
     """
 

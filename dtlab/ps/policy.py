@@ -49,11 +49,13 @@ class Policy:
 
     @property
     def may_die(self) -> frozenset[int]:
-        """Whose death ends nothing: without copies of their own, servers are not among them."""
+        """Ranks whose death does not end the run at once. A server is among them if it has copies.
+        """
         if self.copies:
             return self.serving | {self.master, *self.workers}
-        ends = self.patience_s is None and self.lost_worker == "stop"
-        return frozenset() if ends else frozenset(self.workers) - self.serving
+        if self.patience_s is None and self.lost_worker == "stop":
+            return frozenset()
+        return frozenset(self.workers) - self.serving
 
     @property
     def serving(self) -> frozenset[int]:

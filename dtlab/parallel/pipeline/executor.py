@@ -255,7 +255,8 @@ class Pipeline:
         for name, b in module.named_buffers():
             if b._version != changes[name]:
                 raise ConfigError(f"recompute would change {name!r} twice for each micro-batch: "
-                                  f"forward changes it, as BatchNorm's statistics")
+                                  f"forward changes it, as BatchNorm changes its statistics; "
+                                  f"take recompute=False")
         return y
 
     def _loss(self, y: Any, targets: Any) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dtlab.checks import check_whole, short
 from dtlab.errors import ConfigError
 from dtlab.models import GPT
-from dtlab.models.gpt import places_of
+from dtlab.models.gpt import positions_of
 
 
 class Stage(nn.ModuleList):
@@ -55,7 +55,7 @@ class Embed(nn.Module):
         self.tokens, self.positions, self.dropout = gpt.tokens, gpt.positions, gpt.dropout
 
     def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
-        places = places_of(tokens, self.positions.num_embeddings)
+        places = positions_of(tokens, self.positions.num_embeddings)
         x = self.tokens(tokens) + self.positions(places)
         return self.dropout(x, seeds)  # type: ignore[no-any-return]
 
