@@ -18,10 +18,10 @@ from dtlab.cost.model import FORMS
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The machine may be slow or busy: no example fails for the time it took.
-settings.register_profile(
-    "dtlab", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
-)
+# The machine may be slow or busy: no example fails for the time it took. Each run draws others.
+for name, examples in (("dtlab", 25), ("thorough", 1000)):
+    settings.register_profile(name, deadline=None, max_examples=examples, suppress_health_check=[
+        HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 settings.load_profile("dtlab")
 
 

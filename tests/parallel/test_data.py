@@ -378,7 +378,7 @@ def torch_ddp(rank: int, port: int, results: Any) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_parameters_after_20_steps_are_those_of_torch_ddp() -> None:
+def test_parameters_after_ten_steps_are_those_of_torch_ddp() -> None:
     def train(comm: dtlab.Comm) -> list[torch.Tensor]:
         module = MODELS["gpt"](torch.float32)
         model = DataParallel(module, comm, bucket_bytes=4000)

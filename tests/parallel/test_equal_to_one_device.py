@@ -44,7 +44,7 @@ def train_all(comm: dtlab.Comm, ranks: int) -> dict[tuple[str, str], Any]:
 @pytest.mark.parametrize(("backend", "ranks"), [
     *(("simulator", ranks) for ranks in RANKS),
     *(("gloo", ranks) for ranks in RANKS[:-1])])  # eight processes take three times as long
-def test_parameters_after_20_steps_are_those_of_one_device(backend: str, ranks: int) -> None:
+def test_parameters_after_ten_steps_are_those_of_one_device(backend: str, ranks: int) -> None:
     ways = 9 - ranks if backend == "simulator" and ranks in (4, 5) else ranks  # not the same again
     for states in on(backend, train_all, ways, ranks=ranks).values:
         for case, state in states.items():

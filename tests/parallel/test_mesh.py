@@ -8,7 +8,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dtlab
@@ -18,7 +18,6 @@ from dtlab.parallel.mesh import groups
 from tests.parallel.training import on
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 def test_groups_are_those_of_a_grid_whose_last_axis_varies_fastest(
         sizes: list[int], data: st.DataObject) -> None:

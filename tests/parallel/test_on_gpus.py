@@ -21,7 +21,7 @@ from tests.parallel.test_equal_to_one_device import Wrap
 from tests.parallel.training import MODELS, OPTIMIZERS, difference, one_device, train
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(300)]
-TOLERANCE = 1e-9  # other orders of additions, for 20 steps
+TOLERANCE = 1e-9  # other orders of additions, for ten steps
 
 
 @pytest.mark.parametrize("how", [*STRATEGIES, 1, 2, 3])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -46,7 +46,6 @@ numbers = st.integers(1, 9)
 # ---- schedules -----------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=80)
 @given(st.sampled_from(GENERATORS), numbers, st.integers(1, 20))
 def test_every_schedule_runs_and_reads_as_it_prints(
         made: tuple[Generate, tuple[int, ...]], p: int, m: int) -> None:
@@ -111,7 +110,6 @@ def test_interleaved_is_no_longer_than_torchs(p: int) -> None:
             assert ours <= theirs + 1e-9
 
 
-@settings(deadline=None, max_examples=50)
 @given(numbers, numbers, st.integers(1, 3), st.floats(0.5, 2), st.floats(0.5, 2), st.floats(0, 1))
 def test_bubbles_are_the_formulas(
         p: int, m: int, v: int, F: float, W: float, more: float) -> None:
@@ -132,7 +130,6 @@ def test_bubbles_are_the_formulas(
     assert zb_v(p, m + 2 * p).time(W, 2 * W, W).bubble == near(0, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(numbers, st.integers(1, 20), st.integers(2, 4))
 def test_micro_batches_in_flight_are_the_formulas(p: int, m: int, v: int) -> None:
     first = [min(m, p - i) for i in range(p)]

@@ -13,7 +13,7 @@ import dtlab
 from dtlab.models import CNN, GPT, MLP, GPTConfig, digits, text_batch
 
 BATCH = 13  # divided by none of the numbers of ranks
-STEPS = 20
+STEPS = 10
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),

@@ -53,7 +53,7 @@ def pair() -> Any:
         yield session
 
 
-@settings(max_examples=60, phases=PHASES)
+@settings(phases=PHASES)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=4), dtype=st.sampled_from(DTYPES),
     sent_as=st.sampled_from(LAYOUTS), received_as=st.sampled_from(LAYOUTS),
@@ -81,7 +81,7 @@ def test_a_tensor_of_any_dtype_and_layout_arrives(
     assert result.trace.messages() == 1
 
 
-@settings(max_examples=25, phases=PHASES)
+@settings(phases=PHASES)
 @given(things=st.lists(st.one_of(
     st.none(), st.integers(), st.text(max_size=400), st.binary(max_size=3000),
     st.lists(st.floats(allow_nan=False), max_size=200), st.dictionaries(st.text(), st.booleans()),

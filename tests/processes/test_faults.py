@@ -175,7 +175,7 @@ def test_a_crash_in_compiled_code_says_where(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_fifty_kills_at_random_moments_of_an_all_reduce_give_fifty_errors() -> None:
+def test_each_kill_at_a_random_moment_of_an_all_reduce_gives_its_error() -> None:
     rng = random.Random(1)
 
     def endless(comm: Comm, victim: int, moment_s: float) -> None:
@@ -186,7 +186,7 @@ def test_fifty_kills_at_random_moments_of_an_all_reduce_give_fifty_errors() -> N
         while True:
             all_reduce(comm, x, "max")
 
-    for _ in range(50):
+    for _ in range(20):
         victim = rng.randrange(3)
         with pytest.raises(RankDied, match=f"rank {victim} died: killed by SIGKILL"):
             run(endless, victim, rng.uniform(0.001, 0.05), ranks=3, timeout=20)
@@ -424,13 +424,14 @@ else:
 """
 
 
-@pytest.mark.parametrize("name", ["random.py", "copy.py", "queue.py", "types.py", "gone"])
+@pytest.mark.parametrize("folder", ["full", "gone"])
 def test_files_beside_a_notebook_hide_nothing_from_torch_and_its_folder_may_go(
-    name: str, tmp_path: Path
+    folder: str, tmp_path: Path
 ) -> None:
-    if name != "gone":
-        (tmp_path / name).write_text("raise ImportError('the wrong one')")
-    result = subprocess.run([sys.executable, "-P", "-c", SCRIPT, name], cwd=tmp_path, timeout=100,
+    if folder == "full":
+        for name in ("random.py", "copy.py", "queue.py", "types.py"):
+            (tmp_path / name).write_text("raise ImportError('the wrong one')")
+    result = subprocess.run([sys.executable, "-P", "-c", SCRIPT, folder], cwd=tmp_path, timeout=100,
                             capture_output=True, text=True, check=False)
     assert result.stdout == "[0, 1]\n", result.stderr
 
@@ -450,7 +451,7 @@ def test_the_table_of_a_time_out_says_who_has_died_and_how() -> None:
     assert doing == ["running", "died (SIGKILL)", "died (exit code 3)"]
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "<&- 2>&-"])
 def test_standard_files_may_be_closed(closed: str, tmp_path: Path) -> None:
     call = f"import dtlab; values = dtlab.run(lambda comm: comm.rank, ranks=2).values; " \
            f"open({str(tmp_path / 'values')!r}, 'w').write(str(values))"

@@ -300,10 +300,10 @@ def test_the_watch_for_sockets_would_notice() -> None:
 
 
 @pytest.mark.slow
-def test_thirty_runs_of_many_users_at_once_do_not_clash() -> None:
+def test_runs_of_many_users_at_once_do_not_clash() -> None:
     with script("""
         def use():
-            for n in range(6):
+            for n in range(3):
                 def f(comm):
                     x = torch.full((100,), float(n))
                     return dtlab.collectives.all_reduce(comm, x).sum().item()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtlab import Comm, RankDied, RankFailed, Result, ps, run, simulate
@@ -109,7 +109,6 @@ def test_a_copy_may_die_at_every_single_event(rule: ps.Replication, victim: int)
     assert events > 20
 
 
-@settings(max_examples=30)
 @given(rule=st.sampled_from(STRONG), plan=st.sampled_from([PLAN, {0: [1], 1: [0], 2: 2}]),
        one=st.sampled_from([0, 2]), other=st.sampled_from([1, 3]), events=st.tuples(EVENTS, EVENTS))
 def test_whichever_copies_die_at_whatever_moment_every_key_arrives(
@@ -122,7 +121,6 @@ def test_whichever_copies_die_at_whatever_moment_every_key_arrives(
     assert result.values[MASTER].overlaps() == []
 
 
-@settings(max_examples=60)
 @example(rule=STRONG[0], seed=245, event=237, leases=5)  # a pull from before keys moved, late
 @example(rule=STRONG[1], seed=355, event=361, leases=5)
 @given(rule=st.sampled_from(STRONG), seed=st.integers(0, 1 << 20), event=EVENTS,
@@ -288,7 +286,6 @@ def test_two_copies_that_both_write_leave_a_sound_file(
         f"server0-clock{clock:08d}.ckpt" for clock in (2, 3)]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rule=st.sampled_from(STRONG), victim=st.integers(0, 3), event=st.integers(0, 300),
        again=st.integers(0, 300))
 def test_copies_may_die_before_and_after_it_is_written_and_read(
@@ -302,7 +299,6 @@ def test_copies_may_die_before_and_after_it_is_written_and_read(
     assert last == calm(12, rule)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 20), leases=st.sampled_from([2.5, 5]))
 @example(seed=0, leases=2.5)
 def test_a_copy_that_comes_back_knows_what_was_resumed(
@@ -373,7 +369,6 @@ def counted(rule: ps.Replication, crash: dict[int, int], lost_worker: str = "go 
                     trace=False)
 
 
-@settings(max_examples=60)
 @example(rule=STRONG[0], event=160, victim=0, events=None, closes=False)  # between its messages
 @example(rule=STRONG[1], event=213, victim=0, events=None, closes=False)  # between its last ones
 @given(rule=st.sampled_from(STRONG), event=st.integers(0, 250), victim=st.integers(0, 3),
@@ -398,7 +393,6 @@ def test_or_the_run_ends_and_says_who_is_missing(rule: ps.Replication) -> None:
         counted(rule, {7: 60}, "stop", closes=True)
 
 
-@settings(max_examples=30)
 @given(rule=st.sampled_from(STRONG), seed=st.integers(0, 1 << 20), leases=st.sampled_from([5, 15]))
 def test_nobody_is_lost_because_servers_sleep(
     rule: ps.Replication, seed: int, leases: float

@@ -10,7 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtlab import Comm, RankFailed, Result, ps, simulate
@@ -85,7 +85,6 @@ def wanted(consistency: ps.Consistency, workers: int) -> float:
     return STEPS if isinstance(consistency, ps.BSP) else STEPS * workers
 
 
-@settings(max_examples=60)
 @given(rule=st.sampled_from(STRONG), consistency=st.sampled_from([ps.BSP(), ps.ASP(), ps.SSP(2)]),
        kind=st.sampled_from(["dense", "rows"]), seed=st.integers(0, 1 << 20),
        often=st.sampled_from([0.003, 0.01, 0.03]), leases=st.sampled_from([1, 2.5, 5, 15]))
@@ -101,7 +100,6 @@ def test_however_long_ranks_sleep_all_is_counted_once(
     check(result, 3, wanted(consistency, 2))
 
 
-@settings(max_examples=60)
 @given(rule=st.sampled_from(STRONG), seed=st.integers(0, 1 << 20),
        often=st.sampled_from([0.003, 0.01, 0.03]), leases=st.sampled_from([1, 2.5, 5]),
        world=st.sampled_from([(3, 2, 1), (5, 4, 2), (6, 2, 1), (2, 1, 1)]),
@@ -137,7 +135,6 @@ def star(seed: int, ranks: int) -> Topology:
     return from_paths(graph, "star", ShortestPaths(graph).path)
 
 
-@settings(max_examples=30)
 @given(seed=st.integers(0, 1 << 20), leases=st.sampled_from([1, 2.5, 5]),
        event=st.integers(10, 400))
 def test_with_a_leader_that_answers_first_the_training_ends_all_the_same(

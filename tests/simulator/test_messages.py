@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dtlab
@@ -113,7 +113,6 @@ def test_tensors_of_every_kind_arrive_as_they_left(where: str, make: Any) -> Non
     assert torch.equal(on(where, fn, 2)[1], x.detach())
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_any_pattern_of_exchanges_delivers_every_value_once(data: st.DataObject) -> None:
     """All messages of a random pattern posted together; each receiver sees its senders' order."""

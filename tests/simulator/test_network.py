@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import networkx as nx
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dtlab import Comm, Recv, Send, simulate
@@ -60,7 +60,6 @@ def test_rates_equal_those_of_a_brute_force_filling(
         assert math.isclose(rates[flow], exact, rel_tol=1e-9)
 
 
-@settings(max_examples=30)
 @given(routes_over_five_links, capacities, st.data())
 def test_rates_are_fair_after_every_start_and_end(
     links: list[tuple[int, ...]], capacity: list[int], data: st.DataObject

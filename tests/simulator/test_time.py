@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dtlab import Comm, Recv, Send, simulate, topology
@@ -68,7 +68,6 @@ class SomeFlow(Flow):
         self.end_s = -1.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=6), st.data())
 def test_rates_are_max_min_fair(capacities: list[float], data: st.DataObject) -> None:
     """No link is overfull, and every flow has a full link on which nobody gets more than it."""
