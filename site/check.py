@@ -31,7 +31,7 @@ STEPS = """drawing => {
   });
   return took.sort((a, b) => a - b)[37];
 }"""
-WIDTHS = (400, 1920, 1280)  # the last is the one at which axe looks
+WIDTHS = (400, 1024, 1920, 1280)  # the last is the one at which axe looks
 SITE_MB, FIRST_SCREEN_MB = 40, 1
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"],
          "preload": False}
