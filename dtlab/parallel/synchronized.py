@@ -92,7 +92,8 @@ def check_distributed(model: object, function: str) -> None:
     """Raise `ConfigError` unless `model` is one of these."""
     if not isinstance(model, DistributedModule):
         raise ConfigError(f"{function} takes what DataParallel, zero or hybrid returned, not "
-                          f"{type(model).__name__}")
+                          f"{type(model).__name__}; a model with tensor-parallel layers alone is "
+                          f"DataParallel(model, comm.split(comm.rank))")
 
 
 _counted_by: dict[int, SynchronizedModule] = {}  # by autograd's number of a backward under way
