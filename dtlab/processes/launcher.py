@@ -54,6 +54,9 @@ class RankGroup:
             self._start(backend, device, threads, trace)
         except OSError as error:
             self.close()
+            if error.errno == errno.EFBIG:
+                raise ConfigError("the memory that ranks share is a file larger than you may have "
+                                  "(ulimit -f); allow larger ones") from None
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
                 raise
             import resource  # Windows has none
