@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dtlab.errors import ConfigError, DtlabError, RankFailed
+from dtlab.errors import ConfigError, DtlabError, RankDied, RankFailed
 from dtlab.processes.launcher import RankGroup
 from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
 from dtlab.ranks import serialization
@@ -87,6 +87,7 @@ class Session:
         return result
 
     def _ask(self, what: str, call: int) -> Result:
+        closed = ConfigError("another thread has closed this session before its ranks were done")
         try:
             with self._turn:
                 if self._closed:
@@ -100,6 +101,8 @@ class Session:
                     what, call, timeout=self.timeout, echo=self._echo, stay=True
                 ))
         except (DtlabError, KeyboardInterrupt) as error:
+            if self._closed and isinstance(error, RankDied):  # `close` has killed it
+                raise closed from None
             if self._group is not None and self._group.closed and not self._closed:
                 self._group.close()  # a second Ctrl-C may have cut the first one's short
                 error.add_note("The ranks had to be stopped, so their variables are gone; "
@@ -108,8 +111,7 @@ class Session:
         except Exception:
             if not self._closed:
                 raise
-            raise ConfigError("another thread has closed this session before its ranks were done"
-                              ) from None
+            raise closed from None
         finally:
             os.close(call)
 
