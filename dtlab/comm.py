@@ -66,7 +66,7 @@ class Work(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Nobody will wait for it. A receive that has met no sender yet will meet none."""
+        """Nobody will wait for it. A receive still takes the next message for it, and fills `x`."""
 
     def _detach(self) -> None:
         """It goes on, and `wait` waits for it, but nobody need do so: no error names it."""

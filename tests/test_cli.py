@@ -95,11 +95,11 @@ def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_the_systems_word() -> None:
+@pytest.mark.parametrize("words", [("simulate", "all_reduce", "-p", "2"), ("--version",)])
+def test_a_full_disk_is_the_systems_word(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
-        told = subprocess.run([sys.executable, "-c", "from dtlab.cli import main; main()",
-                               "simulate", "all_reduce", "-p", "2"], stdout=full,
-                              stderr=subprocess.PIPE, text=True, timeout=60)
+        told = subprocess.run([sys.executable, "-c", "from dtlab.cli import main; main()", *words],
+                              stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert told.returncode == 2
     assert told.stderr == "dtlab: the system says: No space left on device\n"
 

@@ -173,6 +173,27 @@ def test_a_receive_from_anyone_takes_the_message_that_has_waited_longest() -> No
 
 
 @BOTH
+@pytest.mark.parametrize("src", [0, None])
+def test_a_cancelled_receive_still_takes_its_message(where: str, src: int | None) -> None:
+    def fn(comm: Comm) -> list[float]:
+        if comm.rank == 0:
+            comm.recv_object(1)
+            for value in (1.0, 2.0, 3.0):
+                comm.send(torch.tensor([value]), 1)
+            return []
+        boxes = [torch.zeros(1) for _ in range(3)]
+        works = [comm.irecv(box, src) for box in boxes]
+        works[1].cancel()
+        works[1].cancel()  # once more changes nothing
+        assert comm.wait_any([works[0]], 0.01) is None
+        comm.send("all are posted", 0)
+        assert [works[2].wait(), works[0].wait()] == [0, 0]
+        return [boxes[0].item(), boxes[2].item()]
+
+    assert on(where, fn, 2)[1] == [1, 3]
+
+
+@BOTH
 @pytest.mark.parametrize(("sent", "wanted"), [
     (torch.ones(2, 3), torch.ones(3, 2)), (torch.ones(6), torch.ones(2, 3)),
     (torch.ones(1), torch.tensor(1.0)), (torch.ones(2), torch.ones(2, dtype=torch.int32)),

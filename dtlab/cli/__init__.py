@@ -114,4 +114,11 @@ def main() -> None:
     words = sys.argv[1:]
     if "--debug" in words:  # typer takes it before the command only; people add it at the end
         words = ["--debug", *(word for word in words if word != "--debug")]
-    app(words)
+    try:
+        app(words)
+    except OSError as error:  # help and the version are no command's: see `with_exit_codes`
+        from dtlab.cli.errors import exit_code, sentence
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be written
+        typer.echo(f"dtlab: {sentence(error)}", err=True)
+        raise SystemExit(exit_code(error)) from None

@@ -8,6 +8,7 @@ the trace (`recorder`).
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -181,13 +182,15 @@ class ProcessComm(Comm):
         except RuntimeError as error:
             self.end.broken = True
             self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
-            if "Timed out" in str(error):
-                raise RunTimeout(f"rank {self.rank}: the time limit of the process group has "
-                                 f"passed in a wait; init_process_group and new_group take "
-                                 f"timeout=") from error
+            who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+            if limit := re.search(r"Timed out waiting (\d+)ms", str(error)):
+                late = RunTimeout(f"rank {self.rank} waited {int(limit[1]) / 1000:g} s for {who}, "
+                                  f"the time limit of the process group; init_process_group and "
+                                  f"new_group take timeout=")
+                self.end.tell_others(late)
+                raise late from error
             if (why := self.end.why_broken()) is not None:
                 raise why from None
-            who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
             raise RankDied(f"rank {self.rank}: the connection to {who} has broken",
                            message.peer) from error
         finally:

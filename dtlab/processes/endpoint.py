@@ -69,6 +69,7 @@ class Endpoint:
         self.met = 0  # how often ranks have met after a death
         self.watches_sends = False  # may ranks die, and the others go on? see `wait_for`
         self.why_broken: Callable[[], Exception | None] = lambda: None  # who watches this end says
+        self.tell_others: Callable[[Exception], None] = lambda _: None  # why I have broken it
 
     def new_writer(self) -> StatusWriter:
         """For the next strand of this rank."""

@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from dtlab.errors import ConfigError, RunTimeout
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.connections import Connections, calm_gloo
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.monitor import Monitor, open_status
+from dtlab.processes.monitor import Monitor, Verdict, open_status
 from dtlab.processes.nccl_communicator import NcclComm
 from dtlab.processes.process_group import check_device
 from dtlab.processes.shared_status import RUNNING
@@ -50,8 +51,8 @@ def from_process_group(group: dist.ProcessGroup | DeviceMesh | None = None,
 
     A message that does not fit is refused, and a deadlock of all the ranks of the default group
     raises `Deadlock`, as under `run` (between hosts, sizes are not compared); other waits end when
-    the group's own time limit does, with `RunTimeout`, or with Ctrl-C. After that this
-    communicator is closed; the group is not.
+    the group's own time limit does, with `RunTimeout` on all its ranks, or with Ctrl-C. After that
+    this communicator is closed; the group is not.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError("from_process_group: no process group has been formed; call "
@@ -158,6 +159,9 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
                                          limit)
     joined.monitor.add(connections)
     end.connections, end.device = connections, where
+    verdict = Verdict(store)  # on this group alone
+    end.tell_others = partial(verdict.give, end.rank)
+    end.why_broken = lambda: joined.monitor.why() or verdict.read()
     if where.type == "cpu" or not _has_nccl(group):
         return ProcessComm(end, members, (key,))
     comm = NcclComm(end, members, (key,))

@@ -48,11 +48,15 @@ class RankGroup:
         self._channel: socket.socket | None = None
         self._files: list[int] = []
         self._orphaned = False  # the server is gone
+        self.closed = False
         self._may_die: Collection[int] = ()
         try:
             self._start(backend, device, threads, trace)
         except OSError as error:
             self.close()
+            if error.errno == errno.EFBIG:
+                raise ConfigError("the memory that ranks share is a file larger than you may have "
+                                  "(ulimit -f); allow larger ones") from None
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
                 raise
             import resource  # Windows has none
@@ -86,7 +90,7 @@ class RankGroup:
             0, self.size, backend, device, threads, trace, os.environ | self._env, _cwd(),
             list(sys.path))
         for rank in range(self.size):
-            self._ranks.append(self._start_rank(self._told._replace(rank=rank)))
+            self._start_rank(self._told._replace(rank=rank))
 
     def _start_rank(self, told: Settings) -> RankHandle:
         assert self._channel is not None
@@ -99,6 +103,7 @@ class RankGroup:
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(output, False)
         rank = RankHandle(told.rank, ControlChannel(ours), ControlChannel(store), output, told.new)
+        self._ranks[rank.number : rank.number + 1] = [rank]  # `close` closes it from here on
         self._forked.append(rank)
         try:
             ask_rank(self._channel, theirs)
@@ -124,7 +129,6 @@ class RankGroup:
         dead.close()
         rank = self._start_rank(self._told._replace(rank=dead.number, new=True))
         rank.output = dead.output
-        self._ranks[dead.number] = rank
         with contextlib.suppress(OSError):  # it died at once
             rank.control.send((self._what, self._run_number), [self._call])
 
@@ -132,8 +136,9 @@ class RankGroup:
         self._select.register(file, selectors.EVENT_READ, act)
 
     def close(self, wait: bool = False) -> None:
-        """End all ranks, whatever they do. `wait`: until they are gone and their output is read."""
-        self._restarts = 0
+        """End all ranks, whatever they do. `wait`: until they are gone and their output is read.
+        If Ctrl-C cuts it short, the next call does the rest."""
+        self._restarts, self.closed = 0, True
         try:
             if self._channel is not None:
                 with contextlib.suppress(OSError):
@@ -141,15 +146,14 @@ class RankGroup:
                 if wait:
                     self._read_to_end()
         finally:
-            for rank in self._ranks:
-                rank.close()
-            for file in self._files:
-                os.close(file)
+            while self._ranks:
+                self._ranks.pop().close()
+            while self._files:
+                os.close(self._files.pop())
             if self._channel is not None:
                 self._channel.close()
-                self._channel = None
             self._select.close()
-            self._ranks, self._forked, self._files = [], [], []
+            self._channel, self._forked = None, []
 
     def _read_to_end(self) -> None:
         assert self._channel is not None
@@ -163,11 +167,6 @@ class RankGroup:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def closed(self) -> bool:
-        """Has it ended?"""
-        return self._channel is None
 
     # ---- one call -------------------------------------------------------------------------------
 
@@ -183,21 +182,23 @@ class RankGroup:
         self._may_die, self._restarts, self._what, self._call = may_die, restarts, what, call
         for number, rank in enumerate(self._ranks):
             rank.begin(RankOutput(number, partial(self._hold, number) if echo else None))
+        goes_on = False
         try:
             for rank in self._ranks:
                 with contextlib.suppress(OSError):  # it died; the server tells how
                     rank.control.send((what, self._run_number), [call])
-            return self._attend(timeout)
-        except DtlabError:
-            self._run_number += 1  # messages of this call may be astray: leave its contexts behind
-            if stay and self._all_came_back():
-                self.status.clear()
-                self._finish_output()
-            else:
-                self.close(wait=True)
-            raise
-        except BaseException:  # Ctrl-C; the server may be importing, and no rank be there for long
-            self.close(wait=any(rank.ready for rank in self._ranks))
+            try:
+                return self._attend(timeout)
+            except DtlabError:
+                self._run_number += 1  # messages of this call may be astray: leave its contexts
+                if stay and self._all_came_back():
+                    self.status.clear()
+                    self._finish_output()
+                    goes_on = True
+                raise
+        except BaseException as error:  # also Ctrl-C, at any moment
+            if not goes_on:  # the server may be importing, and no rank be there for long
+                self.close(isinstance(error, DtlabError) or any(rank.ready for rank in self._ranks))
             raise
 
     def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:

@@ -25,7 +25,7 @@ class PostedMessage(Work):
         return self.message.peer
 
     def cancel(self) -> None:
-        """As in `Work`. Gloo can't take a receive back: what comes for it is lost."""
+        """As in `Work`: Gloo can't take a receive back."""
         if self._end.posted.pop(self, None) is not None:
             self._end.cancelled.append(self)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dtlab.errors import ConfigError, DtlabError, RankFailed
+from dtlab.errors import ConfigError, DtlabError, RankDied, RankFailed
 from dtlab.processes.launcher import RankGroup
 from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
 from dtlab.ranks import serialization
@@ -50,6 +50,7 @@ class Session:
         }
         self.timeout, self._echo = timeout, echo
         self._group: RankGroup | None = None
+        self._forgotten: weakref.finalize[..., Session] | None = None  # ends the group with it
         self._closed = False
         self._turn = threading.Lock()  # calls of several threads wait for each other
 
@@ -86,26 +87,31 @@ class Session:
         return result
 
     def _ask(self, what: str, call: int) -> Result:
+        closed = ConfigError("another thread has closed this session before its ranks were done")
         try:
             with self._turn:
                 if self._closed:
                     raise ConfigError("this session is closed; open a new one with Session(ranks)")
                 if self._group is None or self._group.closed:
+                    if self._forgotten is not None:
+                        self._forgotten.detach()
                     self._group = RankGroup(self.ranks, **self._how)
-                    weakref.finalize(self, self._group.close)
+                    self._forgotten = weakref.finalize(self, self._group.close)
                 return gather(*self._group.call(
                     what, call, timeout=self.timeout, echo=self._echo, stay=True
                 ))
         except (DtlabError, KeyboardInterrupt) as error:
+            if self._closed and isinstance(error, RankDied):  # `close` has killed it
+                raise closed from None
             if self._group is not None and self._group.closed and not self._closed:
+                self._group.close()  # a second Ctrl-C may have cut the first one's short
                 error.add_note("The ranks had to be stopped, so their variables are gone; "
                                "the next call starts new ones.")
             raise end_at_caller(error) from error.__cause__
         except Exception:
             if not self._closed:
                 raise
-            raise ConfigError("another thread has closed this session before its ranks were done"
-                              ) from None
+            raise closed from None
         finally:
             os.close(call)
 

@@ -103,13 +103,6 @@ class Queue:
         self.first = message.next
         return message
 
-    def remove(self, message: PendingMessage) -> None:
-        """Take out `message`, wherever it stands in the queue."""
-        others = [other for other in self if other is not message]
-        self.first = None
-        for other in others:
-            self.put(other)
-
     def __iter__(self) -> Iterator[PendingMessage]:
         message = self.first
         while message is not None:
@@ -173,9 +166,6 @@ class ClosedChannel(Channel):
 
     def take_recv(self) -> None:
         """There is none."""
-
-    def remove(self, message: PendingMessage) -> None:
-        """It isn't there."""
 
 
 class ReceiveQueue(Queue):

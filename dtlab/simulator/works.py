@@ -112,11 +112,6 @@ class Receiving(MessageWork):
         peer: int = self.message.channel.peer
         return peer
 
-    def cancel(self) -> None:
-        super().cancel()
-        if self.message.x is None:
-            self.message.channel.remove(self.message)
-
     def _is_over(self) -> bool:
         return self.message.arrived
 

@@ -235,19 +235,20 @@ def hear(comm, src):
     work.cancel(); other.wait(); pair.send(torch.empty(0), 0)
     return v
 """),
-    told("in who sends", """
+    told("in which of two sends comes first", """
 def groups(src, dst): return [src, dst], [dst, src]
 def tell(comm, dst, v):
     for bit in range(4):
-        pair = comm.subgroup(groups(comm.rank, dst)[v >> bit & 1])
-        pair.send(torch.empty(0), 1 - pair.rank)
+        pairs = [comm.subgroup(each) for each in groups(comm.rank, dst)]
+        for pair in pairs[::-1] if v >> bit & 1 else pairs:
+            pair.send(torch.empty(0), 1 - pair.rank)
 def hear(comm, src):
     v = 0
     for bit in range(4):
         pairs = [comm.subgroup(each) for each in groups(src, comm.rank)]
         works = [pair.irecv(torch.empty(0)) for pair in pairs]
         done = works.index(comm.wait_any(works))
-        works[1 - done].cancel(); v += done << bit
+        works[1 - done].wait(); v += done << bit
     return v
 """, most=5),  # of which each bit counts eight bytes
     Attack("numbers that travel in colors and keys", _ALL_REDUCE.replace("{how}", """

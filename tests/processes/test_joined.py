@@ -280,8 +280,12 @@ def test_a_group_with_a_limit_of_its_own_and_ctrl_c_end_a_wait() -> None:
         comm = dtlab.from_process_group(dist.new_group(timeout=timedelta(seconds=1)))
         if rank == 0:
             said = refused(comm.recv_object, 1)
-            assert said.startswith("RunTimeout"), said
-            assert "time limit of the process group" in said, said
+            store.set("late", "")
+        else:  # it comes too late, which is no death
+            store.wait(["late"])
+            said = refused(comm.recv_object, 0)
+        assert said.startswith("RunTimeout"), said
+        assert "rank 0 waited 1 s for rank 1, the time limit of the process group" in said, said
 
         def wait(comm: Comm) -> None:
             if comm.rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -128,3 +129,13 @@ def test_limits_of_time_are_ordered_so_that_the_inner_one_speaks_first() -> None
     assert limits == sorted(limits)
     assert len(set(limits)) == len(limits)
     assert launcher._HOLD_S < rank_monitor.GRACE_S  # what a rank printed is shown before its error
+
+
+def test_a_limit_on_the_size_of_files_is_named() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"a file larger than you may have \(ulimit -f\)"):
+            run(lambda comm: comm.rank, ranks=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

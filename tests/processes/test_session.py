@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import threading
@@ -16,6 +17,9 @@ import torch
 
 import dtlab
 from dtlab import Comm, ConfigError, Deadlock, RankDied, RankFailed, Session
+from dtlab.processes import rank_monitor
+from dtlab.processes.launcher import RankGroup
+from dtlab.processes.rank_monitor import RankHandle
 
 
 def test_variables_last_from_call_to_call(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +166,35 @@ def test_a_session_that_nobody_holds_ends() -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("owner", "moment"), [
+    (RankGroup, "_all_came_back"), (RankHandle, "close")])
+def test_after_ctrl_c_while_an_error_is_handled_the_next_call_starts_afresh(
+    owner: type, moment: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = getattr(owner, moment)
+
+    def interrupted(self: Any) -> None:
+        context.undo()
+        original(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rank_monitor, "GRACE_S", 0.1)
+    files = []
+    with Session(ranks=2) as session:
+        for _ in range(3):
+            with monkeypatch.context() as context:
+                context.setattr(owner, moment, interrupted)
+                with pytest.raises(KeyboardInterrupt) as caught:
+                    session.execute("comm.recv_object(0)", "cell")  # rank 0's own; rank 1 waits
+            assert not session.alive
+            assert "the next call starts new ones" in caught.value.__notes__[0]
+            assert session.run(lambda comm: comm.rank).values == [0, 1]
+            del caught
+            gc.collect()  # what the error still knew
+            files.append(len(os.listdir("/dev/fd")))
+    assert files[1:] == files[:-1]
 
 
 def run_cells(*sources: str) -> list[str]:

@@ -225,27 +225,6 @@ def test_lines_cost_nothing_until_they_are_shown(monkeypatch: pytest.MonkeyPatch
 # ---- cancel ------------------------------------------------------------------------------------
 
 
-@KINDS
-@pytest.mark.parametrize("src", [0, None])
-def test_a_cancelled_receive_takes_no_message(src: int | None, strands: str) -> None:
-    def rank(comm: Comm) -> list[float]:
-        if comm.rank == 0:
-            with comm.compute("later", 1.0):
-                pass
-            for value in (1.0, 2.0):
-                comm.send(torch.tensor([value]), 1)
-            return []
-        boxes = [torch.zeros(1) for _ in range(4)]
-        works = [comm.irecv(box, src) for box in boxes]
-        for number in (2, 0):
-            works[number].cancel()
-        works[0].cancel()  # once more changes nothing
-        assert [works[1].wait(), works[3].wait()] == [0, 0]
-        return [box.item() for box in boxes]
-
-    assert run(rank, strands=strands).values[1] == [0, 1, 0, 2]
-
-
 def test_a_receive_that_has_met_its_message_still_takes_it() -> None:
     def rank(comm: Comm) -> float:
         x = torch.zeros(1)
