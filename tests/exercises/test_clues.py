@@ -161,7 +161,7 @@ def prints_only(comm):
     print(comm.rank, comm.size)
 
 
-@clue("hello-ranks", 0, "Return 4 things, in this order: rank, size, left, right")
+@clue("hello-ranks", 0, "Return a tuple or a list of 4 things, in this order: rank, size, left, right")
 def returns_one_of_four(comm):
     return comm.rank
 
