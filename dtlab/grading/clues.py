@@ -178,7 +178,7 @@ _RAISED = [  # part of "error: message" → hint
     (r"^MemoryError: ", "The function asks for more memory than there is."),
     (r"^ShapeMismatch: .*an object", _OBJECT),
     (r"^ShapeMismatch: ", _SIZES),
-    (r": split is not for sending|: \w+ returned \w+, not ", "{message}."),
+    (r": split is not for sending|: the answer returned \w+, not ", "{message}."),
     (r"cannot pickle 'generator' object", "The function has a yield, or returns `(… for …)`, so a "
      "generator comes back: return a list."),
     (r"'tuple' object does not support item assignment",

@@ -110,7 +110,7 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
         state: dict[str, Any] = {"step": 0, "weights": torch.zeros(SIZE)}
         pair = cloudpickle.loads(fresh)(disk)
         if not (isinstance(pair, (tuple, list)) and [*map(callable, pair)] == [True, True]):
-            raise TypeError(f"checkpoints returned {type(pair).__name__}, not two functions, save "
+            raise TypeError(f"the answer returned {type(pair).__name__}, not two functions, save "
                             f"and load")
         save, load = pair
         loaded = load()
