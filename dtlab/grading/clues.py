@@ -75,7 +75,8 @@ def _return_clue(pairs: Sequence[tuple[Any, Any]], wanted: Wanted) -> str:
         return _NOTHING
     if wanted.items and not all(isinstance(came, (tuple, list)) and len(came) == len(wanted.items)
                                 for came, _ in pairs):
-        return f"Return {len(wanted.items)} things, in this order: {', '.join(wanted.items)}."
+        return (f"Return a tuple or a list of {len(wanted.items)} things, in this order: "
+                f"{', '.join(wanted.items)}.")
     if all(isinstance(came, list) and len(came) == 1
            and difference("", came[0], right, wanted.rtol) is None for came, right in pairs):
         return "Return the value itself, not the list it was received into: inbox[0]."
@@ -177,7 +178,9 @@ _RAISED = [  # part of "error: message" → hint
     (r"^MemoryError: ", "The function asks for more memory than there is."),
     (r"^ShapeMismatch: .*an object", _OBJECT),
     (r"^ShapeMismatch: ", _SIZES),
-    (r": split is not for sending", "{message}."),
+    (r": split is not for sending|: the answer returned \w+, not ", "{message}."),
+    (r"cannot pickle 'generator' object", "The function has a yield, or returns `(… for …)`, so a "
+     "generator comes back: return a list."),
     (r"'tuple' object does not support item assignment",
      "x.tensor_split gives a tuple: its tensors can be changed, the tuple can't, and "
      "`chunks[b] += inbox` assigns to it. Write `chunks[b].add_(inbox)`, or "

@@ -224,18 +224,19 @@ def _row_of(check: Check, trials: Sequence[Trial]) -> Row:
 
 def _hint(check: Check, trials: Sequence[Trial], earlier: Sequence[Row], known: Sequence[Traces],
           failed: Set[str], usual: str) -> str:
-    """The hint of a known mistake, or what the verdict itself tells; else the usual one, if the
-    first check passed, so that what is special about this one is to blame; else the general clue.
+    """The hint of a known mistake, or what the verdict itself tells; else the usual one, if
+    all earlier checks passed, so that what is special about this one is to blame; else the general
+    clue.
     """
     bad = next(trial for trial in trials if not trial.verdict.passed)
     if bad.outcome.objects and bad.verdict.nbytes:
         return clues.OBJECTS
-    if hint := hint_of(known, check.name, prints_of(trials), failed) or bad.verdict.clue:
+    if hint := hint_of(known, check.name, prints_of(trials), failed,
+                       [row.hint for row in earlier]) or bad.verdict.clue:
         return hint
     failure, clue = bad.outcome.failure, bad.clue
     ended = failure is None or failure.kind in ("raised", "deadlock", "pending")
-    special = ended and earlier and (earlier[0].passed if not is_real(check)
-                                     else all(row.passed for row in earlier))
+    special = ended and earlier and all(row.passed for row in earlier)
     return (usual or clue) if special else clue or (usual if not earlier else "")
 
 

@@ -144,13 +144,13 @@ def record_text(record: Record) -> str:
 
 
 def hint_of(known: Sequence[Traces], check: str, prints: Mapping[int, Fingerprint | None],
-            failed: Set[str]) -> str:
+            failed: Set[str], given: Sequence[str] = ()) -> str:
     """The hint of the mistake that leaves what an answer leaves in the cases of this check: of
     `prints`, case → fingerprint, None if it passes. "" if none does.
 
     One that is alike in all cases goes before one alike in all that fail, and that before one alike
-    in the first that fails. Of several, one that fails the same checks as the answer (`failed`),
-    and has sent as many bytes, goes first.
+    in the first that fails. Of several, one whose hint is `given` already goes first, then
+    one that fails the same checks as the answer (`failed`), and has sent as many bytes.
     """
     wrong = [case for case, mine in prints.items() if mine is not None]
     for cases in (list(prints), wrong, wrong[:1]):
@@ -158,6 +158,7 @@ def hint_of(known: Sequence[Traces], check: str, prints: Mapping[int, Fingerprin
                  and all(_alike(prints[case], rows[case]) for case in cases)]
         if alike:
             return min(alike, key=lambda mistake: (
+                mistake.hint not in given,
                 {name for name, rows in mistake.prints.items() if any(rows)} != failed,
                 [_sent(prints[case]) for case in cases]
                 != [_sent(mistake.prints[check][case]) for case in cases])).hint

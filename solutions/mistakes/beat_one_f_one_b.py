@@ -15,6 +15,8 @@ MISTAKES = [
     Mistake({ROOMY: "True"}, "The limit doesn't count here: with 2(p − r) − 1 forwards first, a "
             "rank holds up to 2p − 1 micro-batches. Begin with fewer where the limit is lower."),
     Mistake({ROOMY: "False"}, HINTS["more room"]),
+    Mistake({'row.append(f"{r}W': '(f"{r}W', 'row + [f"{r}W{i}" for i in range(done, m)]': "row"},
+            "I is only the gradient of the input: each micro-batch needs its W, too, on each rank."),
     Mistake({WAITING: "0"}, "Every W comes right after its I, so the others wait for it: let as "
             "many W's wait as the limit allows, and fill the gaps at the end."),
     Mistake({WAITING: "m"}, "All W's come last, so every micro-batch is held until then: do the "

@@ -44,6 +44,9 @@ MISTAKES = [
             "− 2w(M + R) = 0 exactly."),
     Mistake({"save_s / period_s + period_s / (2 * mttf_s)": "1 - save_s / period_s - period_s / "
              "(2 * mttf_s)"}, "Of the first goal return what is lost, not what is useful."),
+    Mistake({"save_s / period_s + period_s / (2 * mttf_s)": "100 * (save_s / period_s + period_s / "
+             "(2 * mttf_s))", "period_s, share": "period_s, 100 * share"},
+            "The shares are in per cent: return parts of 1."),
     Mistake({"(1 - save_s / period_s) * mttf_s": "mttf_s"}, "While it saves, the job does nothing "
             "useful, either: 1 − w/c."),
     Mistake({"restart_s + period_s / 2)": "restart_s + period_s)"}, "A failure costs half a period "

@@ -3,14 +3,16 @@ from dtlab.grading.mistakes import Mistake
 RECOMPUTE = '("none", "selective", "full"):'
 STAGES = "(0,) if dp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)"
 
+NAMES = "Return a dictionary with all six: pp, dp, tp, micro_batch, stage, recompute."
+
 HINTS = {
     "fits": "predict gives None for what can't be laid out (with dp = 1, say, there is no other "
         "stage than 0): test for None before you unpack it, and try every stage.",
     **dict.fromkeys(("good", "best"), "Does your search try other values of what is expected to "
         "differ?"),
-    "few predictions": "Ask only for what can be right: what pp, dp and tp multiply to, what "
-        "divides the batch; and once you know that a smaller micro-batch doesn't fit, a larger "
-        "one won't.",
+    "few predictions": "Don't ask for what can't be laid out: no stage but 0 with dp = 1, no "
+        "ZeRO 3 in a pipeline. And once you know that a micro-batch doesn't fit, a larger one won't, "
+        "either.",
 }
 
 MISTAKES = [
@@ -29,6 +31,6 @@ MISTAKES = [
             "larger ones are faster, where they fit."),
     Mistake({"if pp * tp * dp != devices or pp > layers or heads % tp:": "if False:", STAGES: "(0, 1, 2, 3)", "                            break\n                    else:\n" "                        break  # a larger micro-batch won't fit either\n": ""},
             HINTS["few predictions"]),
-    Mistake({"return best": "return tuple(best.values())"}, "Return a dictionary with pp, dp, tp, "
-            "micro_batch, stage, recompute."),
+    Mistake({"return best": "return tuple(best.values())"}, NAMES),
+    Mistake({"return best": "return {key: best[key] for key in best if key != 'recompute'}"}, NAMES),
 ]

@@ -13,8 +13,8 @@ HINTS = {
     "a server comes": "The new server takes keys, and nothing else moves. A key's place may "
         "depend on no count of servers (hash mod n does) and on no server's place in the list: "
         "only on the key's hash and the servers' own.",
-    "a server dies": "All keys of the dead server fall to one neighbour, and may overload it. "
-        "With few points on the ring, shares are a matter of luck: put each server there about a "
+    "a server dies": "Each key of the dead server has to lead where its second copy is: on the "
+        "next other server round the ring, whose keys many servers share. With few points on the ring, shares are a matter of luck: put each server there about a "
         "hundred times, each time under another name: f\"{server}/{v}\".",
     "everywhere the same": "Two workers may list the same servers in another order. A key's place "
         "may depend on no count of servers (hash mod n does) and on no server's place in the "
@@ -23,8 +23,8 @@ HINTS = {
 
 MISTAKES = [
     Mistake({BLAKE: "hash(name)"}, ELSEWHERE),
-    Mistake({"range(150)": "range(1)"}, "Each server has one point on the ring, so shares are a "
-            "matter of luck: put it there many times (a hundred virtual nodes, say), each time "
+    Mistake({"range(150)": "range(1)"}, "Each server has one point on the ring, or few, so shares "
+            "are a matter of luck: put it there many times (a hundred virtual nodes, say), each time "
             "under another name: f\"{server}/{v}\"."),
     Mistake({"        at = bisect.bisect(ring, (spot(key),))": "        at = spot(key)"},
             "The key's hash is taken modulo the number of points, which changes with every server: "

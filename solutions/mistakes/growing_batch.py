@@ -41,6 +41,8 @@ MISTAKES = [
     Mistake({GROWN: "min(most, math.ceil(batch * first / rate))"}, ROUNDED),
     Mistake({GROWN: "min(most, int(batch * first / rate))"}, "0.3 / 0.1 is a little less than 3 in "
             "floating point: add 1e-9 before you round down."),
+    Mistake({GROWN: "min(most, batch * int(first / rate + 1e-9))"}, "The factor is rounded, and the "
+            "batch with it: multiply first, then round down to whole samples."),
     Mistake({"return rates, batches, steps": "return list(zip(rates, batches, steps))"},
             "Return three lists, rates, batches and steps, and not a list of stages."),
     Mistake({"    for rate, count in schedule:\n": "    for rate, count in schedule:\n"

@@ -74,6 +74,9 @@ MISTAKES = [
             "clone the tensor, before the yield."),
     Mistake({"older[:-1]": "older"}, "Only one checkpoint is kept: when a disk damages its bytes, "
             "there is no other. Keep the one before, too."),
+    Mistake({f"            {WHOLE}\n        ": f"            if {WHOLE[3:-1].replace('==', '!=')}:\n"
+             "                return None\n    "}, "load gives up at the first file that is damaged, "
+            "though the one before is whole: go on to that."),
     Mistake({REMOVE: ""}, "Old checkpoints are never removed, and the disk fills up: keep two."),
     Mistake({"reversed(numbers())": "numbers()"}, "The oldest checkpoint is loaded, not the newest "
             "that is whole."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from functools import cache
 
 import pytest
@@ -161,7 +163,7 @@ def prints_only(comm):
     print(comm.rank, comm.size)
 
 
-@clue("hello-ranks", 0, "Return 4 things, in this order: rank, size, left, right")
+@clue("hello-ranks", 0, "Return a tuple or a list of 4 things, in this order: rank, size")
 def returns_one_of_four(comm):
     return comm.rank
 
@@ -238,6 +240,44 @@ def unknown_name(comm, x):
     return helper(x)  # noqa: F821
 
 
+@clue("surviving-checkpoint", 0, "The answer returned dict, not two functions, save and load")
+def a_dictionary_of_functions(disk):
+    return {"save": lambda state: iter(()), "load": lambda: None}
+
+
+@clue("chain-replication", 0, "a generator comes back: return a list")
+def yields_messages(node, message):
+    yield "client", ("done", message[1])
+
+
+@clue("one-f-one-b", 0, "for each rank, a list of texts")
+def rows_as_texts(p, m):
+    return [" ".join(row) for row in solution("one-f-one-b")(p, m)]
+
+
+@clue("surviving-checkpoint", 7, "torn or damaged is taken for whole")
+def only_pickle_notices(disk):
+    def numbers():
+        return [name for name in disk.names() if name != "new"]
+
+    def save(state):
+        data = pickle.dumps(state)
+        yield
+        disk.write("new", data)
+        disk.sync("new")
+        disk.rename("new", f"{state['step']:06}")
+        for name in numbers()[:-2]:
+            disk.remove(name)
+
+    def load():
+        for name in reversed(numbers()):
+            with contextlib.suppress(Exception):
+                return pickle.loads(disk.read(name))
+        return None
+
+    return save, load
+
+
 # ---- costs, of an answer in another style than the recorded mistakes -----------------------------
 
 
@@ -271,6 +311,27 @@ def test_a_deadlock_comes_with_the_table_and_the_learners_line():
 def test_a_call_that_fails_is_not_said_to_fail_in_a_line_of_the_graders():
     (came, *_) = [row.came for row in judged("hello-ranks", lambda: None).rows]
     assert came.endswith("takes 0 positional arguments but 1 was given")
+
+
+def test_a_row_that_fails_after_another_gets_no_usual_hint():
+    def without_padding(comm, weights, grad, state, lr, mu):
+        mean = collectives.reduce_scatter(comm, grad.view(comm.size, -1), "avg")
+        state["v"] = mu * state.get("v", 0) + mean
+        shard = weights.view(comm.size, -1)[comm.rank] - lr * state["v"]
+        return weights.copy_(collectives.all_gather(comm, shard).flatten())
+
+    report = judged("zero-stage-1", without_padding)
+    assert [row.name for row in report.rows if row.hint] == ["any length"], str(report)
+
+
+def test_bytes_that_are_kept_are_not_taken_for_bytes_that_are_sent():
+    step = solution("zero-stage-1")
+
+    def keeps_the_gradient(comm, weights, grad, state, lr, mu):
+        state["grad"] = grad
+        return step(comm, weights, grad, state, lr, mu)
+
+    assert "shard of the momentum" in first_hint(judged("zero-stage-1", keeps_the_gradient))
 
 
 def test_bytes_and_rounds_stand_in_the_table_against_their_bounds():

@@ -225,7 +225,7 @@ def copied(sent: Any) -> Any:
 def checked(sent: Any, nodes: int) -> list[tuple[Name, ChainMessage]]:
     """What the learner's function returned, or `TypeError` in one sentence."""
     if not isinstance(sent, (list, tuple)):
-        raise TypeError(f"chain_node returned {type(sent).__name__}, not the list of (to, message) "
+        raise TypeError(f"the answer returned {type(sent).__name__}, not the list of (to, message) "
                         f"that it sends")
     for one in sent:
         match one:

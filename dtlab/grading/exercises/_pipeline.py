@@ -31,6 +31,9 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
     micro-batches; any other is judged here."""
     def judged(case: Case, outcome: Outcome) -> Verdict:
         value, (p, m) = outcome.values[0], case.args[0][:2]
+        if isinstance(value, str) or any(isinstance(row, str) for row in value):
+            return Verdict(False, f"{value!r:.40}", "for each rank a list of texts", clue="Return "
+                           "a list with, for each rank, a list of texts such as \"0F0\".")
         if sum(map(len, value)) > MOST_ACTIONS:
             return Verdict(False, f"{sum(map(len, value)):,} actions", f"at most {MOST_ACTIONS:,}")
         try:
@@ -44,7 +47,7 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
         if (schedule.ranks, schedule.micro_batches) != (p, m):
             return Verdict(False, f"{schedule.ranks} ranks, {schedule.micro_batches} micro-batches",
                            f"{p} ranks, {m} micro-batches", clue="One list for each of the p "
-                           "ranks, and micro-batches 0 to m − 1: begin with min(m, p − i) of "
+                           "ranks, and micro-batches 0 to m − 1: begin with min(m, p − r) of "
                            "the forwards.")
         return judge(case, schedule)
 

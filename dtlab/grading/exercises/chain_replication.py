@@ -143,7 +143,10 @@ def _messages(case: Case, outcome: Outcome) -> Verdict:
 def _answers(case: Case, outcome: Outcome) -> Verdict:
     """Does it send any messages, and again what a dead node has lost?"""
     counts = _replayed(case, outcome)
-    return Verdict(len(counts) == 3 and counts[0] > 0 and not counts[2], "", "")
+    if len(counts) < 3 or not counts[0]:
+        return Verdict(False, "no messages", "an answer to each request")
+    return Verdict(not counts[2], f"{counted(counts[2], 'request')} unanswered, after node 1 died",
+                   "an answer to each request")
 
 
 def _build(seed: int) -> list[Check]:

@@ -27,7 +27,7 @@ def _held(case: Case, schedule: Schedule) -> Verdict:
     allowed, held = [min(m, p - i) for i in range(p)], schedule.time().held
     rank = max(range(p), key=lambda i: held[i] - allowed[i])
     return Verdict(held[rank] <= allowed[rank], f"rank {rank} holds {held[rank]:g} micro-batches",
-                   f"≤ min(m, p − i) = {allowed[rank]}", shows=held)
+                   f"≤ min(m, p − r) = {allowed[rank]}", shows=held)
 
 
 @of_schedule

@@ -108,7 +108,11 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
     for plan in plans:
         disk = Disk(ask(plan))
         state: dict[str, Any] = {"step": 0, "weights": torch.zeros(SIZE)}
-        save, load = cloudpickle.loads(fresh)(disk)
+        pair = cloudpickle.loads(fresh)(disk)
+        if not (isinstance(pair, (tuple, list)) and [*map(callable, pair)] == [True, True]):
+            raise TypeError(f"the answer returned {type(pair).__name__}, not two functions, save "
+                            f"and load")
+        save, load = pair
         loaded = load()
         given = ask(plan, disk.log(), loaded)
         while given:
@@ -163,7 +167,7 @@ class Process:
             left, self._done, self._begun = comm.recv_object(self._rank - 1)
             files = {name: torch.from_numpy(data) for name, data in left.items()}
         for name in sorted(files)[self._damage:self._damage + 1] if self.last else ():
-            files[name] = torch.cat([files[name][:-9], torch.full_like(files[name][-9:], ord("*"))])
+            files[name] = _damaged(files[name])
         self._files = Files(files)
         return files
 
@@ -190,7 +194,7 @@ class Process:
         return None
 
     def _load(self, state: Any) -> None:
-        step = state.get("step") if isinstance(state, dict) else None if state is None else -1
+        step = state.get("step", -1) if isinstance(state, dict) else None if state is None else -1
         step = step if step is None or type(step) is int else -1
         wrong = difference("weights", state.get("weights"), self._weights(step)) if (
             isinstance(state, dict) and step) else None
@@ -200,6 +204,13 @@ class Process:
 
     def _weights(self, step: int | None) -> Tensor:
         return _drawn(self._of, step)
+
+
+def _damaged(data: Tensor) -> Tensor:
+    """Other bytes: of a pickled state such that pickle alone does not notice it."""
+    was = data.numpy().tobytes()
+    other = was.replace(b"step", b"stop") if b"step" in was else was[:-9] + b"*" * len(was[-9:])
+    return torch.from_numpy(np.frombuffer(bytearray(other), np.uint8))
 
 
 @cache  # each process of a plan compares with what the ones before have saved
@@ -233,7 +244,8 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         newest = f"step {least}" + f" or {found.begun}" * (found.begun > least)
         step = found.step or 0
         if not least <= step <= found.begun:
-            came = "no checkpoint loads" if found.step is None else f"step {step} was loaded"
+            came = {None: "no checkpoint loads", -1: "what was loaded is no state"}.get(
+                found.step, f"step {step} was loaded")
             return Verdict(False, came, newest, shows=[step, number])
         if found.wrong:
             return Verdict(False, f"step {step}: {found.wrong[0]}", found.wrong[1],

@@ -78,8 +78,7 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
     good = allowed // 2 <= min(kept) and max(kept) <= allowed
     rank = kept.index(min(kept) if max(kept) <= allowed else max(kept))
     return Verdict(good, f"rank {rank} keeps {kept[rank]:,} B", f"{allowed:,} B of momentum",
-                   f"{kept[rank]:,} / {allowed:,}", shows=[
-                       round(size / allowed) for size in (max(kept), outcome.values[rank][1])])
+                   shows=[round(size / allowed) for size in (max(kept), outcome.values[rank][1])])
 
 
 def _build(seed: int) -> list[Check]:
