@@ -38,9 +38,9 @@ class Send(NamedTuple):
 
 
 class Recv(NamedTuple):
-    """Receive into `x` from rank `src`; from anyone if `src` is None.
-
-    `x` is a tensor of the shape and dtype that was sent, or a list, to which an object is appended.
+    """Receive into `x`, a tensor of the shape and dtype that was sent, or a list, to which an
+    object is appended; from rank `src`, or from anyone if it is None. A message meets the oldest
+    receive that names its sender; if none does, the oldest from anyone (in MPI, the oldest of all).
     """
 
     x: Any

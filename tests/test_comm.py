@@ -140,22 +140,19 @@ def test_specific_and_general_receives_share_the_senders_in_order(where: str) ->
     assert on(where, fn, 3)[0]
 
 
-def test_a_posted_receive_from_anyone_takes_what_comes_first() -> None:
+def test_posted_receives_from_anyone_take_what_comes_first() -> None:
     def fn(comm: Comm) -> Any:
         if comm.rank:
             with comm.compute("wait", seconds=float(comm.rank)):
                 pass
             comm.send(torch.tensor([comm.rank]), 0)
             return None
-        boxes = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
-        works = comm.post(Recv(boxes[0]), Recv(boxes[1], 1), Recv(boxes[2]))
-        first, second = works[0].wait(), works[2].wait()
-        works[1].cancel()
-        return [first, second], [int(box) for box in boxes]
+        boxes = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        works = comm.post(*map(Recv, boxes))
+        return [work.wait() for work in works], [int(box) for box in boxes]
 
-    # Rank 1 comes first and meets the oldest receive; the one from rank 1 alone stays open.
     network = topology.uniform(3, 0.0, 1e9)
-    assert simulate(fn, network=network).values[0] == ([1, 2], [1, 0, 2])
+    assert simulate(fn, network=network).values[0] == ([1, 2], [1, 2])
 
 
 def test_a_receive_from_anyone_takes_the_message_that_has_waited_longest() -> None:
@@ -208,24 +205,25 @@ def test_equal_numbers_of_bytes_are_not_enough(where: str, sent: Any, wanted: An
         on(where, fn, 2)
 
 
-def test_a_message_meets_the_older_of_two_receives() -> None:
-    def fn(comm: Comm, anyone_first: bool) -> Any:
+@BOTH
+@pytest.mark.parametrize(("sources", "got"), [
+    ([None, 1, None], [2, 1, 3]), ([None, 1, 1], [3, 1, 2]), ([1, None, 1], [1, 3, 2])])
+def test_a_message_meets_the_receives_that_name_its_sender_first(
+    where: str, sources: list[int | None], got: list[float]
+) -> None:
+    def fn(comm: Comm) -> list[float]:
         if comm.rank:
             comm.recv(torch.zeros(1), 0)  # rank 0 has posted
-            comm.exchange(Send(torch.tensor([1.0]), 0), Send(torch.tensor([2.0]), 0))
-            return None
-        special, general = torch.zeros(1), torch.zeros(1)
-        ops = [Recv(general), Recv(special, 1)] if anyone_first else [Recv(special, 1),
-                                                                    Recv(general)]
-        works = comm.post(*ops)
+            comm.exchange(*[Send(torch.tensor([value]), 0) for value in (1.0, 2.0, 3.0)])
+            return []
+        boxes = [torch.zeros(1) for _ in sources]
+        works = comm.post(*map(Recv, boxes, sources))
         comm.send(torch.zeros(1), 1)
         for work in works:
             work.wait()
-        return special.item(), general.item()
+        return [box.item() for box in boxes]
 
-    network = topology.uniform(2, 1e-6, 1e9)
-    assert simulate(fn, True, network=network).values[0] == (2.0, 1.0)
-    assert simulate(fn, False, network=network).values[0] == (1.0, 2.0)
+    assert on(where, fn, 2)[0] == got
 
 
 @BOTH

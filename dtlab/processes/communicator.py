@@ -183,10 +183,10 @@ class ProcessComm(Comm):
             self.end.broken = True
             self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
             who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
-            if limit := re.search(r"Timed out waiting (\d+)ms", str(error)):
-                late = RunTimeout(f"rank {self.rank} waited {int(limit[1]) / 1000:g} s for {who}, "
-                                  f"the time limit of the process group; init_process_group and "
-                                  f"new_group take timeout=")
+            if limit := re.search(r"Timed out(?: waiting (\d+)ms)?", str(error)):
+                waited = f"{int(limit[1]) / 1000:g} s for {who}" if limit[1] else f"for {who}"
+                late = RunTimeout(f"rank {self.rank} waited {waited}, the time limit of the "
+                                  f"process group; init_process_group and new_group take timeout=")
                 self.end.tell_others(late)
                 raise late from error
             if (why := self.end.why_broken()) is not None:

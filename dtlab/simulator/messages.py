@@ -143,12 +143,11 @@ class Channel(Queue):
         return self.take()
 
     def take_recv(self) -> PendingMessage | None:
-        """The oldest receive that a message of this channel may satisfy."""
-        mine = self.first if self.first is not None and self.first.x is None else None
-        anyone = self.from_anyone.first if self.shared else None
-        if anyone is not None and (mine is None or anyone.order < mine.order):
-            return self.from_anyone.take()
-        return None if mine is None else self.take()
+        """The receive that a message of this channel meets: the oldest that names its sender; if
+        none does, the oldest from anyone."""
+        if self.first is not None and self.first.x is None:
+            return self.take()
+        return self.from_anyone.take() if self.from_anyone.first is not None else None
 
 
 class ClosedChannel(Channel):
