@@ -353,7 +353,7 @@ def another_length(comm: dtlab.Comm) -> None:
     (lambda comm: DataParallel(nn.Linear(1, 1), comm, "fast"), "unknown strategy 'fast'"),
     (lambda comm: DataParallel(nn.Linear(1, 1), comm, bucket_bytes=0), "bucket_bytes"),
     (lambda comm: DataParallel(nn.Linear, comm), r"need a torch\.nn\.Module"),
-    (lambda comm: clip_grad_norm_(nn.Linear(1, 1), 1), "takes what DataParallel or zero"),
+    (lambda comm: clip_grad_norm_(nn.Linear(1, 1), 1), "takes what DataParallel, zero or hybrid"),
 ])
 def test_a_mistake_is_one_sentence(mistake: Any, sentence: str) -> None:
     with pytest.raises(dtlab.RankFailed, match=sentence):
