@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from dtlab.checks import short
@@ -150,7 +151,7 @@ def not_dense(x: torch.Tensor) -> str:
 
 def _has_memory(x: torch.Tensor) -> bool:
     try:
-        return x.data_ptr() != 0 or not x.numel() or x.is_meta
+        return not isinstance(x, FakeTensor) and (x.data_ptr() != 0 or not x.numel() or x.is_meta)
     except RuntimeError:
         return False
 
