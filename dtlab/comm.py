@@ -39,8 +39,8 @@ class Send(NamedTuple):
 
 class Recv(NamedTuple):
     """Receive into `x`, a tensor of the shape and dtype that was sent, or a list, to which an
-    object is appended; from rank `src`, or from anyone if it is None. A message meets the oldest
-    receive that names its sender; if none does, the oldest from anyone (in MPI, the oldest of all).
+    object is appended; from rank `src`, or from anyone if it is None. On one communicator, receives
+    from anyone that nobody has waited for are alike, and none from a named rank is beside them.
     """
 
     x: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,24 +207,63 @@ def test_equal_numbers_of_bytes_are_not_enough(where: str, sent: Any, wanted: An
 
 
 @BOTH
-@pytest.mark.parametrize(("sources", "got"), [
-    ([None, 1, None], [2, 1, 3]), ([None, 1, 1], [3, 1, 2]), ([1, None, 1], [1, 3, 2])])
-def test_a_message_meets_the_receives_that_name_its_sender_first(
-    where: str, sources: list[int | None], got: list[float]
+@pytest.mark.parametrize(("first", "then", "says"), [
+    (Recv(torch.zeros(1)), Recv(torch.zeros(1), 1), r"float32 \(1,\) .* names its sender"),
+    (Recv([], 1), Recv([]), "an object from anyone is under way beside one that names its sender"),
+    (Recv([]), Recv(torch.zeros(2)), r"an object from anyone .* beside one of float32 \(2,\)")])
+@pytest.mark.parametrize("together", [True, False])
+def test_which_message_a_receive_meets_does_not_depend_on_who_comes_first(
+    where: str, first: Recv, then: Recv, says: str, together: bool
 ) -> None:
-    def fn(comm: Comm) -> list[float]:
-        if comm.rank:
-            comm.recv(torch.zeros(1), 0)  # rank 0 has posted
-            comm.exchange(*[Send(torch.tensor([value]), 0) for value in (1.0, 2.0, 3.0)])
-            return []
-        boxes = [torch.zeros(1) for _ in sources]
-        works = comm.post(*map(Recv, boxes, sources))
-        comm.send(torch.zeros(1), 1)
-        for work in works:
+    def fn(comm: Comm) -> None:
+        if comm.rank == 0 and together:
+            comm.exchange(first, then)
+        elif comm.rank == 0:
+            work = comm.irecv(*first)
+            comm.irecv(*then)
             work.wait()
-        return [box.item() for box in boxes]
 
-    assert on(where, fn, 2)[0] == got
+    with pytest.raises(dtlab.RankFailed, match=f"raised ConfigError: rank 0: a receive of {says}"):
+        on(where, fn, 2)
+
+
+@BOTH
+def test_receives_from_anyone_and_from_named_ranks_follow_each_other_or_are_apart(where: str
+                                                                                  ) -> None:
+    def fn(comm: Comm) -> list[int]:
+        other = comm.subgroup(range(comm.size))
+        if comm.rank:
+            comm.send(torch.tensor([1]), 0)
+            comm.send(torch.tensor([2, 2]), 0)
+            other.send(torch.tensor([3, 3, 3]), 0)
+            return []
+        boxes = [torch.zeros(n, dtype=torch.int64) for n in (1, 2, 3)]
+        beside = other.irecv(boxes[2], 1)
+        comm.irecv(boxes[0]).wait()
+        comm.irecv(boxes[1], 1).wait()
+        beside.wait()
+        return [int(box.sum()) for box in boxes]
+
+    assert on(where, fn, 2)[0] == [1, 4, 9]
+
+
+@BOTH
+@pytest.mark.parametrize("sent", [torch.ones(2), torch.ones(50), "an object"], ids=str)
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_second_of_two_receives_from_anyone_is_checked_too(
+    where: str, sent: Any, late: int
+) -> None:
+    """Larger messages would end the process, smaller ones fill a part of it."""
+    def fn(comm: Comm) -> None:
+        if comm.rank == late:
+            time.sleep(0.3 if where == "processes" else 0)
+        if comm.rank:
+            comm.exchange(Send(torch.ones(5), 0), Send(sent, 0))
+        else:
+            comm.exchange(Recv(torch.zeros(5)), Recv(torch.zeros(5)))
+
+    with pytest.raises(dtlab.ShapeMismatch, match=r"rank 1 sent .* rank 0 waits .* \(5,\)"):
+        on(where, fn, 2)
 
 
 @BOTH

@@ -29,7 +29,7 @@ from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND
 from dtlab.processes.store import JOINING
 from dtlab.processes.streams import BegunWork, Stream
 from dtlab.processes.transport import ANY_SOURCE, Handle, Operation, Transport
-from dtlab.ranks.matching import describe
+from dtlab.ranks.matching import check_sources, describe
 from dtlab.reduction import check_receives, combine_, not_dense
 from dtlab.tracebacks import calling_place
 
@@ -50,6 +50,7 @@ class ProcessComm(Comm):
         self._check = end.context_check(self.tag)
         self._index = self._check.index or 0 if self._check is not None else 0
         self._channels: dict[tuple[int, bool], Channel] = {}
+        self._from_anyone: list[Message] = []  # receives that nobody has waited for
         self._headers: dict[Any, EncodedHeader] = {}
         self._hidden: list[ProcessComm] = []  # for `_all_gather_objects`
         self._streams: list[tuple[Stream, ProcessComm]] = []
@@ -140,23 +141,42 @@ class ProcessComm(Comm):
 
     def _announce(self, messages: list[Message]) -> None:
         """Number the messages and check that they fit. Raises `ShapeMismatch`."""
+        self._check_sources([message for message in messages if not message.sends])
         announced = []
         try:
             for message in messages:
+                announced.append(message)
                 if message.channel is not None:
                     message.number = message.channel.announce(message.header)
-                elif self._check is not None:
+                    continue
+                self._from_anyone.append(message)
+                if self._check is not None:
                     taken = [(self.members[peer], self._channel(peer, False).posted)
                              for peer in range(self.size) if peer != self.rank]
-                    self._check.add_wildcard(message, message.header, taken)
-                announced.append(message)
+                    self._check.add_wildcard(len(self._from_anyone), message.header, taken)
         except Exception:
             for message in reversed(announced):
-                if message.channel is not None:
+                if message.channel is None:
+                    self._forget(message)
+                elif message.number >= 0:
                     message.channel.withdraw()
-                elif self._check is not None:
-                    self._check.remove_wildcard(message)
             raise
+
+    def _check_sources(self, receives: list[Message]) -> None:
+        """See `check_sources`: of what is under way, and these."""
+        anyone = [*self._from_anyone, *(m for m in receives if m.channel is None)]
+        if anyone:
+            others = [work.message for work in (*self.end.posted, *self.end.cancelled)
+                      if isinstance(work, PostedMessage)]
+            named = any(m.channel is not None and not m.sends and m.tag == self.tag
+                        for m in (*others, *receives))
+            check_sources(self.rank, named, [describe(m.x) for m in anyone])
+
+    def _forget(self, receive: Message) -> None:
+        """A receive from anyone is not under way any more."""
+        self._from_anyone.remove(receive)
+        if self._check is not None:
+            self._check.set_wildcards(len(self._from_anyone))
 
     def _finish(self, messages: Sequence[Message]) -> None:
         """Wait until all are done, and put what was received in its place."""
@@ -167,9 +187,11 @@ class ProcessComm(Comm):
         begun_s, label, nbytes = time.perf_counter(), self.label, 0
         try:
             for message in messages:
-                sends = message.sends
+                sends, number = message.sends, message.number
+                if message.peer == ANY_SOURCE:
+                    number = self._from_anyone.index(message)
                 writer.waits(doing, peers, label, self._index, message.nbytes, sends,
-                             message.world, message.number)
+                             message.world, number)
                 self.end.wait_for(message.handle, sends, message.world)
                 if message.rest is not None:
                     self.end.wait_for(message.rest_handle, sends, message.world)
@@ -206,9 +228,8 @@ class ProcessComm(Comm):
         message.world = message.handle._source_rank()  # type: ignore[attr-defined]
         message.peer = self.members.index(message.world)
         with self.end.lock:
-            if self._check is not None:
-                self._check.remove_wildcard(message)  # before it is counted: see `Channel`
-            message.number = self._channel(message.peer, False).count()
+            self._forget(message)  # before it is counted: see `Channel`
+            message.number = self._channel(message.peer, False).count(message.header)
 
     def _channel(self, peer: Any, sends: bool) -> Channel:
         channel = self._channels.get((peer, sends)) if peer.__class__ is int else None

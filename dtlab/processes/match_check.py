@@ -70,47 +70,37 @@ class ContextCheck:
     def __init__(self, status: SharedStatus, me: int, context: int, index: int):
         self.status, self.me, self.context = status, me, context
         self.index = index if index < CONTEXTS else None
-        self._wildcards: dict[object, bytes] = {}  # pending receives from any source: their headers
         if self.index is not None:
             status.add_context(me, self.index, context)
 
-    @property
-    def has_wildcards(self) -> bool:
-        """Are receives from any source pending?"""
-        return bool(self._wildcards)
-
     def add_wildcard(
-        self, receive: object, header: EncodedHeader, taken: Sequence[tuple[int, int]]
+        self, pending: int, header: EncodedHeader, taken: Sequence[tuple[int, int]]
     ) -> None:
-        """About to post a receive from any source, which has no number until it is met. taken:
-        (sender, how many of its messages have been received). Raises `ShapeMismatch`."""
-        self._wildcards[receive] = header.text
-        self._publish_wildcards()
-        try:
-            for src, number in taken:
-                sent = self.read(src, src, self.me, False, number)
+        """About to post a receive from any source, which has no number until it is met; now as many
+        are `pending`, all with this header. taken: (sender, how many of its messages have been
+        received). Raises `ShapeMismatch`."""
+        if self.index is not None and pending == 1:
+            words, at = self.status.words, self.status.wildcard_at(self.me, self.index)
+            words[at + 1] = 0
+            self.status.bytes[8 * at + 16 : 8 * at + 16 + len(header.text)] = header.text
+            words[at + 1] = len(header.text)
+        self.set_wildcards(pending)
+        _memory_fence()
+        unmet = sum(self.unmet(src, number) for src, number in taken)
+        for src, number in taken:
+            for next_ in range(pending if unmet <= pending else 1):
+                sent = self.read(src, src, self.me, False, number + next_)
                 if sent:
                     _compare(header.text, sent, src, self.me, receiving=True)
-        except Exception:
-            self.remove_wildcard(receive)
-            raise
 
-    def remove_wildcard(self, receive: object) -> None:
-        """The receive has met its sender."""
-        del self._wildcards[receive]
-        self._publish_wildcards()
+    def set_wildcards(self, pending: int) -> None:
+        """As many receives from any source are pending."""
+        if self.index is not None:
+            self.status.words[self.status.wildcard_at(self.me, self.index)] = pending
 
-    def _publish_wildcards(self) -> None:
-        """How many are pending, and their header if all have the same."""
-        if self.index is None:
-            return
-        texts = set(self._wildcards.values())
-        text = texts.pop() if len(texts) == 1 else b""
-        words, at = self.status.words, self.status.wildcard_at(self.me, self.index)
-        words[at + 1] = 0
-        self.status.bytes[8 * at + 16 : 8 * at + 16 + len(text)] = text
-        words[at + 1] = len(text)
-        words[at] = len(self._wildcards)
+    def unmet(self, src: int, taken: int) -> int:
+        """How many messages `src` has sent me, beside the `taken` ones that I have received."""
+        return (self.status.posted(src, self.me, False, self.context) or 0) - taken
 
     def read(self, side: int, src: int, dst: int, receiving: bool, number: int) -> bytes | None:
         """The header that `side` wrote for its number-th message; None if it isn't there."""
@@ -144,8 +134,6 @@ class Channel:
         """The next message is about to be posted: returns its number. Raises `ShapeMismatch`."""
         number = self.posted
         if self._check is not None:
-            if self._receiving and self._check.has_wildcards:
-                header = NO_HEADER  # which message each of them gets is not certain
             met = self._they_have_posted(number)
             if met:
                 self._compare(number, header)
@@ -174,10 +162,13 @@ class Channel:
         self.posted -= 1
         self._publish()
 
-    def count(self) -> int:
-        """A receive from any source has met a message of this channel: returns its number."""
+    def count(self, header: EncodedHeader) -> int:
+        """A receive from any source has met a message of this channel: returns its number. Raises
+        `ShapeMismatch` if it came from one that could not be compared before."""
         self.posted += 1
         self._publish()
+        if self._check is not None and self._they_have_posted(self.posted - 1):
+            self._compare(self.posted - 1, header)
         return self.posted - 1
 
     def _publish(self) -> None:
@@ -223,9 +214,9 @@ class Channel:
             _compare(header.text, theirs, self.src, self.dst, self._receiving)
 
     def _compare_with_wildcard(self, number: int, header: EncodedHeader) -> None:
-        """A message for which no receive has been posted may meet one from any source, if no other
-        is on its way there; nor was just now, or that receive may have met it. So the count is read
-        before and after."""
+        """A message for which no receive has been posted meets one from any source if there are as
+        many of these as messages under way to that rank. The first one from here may, if it was the
+        first before and after: else that receive may have met the one before."""
         assert self._check is not None
         status, context = self._check.status, self._check.context
         index = status.context_index(self.dst, context)
@@ -238,7 +229,10 @@ class Channel:
         pending, length = self._words[at], self._words[at + 1]
         wanted = status.bytes[8 * at + 16 : 8 * at + 16 + length]
         again = self._words[status.count_at(self.src, self.dst, True, index)]
-        if pending and number == taken == again:
+        unmet = sum((status.posted(src, self.dst, False, context) or 0)
+                    - (status.posted(src, self.dst, True, context) or 0)
+                    for src in range(status.ranks))
+        if pending and (number == taken == again or unmet <= pending):
             _compare(header.text, wanted, self.src, self.dst, receiving=False)
 
 

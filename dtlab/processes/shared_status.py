@@ -51,7 +51,8 @@ class State(NamedTuple):
     context: int  # … in the context of this index,
     nbytes: int
     peer: int  # … to this rank of the run, or receives from it (or from ANY_SOURCE);
-    number: int  # the number-th of this pair and context. WAIT: for the stream of this number
+    number: int  # the number-th of this pair and context; from ANY_SOURCE: so many such receives
+    # are older. WAIT: for the stream of this number
     peers: str = ""
     label: str = ""
     line: str = ""  # of a stream: the line that began what it runs
@@ -211,16 +212,18 @@ class SharedStatus:
         if state.sends:
             there = self.posted(rank, state.peer, True, context)
             pending = self.pending_wildcards(state.peer, context)
-            return there is not None and there <= state.number and pending == 0
+            return there is not None and pending is not None and there + pending <= state.number
         if state.peer != ANY_SOURCE:
             there = self.posted(state.peer, rank, False, context)
             return there is not None and there <= state.number
+        unmet = 0
         for src in range(self.ranks):
             sent = self.posted(src, rank, False, context)
             taken = self.posted(src, rank, True, context)
-            if sent is None or taken is None or sent > taken:
+            if sent is None or taken is None:
                 return False
-        return True
+            unmet += sent - taken
+        return unmet <= state.number
 
     def table(self, rank: int, line: str) -> list[Waiting]:
         """The rows of `rank` in the table of a `Deadlock` or `RunTimeout`; line: where it is."""

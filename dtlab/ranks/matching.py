@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from dtlab.errors import ShapeMismatch
+from dtlab.errors import ConfigError, ShapeMismatch
 
 _SIZES = 12  # up to this many vectors, each size is listed
 
@@ -40,6 +41,19 @@ def describe_all(dtype: torch.dtype, sizes: tuple[int, ...], label: str) -> Head
         label += f" #{zlib.crc32(repr(sizes).encode()):x}"
     return Header("tensor", str(dtype).split(".")[-1], sizes[:_SIZES],
                   sum(sizes) * dtype.itemsize, label)
+
+
+def check_sources(rank: int, named: bool, anyone: Iterable[Header]) -> None:
+    """Raise `ConfigError` if receives from anyone, into what `anyone` says, would be under way
+    beside each other's other kinds, or beside one whose sender is `named`."""
+    kinds = sorted({str(header) for header in anyone})
+    if kinds and (named or len(kinds) > 1):
+        other = "one that names its sender" if named else f"one of {kinds[-1]}"
+        raise ConfigError(
+            f"rank {rank}: a receive of {kinds[0]} from anyone is under way beside {other}, so "
+            f"which message each meets depends on who comes first; wait for one before you post "
+            f"the other, or let one have its own communicator: comm.subgroup(range(comm.size))"
+        )
 
 
 def check_match(sent: Header, src: int, wanted: Header, dst: int) -> None:

@@ -16,6 +16,7 @@ from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine
+from dtlab.ranks.matching import check_sources, describe
 from dtlab.reduction import check_receives, not_dense
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
@@ -52,7 +53,9 @@ class SimComm(Comm):
             if op.__class__ is Send:
                 works.append(Sending(engine, me, line, self._send(op[0], op[1]), op[1]))
             elif op.__class__ is Recv:
-                works.append(Receiving(engine, me, line, self._recv(op[0], op[1])))
+                message = self._recv(op[0], op[1])
+                works.append(Receiving(engine, me, line, message,
+                                       describe(op[0]) if op[1] is None else None))
             else:
                 raise no_operation(self.rank, op)
         return works
@@ -83,6 +86,9 @@ class SimComm(Comm):
         for op in ops:
             if op.__class__ not in (Send, Recv):
                 raise no_operation(self.rank, op)
+        receives = [op for op in ops if op.__class__ is Recv]
+        check_sources(self.rank, any(op[1] is not None for op in receives),
+                      [describe(op[0]) for op in receives if op[1] is None])
         messages = [self._send(op[0], op[1]) if op.__class__ is Send else self._recv(op[0], op[1])
                     for op in ops]
         self._wait([m for op, m in zip(ops, messages, strict=True) if op.__class__ is Send],
@@ -179,6 +185,10 @@ class SimComm(Comm):
             x = self._buffer(x)
         elif strand.real:
             self._check_tensor(x, "receive into")
+        queue = source.from_anyone
+        if queue.anyone or src is None:
+            check_sources(self.rank, src is not None or queue.named > 0,
+                          [*queue.anyone, *[describe(x)] * (src is None)])
         message = source.take_send()
         if message is None:
             message = PendingMessage()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dtlab.ranks.matching import Header
 from dtlab.simulator.network import Flow
 from dtlab.simulator.rank_classes import CLASSES, dumps, loads
 from dtlab.simulator.strands import Strand
@@ -143,8 +144,8 @@ class Channel(Queue):
         return self.take()
 
     def take_recv(self) -> PendingMessage | None:
-        """The receive that a message of this channel meets: the oldest that names its sender; if
-        none does, the oldest from anyone."""
+        """The oldest receive that a message of this channel may satisfy. (From anyone and from this
+        sender none wait together.)"""
         if self.first is not None and self.first.x is None:
             return self.take()
         return self.from_anyone.take() if self.from_anyone.first is not None else None
@@ -170,7 +171,7 @@ class ClosedChannel(Channel):
 class ReceiveQueue(Queue):
     """The receives from anyone of one rank in one context that wait for their sends."""
 
-    __slots__ = ("channels", "opened", "sends")
+    __slots__ = ("anyone", "channels", "named", "opened", "sends")
     shared = True
     closed = False
 
@@ -178,7 +179,30 @@ class ReceiveQueue(Queue):
         super().__init__()
         self.channels: list[Channel] = []  # that lead here
         self.opened = False  # most never are, for their ranks name the sender
+        # Receives that nobody has waited for: what those from anyone are received into; how many
+        # are from named ranks.
+        self.anyone: list[Header] = []
+        self.named = 0
         self.sends: OrderedDict[PendingMessage, None] = OrderedDict()  # if opened: not asked for
+
+    @property
+    def from_anyone(self) -> ReceiveQueue:
+        """As a `Channel` has it."""
+        return self
+
+    def add(self, anyone: Header | None) -> None:
+        """A receive is under way: from anyone, into what this says, or from a named rank."""
+        if anyone is None:
+            self.named += 1
+        else:
+            self.anyone.append(anyone)
+
+    def discard(self, anyone: Header | None) -> None:
+        """It is waited for."""
+        if anyone is None:
+            self.named -= 1
+        else:
+            self.anyone.remove(anyone)
 
     def open(self) -> ReceiveQueue:
         """Before the first receive from anyone. Returns itself."""

@@ -8,10 +8,11 @@ from typing import Any
 
 from dtlab.comm import Work
 from dtlab.errors import RankDied, UnwaitedWork
+from dtlab.ranks.matching import Header
 from dtlab.simulator.deaths import broken
 from dtlab.simulator.engine import Engine
 from dtlab.simulator.lines import Line
-from dtlab.simulator.messages import Channel, PendingMessage
+from dtlab.simulator.messages import Channel, PendingMessage, ReceiveQueue
 from dtlab.simulator.strands import Strand
 
 
@@ -103,11 +104,21 @@ class Sending(MessageWork):
 
 
 class Receiving(MessageWork):
-    """The receiver's end of a message."""
+    """The receiver's end of a message; anyone: what it is received into, if it is from anyone."""
 
-    __slots__ = ()
+    __slots__ = ("_anyone", "_queue")
+
+    def __init__(self, engine: Engine, rank: int, line: Line | None, message: PendingMessage,
+                 anyone: Header | None):
+        super().__init__(engine, rank, line, message)
+        self._anyone = anyone
+        self._queue: ReceiveQueue | None = message.channel.from_anyone
+        message.channel.from_anyone.add(anyone)
 
     def wait(self) -> int:
+        if self._queue is not None:
+            self._queue.discard(self._anyone)
+            self._queue = None
         self._finish()
         peer: int = self.message.channel.peer
         return peer

@@ -52,14 +52,14 @@ def test_the_table_says_what_everyone_waits_for(strands: str) -> None:
             comm.send("hello", 1)
             comm.send([1, 2, 3], 0)
         elif comm.rank == 5:
-            comm.exchange(Recv(x), Recv(y, 0))
+            comm.exchange(Send(x, 0), Recv(x))
 
     rows = table(fn, 7, strands=strands)
     objects = rows[4][2]
     assert objects > 0
     assert rows == [
         ("exchange", "1 and 2", 12), ("exchange", "3 and 2", 12), ("split", "", None),
-        ("recv", "0", 40), ("send", "0", objects), ("exchange", "anyone and 0", 12),
+        ("recv", "0", 40), ("send", "0", objects), ("exchange", "0 and anyone", 12),
         ("returned", "", None),
     ]
 
