@@ -257,6 +257,32 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
     **{f"zero, stage {stage!r}":
        lambda comm, stage=stage: parallel.zero(torch.nn.Linear(2, 2), comm, stage=stage)
        for stage in ([], True, 1.5, "1")},
+    **{f"zero, {name}={value!r:.12}":
+       lambda comm, name=name, value=value: parallel.zero(torch.nn.Linear(2, 2), comm,
+                                                          **{name: value})
+       for name, value in (("layers", 3), ("layers", [3]), ("layers", [LINEAR]), ("groups", 3),
+                           ("algorithm", "pairwise"), ("param_dtype", torch.int32),
+                           ("param_dtype", "bf16"))},
+    **{f"scatter_to along {dim!r}":
+       lambda comm, dim=dim: parallel.conversions.scatter_to(comm, PARTS, dim) for dim in (5, "x")},
+    **{f"{name} of {x!r}":
+       lambda comm, name=name, x=x: getattr(parallel.conversions, name)(comm, x)
+       for name in ("gather_from", "reduce_scatter_to") for x in (X, torch.tensor(1.0))},
+    "gather_linear of a vector":
+       lambda comm: parallel.sequence.gather_linear(comm, X, PARTS),
+    "QKVLinear's sequence": lambda comm: parallel.tensor.QKVLinear(
+        comm, models.GPT(GPT).blocks[0].attention, "x"),
+    "logits of no dimension": lambda comm: parallel.tensor.vocab_cross_entropy(comm, X[0], X[0]),
+    "targets in a list": lambda comm: parallel.tensor.vocab_cross_entropy(comm, PARTS, [0, 1]),
+    **{f"charge_compute{given!r:.20}":
+       lambda comm, given=given: parallel.charge_compute(comm, *given)
+       for given in ((3,), ({"a": 1.0},), ({LINEAR: "1"},), ({LINEAR: -1},), ({LINEAR: 1}, -2))},
+    "watch_finite of 3": lambda comm: parallel.watch_finite(3, comm).__enter__(),
+    "load_full_state_dict": lambda comm: parallel.load_full_state_dict(
+        parallel.DataParallel(torch.nn.Linear(2, 2), comm), [1]),
+    "Replicas' build": lambda comm: parallel.Replicas(comm, 1, 3),
+    "Replicas' built": lambda comm: parallel.Replicas(comm, 1, lambda group: 3),
+    "BatchSampler's shuffle": lambda comm: parallel.BatchSampler(8, 4, comm, shuffle="no"),
     "Pipeline without a schedule": lambda comm: parallel.pipeline.Pipeline(LINEAR, [], comm),
     "a mesh's axis": lambda comm: parallel.Mesh(comm, dp=2)[["dp"]],
     "hybrid of no GPT": lambda comm: parallel.hybrid(math.nan, parallel.Mesh(comm, dp=2)),
@@ -274,6 +300,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "shard of None": lambda: parallel.tensor.shard(models.GPT(GPT), None),
     "ColumnLinear of None": lambda: parallel.tensor.ColumnLinear(None, 4, 4),
     "vocab_cross_entropy of None": lambda: parallel.tensor.vocab_cross_entropy(None, X, X),
+    "charge_compute of None": lambda: parallel.charge_compute(None, {LINEAR: 1.0}),
+    "Replicas of None": lambda: parallel.Replicas(None, 1, lambda group: None),
     "BatchSampler of None": lambda: parallel.BatchSampler(8, 4, None),
     "Pipeline of None": lambda: parallel.pipeline.Pipeline(LINEAR, SCHEDULE, None),
     "save of a path": lambda: parallel.save("model", "folder"),

@@ -111,8 +111,7 @@ class DataParallel(SynchronizedModule):
                               f"{', '.join(STRATEGIES)}")
         if not isinstance(bucket_bytes, (int, float)) or not bucket_bytes > 0:
             raise ConfigError(f"bucket_bytes must be a number above 0, not {bucket_bytes!r}")
-        super().__init__(module, comm)
-        self.algorithm = algorithm
+        super().__init__(module, comm, algorithm, reduce_dtype)
         together = {"parameter": 1, "flat": float("inf")}.get(strategy, bucket_bytes)
         self.buckets = buckets_of(self.trained, together, reduce_dtype)
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
