@@ -231,6 +231,13 @@ def saved(comm: Comm, folder: str) -> None:
     parallel.save(folder, parallel.DataParallel(torch.nn.Linear(2, 2), comm))
 
 
+def piped(comm: Comm, stages: Any = None, loss_fn: Any = torch.nn.MSELoss(), total: Any = None,  # noqa: B008
+          **options: Any) -> None:
+    layer = torch.nn.Linear(2, 2) if stages is None else stages
+    whole = parallel.pipeline.Pipeline(layer, SCHEDULE, comm, **options)
+    whole.step(PARTS, PARTS, loss_fn, total=total)
+
+
 # Calls on two simulated ranks, each of which is refused there.
 LINEAR = torch.nn.Linear(2, 2)
 SCHEDULE = parallel.pipeline.gpipe(2, 2)
@@ -283,6 +290,15 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
     "Replicas' build": lambda comm: parallel.Replicas(comm, 1, 3),
     "Replicas' built": lambda comm: parallel.Replicas(comm, 1, lambda group: 3),
     "BatchSampler's shuffle": lambda comm: parallel.BatchSampler(8, 4, comm, shuffle="no"),
+    **{f"Pipeline, {name}={value!r:.20}":
+       lambda comm, name=name, value=value: piped(comm, **{name: value})
+       for name, value in (("stages", 3), ("tied", 3), ("tied", {"w": X}), ("seconds", 3),
+                           ("recompute", "x"), ("loss_fn", None), ("total", 0), ("total", "a"),
+                           ("total", math.nan), ("total", -2))},
+    "hybrid with two numbers of micro-batches": lambda comm: parallel.hybrid(
+        models.GPT(GPT), parallel.Mesh(comm, pp=2), schedule=SCHEDULE, micro_batches=3),
+    "hybrid's tokens": lambda comm: parallel.hybrid(
+        models.GPT(GPT), parallel.Mesh(comm, dp=2))[0].backward([[1]], [[1]]),
     "Pipeline without a schedule": lambda comm: parallel.pipeline.Pipeline(LINEAR, [], comm),
     "a mesh's axis": lambda comm: parallel.Mesh(comm, dp=2)[["dp"]],
     "hybrid of no GPT": lambda comm: parallel.hybrid(math.nan, parallel.Mesh(comm, dp=2)),
@@ -313,6 +329,13 @@ REFUSED: dict[str, Callable[[], Any]] = {
     **{f"{name}, an algorithm, of None": partial(next(iter(algorithms.values())), None,
                                                  *OF_NO_COMM[name])
        for name, algorithms in collectives.ALGORITHMS.items()},
+    **{f"check of {action}": pipeline.Schedule.of(
+        [[*pipeline.gpipe(1, 1).rows[0], action]]).check
+       for action in (1, "0F0", pipeline.Action(0, "Z", 0), pipeline.Action(-1, "F", 0))},
+    "time of no rank": pipeline.Schedule.of([]).time,
+    "time of an idle rank": pipeline.Schedule.of([[], *pipeline.gpipe(1, 1).rows]).time,
+    "no time": partial(SCHEDULE.time, 0, 0),
+    "layers of no GPT": partial(pipeline.gpt_layers, LINEAR),
     **{f"cut{given!r:.20}": partial(pipeline.cut, *given)
        for given in ((3, 1), ([3], 1), ([torch.nn.Tanh()], 1.5), ([torch.nn.Tanh()], "x"),
                      ([torch.nn.Tanh()], [1.0]), ([torch.nn.Tanh()], True))},
