@@ -24,6 +24,7 @@ from dtlab.cli import app
 from dtlab.machine import Machine
 from dtlab.parallel import pipeline
 from dtlab.processes.magic import RanksMagic
+from dtlab.ps import election
 from dtlab.recording import frames_of, stepper_frames
 from dtlab.widgets import Stepper
 
@@ -99,6 +100,8 @@ PS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ps.EASGD": (ps.EASGD, RATE | {"alpha": 0.1}),
     "ps.ConsistentHash": (ps.ConsistentHash, {"vnodes": 8}),
     "ps.Leader": (ps.Leader, {"sync": True}),
+    "elect": (in_a_rank(partial(election.elect, until_s=0.5)), {
+        "seed": 0, "wait_s": (0.15, 0.3), "beat_s": 0.05}),
     "ps.aggregate": (in_a_rank(ps.aggregate), {"x": torch.ones(2), "placement": "spread",
                                                "op": "sum"}),
     "ps.aggregate on_one": (in_a_rank(partial(ps.aggregate, x=torch.ones(2), placement="on_one")),
@@ -289,6 +292,9 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
         parallel.DataParallel(torch.nn.Linear(2, 2), comm), [1]),
     "Replicas' build": lambda comm: parallel.Replicas(comm, 1, 3),
     "Replicas' built": lambda comm: parallel.Replicas(comm, 1, lambda group: 3),
+    **{f"elect until {until_s!r}":
+       lambda comm, until_s=until_s: election.elect(comm, until_s)
+       for until_s in (math.inf, math.nan, "x", -1)},
     "BatchSampler's shuffle": lambda comm: parallel.BatchSampler(8, 4, comm, shuffle="no"),
     **{f"Pipeline, {name}={value!r:.20}":
        lambda comm, name=name, value=value: piped(comm, **{name: value})

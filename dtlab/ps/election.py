@@ -14,7 +14,11 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+from dtlab.checks import short
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.ps.checks import seconds
 from dtlab.ps.messages import Endpoint
 
 
@@ -28,12 +32,20 @@ class Led(NamedTuple):
 
 def elect(comm: Comm, until_s: float, seed: int = 0, wait_s: tuple[float, float] = (0.15, 0.30),
           beat_s: float = 0.05) -> list[Led]:
-    """Take part in elections until `until_s`, as one of the copies that `comm` joins.
+    """Take part in elections, as one of the copies that `comm` joins, until `comm.now()` is
+    `until_s`.
 
     wait_s: a copy waits for a sign of life from a leader for a time between these two, drawn anew
     each time from `seed` and its rank. beat_s: how often a leader gives one. Returns what terms
     this copy has led.
     """
+    check_comm(comm, "elect(comm, until_s)")
+    seconds("until_s", until_s, above=False)
+    seconds("beat_s", beat_s)
+    if not isinstance(wait_s, (tuple, list)) or len(wait_s) != 2:
+        raise ConfigError(f"wait_s is two times, the shortest and the longest, not {short(wait_s)}")
+    for each in wait_s:
+        seconds("each of wait_s", each)
     copy = Copy(comm, random.Random(f"{seed} {comm.rank}"), wait_s, beat_s)
     while (left_s := until_s - comm.now()) > 0:
         message = copy.endpoint.receive(min(left_s, max(copy.deadline_s - comm.now(), 0.0)))
