@@ -292,9 +292,6 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
         parallel.DataParallel(torch.nn.Linear(2, 2), comm), [1]),
     "Replicas' build": lambda comm: parallel.Replicas(comm, 1, 3),
     "Replicas' built": lambda comm: parallel.Replicas(comm, 1, lambda group: 3),
-    **{f"elect until {until_s!r}":
-       lambda comm, until_s=until_s: election.elect(comm, until_s)
-       for until_s in (math.inf, math.nan, "x", -1)},
     "BatchSampler's shuffle": lambda comm: parallel.BatchSampler(8, 4, comm, shuffle="no"),
     **{f"Pipeline, {name}={value!r:.20}":
        lambda comm, name=name, value=value: piped(comm, **{name: value})

@@ -99,7 +99,8 @@ class DataParallel(SynchronizedModule):
     Memory: the buckets, as large as all gradients, which are views of them after backward: clone
     a gradient to keep it, for the next backward overwrites it. What torch.autograd.grad computes is
     reduced by `model.reduce()`, once it is assigned to `grad`.
-    Traffic of a step: an all-reduce of all gradients, 2(p−1)/p·n bytes a rank with a ring.
+    Traffic of a step: an all-reduce of all gradients and of a number for each parameter,
+    2(p−1)/p·n bytes a rank with a ring.
     Raises `ConfigError` if ranks hold different models.
     """
 

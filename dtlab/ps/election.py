@@ -32,20 +32,12 @@ class Led(NamedTuple):
 
 def elect(comm: Comm, until_s: float, seed: int = 0, wait_s: tuple[float, float] = (0.15, 0.30),
           beat_s: float = 0.05) -> list[Led]:
-    """Take part in elections, as one of the copies that `comm` joins, until `comm.now()` is
-    `until_s`.
+    """Take part in elections until `until_s`, as one of the copies that `comm` joins.
 
     wait_s: a copy waits for a sign of life from a leader for a time between these two, drawn anew
     each time from `seed` and its rank. beat_s: how often a leader gives one. Returns what terms
     this copy has led.
     """
-    check_comm(comm, "elect(comm, until_s)")
-    seconds("until_s", until_s, above=False)
-    seconds("beat_s", beat_s)
-    if not isinstance(wait_s, (tuple, list)) or len(wait_s) != 2:
-        raise ConfigError(f"wait_s is two times, the shortest and the longest, not {short(wait_s)}")
-    for each in wait_s:
-        seconds("each of wait_s", each)
     copy = Copy(comm, random.Random(f"{seed} {comm.rank}"), wait_s, beat_s)
     while (left_s := until_s - comm.now()) > 0:
         message = copy.endpoint.receive(min(left_s, max(copy.deadline_s - comm.now(), 0.0)))
@@ -62,6 +54,12 @@ class Copy:
     """One copy's part in the elections."""
 
     def __init__(self, comm: Comm, draw: random.Random, wait_s: tuple[float, float], beat_s: float):
+        check_comm(comm, "elect(comm, until_s)")
+        if not isinstance(wait_s, (tuple, list)) or len(wait_s) != 2:
+            raise ConfigError(f"wait_s is two times, the shortest and the longest, not "
+                              f"{short(wait_s)}")
+        for name, value in (("beat_s", beat_s), *(("each of wait_s", each) for each in wait_s)):
+            seconds(name, value)
         self.comm, self.draw, self.wait_s, self.beat_s = comm, draw, wait_s, beat_s
         self.endpoint = Endpoint(comm, range(comm.size), may_die=range(comm.size))
         self.term = 0
