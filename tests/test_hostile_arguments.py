@@ -24,6 +24,7 @@ from dtlab.cli import app
 from dtlab.machine import Machine
 from dtlab.parallel import pipeline
 from dtlab.processes.magic import RanksMagic
+from dtlab.ps import election
 from dtlab.recording import frames_of, stepper_frames
 from dtlab.widgets import Stepper
 
@@ -99,6 +100,8 @@ PS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ps.EASGD": (ps.EASGD, RATE | {"alpha": 0.1}),
     "ps.ConsistentHash": (ps.ConsistentHash, {"vnodes": 8}),
     "ps.Leader": (ps.Leader, {"sync": True}),
+    "elect": (in_a_rank(partial(election.elect, until_s=0.5)), {
+        "seed": 0, "wait_s": (0.15, 0.3), "beat_s": 0.05}),
     "ps.aggregate": (in_a_rank(ps.aggregate), {"x": torch.ones(2), "placement": "spread",
                                                "op": "sum"}),
     "ps.aggregate on_one": (in_a_rank(partial(ps.aggregate, x=torch.ones(2), placement="on_one")),
@@ -231,6 +234,13 @@ def saved(comm: Comm, folder: str) -> None:
     parallel.save(folder, parallel.DataParallel(torch.nn.Linear(2, 2), comm))
 
 
+def piped(comm: Comm, stages: Any = None, loss_fn: Any = torch.nn.MSELoss(), total: Any = None,  # noqa: B008
+          **options: Any) -> None:
+    layer = torch.nn.Linear(2, 2) if stages is None else stages
+    whole = parallel.pipeline.Pipeline(layer, SCHEDULE, comm, **options)
+    whole.step(PARTS, PARTS, loss_fn, total=total)
+
+
 # Calls on two simulated ranks, each of which is refused there.
 LINEAR = torch.nn.Linear(2, 2)
 SCHEDULE = parallel.pipeline.gpipe(2, 2)
@@ -257,6 +267,41 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
     **{f"zero, stage {stage!r}":
        lambda comm, stage=stage: parallel.zero(torch.nn.Linear(2, 2), comm, stage=stage)
        for stage in ([], True, 1.5, "1")},
+    **{f"zero, {name}={value!r:.12}":
+       lambda comm, name=name, value=value: parallel.zero(torch.nn.Linear(2, 2), comm,
+                                                          **{name: value})
+       for name, value in (("layers", 3), ("layers", [3]), ("layers", [LINEAR]), ("groups", 3),
+                           ("algorithm", "pairwise"), ("param_dtype", torch.int32),
+                           ("param_dtype", "bf16"))},
+    **{f"scatter_to along {dim!r}":
+       lambda comm, dim=dim: parallel.conversions.scatter_to(comm, PARTS, dim) for dim in (5, "x")},
+    **{f"{name} of {x!r}":
+       lambda comm, name=name, x=x: getattr(parallel.conversions, name)(comm, x)
+       for name in ("gather_from", "reduce_scatter_to") for x in (X, torch.tensor(1.0))},
+    "gather_linear of a vector":
+       lambda comm: parallel.sequence.gather_linear(comm, X, PARTS),
+    "QKVLinear's sequence": lambda comm: parallel.tensor.QKVLinear(
+        comm, models.GPT(GPT).blocks[0].attention, "x"),
+    "logits of no dimension": lambda comm: parallel.tensor.vocab_cross_entropy(comm, X[0], X[0]),
+    "targets in a list": lambda comm: parallel.tensor.vocab_cross_entropy(comm, PARTS, [0, 1]),
+    **{f"charge_compute{given!r:.20}":
+       lambda comm, given=given: parallel.charge_compute(comm, *given)
+       for given in ((3,), ({"a": 1.0},), ({LINEAR: "1"},), ({LINEAR: -1},), ({LINEAR: 1}, -2))},
+    "watch_finite of 3": lambda comm: parallel.watch_finite(3, comm).__enter__(),
+    "load_full_state_dict": lambda comm: parallel.load_full_state_dict(
+        parallel.DataParallel(torch.nn.Linear(2, 2), comm), [1]),
+    "Replicas' build": lambda comm: parallel.Replicas(comm, 1, 3),
+    "Replicas' built": lambda comm: parallel.Replicas(comm, 1, lambda group: 3),
+    "BatchSampler's shuffle": lambda comm: parallel.BatchSampler(8, 4, comm, shuffle="no"),
+    **{f"Pipeline, {name}={value!r:.20}":
+       lambda comm, name=name, value=value: piped(comm, **{name: value})
+       for name, value in (("stages", 3), ("tied", 3), ("tied", {"w": X}), ("seconds", 3),
+                           ("recompute", "x"), ("loss_fn", None), ("total", 0), ("total", "a"),
+                           ("total", math.nan), ("total", -2))},
+    "hybrid with two numbers of micro-batches": lambda comm: parallel.hybrid(
+        models.GPT(GPT), parallel.Mesh(comm, pp=2), schedule=SCHEDULE, micro_batches=3),
+    "hybrid's tokens": lambda comm: parallel.hybrid(
+        models.GPT(GPT), parallel.Mesh(comm, dp=2))[0].backward([[1]], [[1]]),
     "Pipeline without a schedule": lambda comm: parallel.pipeline.Pipeline(LINEAR, [], comm),
     "a mesh's axis": lambda comm: parallel.Mesh(comm, dp=2)[["dp"]],
     "hybrid of no GPT": lambda comm: parallel.hybrid(math.nan, parallel.Mesh(comm, dp=2)),
@@ -274,6 +319,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "shard of None": lambda: parallel.tensor.shard(models.GPT(GPT), None),
     "ColumnLinear of None": lambda: parallel.tensor.ColumnLinear(None, 4, 4),
     "vocab_cross_entropy of None": lambda: parallel.tensor.vocab_cross_entropy(None, X, X),
+    "charge_compute of None": lambda: parallel.charge_compute(None, {LINEAR: 1.0}),
+    "Replicas of None": lambda: parallel.Replicas(None, 1, lambda group: None),
     "BatchSampler of None": lambda: parallel.BatchSampler(8, 4, None),
     "Pipeline of None": lambda: parallel.pipeline.Pipeline(LINEAR, SCHEDULE, None),
     "save of a path": lambda: parallel.save("model", "folder"),
@@ -285,6 +332,13 @@ REFUSED: dict[str, Callable[[], Any]] = {
     **{f"{name}, an algorithm, of None": partial(next(iter(algorithms.values())), None,
                                                  *OF_NO_COMM[name])
        for name, algorithms in collectives.ALGORITHMS.items()},
+    **{f"check of {action}": pipeline.Schedule.of(
+        [[*pipeline.gpipe(1, 1).rows[0], action]]).check
+       for action in (1, "0F0", pipeline.Action(0, "Z", 0), pipeline.Action(-1, "F", 0))},
+    "time of no rank": pipeline.Schedule.of([]).time,
+    "time of an idle rank": pipeline.Schedule.of([[], *pipeline.gpipe(1, 1).rows]).time,
+    "no time": partial(SCHEDULE.time, 0, 0),
+    "layers of no GPT": partial(pipeline.gpt_layers, LINEAR),
     **{f"cut{given!r:.20}": partial(pipeline.cut, *given)
        for given in ((3, 1), ([3], 1), ([torch.nn.Tanh()], 1.5), ([torch.nn.Tanh()], "x"),
                      ([torch.nn.Tanh()], [1.0]), ([torch.nn.Tanh()], True))},

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_whole, short
 from dtlab.collectives import broadcast
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
@@ -180,6 +180,9 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
     Raises `ConfigError`, on all ranks and before anything is changed, if names or shapes differ.
     """
     check_distributed(model, "load_full_state_dict")
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"load_full_state_dict takes a dictionary, tensors by name, not "
+                          f"{short(state)}")
     needed = set().union(*model.comm._all_gather_objects(set(shapes_of(model))))
     other_names = set(model.module.state_dict(keep_vars=True))  # of tied parameters
     found = {name: x for name, x in state.items() if name not in other_names - needed}

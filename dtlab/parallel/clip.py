@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dtlab.checks import check_number
 from dtlab.collectives import all_reduce
 from dtlab.errors import ConfigError
 from dtlab.parallel.hybrid import Hybrid
@@ -23,7 +24,8 @@ def clip_grad_norm_(model: DistributedModule, max_norm: float) -> Tensor:
     Source: Pascanu et al. 2013; torch.nn.utils.clip_grad_norm_ for one device.
     """
     check_distributed(model, "clip_grad_norm_")
-    if not isinstance(max_norm, (int, float)) or not max_norm > 0:
+    check_number("max_norm", max_norm)
+    if not max_norm > 0:
         raise ConfigError(f"max_norm must be a number above 0, not {max_norm!r}")
     gradients = model.named_gradients()
     parts = {} if isinstance(model, Hybrid) else parts_of(model.module)  # its `comm` joins them

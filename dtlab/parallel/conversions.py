@@ -71,14 +71,23 @@ def summed(comm: Comm, x: Tensor) -> Tensor:
 
 def part(comm: Comm, x: Tensor, dim: int) -> Tensor:
     """This rank's part of `x`, cut along `dim`. Nothing moves."""
+    check_dim(comm, x, dim)
     if x.size(dim) % comm.size:
         raise ShapeMismatch(f"rank {comm.rank}: {comm.size} ranks can't share {x.size(dim)} "
                             f"evenly (dimension {dim} of {tuple(x.shape)}); pad it")
     return x.chunk(comm.size, dim)[comm.rank]
 
 
+def check_dim(comm: Comm, x: Tensor, dim: int) -> None:
+    """Raise `ShapeMismatch` unless `x` has the dimension `dim`."""
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        raise ShapeMismatch(f"rank {comm.rank}: a tensor of shape {tuple(x.shape)} has no "
+                            f"dimension {dim!r} to be cut or joined along")
+
+
 def gathered(comm: Comm, x: Tensor, dim: int) -> Tensor:
     """All ranks' parts, joined along `dim`. Cost: an all-gather."""
+    check_dim(comm, x, dim)
     return torch.cat(all_gather(comm, x.detach()).unbind(), dim)
 
 

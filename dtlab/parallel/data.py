@@ -99,7 +99,8 @@ class DataParallel(SynchronizedModule):
     Memory: the buckets, as large as all gradients, which are views of them after backward: clone
     a gradient to keep it, for the next backward overwrites it. What torch.autograd.grad computes is
     reduced by `model.reduce()`, once it is assigned to `grad`.
-    Traffic of a step: an all-reduce of all gradients, 2(p−1)/p·n bytes a rank with a ring.
+    Traffic of a step: an all-reduce of all gradients and of a number for each parameter,
+    2(p−1)/p·n bytes a rank with a ring.
     Raises `ConfigError` if ranks hold different models.
     """
 
@@ -111,8 +112,7 @@ class DataParallel(SynchronizedModule):
                               f"{', '.join(STRATEGIES)}")
         if not isinstance(bucket_bytes, (int, float)) or not bucket_bytes > 0:
             raise ConfigError(f"bucket_bytes must be a number above 0, not {bucket_bytes!r}")
-        super().__init__(module, comm)
-        self.algorithm = algorithm
+        super().__init__(module, comm, algorithm, reduce_dtype)
         together = {"parameter": 1, "flat": float("inf")}.get(strategy, bucket_bytes)
         self.buckets = buckets_of(self.trained, together, reduce_dtype)
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}

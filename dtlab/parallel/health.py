@@ -11,27 +11,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from dtlab.checks import short
 from dtlab.collectives import all_gather
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, NotFinite, SilentCorruption
 from dtlab.parallel.synchronized import DistributedModule, check_distributed
 
 
 def check_replicas(model: DistributedModule) -> None:
-    """Compare all ranks' copies of the model by checksums. All ranks call it, say after each step.
+    """Compare all ranks' copies of the parameters by checksums. All ranks call it, say after each
+    step. Buffers are not compared: rank 0's become everyone's before the next one.
 
     Raises `SilentCorruption`, on all ranks: it names the tensor and the ranks whose copies differ
     from those of most (all, if there is no majority: of two ranks nobody can say which is wrong).
-    For `DataParallel`, and `zero` of stage 1 and 2. Cost: reading all parameters and buffers once,
-    and 8 bytes of each to all ranks. A checksum is the sum of a tensor's 64-bit words, which one
+    For `DataParallel`, and `zero` of stage 1 and 2. Cost: reading all parameters once, and 8 bytes
+    of each to all ranks. A checksum is the sum of a tensor's 64-bit words, which one
     flipped bit always changes; changes that cancel out are missed.
     """
     check_distributed(model, "check_replicas")
     if not getattr(model, "keeps_parameters", False):
         raise ConfigError("check_replicas: the ranks hold different parts of this model; it "
                           "compares the copies of DataParallel and of zero with stage 1 or 2")
-    tensors = {name: x.detach() for name, x in model.module.state_dict(keep_vars=True).items()
-               if isinstance(x, Tensor)}
+    tensors = {name: p.detach() for name, p in model.module.named_parameters()}
     mine = torch.stack([_checksum(x) for x in tensors.values()])
     everyone = all_gather(model.comm, mine.to(model.comm.device)).tolist()
     for name, sums in zip(tensors, zip(*everyone, strict=True), strict=True):
@@ -62,6 +64,9 @@ def watch_finite(module: nn.Module, comm: Comm) -> Iterator[None]:
 
     Cost: each layer's outputs and gradients are read once more.
     """
+    check_comm(comm, "watch_finite(module, comm)")
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"watch_finite takes a torch.nn.Module, not {short(module)}")
     step = -1
 
     def check(what: str, name: str, kind: nn.Module, came: Any, went: Any) -> None:

@@ -57,8 +57,8 @@ def hybrid(
     optimizer.zero_grad()`, with `clip_grad_norm_(model, …)` before the step if you like.
 
     micro_batches: the number into which each dp rank cuts its samples; without a pipeline that is
-        gradient accumulation. schedule: of `dtlab.parallel.pipeline`, or a function (p, m) that
-        makes one.
+        gradient accumulation. schedule: of `dtlab.parallel.pipeline`, which has micro-batches of
+        its own, or a function (p, m) that makes one.
     stage: of ZeRO; 0 is none, and 3 needs a schedule of one stage. With a pipeline, stage 2 reduces
         gradients after the last micro-batch, so that meanwhile they take the memory of stage 1.
     sequence: see `tensor.shard`. recompute, seconds: see `Pipeline`. optimizer, groups: see `zero`;
@@ -69,7 +69,11 @@ def hybrid(
     if not isinstance(gpt, GPT) or not isinstance(mesh, Mesh):
         raise ConfigError(f"hybrid takes a GPT and a Mesh, not {short(gpt)} and {short(mesh)}")
     pp, dp, tp = (_axis(mesh, name) for name in AXES)
-    schedule = schedule(pp.size, micro_batches) if callable(schedule) else schedule
+    if callable(schedule):
+        schedule = schedule(pp.size, micro_batches)
+    elif isinstance(schedule, Schedule) and micro_batches not in (1, schedule.micro_batches):
+        raise ConfigError(f"hybrid: the schedule has {schedule.micro_batches} micro-batches, not "
+                          f"{short(micro_batches)}; leave micro_batches out")
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"hybrid: schedule must be a Schedule or a function (p, m) that makes "
                           f"one, not {schedule!r}")
@@ -138,6 +142,9 @@ class Hybrid(DistributedModule):
         micro_batches divides b.
         """
         pieces = self.dp.size * self.pipeline.schedule.micro_batches
+        if not isinstance(tokens, Tensor) or not isinstance(targets, Tensor):
+            raise ConfigError(f"tokens and targets are tensors (b, s), not {short(tokens)} and "
+                              f"{short(targets)}")
         if tokens.dim() != 2 or len(tokens) % pieces or not len(tokens):
             raise ConfigError(f"a batch of shape {tuple(tokens.shape)} can't be cut for "
                               f"{self.dp.size} dp ranks with "

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dtlab.checks import check_amount, check_whole, short
 from dtlab.collectives import all_reduce
 from dtlab.errors import ConfigError
 from dtlab.parallel.sharded import holders
@@ -87,6 +89,9 @@ class LAMB(Layerwise):
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
                  weight_decay: float = 0.01):
         _check(lr=lr, eps=eps, weight_decay=weight_decay)
+        two = isinstance(betas, (tuple, list)) and len(betas) == 2
+        if not two or not all(isinstance(beta, Real) and 0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"betas are two numbers, 0 or more and below 1, not {short(betas)}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps,
                                   "weight_decay": weight_decay})
 
@@ -163,6 +168,10 @@ def growing_batch(step: int, batch: int, milestones: Sequence[int], factor: int)
     >>> [growing_batch(step, 16, (100, 200), 4) for step in (0, 99, 100, 250)]
     [16, 16, 64, 256]
     """
+    for name, value, least in (("step", step, 0), ("batch", batch, 1), ("factor", factor, 1)):
+        check_whole(f"growing_batch: {name}", value, least)
+    if not isinstance(milestones, Sequence):
+        raise ConfigError(f"milestones is a list of steps, not {short(milestones)}")
     passed = sum(step >= milestone for milestone in milestones)
     grown: int = batch * factor**passed
     return grown
@@ -170,5 +179,4 @@ def growing_batch(step: int, batch: int, milestones: Sequence[int], factor: int)
 
 def _check(**numbers: float) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            raise ConfigError(f"{name} must be a number of at least 0, not {value!r}")
+        check_amount(name, value)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 
@@ -38,6 +42,17 @@ def check_model(module: nn.Module, comm: Comm) -> None:
         if list(theirs) != list(first):
             raise ConfigError(f"ranks hold different models: rank {rank} has its parameters in "
                               f"another order than rank 0")
+
+
+def check_dtype(dtype: object, parameters: Iterable[Tensor]) -> None:
+    """Raise `ConfigError` unless `dtype`, if not None, can take the place of the parameters' own:
+    it has fractions, and imaginary parts just where they have."""
+    for p in parameters if dtype is not None else ():
+        if (not isinstance(dtype, torch.dtype) or p.is_complex() != dtype.is_complex
+                or not (dtype.is_complex or dtype.is_floating_point) or dtype.itemsize < 2):
+            raise ConfigError(f"param_dtype and reduce_dtype are of the parameters' kind, such as "
+                              f"{'torch.complex64' if p.is_complex() else 'torch.bfloat16'} for "
+                              f"{p.dtype}, not {short(dtype)}")
 
 
 def check_whole_batch(module: nn.Module) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_whole, short
 from dtlab.collectives import all_reduce
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, RankDied
 from dtlab.parallel.checkpoint import restore
@@ -36,7 +37,11 @@ class Replicas:
     """
 
     def __init__(self, comm: Comm, ranks: int, build: Callable[[Comm], Built]):
+        check_comm(comm, "Replicas(comm, ranks, build)")
         check_whole("Replicas: ranks of a group", ranks, 1, comm.size)
+        if not callable(build):
+            raise ConfigError(f"Replicas: build is a function of a communicator, not "
+                              f"{short(build)}")
         self.comm, self.ranks, self.steps = comm, ranks, -1
         self.counted: dict[int, list[int]] = {}
         self._build = build
@@ -148,6 +153,9 @@ class Replicas:
             group = comm.subgroup(map(local, groups[self.number]))
             self._across = comm.subgroup(local(groups[g][group.rank]) for g in self._whole)
             built = self._build(group)
+            if not isinstance(built, tuple) or len(built) != 2:
+                raise ConfigError(f"Replicas: build returns model and optimizer, not "
+                                  f"{short(built)}")
             check_distributed(built[0], "Replicas")
             self._names = names_by_group(*built)
             if newest < 0 and self.number == self._whole[0]:  # all begin as this group does

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from dtlab.checks import check_whole, short
+from dtlab.checks import check_flag, check_whole, short
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.units import count_text
 
 
 class BatchSampler:
@@ -29,6 +30,7 @@ class BatchSampler:
     def __init__(self, length: int, batch: int, comm: Comm, *, shuffle: bool = True, seed: int = 0):
         for name, value, least in (("length", length, 1), ("batch", batch, 1), ("seed", seed, 0)):
             check_whole(f"BatchSampler: {name}", value, least, 2**40)
+        check_flag("BatchSampler: shuffle", shuffle)
         check_comm(comm, "BatchSampler(length, batch, comm)")
         if batch < comm.size:
             raise ConfigError(f"BatchSampler: a batch of {batch} is too small for {comm.size} "
@@ -80,6 +82,9 @@ class BatchSampler:
         if state["length"] != self.length:
             raise ConfigError(f"BatchSampler: the state is of {state['length']} samples, but there "
                               f"are {self.length}")
+        for name, most in (("seed", 2**40), ("epoch", 2**40), ("seen", self.length)):
+            check_whole(f"BatchSampler: the state's {name}", state[name], 0, most)
+        check_flag("BatchSampler: the state's shuffle", state["shuffle"])
         self._check_enough(self.length - state["seen"])
         self.shuffle, self.seed, self.epoch = state["shuffle"], state["seed"], state["epoch"]
         self._seen, self._next = {self.epoch: [state["seen"]]}, {self.epoch: state["seen"]}
@@ -93,5 +98,5 @@ class BatchSampler:
 
     def _check_enough(self, left: int) -> None:
         if 0 < left < self.comm.size:
-            raise ConfigError(f"BatchSampler: {left} samples are too few for {self.comm.size} "
-                              f"ranks; some would have none: take at most {left} ranks")
+            raise ConfigError(f"BatchSampler: {count_text(left, 'sample')} can't be shared by "
+                              f"{self.comm.size} ranks; some would have none: take at most {left}")

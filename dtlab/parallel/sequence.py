@@ -21,6 +21,7 @@ from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.models import GPT
 from dtlab.parallel.conversions import (
     SEQUENCE,
+    check_dim,
     copy_to,
     gathered,
     reduced_part,
@@ -63,6 +64,7 @@ def gather_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None = N
     s/t. Source: Korthikanti et al. 2022, §4.2.2; Wang et al. 2023 (overlap by decomposition).
     """
     check_whole("gather_linear: chunks", chunks)
+    check_dim(comm, x, SEQUENCE)
     if x.size(SEQUENCE) % chunks:
         raise ShapeMismatch(f"rank {comm.rank}: {chunks} chunks don't divide the "
                             f"{x.size(SEQUENCE)} positions of this rank")

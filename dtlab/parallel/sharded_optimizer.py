@@ -34,6 +34,8 @@ def grouped(named: Iterable[tuple[str, Sequence[nn.Parameter]]],
             groups: Callable[[str], dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Parameter groups: one for all names of which `groups` says the same. named: each name, and
     what this rank steps of it, which may be nothing."""
+    if groups is not None and not callable(groups):
+        raise ConfigError(f"groups is a function of a parameter's name, not {short(groups)}")
     found: list[dict[str, Any]] = []
     said: list[dict[str, Any]] = []
     for name, parameters in named:

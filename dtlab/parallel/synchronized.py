@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dtlab.collectives import all_reduce, broadcast
-from dtlab.collectives.registry import check_comm
+from dtlab.collectives.registry import check_comm, choose
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
-from dtlab.parallel.model_check import check_model
+from dtlab.parallel.model_check import check_dtype, check_model
 from dtlab.parallel.types import REPLICATED, declare
 
 
@@ -104,16 +104,20 @@ class SynchronizedModule(DistributedModule):
 
     Rank 0's parameters and buffers become everyone's at the start, its buffers before the first
     forward of a step in training: before a second one, backward may still need what the first one
-    has used. Raises `ConfigError`, on all ranks, if they hold different models.
+    has used. algorithm, dtype: of the collectives that reduce, and of what is sent. Raises
+    `ConfigError`, on all ranks, if they hold different models.
     """
 
     keeps_parameters = True  # in whole, from step to step?
 
-    def __init__(self, module: nn.Module, comm: Comm):
+    def __init__(self, module: nn.Module, comm: Comm, algorithm: str, dtype: torch.dtype | None):
         super().__init__()
         check_comm(comm, "a model of several ranks, such as DataParallel(module, comm),")
         check_model(module, comm)
-        self.module, self.comm = module, comm
+        self.module, self.comm, self.algorithm = module, comm, algorithm
+        for collective in ("reduce_scatter", "all_gather") if self.sharded else ("all_reduce",):
+            if algorithm != "auto":
+                choose(collective, algorithm, {})  # is there one of this name?
         self.trained = [p for p in module.parameters() if p.requires_grad]
         if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in wrappers_of(p)):
             raise ConfigError("ZeRO shards parameters that no other wrapper reduces, but some of "
@@ -121,6 +125,7 @@ class SynchronizedModule(DistributedModule):
         if not self.trained:
             raise ConfigError("the module trains no parameter, so that there is nothing to reduce; "
                               "call it as it is")
+        check_dtype(dtype, self.trained)
         for p in self.trained:
             declare(p, comm, REPLICATED, reduced=True)
         for tensor in (*module.parameters(), *module.buffers()):

@@ -23,12 +23,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.models import GPT
 from dtlab.models.gpt import Attention, draw_seeds
-from dtlab.parallel.conversions import (
-    copy_to,
-    gather_from,
-    reduce_from,
-    reduce_scatter_to,
-)
+from dtlab.parallel.conversions import copy_to, gather_from, reduce_from, reduce_scatter_to
 from dtlab.parallel.sequence import cut_positions, gather_linear
 from dtlab.parallel.sharded import Sharded, share
 from dtlab.parallel.types import INVARIANT, VARYING
@@ -39,7 +34,8 @@ class ColumnLinear(Sharded):
     the rows weight (out/t, in) and bias (out/t).
 
     Its values are those that nn.Linear(in, out) draws from torch's generator, which must be in the
-    same state on all ranks, or those of `like`. Outputs that t doesn't divide are cut unevenly.
+    same state on all ranks, or those of `like`, with or without bias as that is. Outputs that t
+    doesn't divide are cut unevenly.
     sequence: x holds this rank's positions, (b, s/t, in), which are gathered: see
     `dtlab.parallel.sequence`; "regather" keeps only these for backward.
     Cost: forward nothing, backward an all-reduce of x; with `sequence` an all-gather of the whole x
@@ -110,7 +106,7 @@ class QKVLinear(Sharded):
             raise ConfigError(f"{t} ranks can't share {a} heads and {k} key-value heads: the ranks "
                               f"must divide the heads, and divide or be divided by the key-value "
                               f"heads")
-        self.sequence = sequence
+        self.sequence = checked(sequence)
         copies = max(t // k, 1)  # ranks that hold the same key-value head
         first = comm.rank // copies * copies
         self.copies = (None if copies == 1 else comm if copies == t
@@ -176,7 +172,7 @@ def vocab_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, reduction: 
     No rank ever holds a row of all logits: three numbers a row travel, the largest logit, the sum
     of the exponentials and the target's logit (smoothed: plus its share of the mean logit).
     Computed in float32 at least, and stable: the largest logit is subtracted first.
-    Cost: two all-reduces of as many rows, and an all-gather of the widths.
+    Cost: all-reduces of one and of two numbers a row, and an all-gather of the widths.
     Raises `ConfigError` if a target is neither in the vocabulary nor `ignore_index`.
     Source: Shoeybi et al. 2019, §3.
     """
@@ -205,6 +201,9 @@ def check_loss(logits: Tensor, targets: Tensor, reduction: str, label_smoothing:
         raise ConfigError(f"reduction must be mean, sum or none, not {reduction!r}")
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         raise ConfigError(f"label_smoothing must lie in [0, 1], not {label_smoothing!r}")
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or not logits.dim():
+        raise ConfigError(f"vocab_cross_entropy takes a tensor of logits (…, v/t) and one of "
+                          f"targets, not {short(logits)} and {short(targets)}")
     if targets.shape != logits.shape[:-1] or targets.dtype != torch.int64:
         raise ConfigError(f"logits of shape {tuple(logits.shape)} need int64 targets of shape "
                           f"{tuple(logits.shape[:-1])}, not {targets.dtype} of "

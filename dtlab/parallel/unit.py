@@ -7,7 +7,7 @@ FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
 from torch.utils._pytree import tree_leaves
 
+from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
@@ -307,8 +308,16 @@ def torch_func_differentiates(allowed: bool) -> bool:
     return runs
 
 
-def layers_of(module: nn.Module) -> list[nn.Module]:
-    """The elements of the outermost lists and sequences of modules in `module`."""
+def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> list[nn.Module]:
+    """`layers`; if None, the elements of the outermost lists and sequences of modules in `module`.
+    """
+    if layers is not None:
+        layers = list(layers) if isinstance(layers, Iterable) else [layers]
+        for layer in layers:
+            if layer not in module.modules():
+                raise ConfigError(f"layers is a list of modules that belong to the one that zero "
+                                  f"wraps; {short(layer)} doesn't")
+        return layers
     if isinstance(module, (nn.ModuleList, nn.Sequential)):
         return list(module)
     return [layer for child in module.children() for layer in layers_of(child)]

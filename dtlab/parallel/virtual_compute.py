@@ -8,7 +8,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from dtlab.checks import check_amount, short
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 
 
 def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: float = 2.0) -> None:
@@ -18,6 +21,12 @@ def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: floa
 
     On real processes layers take the time that they take; the trace marks where each begins.
     """
+    check_comm(comm, "charge_compute(comm, …)")
+    if not isinstance(layers, Mapping) or not all(isinstance(one, nn.Module) for one in layers):
+        raise ConfigError(f"charge_compute takes a dictionary, seconds by module, not "
+                          f"{short(layers)}")
+    for name, value in (("backward", backward), *(("its seconds", s) for s in layers.values())):
+        check_amount(f"charge_compute: {name}", value)
 
     def hook(layer: nn.Module, seconds: float) -> None:
         def forward_begins(*_: object) -> None:

@@ -66,7 +66,7 @@ def zero(
     param_dtype: of the parameters that compute, such as torch.bfloat16; the optimizer keeps them in
         the module's own dtype. None: the same.
     offload: keep optimizer state, and do its step, on the CPU.
-    algorithm: of the all-gathers and reduce-scatters.
+    algorithm: of the all-gathers and reduce-scatters: a name that both have, such as "ring".
     groups: options of the parameter of this name, such as {"weight_decay": 0.0}, that differ from
         `options`: as many parameter groups as there are different ones. names: of all stages of a
         pipeline, so that all ranks have the same groups.
@@ -88,7 +88,7 @@ class Stage1(SynchronizedModule):
 
     def __init__(self, module: nn.Module, comm: Comm, layers: Sequence[nn.Module] | None,
                  dtype: torch.dtype | None, offload: bool, algorithm: str):
-        super().__init__(module, comm)
+        super().__init__(module, comm, algorithm, dtype)
         dtypes = {p.dtype for p in self.trained}
         if len(dtypes) != 1:
             raise ConfigError(f"ZeRO needs trained parameters of one dtype, not of {len(dtypes)}; "
@@ -96,8 +96,7 @@ class Stage1(SynchronizedModule):
         for p in module.parameters():
             if not p.requires_grad and p.is_floating_point():
                 p.data = p.data.to(dtype or p.dtype)
-        self.algorithm = algorithm
-        self.layers = [module, *(layers_of(module) if layers is None else layers)]
+        self.layers = [module, *layers_of(module, layers)]
         self.owned = parameters_by_layer(self.layers)
         self.units = [Unit(names, comm, dtype or self.trained[0].dtype, offload,
                            self.keeps_parameters) for names in self.owned if names]

@@ -96,9 +96,12 @@ def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
     spec = known(rank, key, specs)
     is_table(rank, key, spec)
     try:
-        index = torch.as_tensor(index).reshape(-1)
+        index = torch.as_tensor(index)
     except (TypeError, ValueError, RuntimeError):  # no numbers, or none of 64 bits
         raise ConfigError(f"rank {rank}: rows are whole numbers, not {short(index)}") from None
+    if index.ndim != 1:
+        raise ConfigError(f"rank {rank}: rows are numbers in one dimension, not in a shape of "
+                          f"{tuple(index.shape)}; flatten them")
     if len(index) and index.dtype in (torch.bool, *_INEXACT):
         raise ConfigError(f"rank {rank}: rows are whole numbers, not {index.dtype}")
     index = index.to(torch.int64)

@@ -14,7 +14,11 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+from dtlab.checks import short
+from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
+from dtlab.ps.checks import seconds
 from dtlab.ps.messages import Endpoint
 
 
@@ -50,6 +54,12 @@ class Copy:
     """One copy's part in the elections."""
 
     def __init__(self, comm: Comm, draw: random.Random, wait_s: tuple[float, float], beat_s: float):
+        check_comm(comm, "elect(comm, until_s)")
+        if not isinstance(wait_s, (tuple, list)) or len(wait_s) != 2:
+            raise ConfigError(f"wait_s is two times, the shortest and the longest, not "
+                              f"{short(wait_s)}")
+        for name, value in (("beat_s", beat_s), *(("each of wait_s", each) for each in wait_s)):
+            seconds(name, value)
         self.comm, self.draw, self.wait_s, self.beat_s = comm, draw, wait_s, beat_s
         self.endpoint = Endpoint(comm, range(comm.size), may_die=range(comm.size))
         self.term = 0

@@ -98,8 +98,9 @@ def goodput(
 class Goodput:
     """What became of a job's rank-seconds.
 
-    failures: events that struck the job. restarts: how often all loaded, or a group. timeline: the
-    first 10,000 intervals; `row` gives one place's.
+    mttf_s: the mean time to failure that was expected of the job. failures: events that struck it.
+    restarts: how often all loaded, or a group. timeline: the first 10,000 intervals; `row` gives
+    one place's.
     """
 
     case: Case

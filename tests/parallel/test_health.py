@@ -59,6 +59,16 @@ def test_of_two_copies_nobody_knows_which_is_right() -> None:
     assert "can't be told" in text
 
 
+def test_statistics_of_each_ranks_own_samples_are_no_corruption() -> None:
+    def step(comm: Comm) -> bool:
+        model = DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), comm)
+        model(torch.randn(4, 2) + comm.rank).sum().backward()
+        check_replicas(model)
+        return True
+
+    assert on("simulator", step, ranks=3).values == [True] * 3
+
+
 def test_parts_are_no_copies() -> None:
     with pytest.raises(dtlab.ConfigError, match="compares the copies of DataParallel and of zero"):
         on("simulator", flipped, 3, [], "mlp", 0, ranks=2)

@@ -112,8 +112,13 @@ def test_ranks_that_share_a_large_batch_train_as_one_device(make: Any) -> None:
 
 
 def test_bad_numbers_are_named() -> None:
-    with pytest.raises(dtlab.ConfigError, match="lr must be a number of at least 0"):
+    with pytest.raises(dtlab.ConfigError, match="lr must be 0 or more"):
         LARS([weight()], lr=-1)
+    for betas in ((1.0, 0.9), (-0.1, 0.9), 0.9):  # the first makes NaN of all parameters
+        with pytest.raises(dtlab.ConfigError, match="betas are two numbers, 0 or more and below"):
+            LAMB([weight()], betas=betas)
+    with pytest.raises(dtlab.ConfigError, match="factor must be a whole number, 1 or more"):
+        growing_batch(3, 16, (1,), -2)
 
 
 OPTIMIZERS = {"LARS": (LARS, {"lr": 0.5, "trust": 0.1, "weight_decay": 0.01}),

@@ -43,6 +43,8 @@ NAN = torch.tensor([1.0, float("nan"), 1.0])
     (lambda n: n.push({"w": torch.zeros(3)}, weight=0), ConfigError, "weight"),
     (lambda n: n.pull_rows("w", [0]), ConfigError, "no table"),
     (lambda n: n.pull_rows("e", [4]), ConfigError, "rows 0 to 3"),
+    (lambda n: n.pull_rows("e", [[0, 1]]), ConfigError, r"in a shape of \(1, 2\); flatten them"),
+    (lambda n: n.push_rows("e", torch.tensor(1), torch.zeros(1, 2)), ConfigError, "one dimension"),
     (lambda n: n.push_rows("e", [0], torch.zeros(1, 3)), ShapeMismatch, "push of 'e'"),
     (lambda n: n.push({"w": torch.zeros(3).to_sparse()}), ConfigError, "no table"),
     (lambda n: (n.init({"steps": torch.arange(3)}), n.push(n.pull(["steps"]))), ConfigError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
-from dtlab.checks import short
+from dtlab.checks import check_flag, check_positive, short
 from dtlab.collectives import broadcast
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm, Send, Work
@@ -56,8 +56,13 @@ class Pipeline:
                               f"{comm.size}")
         if len(set(comm._all_gather_objects(schedule))) > 1:
             raise ConfigError("ranks hold different schedules")
+        check_flag("recompute", recompute)
+        if not callable(seconds):
+            raise ConfigError(f"seconds is a function of an action, not {short(seconds)}")
         numbers = schedule.stages_of(comm.rank)
-        modules = [stages] if isinstance(stages, nn.Module) and len(numbers) == 1 else list(stages)  # type: ignore[arg-type]
+        several = isinstance(stages, Iterable) and (len(numbers) != 1
+                                                    or not isinstance(stages, nn.Module))
+        modules: list[Any] = list(stages) if several else [stages]  # type: ignore[arg-type]
         if len(modules) != len(numbers) or not all(isinstance(m, nn.Module) for m in modules):
             raise ConfigError(f"rank {comm.rank}: the schedule gives this rank the stages "
                               f"{numbers}, but {len(modules)} modules came")
@@ -113,6 +118,8 @@ class Pipeline:
         check_mean(loss_fn, targets)
         self._begin(inputs, targets, *extras)
         self.loss_fn: Callable[[Tensor, Any], Tensor] | None = loss_fn
+        if total is not None and counted(targets):
+            check_positive("total", total)
         self.total = counted(targets) if total is None else total
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
         gradients = torch.is_grad_enabled()

@@ -140,6 +140,11 @@ class Schedule:
         """Raise `ConfigError`, which prints the grid and marks the cell, unless each micro-batch
         passes each stage exactly once, forward and backward, in an order that ends. Returns self.
         """
+        for rank, row in enumerate(self.rows):
+            for action in row:
+                if not isinstance(action, Action) or not _ACTION.fullmatch(str(action)):
+                    raise ConfigError(f"rank {rank}: {action!s:.30} is no action, such as "
+                                      f"Action(0, 'F', 3)")
         seen: dict[Action, tuple[int, int]] = {}
         for rank, row in enumerate(self.rows):
             for number, action in enumerate(row):

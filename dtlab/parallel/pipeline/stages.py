@@ -77,4 +77,6 @@ class Head(nn.Module):
 def gpt_layers(gpt: GPT) -> list[nn.Module]:
     """The layers of `gpt`, to be cut: its embeddings, its blocks, and norm and output layer. If
     they are tied, the first and the last share a parameter: see `Pipeline`, tied."""
+    if not isinstance(gpt, GPT):
+        raise ConfigError(f"gpt_layers takes a dtlab.models.GPT, not {type(gpt).__name__}")
     return [Embed(gpt), *gpt.blocks, Head(gpt)]

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from dtlab.checks import short
 from dtlab.collectives import all_reduce, broadcast
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.parallel.unit import local_gradient, set_local_gradient
 
 Tied = list[tuple[Comm, nn.Parameter]]  # each parameter, and the ranks that have it
@@ -16,6 +18,9 @@ Tied = list[tuple[Comm, nn.Parameter]]  # each parameter, and the ranks that hav
 
 def tie(comm: Comm, tied: Mapping[str, nn.Parameter]) -> Tied:
     """Those of `tied` that several ranks call the same, equal now."""
+    if not isinstance(tied, Mapping) or not all(
+            isinstance(p, nn.Parameter) for p in tied.values()):
+        raise ConfigError(f"tied is a dictionary, parameters by name, not {short(tied)}")
     everyone = comm._all_gather_objects(sorted(tied))
     pairs = []
     for name in sorted({name for names in everyone for name in names}):

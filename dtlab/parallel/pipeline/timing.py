@@ -56,6 +56,8 @@ def time_of(rows: Rows, stages: int, micro_batches: int, F: float, B: float, W: 
     if W > B:
         raise ConfigError(f"time: B={B!r} is the full backward and contains W={W!r}; it can't be "
                           f"less")
+    if not rows or not all(rows) or not F + B:
+        raise ConfigError("time: each rank needs something to do, and F or B more than 0 seconds")
     took = {"F": F, "B": B, "I": B - W, "W": W}
     rank_of = ranks_of(rows)
     share = [list(rank_of.values()).count(rank) for rank in range(len(rows))]
