@@ -10,7 +10,7 @@ from dtlab.checks import check_whole
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.topology.base import Node, Topology, check_pair, check_topology
-from dtlab.trace import Trace
+from dtlab.trace import Trace, check_is_trace
 
 
 def send_together(comm: Comm, flows: Mapping[tuple[int, int], int], device: str = "meta") -> float:
@@ -68,8 +68,7 @@ def link_bytes(topology: Topology, trace: Trace) -> dict[tuple[Node, Node], int]
 def check_trace(topology: Topology, trace: Trace) -> None:
     """Raise `ConfigError` unless `trace` has as many ranks as `topology`."""
     check_topology("topology", topology)
-    if not isinstance(trace, Trace):
-        raise ConfigError(f"trace must be a Trace, not {trace!r:.60}")
+    check_is_trace(trace)
     if trace.ranks != topology.ranks:
         raise ConfigError(f"the trace is of {trace.ranks} ranks, but {topology.name} has "
                           f"{topology.ranks}; give the topology that the run was simulated on")
