@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dtlab.checks import check_whole
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, save
@@ -125,8 +126,10 @@ def calibrate(repeats: int = 25) -> Machine:
     date and host.
 
     From then on `algorithm="auto"` chooses by them, here and in later runs; `dtlab doctor` shows
-    them. Takes some seconds, best when nothing else runs. See `dtlab.machine`.
+    them. Takes some seconds, best when nothing else runs. repeats: of each measurement, of which
+    the median counts. See `dtlab.machine`.
     """
+    check_whole("repeats", repeats)
     line = fit(SIZES, measure(SIZES, repeats))
     gamma = launch(reduce_s_per_byte, (), 1, timeout=60.0).values[0]
     overhead = launch(overhead_s, (repeats,), 2, timeout=60.0).values[0]

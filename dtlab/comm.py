@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 
-from dtlab.checks import check_members, check_split
+from dtlab.checks import check_members, check_name, check_split
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, load
 from dtlab.reduction import combine_
@@ -193,8 +193,8 @@ class Comm(ABC):
     def recv(self, x: Any, src: int | None = None) -> int:
         """Receive into `x`, in place, from `src` (None: anyone). Returns the sender's rank.
 
-        `x` is a tensor shaped like what was sent, else `ShapeMismatch`; or a list, to which a
-        received object is appended.
+        `x` is a tensor of the shape and dtype that was sent, else `ShapeMismatch`; or a list, to
+        which a received object is appended.
         """
         source: int = self.post(Recv(x, src))[0].wait()
         return source
@@ -217,7 +217,7 @@ class Comm(ABC):
     def accumulate_(self, into: torch.Tensor, x: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         """into ← into op x, in place. Returns `into`. Cost: nγ.
 
-        The one place where the course computes a reduction. `op` is "sum", "prod", "max", "min",
+        Shapes and dtypes are equal, else `ShapeMismatch`. `op` is "sum", "prod", "max", "min",
         "avg" (a sum here; the end of the reduction divides), or a function of two tensors.
         """
         combine_(into, x, op)
@@ -260,8 +260,8 @@ class Comm(ABC):
         return group
 
     def labelled(self, label: str) -> Self:
-        """This communicator, with a label on its messages: in the trace, and compared by both ends.
-        """
+        """This communicator; its messages have a label in the trace, which both ends compare."""
+        check_name(f"rank {self.rank}: a label", label)
         named = object.__new__(type(self))
         named.__dict__.update(self.__dict__)
         named.label = sys.intern(label)  # equal ones compare faster

@@ -83,15 +83,15 @@ def combine_(into: torch.Tensor, x: torch.Tensor, op: Op = "sum") -> torch.Tenso
     """into ← into op x, in place; returns `into`. Same shape and dtype, else `ShapeMismatch`."""
     if not isinstance(into, torch.Tensor) or not isinstance(x, torch.Tensor):
         raise ConfigError(f"accumulate_ takes two tensors, not {short(into)} and {short(x)}")
-    if into.is_meta:  # only time matters: there is nothing to add
-        return into
-    if into.shape != x.shape or into.dtype != x.dtype:
+    if into.shape != x.shape or into.dtype != x.dtype or into.is_meta != x.is_meta:
         raise ShapeMismatch(
-            f"accumulate_ needs equal shapes and dtypes; got {x.dtype} {tuple(x.shape)} "
-            f"into {into.dtype} {tuple(into.shape)}"
+            f"accumulate_ needs equal shapes, dtypes and devices; got {x.dtype} {tuple(x.shape)} "
+            f"on {x.device} into {into.dtype} {tuple(into.shape)} on {into.device}"
         )
     op = named_op(op)
     check_op(op, into.dtype)
+    if into.is_meta:  # only time matters: there is nothing to add
+        return into
     if callable(op):
         into.copy_(_applied(op, into, x))
     elif into.dtype in WIDER:

@@ -13,6 +13,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from dtlab.checks import short
+from dtlab.errors import ConfigError
+
 
 class Message(NamedTuple):
     """One message, seen from both ends. Ranks are those of the whole run, times in seconds."""
@@ -238,6 +241,12 @@ class Trace:
         clock = "virtual" if self.virtual else "measured"
         return (f"<Trace of {self.ranks} ranks, {clock}: {self.messages()} messages, "
                 f"{self.sent_bytes():,} bytes, {len(self._spans)} spans>")
+
+
+def check_is_trace(value: object) -> None:
+    """Raise `ConfigError` unless `value` is a `Trace`."""
+    if not isinstance(value, Trace):
+        raise ConfigError(f"a Trace is needed, such as result.trace, not {short(value)}")
 
 
 _WIDTH = len(Message._fields)

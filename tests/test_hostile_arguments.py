@@ -19,7 +19,21 @@ import torch
 from typer.testing import CliRunner
 
 import dtlab
-from dtlab import Comm, Send, collectives, cost, models, parallel, ps, simulate, topology, units
+from dtlab import (
+    Comm,
+    Send,
+    bench,
+    collectives,
+    cost,
+    models,
+    parallel,
+    plots,
+    ps,
+    simulate,
+    topology,
+    units,
+    widgets,
+)
 from dtlab.cli import app
 from dtlab.machine import Machine
 from dtlab.parallel import pipeline
@@ -150,6 +164,11 @@ PARALLEL: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "pipeline_bubble_s": (cost.pipeline_bubble_s, {
         "schedule": "1F1B", "ranks": 2, "micro_batches": 4, "forward_s": 1.0, "backward_s": 2.0,
         "weights_s": 1.0, "chunks": 2, "message_s": 0.0}),
+    "a bubble of ZB-H1": (cost.pipeline_bubble_s, {
+        "schedule": "ZB-H1", "ranks": 2, "micro_batches": 4, "forward_s": 1.0, "backward_s": 2.0,
+        "weights_s": 1.0}),
+    "fit_critical_batch": (cost.fit_critical_batch, {"steps": {16: 60, 64: 37.5}}),
+    "has_form": (cost.has_form, {"collective": "all_reduce", "algorithm": "ring"}),
     "goodput": (dtlab.goodput, {
         "nodes": 4, "failures": 0.5, "save_s": 1.0, "restart_s": 1.0, "interval_s": 60.0,
         "answer": "restart", "duration_s": 600.0, "spares": 1, "repair_s": 1.0, "copy_s": 2.0,
@@ -198,6 +217,16 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "with_traffic": (topology.with_traffic, {"topology": topology.torus(2, 2), "src": 0, "dst": 1,
                                              "rate_Bps": 1e6, "start_s": 0.0, "end_s": 1.0}),
     "load": (topology.load, {"path": "nowhere.yaml"}),
+    "path": (topology.torus(2, 2).path, {"src": 0, "dst": 1}),
+    "edge_disjoint_cycles": (topology.edge_disjoint_cycles, {
+        "topology": topology.torus(2, 2), "count": 1, "wire_Bps": 1e9, "steps": 100}),
+    "link_bytes": (topology.link_bytes, {"topology": NETWORK, "trace": dtlab.Trace(2)}),
+    "send_together": (in_a_rank(topology.send_together), {"flows": {(0, 1): 4}}),
+    "a batch": (models.digits()[0].batch, {"step": 0, "size": 4, "seed": 0}),
+    "a shard": (models.digits()[0].shard, {"rank": 0, "size": 4}),
+    "MLP": (models.MLP, {"widths": (64, 10)}),
+    "default_of": (collectives.default_of, {"collective": "all_reduce"}),
+    "labelled": (in_a_rank(lambda comm, label: comm.labelled(label)), {"label": "x"}),
     "bytes_of": (units.bytes_of, {"text": "4kB"}),
     "seconds_of": (units.seconds_of, {"text": "4us"}),
     "bandwidth_of": (units.bandwidth_of, {"text": "4GB/s"}),
@@ -250,6 +279,14 @@ ON_RANKS: dict[str, Callable[[Any], Any]] = {
     "recv from [1]": lambda comm: comm.recv(X, [1]),
     "recv from ([1],)": lambda comm: comm.recv(X, ([1],)),
     "sendrecv": lambda comm: comm.sendrecv(X, 1 - comm.rank, X, []),
+    **{f"accumulate_ on meta of {other!r:.20}":
+       lambda comm, other=other: comm.accumulate_(X.to("meta"), other)
+       for other in (X, torch.ones(3, device="meta"))},
+    **{f"{name} of {parts!r:.20}":
+       lambda comm, name=name, parts=parts: getattr(collectives, name)(comm, *parts)
+       for name, parts in (("all_gatherv", (X, 5)), ("all_to_allv", (iter([X, X]), [X, X])),
+                           ("reduce_scatterv", ({0: X, 1: X},)))},
+    "overwrite='no'": lambda comm: collectives.reduce_scatter(comm, PARTS, overwrite="no"),
     **{f"{method}({op!r})": lambda comm, method=method, op=op: getattr(comm, method)(op)
        for method in ("post", "exchange") for op in (3.0, "4", "ab", {}, [Send(X, 0)], (X, 1))},
     **{f"op of {name}": lambda comm, name=name: getattr(collectives, name)(comm, X, op=[])
@@ -355,6 +392,43 @@ REFUSED: dict[str, Callable[[], Any]] = {
                            (units.seconds_of, "-1"), (units.seconds_of, "inf"),
                            (units.bytes_of, "1e308KB"))},
     "racks": partial(topology.racks, 2, 2, gpus=1, pcie_Bps=math.nan),
+    **{f"a flow {flows}": partial(simulate, topology.send_together, flows, network=NETWORK)
+       for flows in ({(0, 0): 4}, {(8, 9): 4}, {(0, 1): -4}, {0: 4})},
+    "digits of int64": partial(models.digits, torch.int64),
+    "a critical batch of equal steps": partial(cost.fit_critical_batch, {1: 2, 2: 2}),
+    "timeline of a result": lambda: plots.timeline(simulate(quiet, network=NETWORK)),
+    "a picture of no cluster": partial(plots.topology, "x"),
+    "flows before the run": partial(plots.flows, NETWORK, dtlab.Trace(2, virtual=True), -1),
+    **{f"cost_curves with {how}": partial(plots.cost_curves, "all_reduce", ["ring"], **how)
+       for how in ({"alpha": -1}, {"measured": {"ring": {64: []}}})},
+    "crossovers of none": partial(plots.crossovers, "all_reduce", [], 4, 1e-6, 1e-9),
+    "useful_share of no save": partial(plots.useful_share, 0, 1, 1),
+    **{f"training_time of {model!r} on {device!r}": partial(
+        plots.training_time, model, 1e9, device, 8) for model, device in (
+            ("x", "H100 (989 TFLOP/s, 80 GB)"), (1e9, "x"))},
+    **{f"fit of {sizes}": partial(plots.fit, 1e-6, 1e-9, sizes, times)
+       for sizes, times in (([0, 1], [1.0, 1.0]), ([1, 2], [[], [1.0]]))},
+    "no measured time": partial(plots.predicted_vs_measured, [("a", 1.0, [])]),
+    "a setting without losses": partial(plots.loss_sweep, {"a": {0.1: []}}, "lr"),
+    "a grid of None": partial(plots.rank_grid, None),
+    "no such root": partial(plots.before_and_after, 4, 9),
+    "nothing that is offered": partial(widgets.OverlapExplorer, ranks=0),
+    "saves without time": partial(widgets.FailureExplorer, save_s=0),
+    "traffic to itself": partial(topology.with_traffic, NETWORK, 1, 1, 1.0),
+    **{f"dropout of {p}": partial(models.dropout.CounterDropout, p, 0)
+       for p in (1, -0.5, math.nan, "x")},
+    **{f"text_batch{given}": partial(models.text_batch, *given)
+       for given in ((0, -1, 8), (0, 2, 1.5), ("x", 2, 8))},
+    **{f"CNN({channels!r})": partial(models.CNN, channels) for channels in (0, "x", 1.5)},
+    **{f"measure{given}": partial(bench.measure, *given)
+       for given in (("all_gather", 64, 0), ("all_gather", 64.0), (["x"], 64),
+                     ("all_gather", 64, 2, "ring"), ("all_gather", 64, 2, [], "x"))},
+    "measure_ps": partial(bench.measure_ps, "x"),
+    "measure_launch": partial(bench.measure_launch, 2, "x"),
+    "calibrate": partial(dtlab.calibrate, 0),
+    **{f"Session({how})": partial(dtlab.Session, 2, **how)
+       for how in ({"trace": "no"}, {"echo": 1})},
+    "a cell of no text": partial(dtlab.Session(2).execute, 5),
     "save a topology": partial(topology.save, 3, "nowhere.yaml"),
     **{f"save to {path!r}": partial(topology.save, NETWORK, path)
        for path in (3, "a\0b", "/proc/x")},

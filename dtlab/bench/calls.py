@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dtlab import collectives
+from dtlab.checks import check_whole, short
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -31,13 +32,13 @@ def check_known(collective: str, algorithm: str | None = None, auto: bool = Fals
 
     auto: "auto" will do, too.
     """
-    if collective not in ALGORITHMS:
+    if not isinstance(collective, str) or collective not in ALGORITHMS:
         raise ConfigError(f"there is no collective {collective!r}; "
-                          f"{_choice(collective, list(ALGORITHMS))}")
+                          f"{_choice(str(collective), list(ALGORITHMS))}")
     names = [*ALGORITHMS[collective], "auto"] if auto else list(ALGORITHMS[collective])
     if algorithm is not None and algorithm not in names:
         raise ConfigError(f"{collective} has no algorithm {algorithm!r}; "
-                          f"{_choice(algorithm, names)}")
+                          f"{_choice(str(algorithm), names)}")
 
 
 def _choice(given: str, known: list[str]) -> str:
@@ -47,8 +48,12 @@ def _choice(given: str, known: list[str]) -> str:
 
 def elements(collective: str, ranks: int, nbytes: int, dtype: torch.dtype) -> int:
     """How many elements the whole vector has. Raises `ConfigError` if `nbytes` does not fit."""
+    check_whole("nbytes", nbytes, 0)
+    check_whole("ranks", ranks)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"dtype must be a torch.dtype, not {short(dtype)}")
     count, left_over = divmod(nbytes, dtype.itemsize)
-    if nbytes < 0 or left_over:
+    if left_over:
         raise ConfigError(f"{nbytes} bytes are no whole number of {dtype} elements "
                           f"({dtype.itemsize} bytes each)")
     if collective in IN_PIECES and count % ranks:

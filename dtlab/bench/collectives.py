@@ -19,6 +19,7 @@ from dtlab.bench.calls import (
     in_a_row,
     prepared,
 )
+from dtlab.checks import check_whole
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -49,16 +50,18 @@ def measure(
     collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
     repeats: int = 9, dtype: torch.dtype = torch.float32,
 ) -> list[Row]:
-    """Time every algorithm (or those named) and torch's own, in one run, taking turns.
+    """Time every algorithm (or those named) and torch's own, in one run, taking turns: a row each.
 
-    Nothing is traced. A repetition's time is that of the slowest rank, from the moment it left a
-    barrier; calls are timed `in_a_row`.
+    nbytes: of the vector, as in `dtlab.cost`. Nothing is traced. A repetition's time is that of the
+    slowest rank, from the moment it left a barrier; calls are timed `in_a_row`. Raises
+    `ConfigError` for names that there are not, and bytes that don't make equal pieces.
     """
-    names = list(algorithms) or list(ALGORITHMS.get(collective, {}))
+    if isinstance(algorithms, str):
+        raise ConfigError(f"algorithms is a list of names, such as [{algorithms!r}]")
+    names = list(algorithms) or list(ALGORITHMS.get(str(collective), {}))
     for name in names or [""]:
         check_known(collective, name, auto=True)
-    if repeats < 1:
-        raise ConfigError(f"repeats must be 1 or more, not {repeats}")
+    check_whole("repeats", repeats)
     count = elements(collective, ranks, nbytes, dtype)
     result = run(_time_all, collective, names, nbytes, dtype, repeats,
                        ranks=ranks, trace=False, timeout=600, echo=False)

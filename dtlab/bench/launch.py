@@ -15,7 +15,8 @@ import cloudpickle
 import torch.distributed as dist
 import torch.multiprocessing
 
-from dtlab.errors import ConfigError, DtlabError
+from dtlab.checks import check_whole
+from dtlab.errors import DtlabError
 from dtlab.processes import run
 
 OURS = "dtlab.run"
@@ -111,8 +112,7 @@ def measure_launch(ranks: int = 4, repeats: int = 5,
 
     Accelerate is left out where it is not installed. watched: goes through the turns, as tqdm does.
     """
-    if repeats < 1:
-        raise ConfigError(f"repeats must be 1 or more, not {repeats}")
+    check_whole("repeats", repeats)
     launchers = dict(LAUNCHERS)
     times: dict[str, list[float]] = {}
     for turn in watched(list(range(-1, repeats))):

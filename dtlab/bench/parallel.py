@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
 
+from dtlab.checks import check_whole, short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.models import GPT, GPTConfig, text_batch
@@ -47,8 +48,9 @@ class Step(NamedTuple):
 
 def measure_parallel(ranks: int, repeats: int = 7, config: GPTConfig = CONFIG) -> list[Step]:
     """Each contestant's step in turn, again and again, on the same `ranks` processes."""
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ConfigError(f"repeats must be 1 or more, not {repeats!r}")
+    check_whole("repeats", repeats)
+    if not isinstance(config, GPTConfig):
+        raise ConfigError(f"config must be a GPTConfig, not {short(config)}")
     values = run(_take_turns, repeats, config, ranks=ranks, timeout=1200, trace=False,
                  echo=False).values
     rows = []

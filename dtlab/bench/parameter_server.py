@@ -17,6 +17,7 @@ from torch.distributed import rpc
 
 from dtlab import ps
 from dtlab.bench.calls import TURNS_BEFORE, WARM_UP, in_a_row
+from dtlab.checks import check_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.processes import run
@@ -60,8 +61,8 @@ def measure_ps(nbytes: int, repeats: int = 9) -> list[RoundTrip]:
     keys of 1 kB, wherever these are and in a `Node.buffer`, and in as many rows of one table, each
     time all in one push and one pull.
     """
-    if repeats < 1:
-        raise ConfigError(f"repeats must be 1 or more, not {repeats}")
+    check_whole("repeats", repeats)
+    check_whole("nbytes", nbytes, 0)
     if nbytes < 4 or nbytes % 4:
         raise ConfigError(f"{nbytes} bytes are no whole number of float32 elements, 1 or more")
     with tempfile.TemporaryDirectory() as folder:

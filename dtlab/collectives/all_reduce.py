@@ -26,8 +26,9 @@ def all_reduce(
 ) -> torch.Tensor:
     """In place. Before: rank r holds x_r. After: every rank holds x_0 op x_1 op … Returns `x`.
 
-    `x` has the same shape and dtype everywhere, else `ShapeMismatch`; `op` as in
-    `Comm.accumulate_`. All ranks end with the same bits. Chapter: 05.
+    `x` has the same shape and dtype everywhere, else `ShapeMismatch`. op: as in
+    `Comm.accumulate_`; a function is given pieces of vectors, in any order of the ranks. All ranks
+    end with the same bits. Chapter: 05.
     """
     run, inner = call_for(comm, "all_reduce", algorithm, options, x, op=op)
     check_op(op, x.dtype)

@@ -25,7 +25,7 @@ def gather(
     out: torch.Tensor | None = None, **options: Any,
 ) -> torch.Tensor | None:
     """Before: rank r holds x_r. Returns, at the root, [x_0, x_1, …] of shape (p, *x.shape): in
-    `out`, if given, else in a new tensor; None elsewhere.
+    `out`, if given, else in a new tensor; None elsewhere, where `out` does not count.
 
     Shapes and dtypes are equal everywhere, else `ShapeMismatch`. Chapter: 04.
     """

@@ -14,6 +14,7 @@ from typing import Any
 from dtlab.collectives.registry import check_at_root, check_comm, check_root
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
+from dtlab.reduction import named_op
 
 _NAMED: dict[str, Callable[[Any, Any], Any]] = {
     "sum": operator.add, "prod": operator.mul, "max": max, "min": min}
@@ -79,7 +80,8 @@ def reduce_object(comm: Comm, value: Any, op: Callable[[Any, Any], Any] | str,
     """Returns, at the root, op(op(v_0, v_1), v_2) …, in the order of ranks; None elsewhere. op: a
     function of two values, or "sum", "prod", "max", "min", as Python adds and compares. Cost: as
     `gather_object`."""
-    function = _NAMED.get(op) if isinstance(op, str) else operator.add if op is sum else op
+    op = named_op(op)
+    function = _NAMED.get(op) if isinstance(op, str) else op
     if not callable(function):
         raise ConfigError(f"rank {comm.rank}: reduce_object has no op {op!r}; give a function of "
                           f"two values, or one of {', '.join(_NAMED)}")

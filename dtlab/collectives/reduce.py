@@ -28,7 +28,8 @@ def reduce(
     """In place at the root. Before: rank r holds x_r. After: the root holds x_0 op x_1 op …
 
     Other ranks keep their x. Returns `x`. Shapes and dtypes are equal everywhere, else
-    `ShapeMismatch`; `op` as in `Comm.accumulate_`. Chapter: 04.
+    `ShapeMismatch`. op: as in `Comm.accumulate_`; a function is given pieces of vectors, in any
+    order of the ranks. Chapter: 04.
     """
     run, inner = call_for(
         comm, "reduce", algorithm, options, x, writes=comm.rank == root, op=op, root=root

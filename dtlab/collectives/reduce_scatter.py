@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from dtlab.checks import check_flag
 from dtlab.collectives.call import call_for
 from dtlab.collectives.folding import fold
-from dtlab.collectives.registry import algorithm, check_parts
+from dtlab.collectives.registry import algorithm, check_parts, write_back
 from dtlab.comm import Comm
 from dtlab.reduction import Op, check_op, finish_average_
 
@@ -23,10 +24,12 @@ def reduce_scatter(
     """Before: each rank holds `parts`, of shape (p, *shape). After: rank r has the reduction of all
     ranks' parts[r], of shape `shape`, which is returned.
 
-    Shapes and dtypes are equal everywhere, else `ShapeMismatch`. `parts` stays as it is, for the
-    algorithms work on a copy; with `overwrite` they work on `parts`, and the result is its row, so
-    that no more memory is needed than a row. Chapter: 04.
+    Shapes and dtypes are equal everywhere, else `ShapeMismatch`; `op` as in `all_reduce`. `parts`
+    stays as it is, for the algorithms work on a copy; with `overwrite` they work on `parts`, if it
+    is contiguous, so that no more memory is needed than a row, and the result is its row.
+    Chapter: 04.
     """
+    check_flag("overwrite", overwrite)
     run, inner = call_for(comm, "reduce_scatter", algorithm, options, parts, writes=overwrite,
                           op=op)
     check_parts(comm, parts, "reduce_scatter")
@@ -34,8 +37,9 @@ def reduce_scatter(
     rows = parts.detach().reshape(comm.size, -1)
     rows = rows if overwrite else rows.clone()
     run(inner, rows, op)
-    mine = rows[comm.rank] if overwrite else rows[comm.rank].clone()
-    return finish_average_(mine.view(parts.shape[1:]), op, comm.size)
+    mine = rows[comm.rank].view(parts.shape[1:])
+    mine = write_back(parts.detach()[comm.rank], mine) if overwrite else mine.clone()
+    return finish_average_(mine, op, comm.size)
 
 
 @algorithm("reduce_scatter", "ring")

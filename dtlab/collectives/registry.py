@@ -94,9 +94,7 @@ def _sign(function: Any, collective: str) -> None:
 
 def _check_fits(collective: str, name: str, function: Callable[..., Any]) -> None:
     """Raise `ConfigError` unless its collective can call `function`."""
-    if collective not in IMPLEMENTATIONS:
-        raise ConfigError(f"there is no collective {collective!r} for an algorithm {name!r}; "
-                          f"choose one of: {', '.join(IMPLEMENTATIONS)}")
+    check_collective(collective)
     if not isinstance(name, str) or name == "auto":
         raise ConfigError(f"an algorithm of {collective} can't be called {name!r}; "
                           f"give it a name of its own")
@@ -117,6 +115,13 @@ def _given(collective: str) -> list[str]:
     """What each algorithm of the collective is given, in that order."""
     first = inspect.signature(next(iter(IMPLEMENTATIONS[collective].values()))).parameters
     return [name for name in first if name in _COMMON]
+
+
+def check_collective(collective: object) -> None:
+    """Raise `ConfigError` unless this is the name of a collective."""
+    if not isinstance(collective, str) or collective not in IMPLEMENTATIONS:
+        raise ConfigError(f"there is no collective {collective!r}; "
+                          f"choose one of: {', '.join(IMPLEMENTATIONS)}")
 
 
 def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[..., Any]:
@@ -147,7 +152,9 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
 
 
 def default_of(collective: str) -> str:
-    """The algorithm that a collective takes if none is named."""
+    """The algorithm that a collective takes if none is named. Raises `ConfigError` for an unknown
+    one."""
+    check_collective(collective)
     return str(inspect.signature(_collectives[collective]).parameters["algorithm"].default)
 
 

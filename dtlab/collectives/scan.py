@@ -23,7 +23,8 @@ def scan(comm: Comm, x: torch.Tensor, op: Op = "sum",
          algorithm: str = "recursive_doubling", **options: Any) -> torch.Tensor:
     """In place. Before: rank r holds x_r. After: it holds x_0 op x_1 op … op x_r. Returns `x`.
 
-    With op "avg", rank r has the mean of r + 1 values. Shapes and dtypes are equal everywhere,
+    With op "avg", rank r has the mean of r + 1 values; a function must be associative, and is given
+    pieces of vectors. Shapes and dtypes are equal everywhere,
     else `ShapeMismatch`. Chapter: 04b.
     """
     run, inner = call_for(comm, "scan", algorithm, options, x, op=op)
@@ -37,8 +38,8 @@ def exscan(comm: Comm, x: torch.Tensor, op: Op = "sum",
            algorithm: str = "recursive_doubling", **options: Any) -> torch.Tensor:
     """In place. Before: rank r holds x_r. After: it holds x_0 op … op x_(r−1). Returns `x`.
 
-    Rank 0 gets what changes nothing under `op` (0 for sum, 1 for prod, …); if `op` is a function,
-    it keeps its x. Chapter: 04b.
+    Rank 0 gets what changes nothing under `op` (0 for sum and avg, 1 for prod, …); if `op` is a
+    function, it keeps its x. All else as `scan`. Chapter: 04b.
     """
     run, inner = call_for(comm, "exscan", algorithm, options, x, op=op)
     check_op(op, x.dtype)

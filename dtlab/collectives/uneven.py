@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dtlab.checks import short
 from dtlab.collectives.all_gather import ring as all_gather
 from dtlab.collectives.all_to_all import pairwise
 from dtlab.collectives.gather import linear as gather
@@ -124,8 +125,9 @@ def _vectors(
     comm: Comm, parts: Parts | None, collective: str, writes: bool = True
 ) -> list[torch.Tensor]:
     """The parts as vectors. Raises unless they are p tensors of one dtype."""
-    if parts is None or len(parts) != comm.size:
-        got = "None" if parts is None else str(len(parts))
+    listed = isinstance(parts, (Sequence, torch.Tensor))
+    if parts is None or not listed or len(parts) != comm.size:
+        got = len(parts) if parts is not None and listed else f"{short(parts)}, no list"
         raise ShapeMismatch(f"rank {comm.rank}: {collective} needs a tensor for each of the "
                             f"{comm.size} ranks; got {got}")
     for part in parts:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dtlab.checks import check_positive
+from dtlab.checks import check_positive, short
 from dtlab.errors import ConfigError
 
 
@@ -31,12 +31,14 @@ def fit_critical_batch(steps: Mapping[int, float]) -> tuple[float, float]:
 
     Raises `ConfigError` unless there are two batches or more, and larger ones save steps.
     """
+    if not isinstance(steps, Mapping):
+        raise ConfigError(f"steps is a dict of batch → steps, not {short(steps)}")
     for value in (*steps, *steps.values()):
         check_positive("steps", value)
     batch, counted = np.array(list(steps), float), np.array(list(steps.values()), float)
     rows = np.stack([np.ones_like(batch), 1 / batch], axis=1) / counted[:, None]
     (least, slope), *_ = np.linalg.lstsq(rows, np.ones_like(batch))
-    if len(steps) < 2 or least <= 0 or slope <= 0:
+    if len(steps) < 2 or least <= 0 or slope <= 1e-9 * least * batch.min():  # 0 but for rounding
         raise ConfigError("steps needs two batches or more, of which larger ones need fewer steps, "
                           f"but never none; these don't fit the curve: {dict(steps)}")
     return float(least), float(slope / least)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_amount, check_whole
+from numbers import Integral
+
+from dtlab.checks import check_amount, check_flag, check_whole, short
 from dtlab.errors import ConfigError
 
 RECOMPUTE = ("none", "selective", "full")  # which activations backward computes again
@@ -27,8 +29,8 @@ def model_state_bytes(
     for name, value in (("parameters", parameters), ("parameter_bytes", parameter_bytes),
                         ("gradient_bytes", gradient_bytes), ("optimizer_bytes", optimizer_bytes)):
         check_amount(name, value)
-    if not isinstance(stage, int) or stage not in (0, 1, 2, 3):
-        raise ConfigError(f"ZeRO has the stages 1, 2 and 3 (0: none), not {stage!r}")
+    if not isinstance(stage, Integral) or isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise ConfigError(f"ZeRO has the stages 1, 2 and 3 (0: none), not {short(stage)}")
     shared = ((optimizer_bytes, 1), (gradient_bytes, 2), (parameter_bytes, 3))
     return sum(parameters * size / (ranks if stage >= first else 1) for size, first in shared)
 
@@ -61,9 +63,9 @@ def activation_bytes(
     """Bytes that backward needs of the forward pass of `layers` transformer layers, in 16 bits, on
     a rank with `batch` samples of `positions` positions, if attention keeps its scores.
 
-    A layer keeps sbh(34 + 5as/h). tensor: of t tensor-parallel ranks each keeps
-    sbh(10 + 24/t + 5as/(ht)); sequence: with sequence parallelism that gathers
-    a region's input again in backward, a t-th of all.
+    A layer keeps sbh(34 + 5as/h). tensor: each of t tensor-parallel ranks keeps
+    sbh(10 + 24/t + 5as/(ht)); with `sequence`, sequence parallelism that gathers a region's input
+    again in backward, it keeps a t-th of all.
     recompute: "selective" computes the attention's scores, softmax and dropout again, without the
     term of 5as/h; "full" keeps only each layer's input, 2sbh.
     Source: Korthikanti et al. 2022, table 2. Not in it: embeddings, the loss, what other
@@ -75,6 +77,7 @@ def activation_bytes(
     for name, value in (("batch", batch), ("positions", positions), ("hidden", hidden),
                         ("heads", heads), ("layers", layers), ("tensor", tensor)):
         check_whole(name, value, 0 if name == "batch" else 1)
+    check_flag("sequence", sequence)
     if recompute not in RECOMPUTE:
         raise ConfigError(f"recompute is one of {', '.join(RECOMPUTE)}, not {recompute!r}")
     input_size = positions * batch * hidden * layers

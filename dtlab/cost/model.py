@@ -96,6 +96,8 @@ def forget() -> None:
 
 def has_form(collective: str, algorithm: str) -> bool:
     """Is there a closed form? For an algorithm that was registered without one, there isn't."""
+    check_name("collective", collective)
+    check_name("algorithm", algorithm)
     return (collective, algorithm) in FORMS
 
 
@@ -105,11 +107,9 @@ def form(collective: str, algorithm: str, ranks: int, nbytes: int, itemsize: int
     nbytes: the size of the vector that textbooks call n. The whole of it for broadcast, reduce,
     all-reduce and scans; one rank's contribution times p for scatter, gather, all-gather,
     reduce-scatter and all-to-all. itemsize: bytes per element, for vectors are cut between
-    elements, not within.
+    elements, not within. Raises `ConfigError` if there is no such form.
     """
     _check_sizes(ranks, nbytes, itemsize)
-    check_name("collective", collective)
-    check_name("algorithm", algorithm)
     if not has_form(collective, algorithm):
         known = ", ".join(f"{c} {a}" for c, a in sorted(FORMS))
         raise ConfigError(f"no closed form for {collective!r} {algorithm!r}; there are: {known}")
@@ -130,7 +130,8 @@ def time_s(
     gamma: float = 0.0,
     itemsize: int = 4,
 ) -> float:
-    """Seconds that the algorithm takes, exactly as the simulator will on a uniform network.
+    """Seconds that the algorithm takes on a uniform network: what the simulator says; at least that
+    if its form is not `exact` (`form(…).exact`).
 
     alpha: seconds per message. beta: seconds per byte sent. gamma: seconds per byte reduced.
     The other arguments as for `form`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_amount, check_positive, check_whole
+from dtlab.checks import check_amount, check_flag, check_positive, check_whole
 from dtlab.cost.model import time_s
 
 
@@ -26,6 +26,7 @@ def exposed_s(
     check_positive("backward_s", backward_s)
     check_amount("nbytes", nbytes)
     check_whole("buckets", buckets)
+    check_flag("overlap", overlap)
     each_s = time_s("all_reduce", algorithm, ranks, nbytes // buckets, alpha, beta)
     if not overlap:
         return buckets * each_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dtlab.checks import check_amount, check_positive, check_whole
-from dtlab.errors import ConfigError
 
 
 def parameter_server_s(workers: int, servers: int, nbytes: int, server_Bps: float,
@@ -27,6 +26,5 @@ def parameter_server_s(workers: int, servers: int, nbytes: int, server_Bps: floa
     worker_Bps = server_Bps if worker_Bps is None else worker_Bps
     for name, rate in (("server_Bps", server_Bps), ("worker_Bps", worker_Bps)):
         check_positive(name, rate)
-    if not isinstance(ways, int) or ways not in (1, 2):
-        raise ConfigError(f"ways is 1 or 2, not {ways!r:.40}")
+    check_whole("ways", ways, 1, 2)
     return ways * max(workers * nbytes / (servers * server_Bps), nbytes / worker_Bps)

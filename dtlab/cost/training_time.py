@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks import check_number, check_positive, check_whole
+from dtlab.checks import check_flag, check_number, check_positive, check_whole
 from dtlab.errors import ConfigError
 
 
@@ -23,6 +23,7 @@ def training_time_s(
     for name, value in (("parameters", parameters), ("tokens", tokens), ("devices", devices),
                         ("device_flops", device_flops), ("efficiency", efficiency)):
         check_positive(name, value)
+    check_flag("recompute", recompute)
     if efficiency > 1:
         raise ConfigError(f"efficiency is a share of 1, not {efficiency!r}")
     return (8 if recompute else 6) * parameters * tokens / (devices * device_flops * efficiency)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dtlab.checks import check_whole
+
 
 class CNN(nn.Module):
     """Two convolutions with ReLU, each followed by pooling, and a linear layer.
 
     x (b, 64), or (b, 1, 8, 8) → logits (b, 10).
     batch_norm: normalise after each convolution. A batch's statistics are those of the samples that
-    one rank sees, so a model that has it trains otherwise when its batch is split.
+    one rank sees, so a model that has it trains otherwise when its batch is split. seed: of the
+    initial parameters, which are torch's; dtype: None for torch's default.
     """
 
     def __init__(self, channels: int = 8, batch_norm: bool = False, *, seed: int = 0,
                  dtype: torch.dtype | None = None):
         super().__init__()
+        check_whole("channels", channels)
+        check_whole("CNN's seed", seed, -2**63)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.first = nn.Conv2d(1, channels, 3, padding=1)

@@ -15,6 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dtlab.checks import check_whole, short
+from dtlab.errors import ConfigError
+
 FILE = Path(__file__).with_name("digits.npz")
 TRAINING = 1500  # of 1797 images; the rest is for tests
 
@@ -27,7 +30,11 @@ class Digits(NamedTuple):
 
     def batch(self, step: int, size: int, seed: int = 0) -> Digits:
         """The `step`-th batch of `size`: every image once an epoch, in an order that `seed` and
-        the epoch decide. Rows that are left over at the end of an epoch sit it out."""
+        the epoch decide. Rows that are left over at the end of an epoch sit it out. Raises
+        `ConfigError` unless `size` is 1 to the number of images."""
+        check_whole("step", step, 0)
+        check_whole("a batch's size", size, most=len(self.y))
+        check_whole("seed", seed, 0)
         per_epoch = len(self.y) // size
         epoch, place = divmod(step, per_epoch)
         order = torch.randperm(
@@ -37,12 +44,17 @@ class Digits(NamedTuple):
 
     def shard(self, rank: int, size: int) -> Digits:
         """Every `size`-th image from `rank` on: what one of `size` workers keeps."""
+        check_whole("size", size)
+        check_whole("rank", rank, 0, int(size) - 1)
         return Digits(self.x[rank::size], self.y[rank::size])
 
 
 @lru_cache(maxsize=4)
 def digits(dtype: torch.dtype = torch.float32) -> tuple[Digits, Digits]:
-    """(training, test): 1500 and 297 images, both well mixed. Don't change them in place."""
+    """(training, test): 1500 and 297 images, both well mixed. Don't change them in place. dtype: of
+    the images, a float."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"digits are of a floating-point dtype, not {short(dtype)}")
     with np.load(FILE) as file:
         images, labels = file["images"], file["labels"]
     mixed = np.random.default_rng(0).permutation(len(labels))

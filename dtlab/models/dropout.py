@@ -14,18 +14,21 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dtlab.checks import check_number
 from dtlab.errors import ConfigError
 
 
 def counter_dropout(x: Tensor, p: float, seeds: Tensor, site: int,
                     index: Tensor | None = None) -> Tensor:
-    """x (b, …) with each element set to 0 with probability `p`, the others divided by 1 − p.
+    """x (b, …) with each element set to 0 with probability `p` in [0, 1), the others divided by
+    1 − p. Raises `ConfigError` for another `p`, and unless there is a seed for each sample.
 
     seeds: (b,) int64, one for each sample.
     site: the number of the place in the model.
     index: the elements' int64 indices within a whole sample, of a shape that broadcasts to
     x.shape[1:]; None where `x` is whole. A rank with a part of the features gives its own.
     """
+    check_probability("p", p)
     if seeds.shape != x.shape[:1]:
         raise ConfigError(f"dropout needs a seed for each sample: {tuple(x.shape[:1])} of them, "
                           f"not {tuple(seeds.shape)}")
@@ -47,6 +50,7 @@ class CounterDropout(nn.Module):
 
     def __init__(self, p: float, site: int):
         super().__init__()
+        check_probability("p", p)
         self.p, self.site = p, site
         self.part: tuple[int, int, int] | None = None
 
@@ -63,6 +67,13 @@ class CounterDropout(nn.Module):
             index = torch.arange(math.prod(whole), device=x.device).view(whole)
             index = index.narrow(dim, number * x.shape[1 + dim], x.shape[1 + dim])
         return counter_dropout(x, self.p, seeds, self.site, index)
+
+
+def check_probability(name: str, p: object) -> None:
+    """Raise `ConfigError` unless elements can be dropped with the probability `p`."""
+    check_number(name, p)
+    if not 0 <= p < 1:  # type: ignore[operator]
+        raise ConfigError(f"{name} must lie in [0, 1), not {p!r}")
 
 
 def _mixed(x: Tensor) -> Tensor:

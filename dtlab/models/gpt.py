@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtlab.checks import check_whole, short
+from dtlab.checks import check_flag, check_whole, short
 from dtlab.errors import ConfigError
-from dtlab.models.dropout import CounterDropout
+from dtlab.models.dropout import CounterDropout, check_probability
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class GPTConfig:
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(f"GPTConfig: kv_heads={self.kv_heads} doesn't divide "
                               f"heads={self.heads}")
-        if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
-            raise ConfigError(f"GPTConfig: dropout must lie in [0, 1), not {self.dropout!r}")
+        check_probability("GPTConfig: dropout", self.dropout)
+        check_flag("GPTConfig: tied", self.tied)
 
 
 GPT2_SMALL = GPTConfig(layers=12, hidden=768, heads=12, vocab=50257, context=1024)
@@ -106,6 +106,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """tokens (b, s) int64 → logits (b, s, v).
 
+    config: None for `GPTConfig()`; dtype, device: None for torch's defaults.
     seed: of the initial parameters, which are GPT-2's: normal with deviation 0.02, and
     0.02/√(2·layers) in the layers that end a residual branch; biases 0.
 

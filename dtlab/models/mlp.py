@@ -8,11 +8,14 @@ from itertools import pairwise
 import torch
 from torch.nn import functional
 
+from dtlab.checks import check_whole, short
+from dtlab.errors import ConfigError
+
 Parameters = dict[str, torch.Tensor]
 
 
 class MLP:
-    """Linear layers of these `widths`, tanh between them; cross-entropy at the end.
+    """Linear layers of these `widths`, two or more, tanh between them; cross-entropy at the end.
 
     It holds no parameters: `parameters` makes them, everything else is given them.
 
@@ -22,6 +25,11 @@ class MLP:
     """
 
     def __init__(self, widths: Sequence[int] = (64, 32, 10)):
+        if not isinstance(widths, Sequence) or len(widths) < 2:
+            raise ConfigError(f"MLP takes two widths or more, such as (64, 32, 10), not "
+                              f"{short(widths)}")
+        for width in widths:
+            check_whole("a width", width)
         self.widths = tuple(widths)
 
     def parameters(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> Parameters:

@@ -7,7 +7,7 @@ from pydoc_data.topics import topics
 
 import torch
 
-from dtlab.errors import ConfigError
+from dtlab.checks import check_whole
 
 
 @lru_cache(maxsize=1)
@@ -21,11 +21,13 @@ def text() -> torch.Tensor:
 def text_batch(step: int, size: int, context: int, seed: int = 0
                ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `step`-th batch of `size` pieces of text: (tokens, targets), each (size, context) int64;
-    targets are the tokens that follow. Equal for equal arguments."""
+    targets are the tokens that follow. Equal for equal arguments. Raises `ConfigError` for a
+    `context` that is longer than the text."""
     data = text()
-    if not 0 < context < len(data):
-        raise ConfigError(f"text_batch: context must lie between 1 and {len(data) - 1}, "
-                          f"not {context!r}")
+    check_whole("step", step, 0)
+    check_whole("a batch's size", size, 0)
+    check_whole("context", context, most=len(data) - 1)
+    check_whole("seed", seed, 0)
     random = torch.Generator().manual_seed(1_000_003 * seed + step)
     starts = torch.randint(len(data) - context, (size, 1), generator=random)
     pieces = data[starts + torch.arange(context + 1)].long()

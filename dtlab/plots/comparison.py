@@ -21,12 +21,15 @@ def predicted_vs_measured(
 
     ◆ predicted; ● median measured, with a bar over the middle half of the repeats and a line over
     all; at the right, how many times longer it took than predicted. Raises `ConfigError`
-    without rows.
+    without rows, or for a row without measured time.
     """
     if not rows:
         raise ConfigError("predicted_vs_measured needs at least one row")
     table = [(what, float(guess), np.atleast_1d(np.asarray(times, float)).tolist())
              for what, guess, times in rows]
+    for what, _, times in table:
+        if not times:
+            raise ConfigError(f"predicted_vs_measured needs a measured time of {what!r}")
     height = 0.5 * len(table) + 2.1
     left = min(4.4, max(2.0, 0.125 * max(len(what) for what, _, _ in table) + 0.6))
     ratios = [float(np.median(times)) / guess if guess else float("inf")

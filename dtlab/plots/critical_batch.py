@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dtlab import cost
+from dtlab.checks import check_positive
 from dtlab.plots.lines import ABOVE, Scale, Series, lines
 from dtlab.plots.palette import INK, PAPER, QUIET, LineStyle, line_style
 from dtlab.plots.picture import Picture
@@ -26,6 +27,8 @@ def critical_batch(least_steps: float, critical: float, batch: int,
     first, second = line_style(0), line_style(1)
     series = [Series("steps", grid, [1 + critical / b for b in grid], _line(first)),
               Series("samples", grid, [1 + b / critical for b in grid], _line(second))]
+    for value in (*(counted or {}), *(counted or {}).values()):
+        check_positive("counted", value)
     if counted:
         dots = {b: s / least_steps for b, s in counted.items()}
         series += [

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dtlab import cost
+from dtlab.checks import check_amount
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.lines import BESIDE, DOTTED, SIZE, TIME, Series, lines, style_of
@@ -45,8 +46,10 @@ def cost_curves(
     {"ring": {4096: [2e-5, 3e-5]}}. sizes, times: the ends of the axes, in bytes and seconds (None:
     as needed).
     The band on top names the fastest algorithm; a dashed line marks each crossover; the dotted
-    curve is what no algorithm can beat. Raises `ConfigError` for unknown names.
+    curve is what no algorithm can beat. Raises `ConfigError` for unknown names, and numbers that
+    make no sense.
     """
+    _check_machine(alpha, beta, gamma)
     known = [name for name in ALGORITHMS.get(collective, {}) if cost.has_form(collective, name)]
     names = known if algorithms is None else list(algorithms)
     if not names:
@@ -86,8 +89,11 @@ def crossovers(
     """The sizes in bytes at which the fastest of `algorithms` changes, smallest first.
 
     Being less than 0.1 % faster does not count as overtaking: cutting vectors between elements
-    makes such differences.
+    makes such differences. Raises `ConfigError` as `cost_curves`.
     """
+    _check_machine(alpha, beta, gamma)
+    if not algorithms:
+        raise ConfigError("crossovers needs at least one algorithm")
 
     def time_s(name: str, nbytes: int) -> float:
         return _time_s(collective, name, ranks, nbytes, alpha, beta, gamma)
@@ -137,6 +143,11 @@ def _bound_text(collective: str, name: str, ranks: int, nbytes: int) -> str:
     return "" if cost.form(collective, name, ranks, nbytes).exact else " (at most)"
 
 
+def _check_machine(alpha: float, beta: float, gamma: float) -> None:
+    for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
+        check_amount(name, value, " seconds")
+
+
 def _grid(smallest: int, largest: int) -> list[int]:
     if not 0 < smallest < largest:
         raise ConfigError(f"sizes must be (smallest, largest) in bytes, not {(smallest, largest)}")
@@ -162,6 +173,8 @@ def _curves(collective: str, ranks: int, grid: Sequence[int], curves: Mapping[st
 def _dots(collective: str, names: Sequence[str], measured: Measured) -> list[Series]:
     """One name in the legend is enough: marker and colour are the curve's."""
     shown = [(index, name) for index, name in enumerate(names) if measured.get(name)]
+    if not all(times for _, name in shown for times in measured[name].values()):
+        raise ConfigError("measured needs a time or more for each size")
     return [Series("" if number else "measured", list(measured[name]),
                    list(measured[name].values()), style_of(collective, name, index), PAPER)
             for number, (index, name) in enumerate(shown)]

@@ -10,6 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
 from dtlab import cost
+from dtlab.checks import check_positive
 from dtlab.plots.palette import ALARM, FAINT, HUES, INK, PAPER, QUIET, line_style
 from dtlab.plots.picture import Picture, page
 from dtlab.plots.training_time import days_text
@@ -49,7 +50,8 @@ def failures(run: Goodput, until_s: float = math.inf, *, curve: bool = False) ->
 def useful_share(save_s: float, restart_s: float, mttf_s: float) -> Picture:
     """The share of time that is new work against the interval between saves, under failures at all
     times (`cost.useful_share`) and under none during recovery (`cost.availability`), each with its
-    best interval."""
+    best interval. save_s: above 0, or it would be best to save all the time."""
+    check_positive("save_s", save_s)
     best = cost.daly_interval_s(save_s, mttf_s)
     other = cost.availability_interval_s(save_s, restart_s, mttf_s)
     heading = "Which interval between saves? (predicted)"

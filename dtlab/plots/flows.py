@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 
+from dtlab.checks import check_amount
 from dtlab.errors import ConfigError
 from dtlab.plots.link_geometry import HIGH_IN, WIDE_IN, Box, geometry_of
 from dtlab.plots.network import draw_nodes
@@ -46,6 +47,7 @@ def flows(cluster: Topology, trace: Trace, at_s: float | None = None, *,
     `ConfigError` unless the trace was simulated on this cluster.
     """
     history = LinkHistory(cluster, trace)
+    check_amount("at_s", 0 if at_s is None else at_s)
     if at_s is None:
         at_s = next((s.start_s for s in history.stretches if s.moving), 0.0)
     return draw_flows(history, at_s, title=title)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from dtlab.checks import check_positive
 from dtlab.errors import ConfigError, RankDied, RankFailed, RunTimeout
 from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, clock_name, fit_text, page
@@ -57,6 +58,7 @@ def rank_grid(
     "died", or a word of yours). height_in: of the picture; None: as the tiles need.
     Raises `ConfigError` if the numbers don't match.
     """
+    check_positive("height_in", 1 if height_in is None else height_in)
     tiles = tiles_of(what, statuses, ranks)
     heading = title or _heading(what, len(tiles))
     columns = _columns(len(tiles))
@@ -87,8 +89,11 @@ def tiles_of(what: Any, statuses: Sequence[str] | None, ranks: int | None) -> li
         if what < 1:
             raise ConfigError(f"a grid needs at least one rank, not {what}")
         tiles = [Tile("idle")] * what
-    else:
+    elif isinstance(what, Sequence):
         tiles = [Tile("returned", _short(value)) for value in what]
+    else:
+        raise ConfigError(f"a grid shows a Result, values, an error or a number of ranks, not "
+                          f"{_short(what)}")
     if statuses is not None:
         if len(statuses) != len(tiles):
             raise ConfigError(f"{len(statuses)} statuses for {len(tiles)} ranks; give one a rank")

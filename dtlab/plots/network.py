@@ -12,6 +12,7 @@ from matplotlib.collections import LineCollection
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
 from dtlab.plots.picture import MARGIN_IN, Picture, page
 from dtlab.topology import Topology
+from dtlab.topology.base import check_topology
 from dtlab.units import bytes_text, count_text, seconds_text
 
 _DASHES = ("-", (0, (2.5, 1.2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
@@ -25,6 +26,7 @@ def topology(cluster: Topology, *, title: str = "") -> Picture:
     stand in a circle. Clusters that know better say where each node stands: attribute `pos`, (x, y)
     in any unit. A link that would run over another node goes round it.
     """
+    check_topology("cluster", cluster)
     graph = cluster.graph()
     places, links, thin = layout_of(graph), _links(graph), min(1.0, 16 / cluster.ranks)
     kinds = sorted({kind for _, _, kind in links}, reverse=True)

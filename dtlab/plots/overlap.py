@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import ALARM, FAINT, INK, PAPER, QUIET, ink_on, mix
 from dtlab.plots.picture import Picture, clock_name, page
-from dtlab.trace import Message, Trace
+from dtlab.trace import Message, Trace, check_is_trace
 from dtlab.units import seconds_text, time_unit
 
 WIDTH_IN = 11.0
@@ -40,6 +40,7 @@ class Step(NamedTuple):
 def step_of(trace: Trace) -> Step:
     """The step of rank 0 in `trace`, in which layers are marked by `charge_compute`, and gradients
     travel by rings. Raises `ConfigError` if no layer is marked."""
+    check_is_trace(trace)
     marks = [span for span in trace.spans if span.rank == 0 and span.label in _KINDS]
     if not marks:
         raise ConfigError("overlap: no layer is marked in this trace; use parallel.charge_compute")

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
+from dtlab.checks import check_whole
 from dtlab.collectives import ALGORITHMS
 from dtlab.errors import ConfigError
 from dtlab.plots.palette import INK, PAPER, QUIET, rank_style
@@ -27,10 +28,11 @@ def before_and_after(
     rank that contributed; several side by side, their sum; one below the other, the parts of
     several. Boxes that do not matter in the end are left out there.
 
-    ranks: 2 to 8. Raises `ConfigError` for others, or a name that doesn't exist.
+    ranks: 2 to 8. Raises `ConfigError` for others, a root that is none, or an unknown name.
     """
-    if not 2 <= ranks <= MOST_RANKS:
+    if not isinstance(ranks, int) or not 2 <= ranks <= MOST_RANKS:
         raise ConfigError(f"this picture can show 2 to {MOST_RANKS} ranks, not {ranks}")
+    check_whole("root", root, 0, ranks - 1)
     rows = -(-len(collectives) // ACROSS)
     side, cell_w = 1.25, (WIDTH_IN - 2 * MARGIN_IN) / ACROSS
     cell_h = side + 0.75

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
+from dtlab.checks import check_positive
 from dtlab.errors import ConfigError
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers
 from dtlab.plots.palette import FAINT, INK, PAPER, QUIET, ink_on, mix, rank_style
 from dtlab.plots.picture import DPI, Picture, clock_name, page
 from dtlab.plots.shapes import corners, draw_arrows, draw_boxes, write_many
-from dtlab.trace import Message, Trace
+from dtlab.trace import Message, Trace, check_is_trace
 from dtlab.units import bytes_text, count_text, seconds_text, time_unit
 
 MOST_ARROWS = 300  # more would hide what they show
@@ -33,6 +34,8 @@ def timeline(trace: Trace, title: str = "Timeline", *, window: tuple[float, floa
     of messages are thinned, and the picture says so. Raises `ConfigError` for an empty window, and
     for ranks that don't exist.
     """
+    check_is_trace(trace)
+    check_positive("width_in", width_in)
     begin, end = _window(trace, window)
     wanted = wanted_ranks(trace, ranks)
     bars = [bar for bar in bars_of(trace) if bar.rank in wanted]

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dtlab import cost
+from dtlab.checks import check_positive
 from dtlab.errors import ConfigError
 from dtlab.plots.curves import machine_text
 from dtlab.plots.lines import (
@@ -137,7 +138,7 @@ def fit(alpha: float, beta: float, sizes: Sequence[int], times: Repeats,
     sizes: bytes, more than 0. times: seconds, one or several repeats a size; the dot is their
     median, the bar holds their middle half, the line all. held_out: sizes and times the fit has
     not seen; the subtitle says how far off the line is there. Raises `ConfigError` if the lengths
-    differ.
+    differ, or a size or time is not above 0.
     """
     seen, unseen = _repeats(sizes, times), _repeats(*held_out) if held_out else {}
     if not seen:
@@ -172,8 +173,12 @@ def fit(alpha: float, beta: float, sizes: Sequence[int], times: Repeats,
 def _repeats(sizes: Sequence[int], times: Repeats) -> dict[int, list[float]]:
     if len(sizes) != len(times):
         raise ConfigError(f"{len(sizes)} sizes but {len(times)} times; give one entry for each")
-    return {n: np.atleast_1d(np.asarray(t, float)).tolist()
-            for n, t in zip(sizes, times, strict=True)}
+    found = {n: np.atleast_1d(np.asarray(t, float)).tolist()
+             for n, t in zip(sizes, times, strict=True)}
+    for n, seconds in found.items():
+        check_positive("a size", n)
+        check_positive(f"the least time of {n} bytes", min(seconds, default=0))
+    return found
 
 
 def _mark_half(axes: Axes, half: float) -> None:

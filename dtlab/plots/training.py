@@ -69,10 +69,13 @@ def loss_sweep(
 
     losses: name → setting → the loss of each seed. A dot is the median, its bar holds all seeds.
     What is above `ceiling`, or no number, has diverged: it stands as a cross at the upper edge.
-    limits: name → the setting from which on it is predicted to diverge, a dotted line.
+    limits: name → the setting from which on it is predicted to diverge, a dotted line. Raises
+    `ConfigError` unless each name has settings above 0, with a loss or more.
     """
-    if not losses or not all(losses.values()):
-        raise ConfigError("loss_sweep needs at least one loss for each name")
+    settings = [each for found in losses.values() for each in found.items()]
+    if not losses or not all(losses.values()) or not all(x > 0 and len(s) for x, s in settings):
+        raise ConfigError("loss_sweep needs at least one loss for each name and setting, and "
+                          "settings above 0")
     heading, limits = f"{title} (simulated)", limits or {}
     series, note = [], []
     for index, (name, found) in enumerate(losses.items()):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from dtlab import cost
+from dtlab.checks import check_number
+from dtlab.errors import ConfigError
 from dtlab.models import SHAPES
 from dtlab.plots.lines import Scale
 from dtlab.plots.palette import ALARM, FAINT, HUES, INK, PAPER
@@ -43,8 +45,17 @@ def training_time(model: str | float, tokens: float, device: str, devices: int,
     """Left: days of training against the number of devices, as `cost.training_time_s` says. Right:
     bytes of parameters, gradients and Adam's state a device, with copies and with ZeRO 3.
 
-    model: one of `dtlab.models.SHAPES`, or a number of parameters. device: one of `DEVICES`.
+    model: one of `dtlab.models.SHAPES`, or a number of parameters. device: one of `DEVICES`. Raises
+    `ConfigError` for others, and numbers that make no sense.
     """
+    if isinstance(model, str) and model not in SHAPES:
+        raise ConfigError(f"there is no model {model!r}; choose one of: {', '.join(SHAPES)}, or "
+                          f"give a number of parameters")
+    if not isinstance(device, str) or device not in DEVICES:
+        raise ConfigError(f"there is no device {device!r}; choose one of: {', '.join(DEVICES)}")
+    check_number("tokens", tokens)
+    if not isinstance(model, str):
+        check_number("model", model)
     parameters = SHAPES[model].parameters if isinstance(model, str) else float(model)
     name = model if isinstance(model, str) else f"{model / 1e9:,.4g} B"
     rate, memory = DEVICES[device]

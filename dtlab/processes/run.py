@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlab.checks import check_whole
+from dtlab.checks import check_flag, check_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError, RankDied, RankFailed, RunTimeout
 from dtlab.processes import torchrun
@@ -50,9 +50,12 @@ def run(
     `fn` may be any function: a lambda, a closure, one from a notebook cell. Each rank gets its own
     copy of `args`. What ranks print is shown as it comes, labelled (`echo=False`: only collected
     in `Result.output`). `timeout` is in seconds, None for no limit. Raises `RankFailed` when a
-    rank raises, `RankDied` when one dies, `Deadlock` or `RunTimeout` when nobody goes on,
-    `ConfigError` for arguments that make no sense. Whatever happens, no process is left.
+    rank raises, or has begun work that it neither waited for nor cancelled, `RankDied` when one
+    dies, `Deadlock` when no rank can go on, `RunTimeout` after `timeout`, `ConfigError` for
+    arguments that make no sense. Whatever happens, no process is left.
 
+    backend: "gloo", or "nccl" for GPUs. device: `Comm.device`, "cpu" or "cuda", whose GPUs the
+        ranks take in turn. threads: of torch, in each rank. trace: record `Result.trace`?
     may_die: ranks that may die without failing the run: their value is then None, and the others go
         on. A rank that talks to one of them must expect its death: `RankDied` where it waits for
         it. See `Comm.shrink` and `Comm.wait_any`.
@@ -75,6 +78,7 @@ def run(
         torchrun.check_given(ranks)
     check_backend(backend, device, 1 if joins else ranks)
     check_limits(timeout, threads)
+    check_flags(trace, echo)
     check_may_die(may_die, ranks)
     check_whole("max_restarts", max_restarts, 0, 1000)
     check_call(fn, args, "run")
@@ -163,6 +167,12 @@ def check_limits(timeout: Any, threads: Any) -> None:
         raise ConfigError(f"timeout={timeout!r}: give seconds, more than 0, or None for no limit")
     if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
         raise ConfigError(f"threads={threads!r}: how many threads a rank? At least 1")
+
+
+def check_flags(trace: Any, echo: Any) -> None:
+    """Raise `ConfigError` unless both are True or False."""
+    check_flag("trace", trace)
+    check_flag("echo", echo)
 
 
 def check_may_die(may_die: Any, ranks: int) -> None:

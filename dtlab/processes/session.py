@@ -12,9 +12,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from dtlab.checks import check_name
 from dtlab.errors import ConfigError, DtlabError, RankDied, RankFailed
 from dtlab.processes.launcher import RankGroup
-from dtlab.processes.run import check_backend, check_limits, check_ranks, gather
+from dtlab.processes.run import check_backend, check_flags, check_limits, check_ranks, gather
 from dtlab.ranks import serialization
 from dtlab.ranks.call_checks import check_call
 from dtlab.result import Result
@@ -34,7 +35,8 @@ class Session:
 
     In `execute`, each rank has its own variables, and `rank`, `size`, `comm`, `torch` and `dtlab`.
     After an error that all ranks survive, they and their variables go on. If a rank died or hung,
-    all are stopped; the error says so, and the next call starts new ones.
+    all are stopped; the error says so, and the next call starts new ones. Options, of all calls,
+    are those of `dtlab.run`, and so are the errors; the ranks start at the first call.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Session:
         check_ranks(ranks)
         check_backend(backend, device, ranks)
         check_limits(timeout, threads)
+        check_flags(trace, echo)
         self.ranks = ranks
         self._how: dict[str, Any] = {
             "backend": backend, "device": device, "threads": threads, "trace": trace,
@@ -62,8 +65,11 @@ class Session:
     def execute(self, source: str, name: str | None = None) -> Result:
         """Run `source` on every rank, like a notebook cell: a last expression is shown, as text.
 
-        `name` is what tracebacks call it. `Result.values` holds these texts (or None).
+        `name` is what tracebacks call it. `Result.values` holds these texts (or None). Raises
+        `SyntaxError` if it is no Python, else as `run`.
         """
+        check_name("what execute runs", source)
+        check_name("its name", "" if name is None else name)
         try:
             # A syntax error is shown here, once; compiling finds a `return` outside a function too.
             compile(source, name or "<ranks>", "exec", dont_inherit=True)

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import torch
 
-from dtlab.checks import check_amount, check_number
+from dtlab.checks import check_amount, check_flag, check_number
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, Deadlock, RankDied, RankFailed
 from dtlab.ranks.call_checks import check_call, check_options
@@ -69,7 +69,8 @@ def simulate(
     for bit. Calls of several threads take turns, so that a rank must not wait for one in a thread
     of its own.
 
-    network: the cluster (`dtlab.topology`); it says how many ranks there are.
+    network: the cluster (`dtlab.topology`), always to be given; it says how many ranks there are.
+    trace: record messages and spans in `Result.trace`? Without, it takes less memory.
     gamma: virtual seconds per byte that `Comm.accumulate_` reduces.
     overhead_s: seconds for which starting a message occupies its sender's port, never more than the
         message's latency; None: as `network` says.
@@ -92,6 +93,8 @@ def simulate(
     """
     check_options(simulate, unknown)
     check_call(fn, args, "simulate")
+    check_flag("trace", trace)
+    check_flag("echo", echo)
     network = _check(network, gamma, strands, eager_bytes, timeout)
     if overhead_s is not None:
         network = replace(network, overhead_s=overhead_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 import networkx as nx
 
@@ -75,11 +76,16 @@ class Topology:
         return [ranks_of[host] for host in sorted(ranks_of)]
 
     def path(self, src: int, dst: int) -> list[Node]:
-        """The nodes on the way from rank `src` to rank `dst`, both included.
+        """The nodes on the way from rank `src` to rank `dst`, both included; [src] if they are one.
+        Raises `ConfigError` for a rank that there is not.
 
         >>> uniform(3, 0, 1e9).path(0, 2)
         [0, 'switch', 2]
         """
+        for rank in (src, dst):
+            check_rank(rank, self.ranks)
+        if src == dst:
+            return [src]
         return [src, *(self.ends(link)[1] for link in self.route(src, dst)[1])]
 
     def __repr__(self) -> str:
@@ -147,9 +153,28 @@ def check_total(what: str, *counts: int) -> None:
 def check_link(latency_s: float, bandwidth_Bps: float) -> None:
     """Raise `ConfigError` unless latency ≥ 0 (finite) and bandwidth > 0."""
     check_seconds("latency_s", latency_s)
-    check_number("bandwidth_Bps", bandwidth_Bps)
-    if bandwidth_Bps <= 0:
-        raise ConfigError(f"bandwidth_Bps must be more than 0 bytes a second, not {bandwidth_Bps}")
+    check_bandwidth("bandwidth_Bps", bandwidth_Bps)
+
+
+def check_bandwidth(name: str, value: float) -> None:
+    """Raise `ConfigError` unless `value` is a bandwidth: more than 0, maybe infinite."""
+    check_number(name, value)
+    if value <= 0:
+        raise ConfigError(f"{name} must be more than 0 bytes a second, not {value}")
+
+
+def check_rank(rank: object, ranks: int) -> None:
+    """Raise `ConfigError` unless `rank` is one of `ranks`."""
+    if isinstance(rank, bool) or not isinstance(rank, Integral) or rank not in range(ranks):
+        raise ConfigError(f"there is no rank {rank!r:.60}; ranks are 0 to {ranks - 1}")
+
+
+def check_pair(src: object, dst: object, ranks: int) -> None:
+    """Raise `ConfigError` unless these are two different ones of `ranks` ranks."""
+    check_rank(src, ranks)
+    check_rank(dst, ranks)
+    if src == dst:
+        raise ConfigError(f"nothing goes from rank {src} to itself; choose two ranks")
 
 
 def check_seconds(name: str, value: float) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from numbers import Integral
 
 from dtlab.checks import check_amount, check_number
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Change, Node, Topology, check_link, check_topology
+from dtlab.topology.base import Change, Node, Topology, check_link, check_pair, check_topology
 from dtlab.topology.graphs import ShortestPaths, check_connected
 
 
@@ -50,7 +49,8 @@ def with_traffic(topology: Topology, src: int, dst: int, rate_Bps: float, *, sta
     `dst`, from virtual time `start_s` to `end_s`.
 
     That traffic yields to no message: it takes its rate from each link of its route, and the
-    messages of the simulation share the rest. If nothing is left, they wait.
+    messages of the simulation share the rest. If nothing is left, they wait. Raises `ConfigError`
+    for ranks and numbers that make no sense.
     """
     check_topology("topology", topology)
     check_amount("start_s", start_s, " seconds")
@@ -60,9 +60,7 @@ def with_traffic(topology: Topology, src: int, dst: int, rate_Bps: float, *, sta
         raise ConfigError(f"rate_Bps must be above 0, and finite, not {rate_Bps!r}")
     if not end_s > start_s:
         raise ConfigError(f"end_s must be a time after start_s = {start_s}, not {end_s!r}")
-    for rank in (src, dst):
-        if not isinstance(rank, Integral) or rank not in range(topology.ranks):
-            raise ConfigError(f"there is no rank {rank!r}; ranks are 0 to {topology.ranks - 1}")
+    check_pair(src, dst, topology.ranks)
     changes = []
     for link in topology.route(src, dst)[1]:
         changes.append(Change(start_s, link, load_Bps=rate_Bps))

@@ -8,10 +8,12 @@ from math import isinf
 
 import networkx as nx
 
+from dtlab.checks import check_whole
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Topology, check_count, check_link
+from dtlab.topology.base import Topology, check_bandwidth, check_count, check_topology
 
 Wires = dict[int, dict[int, int]]  # rank → neighbour → wires to it that are free
+MOST_RINGS = 100  # the search goes one call deeper for each
 STEPS = 200_000  # of the search, by default: about a second
 
 
@@ -27,13 +29,14 @@ def edge_disjoint_cycles(topology: Topology, count: int, *, wire_Bps: float | No
 
     How: backtracking, thick links first. Whether such cycles exist is a hard question in general
     (NP-complete for one), so the search ends after `steps` steps. Raises `ConfigError` if there are
-    no such cycles, or if it ended before it knew.
+    no such cycles, if it ended before it knew, or if `count` is above 100.
 
     >>> from dtlab.topology import torus
     >>> edge_disjoint_cycles(torus(1, 4), 2)
     [[0, 1, 2, 3], [0, 3, 2, 1]]
     """
-    check_count("count", count)
+    check_topology("topology", topology)
+    check_whole("count", count, most=MOST_RINGS)
     check_count("steps", steps)
     wires = wires_of(topology, wire_Bps)
     _check_possible(topology, wires, count)
@@ -60,7 +63,7 @@ def wires_of(topology: Topology, wire_Bps: float | None = None) -> Wires:
                           f"every order of the ranks is a ring, and all rings share its ports")
     if wire_Bps is None:
         wire_Bps = min(links.values())
-    check_link(0, wire_Bps)
+    check_bandwidth("wire_Bps", wire_Bps)
     wires: Wires = {rank: {} for rank in range(topology.ranks)}
     most = topology.ranks * 64  # more than any search gets through
     for (a, b), link_Bps in links.items():

@@ -77,8 +77,9 @@ def _text_of(path: Path) -> str:
 def save(topology: Topology, path: str | Path) -> None:
     """Write `topology` so that `load` gives the same graph.
 
-    Where nodes stand in a picture is not written, nor are routes: `load` searches for shortest
-    paths, which for some builders (torus, dragonfly) are others than the builder's own. Raises
+    Where nodes stand in a picture is not written, nor are kinds of ranks other than rank 0's, nor
+    routes: `load` searches for shortest paths, which for some builders (torus, dragonfly) are
+    others than the builder's own. Raises
     `ConfigError` if the file can't be written, or if links change later on, which a file does not
     say.
     """

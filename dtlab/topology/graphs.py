@@ -8,6 +8,7 @@ from math import isclose
 
 import networkx as nx
 
+from dtlab.checks import check_name, check_whole
 from dtlab.errors import ConfigError
 from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_link
 
@@ -31,6 +32,7 @@ def from_graph(graph: nx.DiGraph, name: str, overhead_s: float = OVERHEAD_S) -> 
     """
     if not isinstance(graph, nx.DiGraph) or graph.is_multigraph():
         raise ConfigError("graph must be a networkx.DiGraph: one edge for each direction of a link")
+    check_name("a topology's name", name)
     graph = graph.copy()
     _check_nodes(graph)
     for a, b, data in graph.edges(data=True):
@@ -136,6 +138,7 @@ def _check_nodes(graph: nx.DiGraph) -> None:
         kind = data.get("kind")
         if isinstance(node, int):
             ranks.add(node)
+            check_whole(f"the host of rank {node}", data.get("host", node), 0)
             if kind is not None and kind not in RANK_KINDS:
                 raise ConfigError(f"node {node} is a {kind}, so it needs a name: numbers are ranks")
         elif not isinstance(node, str):

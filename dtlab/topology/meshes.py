@@ -7,7 +7,16 @@ from itertools import combinations
 
 import networkx as nx
 
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link, check_total
+from dtlab.topology.base import (
+    OVERHEAD_S,
+    Node,
+    Topology,
+    check_bandwidth,
+    check_count,
+    check_link,
+    check_seconds,
+    check_total,
+)
 from dtlab.topology.graphs import from_paths, join, pair_hash
 
 
@@ -94,6 +103,9 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
     check_total("ranks", groups, routers, hosts)
     check_total("long links", groups, groups)
     check_link(latency_s, bandwidth_Bps)
+    check_seconds("global_latency_s", global_latency_s)
+    global_Bps = bandwidth_Bps if global_Bps is None else global_Bps
+    check_bandwidth("global_Bps", global_Bps)
     graph = nx.DiGraph()
     ranks = groups * routers * hosts
     for rank in range(ranks):
@@ -113,7 +125,7 @@ def dragonfly(groups: int, routers: int, hosts: int, latency_s: float = 1e-6,
             join(graph, f"router{a}", f"router{b}", latency_s, bandwidth_Bps)
     for a, b in combinations(range(groups), 2):
         join(graph, f"router{gateway(a, b)}", f"router{gateway(b, a)}", global_latency_s,
-             bandwidth_Bps if global_Bps is None else global_Bps)
+             global_Bps)
 
     def path(src: int, dst: int) -> list[Node]:
         if src == dst:

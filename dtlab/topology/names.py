@@ -32,8 +32,7 @@ def named(text: str) -> Topology:
     NAME:4x8,key=value calls the builder NAME with 4, 8 and the keyword; bandwidths and latencies
     are written as 25GB/s, 2us. SERVER@NETWORK puts such a server in the place of each host of such
     a network. All else that is a file, or ends in .yaml, .yml, .json, .xml, .txt or .conf, is for
-    `load`. Raises `ConfigError`
-    for names and arguments that make no sense.
+    `load`. Raises `ConfigError` for names and arguments that make no sense.
 
     >>> named("torus:4x4").ranks, named("nvswitch:8@racks:4x8,oversubscription=2").ranks
     (16, 256)

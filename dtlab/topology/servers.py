@@ -9,7 +9,15 @@ from __future__ import annotations
 import networkx as nx
 
 from dtlab.errors import ConfigError
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link
+from dtlab.topology.base import (
+    OVERHEAD_S,
+    Node,
+    Topology,
+    check_bandwidth,
+    check_count,
+    check_link,
+    check_seconds,
+)
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 
 NVLINK2_BPS = 25e9  # one NVLink 2.0 or 3.0, one direction
@@ -87,7 +95,10 @@ def v100_nvlink(detour: str = "gpu", latency_s: float = 0.7e-6,
     """
     if detour not in ("gpu", "pcie"):
         raise ConfigError(f"detour must be 'gpu' or 'pcie', not {detour!r}")
-    check_link(latency_s, link_Bps)
+    check_seconds("latency_s", latency_s)
+    for name, value in (("link_Bps", link_Bps), ("pcie_Bps", pcie_Bps),
+                        ("sockets_Bps", sockets_Bps)):
+        check_bandwidth(name, value)
     graph = _gpus(8)
     for (a, b), links in V100_LINKS.items():
         join(graph, a, b, latency_s, links * link_Bps)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from dtlab.checks import check_whole
 from dtlab.comm import Comm, Recv, Send
 from dtlab.errors import ConfigError
-from dtlab.topology.base import Node, Topology
-from dtlab.trace import Trace
+from dtlab.topology.base import Node, Topology, check_pair, check_topology
+from dtlab.trace import Trace, check_is_trace
 
 
 def send_together(comm: Comm, flows: Mapping[tuple[int, int], int], device: str = "meta") -> float:
@@ -18,6 +19,7 @@ def send_together(comm: Comm, flows: Mapping[tuple[int, int], int], device: str 
 
     Before: every rank knows all flows. After: each has posted its sends and receives together, and
     waited for them. device: of the tensors; "meta" ones have no data and are for the simulator.
+    Raises `ConfigError` for flows that make no sense.
 
     >>> from dtlab import simulate
     >>> from dtlab.topology import uniform
@@ -25,6 +27,14 @@ def send_together(comm: Comm, flows: Mapping[tuple[int, int], int], device: str 
     >>> simulate(send_together, two_into_one, network=uniform(3, 0.0, 1000.0)).elapsed_s
     2.0
     """
+    if not isinstance(flows, Mapping):
+        raise ConfigError(f"flows is a dict of (src, dst) → bytes, not {flows!r:.60}")
+    for pair, nbytes in flows.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ConfigError(f"a flow goes from one rank to another, (src, dst), not {pair!r:.60}")
+        check_pair(*pair, comm.size)
+        check_whole(f"the bytes of flow {pair}", nbytes, 0)
+
     def payload(nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
@@ -57,6 +67,8 @@ def link_bytes(topology: Topology, trace: Trace) -> dict[tuple[Node, Node], int]
 
 def check_trace(topology: Topology, trace: Trace) -> None:
     """Raise `ConfigError` unless `trace` has as many ranks as `topology`."""
+    check_topology("topology", topology)
+    check_is_trace(trace)
     if trace.ranks != topology.ranks:
         raise ConfigError(f"the trace is of {trace.ranks} ranks, but {topology.name} has "
                           f"{topology.ranks}; give the topology that the run was simulated on")

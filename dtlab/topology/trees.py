@@ -12,7 +12,15 @@ import networkx as nx
 
 from dtlab.checks import check_number, check_whole
 from dtlab.errors import ConfigError
-from dtlab.topology.base import OVERHEAD_S, Node, Topology, check_count, check_link, check_total
+from dtlab.topology.base import (
+    OVERHEAD_S,
+    Node,
+    Topology,
+    check_bandwidth,
+    check_count,
+    check_link,
+    check_total,
+)
 from dtlab.topology.graphs import from_paths, join, pair_hash
 
 ETHERNET_100G_BPS = 12.5e9
@@ -43,7 +51,7 @@ def racks(racks: int, hosts: int, gpus: int = 1, oversubscription: float = 4.0,
     check_total("GPUs", racks, hosts, gpus)
     check_ratio(oversubscription)
     check_link(latency_s, bandwidth_Bps)
-    check_link(latency_s, pcie_Bps)
+    check_bandwidth("pcie_Bps", pcie_Bps)
     graph = nx.DiGraph()
     above: dict[Node, Node] = {}  # node → the switch above it
 

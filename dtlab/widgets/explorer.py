@@ -15,6 +15,8 @@ import ipywidgets
 from IPython.display import display
 from traitlets import Unicode
 
+from dtlab.checks import short
+from dtlab.errors import ConfigError
 from dtlab.plots import Picture
 
 WIDTH_PX = 990  # of a picture of 11 inches on the page
@@ -119,14 +121,23 @@ def button(text: str, tooltip: str, action: Callable[[], None]) -> Any:
 
 
 def dropdown(name: str, options: Sequence[Any], value: Any, width: str = "220px") -> Any:
-    """A labelled drop-down list."""
+    """A labelled drop-down list. Raises `ConfigError` if `value` is none of `options`."""
+    _check_offered(name, options, value)
     return ipywidgets.Dropdown(options=list(options), value=value, description=name,
                                layout=ipywidgets.Layout(width=width),
                                style={"description_width": "initial"})
 
 
 def choice(name: str, options: Sequence[tuple[str, Any]], value: Any, width: str = "340px") -> Any:
-    """A slider over a list of (label, value)."""
+    """A slider over a list of (label, value). Raises `ConfigError` if `value` is none of them."""
+    _check_offered(name, options, value)
     return ipywidgets.SelectionSlider(options=list(options), value=value, description=name,
                                       layout=ipywidgets.Layout(width=width),
                                       style={"description_width": "initial"})
+
+
+def _check_offered(name: str, options: Sequence[Any], value: Any) -> None:
+    offered = [option[1] if isinstance(option, tuple) else option for option in options]
+    if value not in offered:
+        raise ConfigError(f"{name}: there is no {short(value)}; choose one of: "
+                          f"{', '.join(map(str, offered))}")

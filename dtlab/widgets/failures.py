@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Any
 
+from dtlab.checks import check_amount, check_positive
 from dtlab.cost.failures import DAY_S
 from dtlab.plots import Picture
 from dtlab.plots.failures import failures
@@ -30,10 +31,17 @@ def _month(mttf_s: float, save_s: float, restart_s: float, interval_s: float, an
 class FailureExplorer(Explorer):
     """`plots.failures` with sliders: a simulated month of 8 nodes, its first day row by row. A
     failed node is away for an hour. Copies go to the neighbour's memory each minute, and load from
-    there in a minute; replicas take steps of a minute."""
+    there in a minute; replicas take steps of a minute.
+
+    mttf_s: seconds from failure to failure; interval_s: of work between saves; answer: one of
+    `ANSWERS`. Raises `ConfigError` for others, and times that make no sense.
+    """
 
     def __init__(self, mttf_s: float = 4 * 3600, save_s: float = 120, restart_s: float = 600,
                  interval_s: float = 1800, answer: str = "restart, with a spare"):
+        for name, value in (("mttf_s", mttf_s), ("save_s", save_s), ("interval_s", interval_s)):
+            check_positive(name, value)
+        check_amount("restart_s", restart_s)
         self.mttf = choice("a failure every", _times(3600, (1, 2, 4, 8, 12, 24), "h", mttf_s),
                            mttf_s)
         self.save = choice("save", _times(60, (0.5, 1, 2, 5, 10, 20), "min", save_s), save_s)

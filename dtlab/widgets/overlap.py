@@ -46,7 +46,8 @@ class OverlapExplorer(Explorer):
     """`plots.overlap` of a simulated step, with controls; above it, on the same axis, a measured
     one of the same strategy, if `measured` has its trace.
 
-    forward_s: of a layer; backward takes twice as long.
+    forward_s: of a layer; backward takes twice as long. Raises `ConfigError` for what the controls
+    don't offer.
     """
 
     def __init__(self, measured: Mapping[str, Trace] | None = None, strategy: str = "overlap",

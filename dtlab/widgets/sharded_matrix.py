@@ -10,7 +10,7 @@ from dtlab.widgets.explorer import Explorer, choice, dropdown
 
 
 class ShardedMatrixExplorer(Explorer):
-    """`plots.sharded_matrix` with controls."""
+    """`plots.sharded_matrix` with controls. Raises `ConfigError` for what these don't offer."""
 
     def __init__(self, layer: str = "MLP", ranks: int = 2, backward: bool = False,
                  tokens: int = 2048, hidden: int = 4096):

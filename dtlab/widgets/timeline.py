@@ -8,7 +8,7 @@ from dtlab.plots import Picture, timeline
 from dtlab.plots.bars import Bar, bars_of, end_of, merge_slivers
 from dtlab.plots.picture import clock_name
 from dtlab.plots.timeline import STYLES, arrows_shown, lanes_of, summary_of, wanted_ranks
-from dtlab.trace import Trace
+from dtlab.trace import Trace, check_is_trace
 from dtlab.units import seconds_text, time_unit
 from dtlab.widgets.player import Json, Player, looks
 
@@ -31,6 +31,7 @@ class TimelineExplorer(Player):
 
     def __init__(self, trace: Trace, title: str = "Timeline",
                  ranks: Sequence[int] | None = None):
+        check_is_trace(trace)
         self.trace, self.title, self.ranks = trace, title, ranks
         super().__init__({})
 

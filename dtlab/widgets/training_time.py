@@ -14,7 +14,7 @@ _TOKENS = (10e9, 30e9, 100e9, 300e9, 450e9, 1e12, 3e12, 15e12)
 
 
 class TrainingTimeExplorer(Explorer):
-    """`plots.training_time` with controls."""
+    """`plots.training_time` with controls. Raises `ConfigError` for what these don't offer."""
 
     def __init__(self, model: str | float = "GPT-3", tokens: float = 300e9,
                  device: str = "A100 (312 TFLOP/s, 80 GB)", devices: int = 1024,

@@ -85,7 +85,8 @@ def test_objects_go_everywhere(backend: str) -> None:
                 every[root])
             assert collectives.gather_object(comm, mine, root) == (every if me == root else None)
             assert collectives.scatter_object(comm, every if me == root else None, root) == mine
-            for op, total in ((operator.add, "012345"[:p]), (max, str(p - 1)), ("min", "0")):
+            for op, total in ((operator.add, "012345"[:p]), (max, str(p - 1)), ("min", "0"),
+                              (dist.ReduceOp.MAX, str(p - 1))):
                 assert collectives.reduce_object(comm, str(me), op, root=root) == (
                     total if me == root else None)
         comm.send("plain", (me + 1) % p) if p > 1 and me == 0 else None

@@ -107,3 +107,12 @@ def test_a_result_that_begins_or_ends_in_its_input_is_refused(shift: int) -> Non
     else:
         with pytest.raises(RankFailed, match="memory of its own"):
             simulate(work, network=uniform(3, 1e-6, 1e9))
+
+
+def test_a_reduce_scatter_that_overwrites_returns_its_row_of_parts_however_they_lie() -> None:
+    def fn(comm: Comm) -> bool:
+        parts = torch.ones(4, 3, 2).transpose(1, 2)  # no view of it is a matrix of rows
+        mine = collectives.reduce_scatter(comm, parts, "avg", overwrite=True)
+        return mine.data_ptr() == parts[comm.rank].data_ptr() and bool((mine == 1).all())
+
+    assert simulate(fn, network=uniform(4, 0, 1e9)).values == [True] * 4

@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
@@ -54,6 +54,29 @@ def test_bubbles_and_micro_batches_in_flight_are_those_of_the_schedules(p, name,
         held = schedule.time().held
         assert max(held) == cost.micro_batches_in_flight(name, p, m, v)
         assert held[-1] == cost.micro_batches_in_flight(name, p, m, v, last=True)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1F1B", "interleaved", "ZB-H1"])
+def test_a_closed_form_says_what_the_schedule_takes_or_that_it_does_not_hold(name):
+    held = 0
+    for p, m, v, weights_s in product((1, 2, 3, 4), range(1, 10), (1, 2), (0.5, 1.0, 1.3)):
+        try:
+            bubble_s = cost.pipeline_bubble_s(name, p, m, 1.0, 2.0, weights_s, v)
+            flying = cost.micro_batches_in_flight(name, p, m, v)
+        except ConfigError:
+            continue
+        schedule = GENERATORS[name](p, m, *([v] if name == "interleaved" else []))
+        timing = schedule.time(F=1.0, B=2.0, **({"W": weights_s} if name == "ZB-H1" else {}))
+        assert timing.elapsed - 3 * m == pytest.approx(bubble_s)
+        assert timing.held[0] == flying
+        held += 1
+    assert held >= 100
+
+
+def test_one_chunk_interleaved_is_1f1b_also_with_messages():
+    elapsed_s = pipeline.interleaved(4, 8, 1).time(F=1.0, B=2.0, comm=1e-3).elapsed
+    assert elapsed_s - 24 == pytest.approx(
+        cost.pipeline_bubble_s("interleaved", 4, 8, 1.0, 2.0, message_s=1e-3))
 
 
 @pytest.mark.parametrize(("name", "generate"), [

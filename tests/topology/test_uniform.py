@@ -27,6 +27,12 @@ def test_routes_of_a_uniform_network_cross_two_ports() -> None:
     assert len(set.union(*ports)) == 6  # a rank sends and receives at once
 
 
+def test_a_path_leads_from_a_rank_of_the_cluster_to_another() -> None:
+    assert uniform(3, 0, 1e9).path(1, 1) == [1]
+    with pytest.raises(dtlab.ConfigError, match="there is no rank 3; ranks are 0 to 2"):
+        uniform(3, 0, 1e9).path(0, 3)
+
+
 def test_the_graph_tells_the_same_as_the_routes() -> None:
     network = uniform(4, 2e-6, 5e9)
     graph = network.graph()

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from dtlab import cost
 from dtlab.cost.pipeline import SCHEDULES as CLOSED
+from dtlab.cost.pipeline import zb_h1_holds
 from dtlab.parallel import pipeline
 from dtlab.parallel.pipeline.schedule import Schedule
 
@@ -37,9 +38,9 @@ def stages_of(name: str, ranks: int, chunks: int, rank: int) -> list[int]:
 def bubble_s(name: str, ranks: int, micro_batches: int, forward_s: float, backward_s: float,
              weights_s: float, chunks: int, message_s: float) -> float:
     """Seconds of a step in which the last rank to end does not compute; see
-    `cost.pipeline_bubble_s`, whose closed forms are used where there is one; ZB-H1's holds if there
-    are as many micro-batches as ranks."""
-    if name in CLOSED and (name != "ZB-H1" or micro_batches >= ranks):
+    `cost.pipeline_bubble_s`, whose closed forms are used where they hold."""
+    if name in CLOSED and (name != "ZB-H1" or zb_h1_holds(
+            ranks, micro_batches, forward_s, backward_s, weights_s)):
         return cost.pipeline_bubble_s(name, ranks, micro_batches, forward_s, backward_s, weights_s,
                                       chunks, message_s)
     timing = schedule_of(name, ranks, micro_batches, chunks).time(
