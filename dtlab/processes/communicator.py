@@ -8,7 +8,6 @@ the trace (`recorder`).
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import torch
 
 from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
-from dtlab.errors import ConfigError, RankDied, RunTimeout
+from dtlab.errors import ConfigError
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.match_check import Channel, EncodedHeader, encoded
 from dtlab.processes.message import Message
@@ -202,19 +201,9 @@ class ProcessComm(Comm):
                 message.done_s = time.perf_counter()
                 nbytes += message.nbytes
         except RuntimeError as error:
-            self.end.broken = True
             self.end.unfinished += [m for m in messages if m is not message and not m.done_s]
-            who = "a rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
-            if limit := re.search(r"Timed out(?: waiting (\d+)ms)?", str(error)):
-                waited = f"{int(limit[1]) / 1000:g} s for {who}" if limit[1] else f"for {who}"
-                late = RunTimeout(f"rank {self.rank} waited {waited}, the time limit of the "
-                                  f"process group; init_process_group and new_group take timeout=")
-                self.end.tell_others(late)
-                raise late from error
-            if (why := self.end.why_broken()) is not None:
-                raise why from None
-            raise RankDied(f"rank {self.rank}: the connection to {who} has broken",
-                           message.peer) from error
+            failure = self.end.broken_off(error, self.rank, message.peer)
+            raise failure from failure.__cause__
         finally:
             writer.runs()
             self.transport.release([message.handle for message in messages], nbytes)

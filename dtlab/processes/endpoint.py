@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from dtlab.comm import Work
-from dtlab.errors import UnwaitedWork
+from dtlab.errors import RankDied, RunTimeout, UnwaitedWork
 from dtlab.processes.connections import Connections
 from dtlab.processes.match_check import ContextCheck
 from dtlab.processes.recorder import Recorder, Row
-from dtlab.processes.shared_status import COMPUTE, RUNNING, SharedStatus
+from dtlab.processes.shared_status import ANY_SOURCE, COMPUTE, RUNNING, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore, died_key
 from dtlab.processes.survivors import meet
@@ -129,6 +130,24 @@ class Endpoint:
                     raise RuntimeError(f"Connection closed: rank {peer} has died")
             handle = watched
         handle.wait()
+
+    def broken_off(self, error: RuntimeError, rank: int, peer: int) -> Exception:
+        """Gloo has ended a wait with `error`: what that means for `rank`, which waited for `peer`,
+        in the numbers of their communicator."""
+        self.broken = True
+        who = "a rank" if peer == ANY_SOURCE else f"rank {peer}"
+        failure: Exception
+        if limit := re.search(r"Timed out(?: waiting (\d+)ms)?", str(error)):
+            waited = f"{int(limit[1]) / 1000:g} s for {who}" if limit[1] else f"for {who}"
+            failure = RunTimeout(f"rank {rank} waited {waited}, the time limit of the process "
+                                 f"group; init_process_group and new_group take timeout=")
+            self.tell_others(failure)
+        elif (why := self.why_broken()) is not None:
+            return why
+        else:
+            failure = RankDied(f"rank {rank}: the connection to {who} has broken", peer)
+        failure.__cause__ = error
+        return failure
 
     def _leave(self) -> None:
         """Close all connections, and wait until nothing can arrive any more."""
