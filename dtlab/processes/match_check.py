@@ -86,10 +86,10 @@ class ContextCheck:
             words[at + 1] = len(header.text)
         self.set_wildcards(pending)
         _memory_fence()
-        unmet = sum(self.unmet(src, number) for src, number in taken)
+        all_meet_these = self.status.unmet(self.me, self.context) <= pending
         for src, number in taken:
-            for next_ in range(pending if unmet <= pending else 1):
-                sent = self.read(src, src, self.me, False, number + next_)
+            for later in range(pending if all_meet_these else 1):
+                sent = self.read(src, src, self.me, False, number + later)
                 if sent:
                     _compare(header.text, sent, src, self.me, receiving=True)
 
@@ -97,10 +97,6 @@ class ContextCheck:
         """As many receives from any source are pending."""
         if self.index is not None:
             self.status.words[self.status.wildcard_at(self.me, self.index)] = pending
-
-    def unmet(self, src: int, taken: int) -> int:
-        """How many messages `src` has sent me, beside the `taken` ones that I have received."""
-        return (self.status.posted(src, self.me, False, self.context) or 0) - taken
 
     def read(self, side: int, src: int, dst: int, receiving: bool, number: int) -> bytes | None:
         """The header that `side` wrote for its number-th message; None if it isn't there."""
@@ -229,10 +225,8 @@ class Channel:
         pending, length = self._words[at], self._words[at + 1]
         wanted = status.bytes[8 * at + 16 : 8 * at + 16 + length]
         again = self._words[status.count_at(self.src, self.dst, True, index)]
-        unmet = sum((status.posted(src, self.dst, False, context) or 0)
-                    - (status.posted(src, self.dst, True, context) or 0)
-                    for src in range(status.ranks))
-        if pending and (number == taken == again or unmet <= pending):
+        if pending and (number == taken == again
+                        or status.unmet(self.dst, context) <= pending):
             _compare(header.text, wanted, self.src, self.dst, receiving=False)
 
 

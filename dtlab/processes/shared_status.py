@@ -15,6 +15,7 @@ No locks: each word has one writer. Layout, for p ranks:
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -195,6 +196,18 @@ class SharedStatus:
             return None if self.is_full(rank) else 0
         return self.words[self.wildcard_at(rank, index)]
 
+    def unmet(self, rank: int, context: int) -> float:
+        """How many messages have been sent to `rank` for which it has posted no receive that names
+        their sender, and that none from any source has met; infinite: it can't be told."""
+        unmet = 0
+        for src in range(self.ranks):
+            sent = self.posted(src, rank, False, context)
+            taken = self.posted(src, rank, True, context)
+            if sent is None or taken is None:
+                return math.inf
+            unmet += sent - taken
+        return unmet
+
     # ---- what the launcher asks -----------------------------------------------------------------
 
     def stuck(self, rank: int) -> bool:
@@ -216,14 +229,7 @@ class SharedStatus:
         if state.peer != ANY_SOURCE:
             there = self.posted(state.peer, rank, False, context)
             return there is not None and there <= state.number
-        unmet = 0
-        for src in range(self.ranks):
-            sent = self.posted(src, rank, False, context)
-            taken = self.posted(src, rank, True, context)
-            if sent is None or taken is None:
-                return False
-            unmet += sent - taken
-        return unmet <= state.number
+        return self.unmet(rank, context) <= state.number
 
     def table(self, rank: int, line: str) -> list[Waiting]:
         """The rows of `rank` in the table of a `Deadlock` or `RunTimeout`; line: where it is."""
