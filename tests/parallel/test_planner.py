@@ -21,6 +21,7 @@ from dtlab.parallel.planner import (
     TIE,
     Recipe,
     cluster,
+    schedules,
     ties,
     wires,
 )
@@ -170,6 +171,14 @@ def test_the_sum_is_the_simulated_step(topology, shape, layout):
 
 
 @pytest.mark.parametrize("software", [EAGER, COMPILED])
+def test_plan_knows_the_bubbles_of_all_that_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In closed form: timing schedules, action by action, would take several times as long."""
+    monkeypatch.setattr(schedules, "schedule_of", None)
+    device, network = cluster("h100:2x8")
+    found = plan(SHAPES["Llama 3 8B"], network, 64, device=device)
+    assert {"ZB-H1", "interleaved"} <= {each.layout.schedule for each in found}
+
+
 @pytest.mark.parametrize("schedule", ["1F1B", "ZB-H1", "ZB-H2"])
 def test_a_faster_device_is_never_slower(schedule, software):
     """Also where launches are what takes the time: half of backward's are the weights' gradients',

@@ -82,6 +82,12 @@ class Layout(NamedTuple):
         """Samples of a step."""
         return self.samplers * self.micro_batch * self.micro_batches
 
+    @property
+    def starts(self) -> int:
+        """How many times the kernels of a layer's forward its backward starts: once for the inputs'
+        gradients, once for the weights', and once to compute it again."""
+        return 3 if self.recompute == "full" else 2
+
     def __str__(self) -> str:
         parts = [",".join(f"{name}={size}" for name, size in self.mesh.items()),
                  f"{self.micro_batches} × {self.micro_batch}"]

@@ -126,8 +126,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
     messages = exposed(layout, work, wire)
     busy = [compute_s + sum(each) for compute_s, each in zip(
         (work.forward_s, work.backward_s), zip(*messages, strict=True), strict=True)]
-    starts = 3 if layout.recompute == "full" else 2  # times the forward's kernels, in backward
-    idle_s = max(0.0, work.floor_s - busy[0]), max(0.0, starts * work.floor_s - busy[1])
+    idle_s = max(0.0, work.floor_s - busy[0]), max(0.0, layout.starts * work.floor_s - busy[1])
     forward_s, backward_s = (a + b for a, b in zip(busy, idle_s, strict=True))
 
     # A pipeline goes at the pace of its fullest stage; what passes before and after is the average.
@@ -136,7 +135,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
     pp = wire_of(layout.mesh, "pp", wire)
     bubble_s, with_messages_s = (
         bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
-                    average * (work.weights_s + idle_s[1] / 2), layout.chunks, c)
+                    average * (work.weights_s + idle_s[1] / layout.starts), layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
     free_s = _free(layout, wire, messages, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)

@@ -132,8 +132,8 @@ class PlannedStep:
 
     def _layer(self, kind: str, seconds: float, back: bool) -> None:
         """One layer's computation, and then the messages within it."""
-        work, halved = self.work, kind in ("I", "W")  # each has half of backward's kernels
-        seconds += self.idle_s[back] / (2 if halved else 1)
+        work, weights = self.work, 1 / self.layout.starts  # W's share of backward's kernels
+        seconds += self.idle_s[back] * {"I": 1 - weights, "W": weights}.get(kind, 1.0)
         if kind == "W":
             self._charge(kind, seconds)
             return
