@@ -170,7 +170,6 @@ def test_the_sum_is_the_simulated_step(topology, shape, layout):
         assert predicted.step_s == pytest.approx(simulated, rel=0.05)
 
 
-@pytest.mark.parametrize("software", [EAGER, COMPILED])
 def test_plan_knows_the_bubbles_of_all_that_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """In closed form: timing schedules, action by action, would take several times as long."""
     monkeypatch.setattr(schedules, "schedule_of", None)
@@ -179,6 +178,7 @@ def test_plan_knows_the_bubbles_of_all_that_it_tries(monkeypatch: pytest.MonkeyP
     assert {"ZB-H1", "interleaved"} <= {each.layout.schedule for each in found}
 
 
+@pytest.mark.parametrize("software", [EAGER, COMPILED])
 @pytest.mark.parametrize("schedule", ["1F1B", "ZB-H1", "ZB-H2"])
 def test_a_faster_device_is_never_slower(schedule, software):
     """Also where launches are what takes the time: half of backward's are the weights' gradients',
