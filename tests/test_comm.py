@@ -210,17 +210,21 @@ def test_equal_numbers_of_bytes_are_not_enough(where: str, sent: Any, wanted: An
 @pytest.mark.parametrize(("first", "then", "says"), [
     (Recv(torch.zeros(1)), Recv(torch.zeros(1), 1), r"float32 \(1,\) .* names its sender"),
     (Recv([], 1), Recv([]), "an object from anyone is under way beside one that names its sender"),
-    (Recv([]), Recv(torch.zeros(2)), r"an object from anyone .* beside one of float32 \(2,\)")])
+    (Recv([]), Recv(torch.zeros(2)), r"an object from anyone .* beside one of float32 \(2,\)"),
+    (Recv([]), "labelled", "an object from anyone is under way beside one of an object in mine")])
 @pytest.mark.parametrize("together", [True, False])
 def test_which_message_a_receive_meets_does_not_depend_on_who_comes_first(
-    where: str, first: Recv, then: Recv, says: str, together: bool
+    where: str, first: Recv, then: Recv | str, says: str, together: bool
 ) -> None:
     def fn(comm: Comm) -> None:
-        if comm.rank == 0 and together:
+        if comm.rank == 0 and together and isinstance(then, Recv):
             comm.exchange(first, then)
         elif comm.rank == 0:
             work = comm.irecv(*first)
-            comm.irecv(*then)
+            if isinstance(then, Recv):
+                comm.irecv(*then)
+            else:
+                comm.labelled("mine").irecv([])
             work.wait()
 
     with pytest.raises(dtlab.RankFailed, match=f"raised ConfigError: rank 0: a receive of {says}"):

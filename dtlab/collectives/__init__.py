@@ -1,10 +1,11 @@
 """Every collective; every algorithm one function of a communicator.
 
 `all_reduce(comm, x, algorithm="ring")` and its sisters check their arguments, label the messages
-and call the algorithm; the algorithms themselves stand alone in `ALGORITHMS`. algorithm: one of
-`ALGORITHMS[collective]`, or "auto", which is what costs least on `comm.machine`; further options go
-to the algorithm, such as `segments` to a chain. op: as in `Comm.accumulate_`, of bools a sum is
-"or". A function as op must treat each element alike, for vectors are cut into pieces; and
+and call the algorithm; the algorithms themselves stand alone in `ALGORITHMS`.
+
+algorithm: one of `ALGORITHMS[collective]`, or "auto", the one that costs least on `comm.machine`.
+Further options go to the algorithm, such as `segments` to a chain. op: as in `Comm.accumulate_`; of
+bools a sum is "or". A function must treat each element alike, for vectors are cut into pieces, and
 be associative and commutative, unless the algorithm says that it need not. Raises `ConfigError` for
 arguments that make no sense.
 

@@ -21,7 +21,7 @@ from dtlab.checks import check_amount, check_wait, no_operation
 from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import ConfigError
 from dtlab.processes.endpoint import Endpoint
-from dtlab.processes.match_check import Channel, EncodedHeader, encoded
+from dtlab.processes.match_check import Channel, EncodedHeader, decoded, encoded
 from dtlab.processes.message import Message
 from dtlab.processes.posted import PostedMessage
 from dtlab.processes.shared_status import COMPUTE, EXCHANGE, RECV, RUNNING, SEND, WAIT_ANY
@@ -169,7 +169,8 @@ class ProcessComm(Comm):
                       if isinstance(work, PostedMessage)]
             named = any(m.channel is not None and not m.sends and m.tag == self.tag
                         for m in (*others, *receives))
-            check_sources(self.rank, named, [describe(m.x) for m in anyone])
+            check_sources(self.rank, named, [
+                decoded(m.header.text) if m.header.text else describe(m.x) for m in anyone])
 
     def _forget(self, receive: Message) -> None:
         """A receive from anyone is not under way any more."""

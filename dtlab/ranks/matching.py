@@ -44,9 +44,9 @@ def describe_all(dtype: torch.dtype, sizes: tuple[int, ...], label: str) -> Head
 
 
 def check_sources(rank: int, named: bool, anyone: Iterable[Header]) -> None:
-    """Raise `ConfigError` if receives from anyone, into what `anyone` says, would be under way
-    beside each other's other kinds, or beside one whose sender is `named`."""
-    kinds = sorted({str(header) for header in anyone})
+    """Raise `ConfigError` if receives from anyone, which `anyone` describes, would be under way
+    together and differ, or beside one that names its sender (`named`)."""
+    kinds = sorted({f"{header}{' in ' * bool(header.label)}{header.label}" for header in anyone})
     if kinds and (named or len(kinds) > 1):
         other = "one that names its sender" if named else f"one of {kinds[-1]}"
         raise ConfigError(

@@ -55,7 +55,7 @@ class SimComm(Comm):
             elif op.__class__ is Recv:
                 message = self._recv(op[0], op[1])
                 works.append(Receiving(engine, me, line, message,
-                                       describe(op[0]) if op[1] is None else None))
+                                       describe(op[0], self.label) if op[1] is None else None))
             else:
                 raise no_operation(self.rank, op)
         return works
@@ -88,7 +88,7 @@ class SimComm(Comm):
                 raise no_operation(self.rank, op)
         receives = [op for op in ops if op.__class__ is Recv]
         check_sources(self.rank, any(op[1] is not None for op in receives),
-                      [describe(op[0]) for op in receives if op[1] is None])
+                      [describe(op[0], self.label) for op in receives if op[1] is None])
         messages = [self._send(op[0], op[1]) if op.__class__ is Send else self._recv(op[0], op[1])
                     for op in ops]
         self._wait([m for op, m in zip(ops, messages, strict=True) if op.__class__ is Send],
@@ -188,7 +188,7 @@ class SimComm(Comm):
         queue = source.from_anyone
         if queue.anyone or src is None:
             check_sources(self.rank, src is not None or queue.named > 0,
-                          [*queue.anyone, *[describe(x)] * (src is None)])
+                          [*queue.anyone, *[describe(x, self.label)] * (src is None)])
         message = source.take_send()
         if message is None:
             message = PendingMessage()

@@ -79,9 +79,8 @@ def save(topology: Topology, path: str | Path) -> None:
 
     Where nodes stand in a picture is not written, nor are kinds of ranks other than rank 0's, nor
     routes: `load` searches for shortest paths, which for some builders (torus, dragonfly) are
-    others than the builder's own. Raises
-    `ConfigError` if the file can't be written, or if links change later on, which a file does not
-    say.
+    others than the builder's own. Raises `ConfigError` if the file can't be written, or if links
+    change later on, which a file does not say.
     """
     check_topology("what is saved", topology)
     if not isinstance(path, (str, Path)) or "\0" in str(path):
