@@ -7,12 +7,12 @@ RESTORED = "        for name, part in parts.items():\n"
 HINTS = {
     "never killed": "Without a kill this is a plain loop: epoch e in the order of its own "
         "generator, batch by batch, until job.steps steps are taken.",
-    **dict.fromkeys(("first epoch", "later epochs", "killed again"), "Something that the next step "
-        "depends on is not what it was: weights, the momentum, the learning rate, the "
-        "place in the epoch and its order, or the random numbers of the dropout."),
+    **dict.fromkeys(("first epoch", "later epochs", "killed again"), "Other bits: something that "
+        "the next step depends on is not what it was: weights, the momentum, the learning rate, "
+        "the place in the epoch and its order, or the random numbers of the dropout. More steps: "
+        "save after each job.every of them, and begin at the one that was saved."),
     "nothing saved": "Without a checkpoint on the disk the training begins anew, as the first "
         "process did.",
-    "work": "Save after each job.every steps, and begin at the step that was saved.",
 }
 
 MISTAKES = [

@@ -167,10 +167,10 @@ def survivors(comm, deaths, limit_s):
 """
 
 ATTACKS: tuple[Attack, ...] = (
-    Attack("a job that does not die", _UNKILLED, "restart-bits", most=7),
+    Attack("a job that does not die", _UNKILLED, "restart-bits", most=2),
     Attack("a training kept in memory, where the disk should be", _REMEMBERED, "restart-bits",
            most=1),
-    Attack("a training that saves once it is dead", _AFTER_DEATH, "restart-bits", most=7),
+    Attack("a training that saves once it is dead", _AFTER_DEATH, "restart-bits", most=2),
     Attack("checkpoints kept in memory", _IN_MEMORY, "surviving-checkpoint"),
     Attack("checkpoints on a disk that is never cut", _A_DISK_THAT_LIVES, "surviving-checkpoint"),
     Attack("fifty operations of no use, before those that must not be cut", _PADDED,
