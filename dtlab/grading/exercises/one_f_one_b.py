@@ -72,10 +72,10 @@ def _build(seed: int) -> list[Check]:
     plain = cases((2 + j, 4 + j + k), (4, 8 + k), (3 + j, 7 + k), (8, 16 + k))
     few = cases((4 + j, 2), (5 + j, 1), (1, 3 + k), (6 + j, 6 + j), (7 + j, 5 + j), (1, 1))
     return [
-        Check("runs", 2, "2 to 8 ranks", plain, _runs),
+        Check("runs", 1, "2 to 8 ranks", plain, _runs),
         Check("any p, any m", 2, "m < p, m = 1, p = 1", few, _runs),
-        Check("memory", 2, "held on each rank", [*plain, *few], _held, _runs),
-        Check("bubble", 3, "three pairs of F and B", [*plain, *few], _bubble, _runs),
+        Check("memory", 4, "held on each rank", [*plain, *few], _held, _runs),
+        Check("bubble", 2, "three pairs of F and B", [*plain, *few], _bubble, _runs),
         Check("gradients", 1, "run, with real numbers", cases((3, 5 + k)), _gradients,
               provided=_runs),
     ]
