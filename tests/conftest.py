@@ -56,6 +56,11 @@ def registering() -> Iterator[None]:
     cost.forget()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores, as many tests wait: for browsers, hosts, ends."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish() -> None:
     """Ten thousand tests are not garbage, however often Python's collector looks at them: each full
     collection would take seconds."""
