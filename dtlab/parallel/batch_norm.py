@@ -58,6 +58,7 @@ class SyncBatchNorm(_BatchNorm):
     running_var: Any
     num_batches_tracked: Any
 
+    @torch._disable_dynamo  # it would trace how messages are sent
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
             return super().forward(x)

@@ -128,11 +128,13 @@ class SynchronizedModule(DistributedModule):
         check_dtype(dtype, self.trained)
         for p in self.trained:
             declare(p, comm, REPLICATED, reduced=True)
+            for wrapper in wrappers_of(p):
+                if wrapper.comm is comm:  # the module is wrapped anew, as after unfreezing a layer
+                    wrapper._hooks[p].remove()
         for tensor in (*module.parameters(), *module.buffers()):
             broadcast(comm, tensor.detach(), algorithm="auto")
-        for p in self.trained:
-            if p.numel():
-                p.register_post_accumulate_grad_hook(self._gradient_hook)
+        self._hooks = {p: p.register_post_accumulate_grad_hook(self._gradient_hook)
+                       for p in self.trained if p.numel()}
         self._wrapped = [(p, p.dtype, p.device) for p in self.trained]
         self._reduces = True  # False within no_sync
         self._last_reduces = True  # did the last forward run outside no_sync?
@@ -212,7 +214,7 @@ class SynchronizedModule(DistributedModule):
             dtype = self.trained[0].dtype
             if "dtype" in str(error) and dtype.itemsize == 2:
                 raise ConfigError(f"rank {self.comm.rank}: the module computes in {dtype}; convert "
-                                  f"its inputs with x.to({dtype}), or the module's parameters: "
+                                  f"its inputs with x.to({dtype}), or its buffers or parameters: "
                                   f"{error}") from error
             raise
 

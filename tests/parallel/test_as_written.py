@@ -514,6 +514,26 @@ def test_a_step_that_failed_or_was_dropped_leaves_nothing(wrapper: str, backend:
         assert difference(state, one.state_dict()) < 1e-12
 
 
+def test_a_module_is_wrapped_anew_when_a_layer_is_unfrozen() -> None:
+    def use(net: Net, x: Tensor) -> Any:
+        return net.frozen(net.in_turn(x))
+
+    def step(comm: dtlab.Comm) -> Any:
+        model, _ = WRAPPERS["overlap"](Net(use), comm)
+        model.module.frozen.requires_grad_(True)
+        model, optimizer = WRAPPERS["overlap"](model.module, comm)
+        model(data(comm.rank)).square().mean().backward()
+        optimizer.step()
+        return full_state_dict(model)
+
+    one = Net(use)
+    one.frozen.requires_grad_(True)
+    one(torch.cat([data(0), data(1)])).square().mean().backward()
+    sgd(one).step()
+    for state in on("simulator", step, ranks=2).values:
+        assert difference(state, one.state_dict()) < 1e-12
+
+
 def hooked(comm: dtlab.Comm, wrapper: str) -> None:
     model, _ = wrapped(comm, wrapper)
     own = torch.optim.SGD([model.module.scale])

@@ -90,6 +90,18 @@ class Scaled(nn.Module):
         return y
 
 
+def test_a_compiled_module_normalizes_over_all_ranks() -> None:
+    def fn(comm: dtlab.Comm) -> Any:
+        norm = sync_batch_norm(nn.BatchNorm1d(3).double(), comm)
+        torch.compile(norm, backend="eager")(batches(nn.BatchNorm1d, 8)[0].chunk(2)[comm.rank])
+        return norm.running_mean
+
+    alone = nn.BatchNorm1d(3).double()
+    alone(batches(nn.BatchNorm1d, 8)[0])
+    for mean in on("gloo", fn, ranks=2).values:
+        torch.testing.assert_close(mean, alone.running_mean)
+
+
 def test_low_precision_is_computed_in_float32_as_torch_does() -> None:
     x = torch.randn(8, 3).bfloat16()
 
