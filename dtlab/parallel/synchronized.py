@@ -133,8 +133,9 @@ class SynchronizedModule(DistributedModule):
                     wrapper._hooks[p].remove()
         for tensor in (*module.parameters(), *module.buffers()):
             broadcast(comm, tensor.detach(), algorithm="auto")
-        self._hooks = {p: p.register_post_accumulate_grad_hook(self._gradient_hook)
-                       for p in self.trained if p.numel()}
+        self._hooks: dict[Tensor, Any] = {
+            p: p.register_post_accumulate_grad_hook(self._gradient_hook)
+            for p in self.trained if p.numel()}
         self._wrapped = [(p, p.dtype, p.device) for p in self.trained]
         self._reduces = True  # False within no_sync
         self._last_reduces = True  # did the last forward run outside no_sync?
