@@ -592,6 +592,8 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
     "an optimizer in backward": ("step the optimizer after backward", lambda comm: (
         hooked(comm, "bucket"))),
     "unfrozen after wrapping": ("before wrapping", lambda comm: unfrozen(comm, "overlap")),
+    "an expanded buffer": ("elements of 'rows' share memory", lambda comm: (lambda net: (
+        net.register_buffer("rows", torch.ones(1).expand(3)), DataParallel(net, comm)))(Net())),
     "wrapped before": ("wrap each module once", lambda comm: (
         zero(DataParallel(Net(), comm), comm, 2))),
     "a step of gradients that are not reduced": ("outside no_sync", lambda comm: (
