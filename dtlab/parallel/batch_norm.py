@@ -58,6 +58,7 @@ class SyncBatchNorm(_BatchNorm):
     running_var: Any
     num_batches_tracked: Any
 
+    @torch._disable_dynamo  # it would trace how messages are sent
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
             return super().forward(x)
@@ -86,7 +87,7 @@ class SyncBatchNorm(_BatchNorm):
     def track(self, mean: Tensor, variance: Tensor) -> None:
         """Mix them into the running statistics, of which variances are unbiased."""
         self.num_batches_tracked += 1
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        share = 1 / self.num_batches_tracked.double() if self.momentum is None else self.momentum
         for running, now in ((self.running_mean, mean), (self.running_var, variance)):
             running.copy_((1 - share) * running + share * now)
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from dtlab.collectives import all_reduce
-from dtlab.comm import Comm, Work
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
 from dtlab.parallel.synchronized import Region, SynchronizedModule
@@ -116,7 +116,6 @@ class DataParallel(SynchronizedModule):
         together = {"parameter": 1, "flat": float("inf")}.get(strategy, bucket_bytes)
         self.buckets = buckets_of(self.trained, together, reduce_dtype)
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._launched: list[Work] = []  # the buckets that have left in this backward, in order
         self._overlap = strategy == "overlap"
 
     def held(self) -> Iterable[torch.Tensor]:

@@ -11,6 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.reduction import overlaps_itself
 
 
 def check_model(module: nn.Module, comm: Comm) -> None:
@@ -28,9 +29,14 @@ def check_model(module: nn.Module, comm: Comm) -> None:
                               f"(max_norm={layer.max_norm}), which are others on each rank; leave "
                               f"max_norm out, and shrink rows after optimizer.step()")
     check_whole_batch(module)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for name, x in tensors:
+        if not x.is_contiguous() and overlaps_itself(x):
+            raise ConfigError(f"elements of {name!r} share memory, as an expanded tensor's do; "
+                              f"give the module a copy (x.contiguous()) before wrapping it")
     mine = {name: f"has shape {tuple(p.shape)} and dtype {p.dtype}, and is "
                   f"{'trained' if p.requires_grad else 'frozen'}"
-            for name, p in (*module.named_parameters(), *module.named_buffers())}
+            for name, p in tensors}
     everyone = comm._all_gather_objects(mine)
     first = everyone[0]
     for rank, theirs in enumerate(everyone):

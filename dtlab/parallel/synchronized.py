@@ -128,11 +128,14 @@ class SynchronizedModule(DistributedModule):
         check_dtype(dtype, self.trained)
         for p in self.trained:
             declare(p, comm, REPLICATED, reduced=True)
+            for wrapper in wrappers_of(p):
+                if wrapper.comm is comm:  # the module is wrapped anew, as after unfreezing a layer
+                    wrapper._hooks[p].remove()
         for tensor in (*module.parameters(), *module.buffers()):
             broadcast(comm, tensor.detach(), algorithm="auto")
-        for p in self.trained:
-            if p.numel():
-                p.register_post_accumulate_grad_hook(self._gradient_hook)
+        self._hooks: dict[Tensor, Any] = {
+            p: p.register_post_accumulate_grad_hook(self._gradient_hook)
+            for p in self.trained if p.numel()}
         self._wrapped = [(p, p.dtype, p.device) for p in self.trained]
         self._reduces = True  # False within no_sync
         self._last_reduces = True  # did the last forward run outside no_sync?
@@ -142,6 +145,7 @@ class SynchronizedModule(DistributedModule):
         self.all_samples = torch.zeros((), dtype=torch.int64, device=comm.device)  # of all ranks
         self._shared = False  # has this step rank 0's buffers?
         self._counting = False  # within `backward`, which ends the reduction itself
+        self._launched: list[Work] = []  # the reductions that have left in this backward, in order
 
     # ---- what subclasses provide ---------------------------------------------------------------
 
@@ -173,6 +177,12 @@ class SynchronizedModule(DistributedModule):
             return add(gradients)
         return add(gradients).div_(divisor)
 
+    def wait_for_launched(self) -> None:
+        """No reduction is under way any more, also of a backward that an error has ended."""
+        for work in self._launched:
+            work.wait()
+        self._launched = []
+
     def reduce(self) -> None:
         """Reduce the gradients that are there, as backward outside `no_sync` does at its end."""
         if not self.in_backward:
@@ -190,6 +200,7 @@ class SynchronizedModule(DistributedModule):
                 self._check_counted()
             else:
                 self.in_backward = False  # an error may have ended the last one
+                self.wait_for_launched()
             self._last_reduces = self._reduces
             self._due |= self._reduces
             if self._reduces and self.training:
@@ -204,7 +215,7 @@ class SynchronizedModule(DistributedModule):
             dtype = self.trained[0].dtype
             if "dtype" in str(error) and dtype.itemsize == 2:
                 raise ConfigError(f"rank {self.comm.rank}: the module computes in {dtype}; convert "
-                                  f"its inputs with x.to({dtype}), or the module's parameters: "
+                                  f"its inputs with x.to({dtype}), or its buffers or parameters: "
                                   f"{error}") from error
             raise
 
@@ -248,6 +259,8 @@ class SynchronizedModule(DistributedModule):
             raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
                               f"call zero_grad(), which sets them to None, before backward(loss, "
                               f"samples)")
+        if all(p.grad is None for p in self.trained):
+            self.samples = None  # those of an accumulation that was dropped don't count
         self.samples = (self.samples or 0) + samples
         self._due = reduces = self._reduces
         if reduces:

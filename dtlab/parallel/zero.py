@@ -125,6 +125,7 @@ class Stage1(SynchronizedModule):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
+        self.wait_for_launched()
         for unit in self.units:
             unit.gradients = unit.gradient = None
             unit.dropped.clear()
@@ -181,7 +182,6 @@ class Stage2(Stage1):
 
     def begin_reduction(self) -> None:
         super().begin_reduction()
-        self._launched: list[Work] = []  # the reductions under way, from the last unit on
         self._reductions = self.comm.subgroup(range(self.comm.size))  # have a stream of their own
 
     def gradient_is_there(self, p: nn.Parameter) -> None:
@@ -207,8 +207,7 @@ class Stage2(Stage1):
     def finish_reduction(self) -> None:
         while len(self._launched) < len(self.units):  # some parameters had no gradient
             self._launch_reduction()
-        for work in self._launched:
-            work.wait()
+        self.wait_for_launched()
         for unit in reversed(self.units):  # what came after its unit had left, as in `DataParallel`
             if unit.has_gradients():
                 self._add_reduced(self.comm, unit)

@@ -474,6 +474,66 @@ def test_a_rank_whose_loss_is_the_mean_of_nothing_adds_nothing(wrapper: str) -> 
         assert difference(state, one.state_dict()) < 1e-12
 
 
+def dropped(model: Any, step: int, rank: int) -> None:
+    """Backward that raises, or micro-batches whose gradients are thrown away."""
+    if step % 2:
+        with model.no_sync():
+            model.backward(model(data(rank)).mean(), 4)
+        return
+
+    def fail(_: Tensor) -> None:
+        raise ArithmeticError
+
+    hook = model.module.layers[1].register_forward_hook(lambda *what: (
+        None, what[2].register_hook(fail))[0])
+    with pytest.raises(ArithmeticError):
+        model.backward(model(data(rank)).mean(), 4) if step else model(data(rank)).mean().backward()
+    hook.remove()
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_step_that_failed_or_was_dropped_leaves_nothing(wrapper: str, backend: str) -> None:
+    def train(comm: dtlab.Comm) -> Any:
+        model, optimizer = WRAPPERS[wrapper](Net(), comm)
+        for step in range(3):
+            dropped(model, step, comm.rank)
+            optimizer.zero_grad()
+            model.backward(model(data(2 * step + comm.rank)).square().mean(), 4)
+            optimizer.step()
+            optimizer.zero_grad()
+        return full_state_dict(model)
+
+    one = Net()
+    stepper = sgd(one)
+    for step in range(3):
+        stepper.zero_grad()
+        one(torch.cat([data(2 * step), data(2 * step + 1)])).square().mean().backward()
+        stepper.step()
+    for state in on(backend, train, ranks=2).values:
+        assert difference(state, one.state_dict()) < 1e-12
+
+
+def test_a_module_is_wrapped_anew_when_a_layer_is_unfrozen() -> None:
+    def use(net: Net, x: Tensor) -> Any:
+        return net.frozen(net.in_turn(x))
+
+    def step(comm: dtlab.Comm) -> Any:
+        model, _ = WRAPPERS["overlap"](Net(use), comm)
+        model.module.frozen.requires_grad_(True)
+        model, optimizer = WRAPPERS["overlap"](model.module, comm)
+        model(data(comm.rank)).square().mean().backward()
+        optimizer.step()
+        return full_state_dict(model)
+
+    one = Net(use)
+    one.frozen.requires_grad_(True)
+    one(torch.cat([data(0), data(1)])).square().mean().backward()
+    sgd(one).step()
+    for state in on("simulator", step, ranks=2).values:
+        assert difference(state, one.state_dict()) < 1e-12
+
+
 def hooked(comm: dtlab.Comm, wrapper: str) -> None:
     model, _ = wrapped(comm, wrapper)
     own = torch.optim.SGD([model.module.scale])
@@ -532,6 +592,8 @@ MISTAKES: dict[str, tuple[str, Callable[[dtlab.Comm], Any]]] = {
     "an optimizer in backward": ("step the optimizer after backward", lambda comm: (
         hooked(comm, "bucket"))),
     "unfrozen after wrapping": ("before wrapping", lambda comm: unfrozen(comm, "overlap")),
+    "an expanded buffer": ("elements of 'rows' share memory", lambda comm: (lambda net: (
+        net.register_buffer("rows", torch.ones(1).expand(3)), DataParallel(net, comm)))(Net())),
     "wrapped before": ("wrap each module once", lambda comm: (
         zero(DataParallel(Net(), comm), comm, 2))),
     "a step of gradients that are not reduced": ("outside no_sync", lambda comm: (

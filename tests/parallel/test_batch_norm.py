@@ -33,11 +33,11 @@ def built(kind: Any, options: dict[str, Any]) -> nn.Sequential:
 def batches(kind: Any, samples: int) -> list[Tensor]:
     random = torch.Generator().manual_seed(3)
     return [3 * torch.randn(samples, *SHAPES[kind], generator=random, dtype=torch.float64) + 2
-            for _ in range(3)]
+            for _ in range(4)]
 
 
 def run(model: Any, xs: list[Tensor]) -> dict[str, Tensor]:
-    """Two steps of SGD on the sum of cubes, then evaluation."""
+    """Three steps of SGD on the sum of cubes, then evaluation."""
     seen = {}
     for number, x in enumerate(xs[:-1]):
         x.requires_grad_()
@@ -70,7 +70,7 @@ def test_it_equals_one_device_on_all_samples(kind: Any, backend: str) -> None:
             ranks = [value[number] for value in values]
             for name, truth in expected.items():
                 found = ([torch.cat([rank[name] for rank in ranks])]
-                         if name[:2] in ("y0", "y1", "dx", "ev")
+                         if name[:2] in ("y0", "y1", "y2", "dx", "ev")
                          else [rank[name] for rank in ranks])
                 for one in found:
                     torch.testing.assert_close(one, truth, rtol=1e-12, atol=1e-12)
@@ -88,6 +88,18 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.module(x)
         return y
+
+
+def test_a_compiled_module_normalizes_over_all_ranks() -> None:
+    def fn(comm: dtlab.Comm) -> Any:
+        norm = sync_batch_norm(nn.BatchNorm1d(3).double(), comm)
+        torch.compile(norm, backend="eager")(batches(nn.BatchNorm1d, 8)[0].chunk(2)[comm.rank])
+        return norm.running_mean
+
+    alone = nn.BatchNorm1d(3).double()
+    alone(batches(nn.BatchNorm1d, 8)[0])
+    for mean in on("gloo", fn, ranks=2).values:
+        torch.testing.assert_close(mean, alone.running_mean)
 
 
 def test_low_precision_is_computed_in_float32_as_torch_does() -> None:

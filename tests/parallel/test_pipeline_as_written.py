@@ -256,6 +256,41 @@ def test_a_parameter_that_two_layers_use_counts_once() -> None:
             torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
 
 
+class Scaled(nn.Module):
+    """A loss that trains a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, y: Tensor, targets: Tensor) -> Tensor:
+        return mse_loss(y * self.scale, targets)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_loss_may_have_parameters(schedule: str) -> None:
+    def step(comm: dtlab.Comm) -> Any:
+        loss_fn, plan = Scaled(), SCHEDULES[schedule](2, 4)
+        stages = pipeline.cut(layers(), plan.stages)
+        mine = [stages[number] for number in plan.stages_of(comm.rank)]
+        pipeline.Pipeline(mine, plan, comm).step(data(0), data(1), loss_fn)
+        return loss_fn.scale.grad
+
+    one = Scaled()
+    one(nn.Sequential(*layers())(data(0)), data(1)).backward()
+    found = [g for g in on("simulator", step, ranks=2).values if g is not None]
+    torch.testing.assert_close(sum(found), one.scale.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_what_a_layer_outside_of_the_pipeline_computes_is_no_input() -> None:
+    def step(comm: dtlab.Comm) -> None:
+        pipe = pipeline.Pipeline(pipeline.cut(layers(), 2)[comm.rank], pipeline.gpipe(2, 4), comm)
+        pipe.step(nn.Linear(4, 4).double()(data(0)), data(1), mse_loss)
+
+    with pytest.raises(dtlab.RankFailed, match="raised ConfigError: each micro-batch would run"):
+        on("simulator", step, ranks=2)
+
+
 def test_a_parameter_that_is_handed_on_is_trained() -> None:
     def hands_on(layer: Layer, x: Any) -> Any:
         h, scale = x if layer.number else (x, 1.0)

@@ -151,10 +151,12 @@ class Pipeline:
     def _begin(self, inputs: Any, targets: Any, *extras: Tensor) -> None:
         """Cut the batch."""
         m = self.schedule.micro_batches
-        if not isinstance(inputs, Tensor):
-            raise ConfigError(f"a pipeline's inputs are one tensor, cut along its first dimension, "
-                              f"not {type(inputs).__name__}")
-        whole = [inputs, targets, *(x if x is None else _tensor("extras", x) for x in extras)]
+        whole = [_tensor("inputs", inputs), targets,
+                 *(x if x is None else _tensor("extras", x) for x in extras)]
+        if m > 1 and torch.is_grad_enabled() and any(x is not None and x.grad_fn for x in whole):
+            raise ConfigError("each micro-batch would run backward through what has computed a "
+                              "pipeline's inputs, targets or extras; let a stage compute them, or "
+                              "detach them")
         sizes = [x.shape[:1].numel() if x.dim() else 0 for x in whole if x is not None]
         if not sizes[0] or sizes[0] % m:
             raise ConfigError(f"{m} micro-batches need inputs whose first dimension they divide, "
@@ -196,7 +198,6 @@ class Pipeline:
         stage, kind, micro = action
         if kind == "F":
             return self._forward(stage, micro)
-        module = self.modules[stage]
         if kind == "W":
             gradients, kept, ends = self.saved.pop((stage, micro))
             if kept is None:
@@ -213,7 +214,7 @@ class Pipeline:
         elif not inputs:  # which need no gradient: W does it all
             self.saved[stage, micro] = gradients, None, ends
         else:
-            kept = backward_of_inputs(ends, gradients, inputs, module)
+            kept = backward_of_inputs(ends, gradients, inputs)
             self.saved[stage, micro] = None, kept, None
         if any(x.grad is None for x in inputs):
             raise ConfigError(f"stage {stage} gives no gradient to what stage {stage - 1} hands "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class Kept(NamedTuple):
 
 
 def backward_of_inputs(ends: Sequence[Tensor], gradients: Sequence[Tensor] | None,
-                       inputs: Sequence[Tensor], module: nn.Module) -> Kept:
+                       inputs: Sequence[Tensor]) -> Kept:
     """Add to `grad` of the inputs; returns what `backward_of_weights` goes on with. What leads to
     no input goes to the parameters at once."""
     before = _graph(ends)
@@ -36,10 +36,11 @@ def backward_of_inputs(ends: Sequence[Tensor], gradients: Sequence[Tensor] | Non
         if get_gradient_edge(end).node not in to_inputs:
             torch.autograd.backward(end, gradients and gradients[number], retain_graph=True)
     kept = Kept(defaultdict(list), {})
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            for node in _above([parameter], before, stop=to_inputs) & to_inputs:
-                kept.parameters[node].append(parameter)
+    leaf: Any
+    for leaf in before:  # those of a loss function are in no module
+        if type(leaf).__name__ == "AccumulateGrad" and leaf not in to_inputs:
+            for node in _above([leaf.variable], before, stop=to_inputs) & to_inputs:
+                kept.parameters[node].append(leaf.variable)
     hooks = [node.register_prehook(partial(kept.arrived.__setitem__, node))
              for node in kept.parameters]
     torch.autograd.backward(ends, gradients, retain_graph=True, inputs=inputs)
