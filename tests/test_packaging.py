@@ -6,12 +6,13 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import distribution, packages_distributions
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import dtlab
@@ -28,6 +29,14 @@ EXTRAS = {name: [Requirement(line) for line in lines]
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_each_pin_is_for_the_oldest_python_too() -> None:
+    """Debian 12 has 3.11.2."""
+    (oldest,) = SpecifierSet(PROJECT["requires-python"])
+    for name in pins():
+        asked = distribution(name).metadata["Requires-Python"] or ""
+        assert SpecifierSet(asked).contains(oldest.version), (name, asked)
 
 
 def test_the_conda_environment_asks_for_what_pyproject_asks_for() -> None:
