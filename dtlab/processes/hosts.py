@@ -41,8 +41,9 @@ def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, i
         store = _meet(store, rank, size, "\n".join([host, *versions().values()]), timeout_s)
     except (dist.DistError, ValueError) as error:
         if time.monotonic() - begun_s < 0.9 * timeout_s:  # something else, such as a port in use
-            raise ConfigError(f"rank {rank} on {host} can't meet the others at {at}, as MASTER_ADDR "
-                              f"and MASTER_PORT say: {str(error).splitlines()[0]}") from error
+            raise ConfigError(
+                f"rank {rank} on {host} can't meet the others at {at}, as MASTER_ADDR and "
+                f"MASTER_PORT say: {str(error).splitlines()[0]}") from error
         raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
                          f"{timeout_s:g} s; start the others, with the same address and number of "
                          f"hosts, or see why they can't reach it") from error
