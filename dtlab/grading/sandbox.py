@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +26,7 @@ from dtlab.grading.request_handler import RequestHandler
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.run import merge
+from dtlab.ranks.pickling import Pickler
 from dtlab.simulator import simulate_shared
 
 GLOO_LIMIT_S = 10.0
@@ -103,12 +103,13 @@ def pickled_by_value(value: Any, module: ModuleType | None, tensors: list[Blob] 
                      ) -> bytes:
     """`value` with what it uses of `module`, which where it goes may not be there to import. Large
     tensors go to `tensors`, if it is given."""
-    dumps = cloudpickle.dumps if tensors is None else partial(pickled, tensors=tensors)
     if module is None:
-        return bytes(dumps(value))
+        if tensors is None:
+            return Pickler(lends=False).pickled(value).data
+        return pickled(value, tensors)
     cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(dumps(value))
+        return pickled_by_value(value, None, tensors)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 

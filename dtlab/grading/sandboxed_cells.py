@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import Any
-
-import cloudpickle
 
 from dtlab.grading.frames import Frame, FrameSocket
 from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.sandboxed_rank import Printed
+from dtlab.ranks.pickling import Pickler
 
 
 def serve(sock: FrameSocket, request: Frame) -> None:
@@ -21,7 +19,9 @@ def serve(sock: FrameSocket, request: Frame) -> None:
     sys.stdout = sys.stderr = Printed()
     namespace: dict[str, Any] = {"__name__": "__main__"}
     troubles: dict[int, str] = {}
+    cell_of: dict[str, int] = {}  # a wanted name → the cell that set it last
     for number, file, code in request.fields["cells"]:
+        before = dict(namespace)
         sock.send("begin", cell=number)
         try:
             exec(compile(code, file, "exec"), namespace)
@@ -29,10 +29,15 @@ def serve(sock: FrameSocket, request: Frame) -> None:
             raised = describe_error(error)
             text = f"the cell raised {raised['error']}: {raised['message']}"
             troubles[number] = text.rstrip(": ")
+        cell_of |= {name: number for name in request.fields["names"]
+                    if namespace.get(name) is not before.get(name)}
     found, blobs = [], []
-    for name in request.fields["names"]:
-        with suppress(Exception):  # what does not pickle counts as missing
+    for name, number in cell_of.items():
+        try:
             if callable(namespace.get(name)):
-                blobs.append(cloudpickle.dumps(namespace[name]))
+                blobs.append(Pickler(lends=False).pickled(namespace[name]).data)
                 found.append(name)
+        except Exception as error:
+            troubles.setdefault(number, f"{name} can't be sent to the processes that try it "
+                                        f"({error}); create what it needs inside the function")
     sock.send("done", *blobs, troubles=troubles, names=found)

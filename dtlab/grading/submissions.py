@@ -23,7 +23,7 @@ LARGEST_BYTES = 20_000_000  # of a notebook: with its pictures, one of ours has 
 LARGEST_ZIP_BYTES = 5 * LARGEST_BYTES  # of all notebooks in a zip
 LARGEST_ZIP_FILES = 100  # notebooks
 NO_NOTEBOOK, EMPTY = "it is no notebook (.ipynb) and no zip", "this folder is empty"
-_IGNORED = {".ipynb_checkpoints", "__MACOSX", ".git"}
+_IGNORED = re.compile(r"__MACOSX$|\.[^.]")  # so begin folders that are nobody's hand-in
 
 # How learning platforms name what they let a teacher download; the number is the learner's.
 _PLATFORMS = (re.compile(r"^(?P<learner>.+?)_(?P<number>\d+)_assignsubmission_file"),  # Moodle
@@ -118,7 +118,7 @@ def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
         for name in folders:
             if (Path(where) / name).is_symlink():
                 yield Path(where) / name, "it is a link; hand in the folder itself"
-        folders[:] = sorted(set(folders) - _IGNORED)
+        folders[:] = sorted(name for name in folders if not _IGNORED.match(name))
         seen = [file for file in sorted(files) if not file.startswith("._")
                 and (_is_wanted(Path(file)) or not file.startswith("."))]
         if not folders and not seen and Path(where) != folder:
@@ -198,8 +198,7 @@ def _unpack(path: Path, name: str, when: datetime, into: Path) -> list[HandIn]:
     found: list[HandIn] = []
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [m for m in archive.infolist() if m.filename.lower().endswith(".ipynb")
-                       and not _IGNORED & set(Path(m.filename).parts)]
+            members = [m for m in archive.infolist() if _is_handed_in(m.filename)]
             nbytes = sum(member.file_size for member in members)
             if nbytes > LARGEST_ZIP_BYTES or len(members) > LARGEST_ZIP_FILES:
                 return [HandIn("", name, path, when, f"it has {len(members):,} notebooks, of "
@@ -210,6 +209,13 @@ def _unpack(path: Path, name: str, when: datetime, into: Path) -> list[HandIn]:
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         return [HandIn("", name, path, when, f"it is no zip: {error}")]
     return found or [HandIn("", name, path, when, "there is no notebook in it")]
+
+
+def _is_handed_in(member: str) -> bool:
+    """Is this member of a zip a notebook, and not what a Mac or an editor keeps beside it?"""
+    *folders, name = member.replace("\\", "/").split("/")
+    return (name.lower().endswith(".ipynb") and not name.startswith("._")
+            and not any(map(_IGNORED.match, folders)))
 
 
 def _unpack_one(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, when: datetime,

@@ -104,6 +104,8 @@ def _what_it_is(text: str, error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError) and (
             error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated string")):
         return "its end is missing; save it and upload it again"
+    if not text.lstrip().startswith("{"):
+        return "it is another kind of file, whatever its name; hand in what JupyterLab has saved"
     return str(error)
 
 
@@ -200,12 +202,15 @@ def _answers(cells: list[CodeCell], chosen: dict[str, list[int]], wanted: dict[s
     return found
 
 
+_IPYTHON = re.compile(r"^(\s*)(?:(?:\w+\s*=\s*)?[%!].*|\?.*|[\w.]+\?\??\s*$)")
+
+
 def _without_ipython(code: str) -> str:
-    """`code` without the lines that only IPython understands (%time, !pip, %%capture), if it is
-    Python without them."""
+    """`code` without the lines that only IPython understands (%time, !pip, x = !ls, comm.send?), if
+    it is Python without them."""
     if _parsed(code) or len(code) > LARGEST_CELL:
         return code
-    lines = [re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in code.split("\n")]
+    lines = [re.sub(_IPYTHON, r"\1pass", line) for line in code.split("\n")]
     plain = "\n".join(lines)
     return plain if _parsed(plain) else code
 

@@ -18,7 +18,7 @@ import cloudpickle
 from dtlab.errors import DtlabError, RankDied, RankFailed, words_of
 from dtlab.tracebacks import PACKAGE, ends_at_caller, shown_name, with_cell_names, without_middle
 
-_HERE = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parent), contextlib.__file__
 _BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "gloo")  # Gloo's words
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -76,11 +76,11 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
         (frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    start = next((n for n, (file, _, _) in enumerate(frames) if not file.startswith(_HERE)),
+    start = next((n for n, (file, _, _) in enumerate(frames) if not file.startswith(_OURS)),
                  len(frames))
     frames = frames[start:]
     if ends_at_caller(error):
-        while len(frames) > 1 and frames[-1][0].startswith(PACKAGE):
+        while frames and frames[-1][0].startswith(PACKAGE):
             frames.pop()
     return frames
 

@@ -31,17 +31,19 @@ def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, i
     """The store through which the ranks meet, this process's rank, and how many there are. at:
     the address "host:port" that all were given.
 
-    Raises `RunTimeout` if one is still missing after `timeout_s`, and `ConfigError` if they run
-    different versions of dtlab, torch or Python.
+    Raises `RunTimeout` if one is still missing after `timeout_s`, and `ConfigError` if there is no
+    meeting at `at`, or if they run different versions of dtlab, torch or Python.
     """
     host, begun_s = platform.node(), time.monotonic()
     try:
         store, rank, size = next(dist.rendezvous(
             "env://", rank, size, timeout=timedelta(seconds=timeout_s)))
         store = _meet(store, rank, size, "\n".join([host, *versions().values()]), timeout_s)
-    except dist.DistError as error:
-        if time.monotonic() - begun_s < 0.9 * timeout_s:
-            raise  # it is something else, such as a port in use, and torch names it
+    except (dist.DistError, ValueError) as error:
+        if time.monotonic() - begun_s < 0.9 * timeout_s:  # something else, such as a port in use
+            raise ConfigError(
+                f"rank {rank} on {host} can't meet the others at {at}, as MASTER_ADDR and "
+                f"MASTER_PORT say: {str(error).splitlines()[0]}") from error
         raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
                          f"{timeout_s:g} s; start the others, with the same address and number of "
                          f"hosts, or see why they can't reach it") from error

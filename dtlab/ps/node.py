@@ -139,8 +139,8 @@ class Node:
         plan, xs = shards.plan(rank, tuple(grads)), list(grads.values())
         all_fit(rank, "push", plan, xs)
         sparse = {}
-        if torch.sparse_coo in {*map(attrgetter("layout"), xs)}:
-            sparse = {key: x for key, x in grads.items() if x.layout is torch.sparse_coo}
+        if {*map(attrgetter("layout"), xs)} - {torch.strided}:
+            sparse = {key: x for key, x in grads.items() if x.layout is not torch.strided}
             plan = shards.plan(rank, tuple(key for key in grads if key not in sparse))
             xs = [grads[key] for key in plan.keys]
         if not all(map(torch.Tensor.is_contiguous, xs)):
@@ -149,6 +149,8 @@ class Node:
         for key, g in sparse.items():
             spec = shards.specs[key]
             checks.is_table(rank, key, spec)
+            if g.layout is not torch.sparse_coo or g.sparse_dim() > 1:  # of elements, not rows
+                g = g.to_dense().to_sparse(1)
             g = g.detach().coalesce()
             values = g.values().reshape(-1, spec.width)
             given = slices.both(given, shards.some_rows(key, g.indices()[0], values, True))

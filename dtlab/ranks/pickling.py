@@ -43,14 +43,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     they arrive. Torch itself would copy each storage. Functions that share a variable of the
     function around them (`nonlocal`) still do: cloudpickle itself would give each its own cell.
     A class that comes back to the process in which it was defined is left as it is.
+    lends: tensors lend their memory; else they are copied into the pickle.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lends: bool = True) -> None:
         self._file = io.BytesIO()
         self._buffers: list[memoryview] = []
         # A method of this object would keep all that is pickled until Python looks for circles.
-        super().__init__(self._file, protocol=5,
-                         buffer_callback=functools.partial(_keep_in_pickle, self._buffers))
+        keep = functools.partial(_keep_in_pickle, self._buffers) if lends else None
+        super().__init__(self._file, protocol=5, buffer_callback=keep)
 
     def pickled(self, value: Any) -> Pickled:
         """`value`, pickled. Raises whatever pickling raises."""
@@ -76,6 +77,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(x, _CACHED) and (self._goes_by_value(x.__wrapped__)
                                        or _lookup_module_and_qualname(x) is None):
             return _rebuild_cached, (x.__wrapped__, x.cache_parameters())
+        if isinstance(x, functools.cached_property):  # before Python 3.12 it holds a lock
+            return functools.cached_property, (x.func,), {"attrname": x.attrname}
         if isinstance(x, ModuleType) and type(x) is not ModuleType:  # such as torch.classes
             return import_module, (x.__name__,)
         reduced = super().reducer_override(x)

@@ -303,11 +303,12 @@ _TURN = threading.Lock()
 @contextmanager
 def _fork_torch_state() -> Iterator[None]:
     """Ranks begin with gradients on, whatever the caller's mode, and leave the caller's modes,
-    default dtype and random numbers as they were. As on processes, a rank computes with one thread:
-    so the bits don't depend on the number of cores, and what is small doesn't wait for a core that
-    others keep busy.
+    default dtype, default device and random numbers as they were. As on processes, a rank computes
+    with one thread: so the bits don't depend on the number of cores, and what is small doesn't wait
+    for a core that others keep busy.
     """
     before, threads = strands.torch_state(), torch.get_num_threads()
+    device = torch.get_default_device()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode(False):  # this puts back the gradient mode, too
@@ -315,6 +316,8 @@ def _fork_torch_state() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         strands.set_torch_state(before)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def _check(network: Any, gamma: float, kind: str | None, eager_bytes: float,

@@ -56,7 +56,7 @@ def recognized(text: str, path: Path) -> Topology | None:
                               f"{_WRITE}")
         if re.search(r"^\s*GPU0\s+X(\s|$)", plain, re.MULTILINE):
             return _nvidia_smi(plain, path)
-        if re.search(r"^[\s{]*[\"']?npus_count[\"']?\s*:", plain, re.MULTILINE):
+        if re.search(r"(?:^|[{,])\s*[\"']?npus_count[\"']?\s*:", plain, re.MULTILINE):
             return _astra_sim(plain, path)
         if "topologies-per-dim" in plain:
             raise ConfigError("this is a network of ASTRA-sim 1; write topology:, npus_count:, "

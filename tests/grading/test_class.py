@@ -113,6 +113,19 @@ def test_a_zip_is_bounded_in_all_and_its_later_copy_counts(tmp_path):
     assert found["dan.zip/x.ipynb"].problem == ""
 
 
+def test_what_a_mac_or_an_editor_keeps_beside_a_notebook_is_no_hand_in(tmp_path):
+    kept = ("._a.ipynb", "__MACOSX\\._a.ipynb", "x/.ipynb_checkpoints/a.ipynb",
+            ".virtual_documents/a.ipynb")
+    (tmp_path / "class").mkdir()
+    write_zip(tmp_path / "class" / "ada.zip", "work\\a.ipynb", *kept)
+    for name in ("a.ipynb", kept[0], *kept[2:]):
+        file = tmp_path / "class" / "bob" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    found = find_hand_ins(tmp_path / "class", tmp_path / "unpacked")
+    assert [each.name for each in found] == ["ada.zip/work\\a.ipynb", "bob/a.ipynb"]
+
+
 def test_a_zip_that_would_fill_the_disk_is_one_note_and_leaves_no_file(tmp_path):
     folder, out = tmp_path / "class", tmp_path / "unpacked"
     folder.mkdir()

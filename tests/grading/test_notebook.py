@@ -125,7 +125,8 @@ def test_helpers_in_other_cells_may_be_used(welcome, submit):
         "    return comm.rank, comm.size, beside(comm, -1), beside(comm, math.ceil(0.5))\n"
     )
     welcome["cells"].insert(1, code_cell(
-        "import math\n\ndef beside(comm, k):\n    return (comm.rank + k) % comm.size\n\n1 / 0"
+        "import functools, math\n\n@functools.cache\ndef mod(a, p):\n    return a % p\n\n"
+        "def beside(comm, k):\n    return mod(comm.rank + k, comm.size)\n\n1 / 0"
     ))
     assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
 
@@ -221,6 +222,8 @@ def test_once_the_time_of_a_hand_in_is_over_no_case_is_tried():
     ("print('x' * 10**8)", "no cell defines it"),
     ("", "no cell defines it"),
     ("input()", "EOFError"),
+    ("numbers = (n for n in [1])\ndef hello(comm): return next(numbers)",
+     "hello can't be sent to the processes that try it (cannot pickle 'generator'"),
 ])
 def test_a_bad_cell_is_named_and_the_others_count(welcome, submit, source, told):
     marked(welcome, "hello-ranks")["source"] = source
@@ -264,6 +267,7 @@ def test_a_traceback_shows_the_line_of_the_cell(welcome, submit):
     ('{"cells": 3}', "is not a notebook"),
     ("[" * 100_000, "is not a notebook"),
     ("\x00\x01", "is not a notebook"),
+    ("PK\x03\x04", "another kind of file"),
     ("<!DOCTYPE html>\n<html></html>", "it is HTML, as exported"),
     ('{\n "cells": [\n<<<<<<< HEAD\n  {}\n=======\n  {}\n>>>>>>> theirs\n]}', "conflict marks"),
     ('{"cells": [{"cell_type": "code", "source": "def hel', "its end is missing"),
@@ -303,7 +307,8 @@ def test_a_byte_order_mark_is_borne(tmp_path, welcome):
 
 
 @pytest.mark.parametrize("lines", ["%%time\n", "!pip install -q torch\n%matplotlib inline\n",
-                                   "if True:\n    %time\n"])
+                                   "if True:\n    %time\n",
+                                   "hello?\n?hello\ndtlab.run??\nfiles = !ls\n"])
 def test_lines_for_ipython_are_left_out(welcome, submit, lines):
     answer = marked(welcome, "hello-ranks")
     answer["source"] = lines + "".join(answer["source"])

@@ -103,6 +103,12 @@ def test_what_cannot_be_pickled_is_named(
         run(function, *args)
 
 
+def test_what_can_not_be_sent_back_is_named_without_a_line_of_ours() -> None:
+    with pytest.raises(RankFailed, match="rank 0 returned a generator") as error:
+        run(lambda comm: (n for n in range(comm.rank)), ranks=1)
+    assert "File" not in str(error.value)
+
+
 def test_a_communicator_that_a_function_uses_is_named_and_not_its_parts() -> None:
     def nested(comm: Comm) -> None:
         run(lambda inner: comm.rank, ranks=1)

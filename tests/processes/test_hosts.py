@@ -270,6 +270,15 @@ def test_ranks_that_are_restarted_share_nothing_with_the_dead() -> None:
         assert all(part.get("news") == b"x" for part in newest)
 
 
+def test_a_port_in_use_or_no_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as other:
+        for port, why in ((other.getsockname()[1], "address already in use"), ("abc", "'abc'")):
+            monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+            monkeypatch.setenv("MASTER_PORT", str(port))
+            with pytest.raises(ConfigError, match=f"rank 0 on .* at here, as MASTER_ADDR.*{why}"):
+                hosts.join(0, 2, "here", 30)
+
+
 @pytest.mark.parametrize("what", ["dtlab", "torch", "Python"])
 def test_a_version_that_differs_is_named_with_its_host(what: str) -> None:
     mine = hosts.versions()

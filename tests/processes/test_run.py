@@ -9,7 +9,7 @@ import threading
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,11 @@ def test_any_function_runs() -> None:
             return offset + comm.rank
 
         def method(self, comm: Comm) -> int:
-            return offset + comm.rank
+            return self.kept + comm.rank
+
+        @cached_property
+        def kept(self) -> int:
+            return offset
 
     functions = (closure, lambda comm: offset + comm.rank, Callable(), Callable().method,
                  partial(lambda by, comm: by + comm.rank, offset))

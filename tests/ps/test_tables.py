@@ -39,7 +39,7 @@ def train(comm: Comm, partition: ps.Partition, how: str, update: ps.Update) -> A
             emb = node.pull(["emb"])["emb"].requires_grad_()
             torch.nn.functional.embedding(index, emb, sparse=how == "sparse").square().sum() \
                 .backward()
-            node.push({"emb": emb.grad})
+            node.push({"emb": emb.grad.to_sparse() if how == "elements" else emb.grad})
         node.clock()
     last = node.pull(["emb"])["emb"]
     node.finish()
@@ -58,7 +58,7 @@ def alone(make: Any) -> torch.Tensor:
     return emb.detach()
 
 
-@pytest.mark.parametrize("how", ["rows", "sparse", "dense"])
+@pytest.mark.parametrize("how", ["rows", "sparse", "dense", "elements"])
 @pytest.mark.parametrize("partition", PARTITIONS, ids=repr)
 def test_rows_train_as_on_one_process(partition: ps.Partition, how: str) -> None:
     result = simulate(lambda comm: train(comm, partition, how, ps.SGD(0.1)),

@@ -234,6 +234,15 @@ def test_the_default_dtype_belongs_to_the_rank_and_the_caller_keeps_his(strands:
     assert run(fn, ranks=3).values == result.values
 
 
+def test_the_caller_keeps_his_default_device() -> None:
+    def fn(comm: Comm) -> str:
+        torch.set_default_device("meta")
+        return torch.ones(1).device.type
+
+    assert simulate(fn, network=topology.uniform(2, 1e-6, 1e9)).values == ["meta", "meta"]
+    assert torch.ones(1).device.type == "cpu"
+
+
 def test_modes_of_torch_belong_to_the_rank_and_the_caller_keeps_his() -> None:
     def fn(comm: Comm) -> list[Any]:
         seen: list[Any] = []

@@ -151,6 +151,8 @@ latency: [ 50.0, 500.0, 2000.0 ]  # ns
     assert rates(cluster, 0, 4) == [100e9]
     assert cluster.graph().edges[0, "switch2.0"]["latency_s"] == pytest.approx(2e-6)
     assert "10⁹" in capsys.readouterr().err
+    one_line = '{"topology": ["Ring"], "npus_count": [3], "bandwidth": [9.0], "latency": [50.0]}'
+    assert load(written(tmp_path, one_line, "network.json")).ranks == 3
 
 
 @pytest.mark.parametrize(("text", "says"), [
