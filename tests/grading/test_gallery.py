@@ -15,7 +15,7 @@ from tests.gallery.run import notebook_of, run_gallery
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["patches the report's points", "unpickled", "a channel: System V", "calls the solution",
          "the test's cell says 4", "kills its parent",
-         "of two sends comes first", "read and executed: find-rings", "layers that take no time",
+         "in colors and keys", "read and executed: find-rings", "layers that take no time",
          "fill the referee's memory"]
 
 
