@@ -84,7 +84,7 @@ def prepare(folder: Path, known: int | None) -> Path:
     real.mkdir(parents=True, exist_ok=True)
     _sync(real.parent)
     latest = latest_number(folder)
-    if known is not None and latest != known:
+    if known is not None and latest not in (known, None):  # None: it was removed
         raise ConfigError(f"{folder}: another run has saved a checkpoint here since this one saved "
                           f"or loaded number {known}; give each run a folder of its own")
     if latest is None:

@@ -580,6 +580,18 @@ def test_two_runs_that_share_a_folder_are_told_and_lose_nothing(tmp_path: Path) 
     assert loaded(tmp_path / "c") == 2.0
 
 
+def test_a_run_whose_folder_was_removed_makes_it_anew(tmp_path: Path) -> None:
+    def fn(comm: dtlab.Comm) -> None:
+        model = constant(comm, 1.0)
+        save(tmp_path / "c", model)
+        if comm.rank == 0:
+            shutil.rmtree(tmp_path / "c")
+        save(tmp_path / "c", model)
+
+    on("simulator", fn, ranks=2)
+    assert loaded(tmp_path / "c") == 1.0
+
+
 def test_a_run_that_was_overtaken_does_not_move_the_pointer(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one began before it, and has made its own checkpoint the latest meanwhile."""
