@@ -274,9 +274,10 @@ def flattened(x: torch.Tensor) -> torch.Tensor:
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """The parts `x` as the rows of a contiguous matrix without history: a view where possible."""
-    if x.__class__ is torch.Tensor and x.ndim == 2 and not x.requires_grad and x.is_contiguous():
+    if (x.__class__ is torch.Tensor and x.ndim == 2 and not x.requires_grad and x.is_contiguous()
+            and x.stride(1) == 1):  # a column that was a row has other steps
         return x  # it is one
-    return x.detach().reshape(len(x), x.numel() // len(x)).contiguous()
+    return x.detach().contiguous().reshape(-1).view(len(x), -1)
 
 
 def write_back(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
