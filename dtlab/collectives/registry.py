@@ -73,6 +73,8 @@ def overridable(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(comm: Comm, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():  # that would trace how messages are sent
+            return uncompiled(comm, *args, **options)
         check_comm(comm, f"{function.__name__}(comm, …)")
         if "op" in options:
             options["op"] = named_op(options["op"])
@@ -82,6 +84,7 @@ def overridable(function: Function) -> Function:
             return handle_torch_function(call, (*args, *options.values()), comm, *args, **options)
         return function(comm, *args, **options)
 
+    uncompiled = torch._disable_dynamo(call)
     return cast(Function, call)
 
 
