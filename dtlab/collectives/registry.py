@@ -73,6 +73,8 @@ def overridable(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(comm: Comm, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():  # that would trace how messages are sent
+            return uncompiled(comm, *args, **options)
         check_comm(comm, f"{function.__name__}(comm, …)")
         if "op" in options:
             options["op"] = named_op(options["op"])
@@ -82,6 +84,7 @@ def overridable(function: Function) -> Function:
             return handle_torch_function(call, (*args, *options.values()), comm, *args, **options)
         return function(comm, *args, **options)
 
+    uncompiled = torch._disable_dynamo(call)
     return cast(Function, call)
 
 
@@ -274,9 +277,10 @@ def flattened(x: torch.Tensor) -> torch.Tensor:
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """The parts `x` as the rows of a contiguous matrix without history: a view where possible."""
-    if x.__class__ is torch.Tensor and x.ndim == 2 and not x.requires_grad and x.is_contiguous():
+    if (x.__class__ is torch.Tensor and x.ndim == 2 and not x.requires_grad and x.is_contiguous()
+            and x.stride(1) == 1):  # a column that was a row has other steps
         return x  # it is one
-    return x.detach().reshape(len(x), x.numel() // len(x)).contiguous()
+    return x.detach().contiguous().reshape(-1).view(len(x), -1)
 
 
 def write_back(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -67,8 +67,13 @@ def readable(what: str, value: Any) -> Any:
         buffer.seek(0)
         return torch.load(buffer, weights_only=True, map_location="cpu")
     except Exception:  # of pickle, of torch, or of what a class does when it is pickled
-        raise ConfigError(f"{what} can't be saved: a checkpoint holds tensors, numbers, strings, "
-                          f"and lists and dicts of them") from None
+        entries = (value.items() if isinstance(value, dict) else
+                   enumerate(value) if isinstance(value, (list, tuple)) else ())
+        for key, entry in entries:
+            readable(f"{what}[{key!r}]", entry)  # the one at fault is named
+        raise ConfigError(f"{what} can't be saved: a checkpoint holds tensors, Python's numbers, "
+                          f"strings, and lists and dicts of them, no "
+                          f"{type(value).__module__}.{type(value).__qualname__}") from None
 
 
 def prepare(folder: Path, known: int | None) -> Path:
@@ -79,7 +84,7 @@ def prepare(folder: Path, known: int | None) -> Path:
     real.mkdir(parents=True, exist_ok=True)
     _sync(real.parent)
     latest = latest_number(folder)
-    if known is not None and latest != known:
+    if known is not None and latest not in (known, None):  # None: it was removed
         raise ConfigError(f"{folder}: another run has saved a checkpoint here since this one saved "
                           f"or loaded number {known}; give each run a folder of its own")
     if latest is None:

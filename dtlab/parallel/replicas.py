@@ -29,8 +29,9 @@ class Replicas:
     """Rank r of the run belongs to group r // ranks, which holds a whole model.
 
     build(group) makes model and optimizer of this rank on its group's communicator: it is called
-    at the start and after each death. steps: how many have been taken. counted: of each step
-    in which this rank took part, the groups whose samples it had. Buffers are each group's own.
+    at the start and after each death, so set a learning rate by the step, in `backward`: a
+    scheduler would begin anew. steps: how many have been taken. counted: of each step in which this
+    rank took part, the groups whose samples it had. Buffers are each group's own.
 
     Run it with `dtlab.run(…, may_die=range(p), max_restarts=n)`, or with
     `dtlab.simulate(…, detect_s=…, restart_s=…)`.

@@ -66,6 +66,8 @@ class BatchSampler:
 
         batches: on how many this run has trained, in this epoch. None: all that it has got; the
         workers of a DataLoader get more, ahead of training, so give a number if you have workers.
+        Give the DataLoader a generator of its own, too: it draws a number when an iteration begins,
+        so that dropout after a resume would differ from that of a run that never stopped.
         """
         seen = self._seen.get(self.epoch, [0])
         batches = len(seen) - 1 if batches is None else batches

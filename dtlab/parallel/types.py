@@ -248,7 +248,8 @@ def _met(operation: str, inputs: list[Any], axis: str, args: Any, kwargs: Any) -
         if letter in (VARYING, PARTIAL) or (
                 letter and x.requires_grad and torch.is_grad_enabled()):
             met.setdefault(letter, x)
-    if operation in RANDOM and not kwargs.get("generator") and kwargs.get("training", True):
+    if (operation in RANDOM and not kwargs.get("generator")
+            and kwargs.get("training", True) and kwargs.get("p", 1)):  # else dropout draws nothing
         met.setdefault(VARYING, "random numbers")
     if INVARIANT in met and len(met) > 1:
         letter = next(letter for letter in met if letter != INVARIANT)

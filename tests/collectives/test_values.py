@@ -171,6 +171,16 @@ def test_any_tensor_is_handed_out_or_collected_and_left_as_it_was(
         oracle.assert_close(got, want, 3)
 
 
+@pytest.mark.parametrize("algorithm", collectives.ALGORITHMS["all_to_all"])
+@pytest.mark.parametrize("parts", [
+    torch.arange(3.0)[None].T, torch.empty(3, 0, 2)[..., 0],  # contiguous, in steps of 3 and of 2
+    torch.arange(3.0).mul(1 + 2j)[:, None].conj()])
+def test_parts_may_lie_in_memory_in_any_way(parts: torch.Tensor, algorithm: str) -> None:
+    values = simulated(3, lambda comm: collectives.all_to_all(
+        comm, parts, algorithm, out=torch.zeros_like(parts)).tolist())
+    assert values == [[row] * 3 for row in parts.tolist()]
+
+
 def test_a_slice_is_reduced_and_its_neighbours_are_left_alone() -> None:
     def fn(comm: Comm) -> torch.Tensor:
         x = torch.ones(10)

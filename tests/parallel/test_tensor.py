@@ -484,3 +484,18 @@ def test_second_derivatives_are_those_of_one_device(sequence: Any) -> None:
         for mine, whole, dim in zip(found or [], expected, cuts, strict=bool(found)):
             torch.testing.assert_close(
                 mine, whole if dim is None else whole.chunk(2, dim)[rank])
+
+
+def test_a_compiled_model_sends_what_it_sends_uncompiled() -> None:
+    def losses(comm: dtlab.Comm, compiled: bool) -> list[float]:
+        gpt = shard(GPT(GPTConfig(layers=1, hidden=8, heads=2, context=8)), comm, "regather")
+        model = torch.compile(gpt, backend="eager") if compiled else gpt
+        found = []
+        for size in 2, 3:  # the second size makes the compiler look for symbols
+            tokens, targets = text_batch(0, size, 8)
+            loss = vocab_cross_entropy(comm, model(tokens), targets)
+            loss.backward()
+            found += [loss.item(), *(float(p.grad.norm()) for p in gpt.parameters())]
+        return found
+
+    assert on("gloo", losses, True, ranks=2).values == on("gloo", losses, False, ranks=2).values

@@ -135,6 +135,14 @@ def test_data_parallelism_by_hand_and_a_moving_average_are_accepted() -> None:
             simulated(steps, torch.zeros(5, 3), reduced)
 
 
+def test_dropout_that_draws_no_numbers_is_accepted() -> None:
+    def step(comm: dtlab.Comm, x: Tensor) -> None:
+        for dropout in nn.Dropout(0.0), nn.Dropout(0.1).eval():
+            dropout(nn.Linear(3, 2)(x)).sum().backward()
+
+    simulated(step, torch.zeros(5, 3))
+
+
 # ---- the rules -----------------------------------------------------------------------------------
 
 
