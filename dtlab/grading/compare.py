@@ -113,7 +113,8 @@ def fingerprint(tree: Any, sent: Sequence[int] = ()) -> Fingerprint:
         if isinstance(leaf, torch.Tensor):
             words.append(f"{leaf.dtype} {tuple(leaf.shape)}")
             room -= leaf.numel()
-            numbers += [_real(leaf)] * (room >= 0)
+            if room >= 0:
+                numbers.append(_real(leaf))
             rtol = max(rtol, _ROUNDING.get(leaf.dtype, 0.0))
         elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             words.append("number")

@@ -32,9 +32,11 @@ from dtlab.processes.rank_main import THREAD_VARIABLES
 # memory page by page, and with so few pages a fork takes 0.6 ms instead of 3.5. The others let
 # ranks keep the memory that they free: else every tensor of some megabytes would come from the
 # system anew, page by page, which costs more than to fill it. See PyTorch's performance tuning
-# guide on allocators. Ranks get the caller's environment instead.
+# guide on allocators. Larger ones do come from the system: what was freed seldom fits the next
+# aligned tensor (glibc's bug 14581), so that a rank would grow by gigabytes in a hundred steps.
+# Ranks get the caller's environment instead.
 ALLOCATOR = {
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+    "GLIBC_TUNABLES": f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={32 << 20}:"
                       f"glibc.malloc.trim_threshold={1 << 40}:glibc.malloc.arena_max=1",
     "PYTHONMALLOC": "malloc",
 }

@@ -12,9 +12,12 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
+from dtlab.comm import Comm
 from dtlab.errors import ConfigError, RunTimeout
 from dtlab.processes.fork_server import fork_server
 from dtlab.processes.process_group import join_group
@@ -109,6 +112,22 @@ def test_the_start_of_ranks_does_not_count_as_time_of_the_run() -> None:
     time.sleep(0.01)
     with pytest.raises(RunTimeout, match="its timeout of 1e-06 s"):
         watchdog.check(lambda rank: "")
+
+
+def test_a_rank_gives_back_the_memory_of_large_tensors() -> None:
+    """Sizes change from step to step, and small tensors stay: no step may find what was freed too
+    small, by a few bytes, for the next."""
+    def grown_bytes(comm: Comm) -> int:
+        process, kept = psutil.Process(), []
+        before = process.memory_info().rss
+        for step in range(50):
+            large = torch.zeros(5_000_000 + 1000 * step, dtype=torch.float64)
+            kept.append(torch.zeros(40_000 + step))
+            del large
+        return int(process.memory_info().rss - before)
+
+    (grown,) = run(grown_bytes, ranks=1).values
+    assert grown < 200_000_000  # a large one has 40 MB, and fifty have 2 GB
 
 
 def test_limits_of_time_are_ordered_so_that_the_inner_one_speaks_first() -> None:
