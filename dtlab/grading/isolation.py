@@ -115,6 +115,7 @@ def environment() -> dict[str, str]:
     """What a submission sees of the environment: nothing of the teacher's."""
     own = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
            "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1",
+           "MPLCONFIGDIR": "/tmp",  # matplotlib can't be imported without one that seems writable
            "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return own | {name: os.environ[name] for name in _SAME_CPU if name in os.environ}
 
@@ -130,6 +131,7 @@ def bubblewrap(library: Sequence[str] = ()) -> list[str]:
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user",
                "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox",
                "--tmpfs", HOME, "--dir", "/tmp", "--dev", "/dev", "--setenv", "TMPDIR", HOME,
+               "--setenv", "MPLCONFIGDIR", HOME,
                "--tmpfs", "/dev/pts"]  # no terminals: ranks could count each other's
     for path in seen:
         command += ["--ro-bind-try", path, path]

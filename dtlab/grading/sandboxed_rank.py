@@ -121,7 +121,8 @@ class Printed(io.StringIO):
         self._count = 0
 
     def write(self, text: str) -> int:
-        super().write(text[: max(OUTPUT_CHARS - self._count, 0)])
+        if self._count < OUTPUT_CHARS:
+            super().write(text[:OUTPUT_CHARS - self._count])
         self._count += len(text)
         return len(text)
 

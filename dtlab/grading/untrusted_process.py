@@ -59,7 +59,8 @@ class UntrustedProcess:
         """The next frame of one of its streams; those of others are kept until they are wanted.
 
         Raises `FrameTimeout` if none has come `limit_s` after `start_timing`; but a process that
-        only waits for a processor, on a busy machine, may take longer. Raises `ConnectionClosed`.
+        computes may run that long, however long it waits for a processor on a busy machine. Raises
+        `ConnectionClosed`.
         """
         while not self._queued[stream]:
             frame = self._next_frame(limit_s)
@@ -73,7 +74,7 @@ class UntrustedProcess:
         until_s = self._since_s + limit_s
         last_s = self._since_s + (STARVED_FACTOR + 1) * limit_s
         while not self.socket.wait(until_s):
-            starved = self._processor_s() - self._used_s < limit_s / 4 and self._would_run()
+            starved = self._processor_s() - self._used_s < limit_s and self._would_run()
             if self.socket.wait(0.0):  # it came while we looked
                 break
             if not starved or until_s > last_s:

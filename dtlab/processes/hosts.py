@@ -43,10 +43,10 @@ def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, i
         if time.monotonic() - begun_s < 0.9 * timeout_s:  # something else, such as a port in use
             raise ConfigError(
                 f"rank {rank} on {host} can't meet the others at {at}, as MASTER_ADDR and "
-                f"MASTER_PORT say: {str(error).splitlines()[0]}") from error
+                f"MASTER_PORT say: {str(error).splitlines()[0]}") from None
         raise RunTimeout(f"rank {rank} on {host}: not all of {size} ranks came to {at} within "
                          f"{timeout_s:g} s; start the others, with the same address and number of "
-                         f"hosts, or see why they can't reach it") from error
+                         f"hosts, or see why they can't reach it") from None
     check_same([store.get(f"about/{other}").decode().split("\n") for other in range(size)])
     return store, rank, size
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from re import sub
 from typing import Any
 
 from dtlab.checks import check_flag, short
@@ -91,9 +92,21 @@ def join(
         _check_patience(patience_s, lease_s)
         policy = replace(policy, replication=replication, copies=copies, master=servers,
                          lease_s=float(lease_s), grace_s=grace_s)
-    if not copies:  # its messages meet none that these ranks send otherwise
-        comm = comm.split(0)  # type: ignore[assignment]
+    if not copies:  # else a rank may be dead already
+        _check_equal(comm, policy)
+        comm = comm.split(0)  # type: ignore[assignment]  # its messages meet no others
     return Node(comm, policy)
+
+
+def _check_equal(comm: Comm, policy: Policy) -> None:
+    """Raise `ConfigError` unless all ranks call `join` with equal arguments."""
+    mine = {name: sub(" at 0x[0-9a-f]+", "", repr(value)) for name, value in vars(policy).items()}
+    first, *others = comm._all_gather_objects(mine)
+    for rank, theirs in enumerate(others, 1):
+        for name in mine:
+            if theirs[name] != first[name]:
+                raise ConfigError(f"every rank calls join with equal arguments; rank {rank} comes "
+                                  f"with {name}={theirs[name]}, rank 0 with {first[name]}")
 
 
 def _check_losses(policy: Policy) -> None:

@@ -88,6 +88,12 @@ def test_what_is_forbidden_raises_in_every_sandbox(sandbox):
         assert came.startswith(("PermissionError", "OSError", "FileNotFoundError")), (what, came)
 
 
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_an_answers_cell_may_import_matplotlib(sandbox):
+    assert said(sandbox_or_skip(sandbox), ["__import__('matplotlib.pyplot').__name__"]) == [
+        "Exception: 'matplotlib'"]
+
+
 def test_bubblewrap_shows_nothing_of_the_machine(monkeypatch):
     monkeypatch.setenv("A_SECRET", "of the teacher")
     package = str(isolation.PACKAGE)
@@ -145,7 +151,7 @@ def test_what_is_absent_becomes_the_real_thing_where_that_is_present():
 def test_the_environment_is_the_same_for_all():
     assert set(environment()) - set(isolation._SAME_CPU) == {
         "PATH", "HOME", "LANG", "PYTHONHASHSEED", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE",
-        "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+        "OMP_NUM_THREADS", "MKL_NUM_THREADS", "MPLCONFIGDIR"}
 
 
 def test_without_a_sandbox_grading_refuses_and_says_how_to_get_one(monkeypatch):

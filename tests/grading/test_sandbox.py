@@ -459,3 +459,20 @@ time.sleep(100)
                 process.end()
 
     assert run(judge, ranks=1, echo=False).values == [True]
+
+
+def test_a_limit_counts_what_a_process_computes_not_what_it_waits_for_a_processor():
+    computes = "import time\nuntil_s = time.process_time() + 0.8\n" \
+               "while time.process_time() < until_s:\n    pass"
+
+    def judge(comm):
+        prepare_to_fork()
+        with RankServer("none") as server:
+            process = UntrustedProcess(server, "cells", cells=[[0, "<cell>", computes]], names=[])
+            process._since_s -= 2.0  # as if it had waited so long
+            try:
+                return [process.recv(2.0).kind for _ in range(2)]
+            finally:
+                process.end()
+
+    assert run(judge, ranks=1, echo=False).values == [["begin", "done"]]

@@ -82,6 +82,21 @@ def test_a_join_that_makes_no_sense_is_refused(how: Any, ranks: int, says: str) 
         worker_calls(lambda node: None, ranks, **how)
 
 
+@pytest.mark.parametrize(("odd", "says"), [
+    ({"servers": 2}, r"rank 2 comes with servers=\(0, 1\), rank 0 with \(0,\)"),
+    ({"colocated": True}, "rank 2 comes with workers="),
+    ({"update": ps.SGD(lr=0.2)}, r"update=SGD\(lr=0.2, .*rank 0 with SGD\(lr=0.1,"),
+    ({"consistency": ps.ASP()}, r"consistency=ASP\(\), rank 0 with BSP\(\)"),
+])
+def test_a_join_with_other_arguments_than_the_other_ranks_is_told(odd: Any, says: str) -> None:
+    def body(comm: Comm) -> Any:
+        node = ps.join(comm, **(odd if comm.rank == 2 else {}))
+        return node.serve() if node.is_server else node.finish()
+
+    with pytest.raises(ConfigError, match=f"join with equal arguments; .*{says}"):
+        simulate(body, network=uniform(4, 1e-6, 1e9))
+
+
 def test_a_server_serves_and_nothing_else() -> None:
     def body(comm: Comm) -> None:
         node = ps.join(comm)
