@@ -382,7 +382,6 @@ def test_what_torch_refuses_or_would_differ_on_ranks_is_a_sentence_on_every_rank
     on("simulator", fn, ranks=2)
 
 
-
 @pytest.mark.parametrize(("config", "sequence", "says"), [
     (GPTConfig(layers=1, hidden=24, heads=4), False, "3 ranks can't share 4 heads"),
     (GPTConfig(layers=1, hidden=24, heads=6, kv_heads=2), False, "and 2 key-value heads"),
