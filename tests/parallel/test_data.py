@@ -272,12 +272,6 @@ def frozen_on_one_rank(comm: dtlab.Comm) -> None:
     DataParallel(module, comm)
 
 
-def frozen_afterwards(comm: dtlab.Comm) -> None:
-    model = DataParallel(nn.Linear(3, 3), comm)
-    model.module.weight.requires_grad_(False)
-    model(torch.ones(1, 3))
-
-
 def differentiated_twice(comm: dtlab.Comm) -> None:
     DataParallel(nn.Linear(3, 3), comm)(torch.ones(1, 3)).sum().backward(create_graph=True)
 
@@ -309,7 +303,6 @@ def another_state(comm: dtlab.Comm, name: str, value: Any) -> None:
 @pytest.mark.parametrize(("mistake", "sentence"), [
     (wrong_shape, r"'weight' has shape \(3, 3\).* rank 0, but has shape \(4, 3\).* on rank 2"),
     (frozen_on_one_rank, r"'weight'.*trained on rank 0, but.*frozen on rank 1"),
-    (frozen_afterwards, r"parameters are not those that were wrapped"),
     (differentiated_twice, r"create_graph"),
     (gradients_left, r"call zero_grad\(\)"),
     (small_batch, r"a batch of 2 is too small for 3 ranks"),

@@ -324,7 +324,6 @@ def test_peak_memory_follows_the_micro_batches_held(generate: Generate) -> None:
     (1, gpipe(3, 2), torch.ones(4, 4), "the schedule is for 3 ranks, but there are 2"),
     (2, gpipe(2, 2), torch.ones(4, 4), r"the stages \[0\], but 2 modules came"),
     (1, gpipe(2, 3), torch.ones(4, 4), r"3 micro-batches need inputs .* not \(4, 4\)"),
-    (1, gpipe(2, 2), "text", "targets are one tensor"),
     (1, Schedule.parse("0F0 0F0\n1F0 1B0"), torch.ones(4, 4), "done twice"),
 ])
 def test_what_does_not_fit_says_so(stages: int, schedule: Schedule, x: Any, says: str) -> None:
