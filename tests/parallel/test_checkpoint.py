@@ -221,8 +221,8 @@ def constant(comm: dtlab.Comm, value: float = 0.0) -> DataParallel:
     return DataParallel(module, comm)
 
 
-def saved(folder: Path, value: float) -> None:
-    on("simulator", lambda comm: save(folder, constant(comm, value)), ranks=2)
+def saved(folder: Path, value: float, keep: int = 2) -> None:
+    on("simulator", lambda comm: save(folder, constant(comm, value), keep=keep), ranks=2)
 
 
 def loaded(folder: Path) -> float:
@@ -463,7 +463,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, mistake: Any, sentence: str) 
 def test_the_newest_whole_one_is_loaded_and_torn_ones_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     for value in (1.0, 2.0, 3.0):
-        on("simulator", lambda comm, v=value: save(folder, constant(comm, v), keep=3), ranks=2)
+        saved(folder, value, keep=3)
     assert loaded(folder) == 3.0
     (folder / "3" / "rank1.pt").write_bytes((folder / "2" / "rank1.pt").read_bytes())
     (folder / "2" / "index.json").unlink()
@@ -477,8 +477,7 @@ def test_the_newest_whole_one_is_loaded_and_torn_ones_are_named(tmp_path: Path) 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_as_many_are_kept_as_asked_for(tmp_path: Path, keep: int) -> None:
     for value in range(5):
-        on("simulator", lambda comm, v=value: save(tmp_path / "c", constant(comm, v), keep=keep),
-           ranks=2)
+        saved(tmp_path / "c", value, keep)
     left = sorted(path.name for path in (tmp_path / "c").iterdir())
     assert left == [str(n) for n in range(6 - keep, 6)] + ["latest"]
 
