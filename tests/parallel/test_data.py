@@ -262,10 +262,6 @@ def test_an_epoch_goes_on_after_what_was_seen_on_any_number_of_ranks(
 # ---- what must be refused ------------------------------------------------------------------------
 
 
-def wrong_shape(comm: dtlab.Comm) -> None:
-    DataParallel(nn.Linear(3, 3 + (comm.rank == 2)), comm)
-
-
 def frozen_on_one_rank(comm: dtlab.Comm) -> None:
     module = nn.Linear(3, 3)
     module.weight.requires_grad_(comm.rank != 1)
@@ -282,33 +278,21 @@ def gradients_left(comm: dtlab.Comm) -> None:
         model.backward(model(torch.ones(1, 3)).sum(), 1)
 
 
-def small_batch(comm: dtlab.Comm) -> None:
-    BatchSampler(10, 2, comm)
-
-
-def little_left(comm: dtlab.Comm) -> None:
-    sampler = BatchSampler(10, 8, comm)
-    sampler.load_state_dict(sampler.state_dict() | {"seen": 8})
-
-
-def another_length(comm: dtlab.Comm) -> None:
-    BatchSampler(10, 4, comm).load_state_dict(BatchSampler(9, 4, comm).state_dict())
-
-
 def another_state(comm: dtlab.Comm, name: str, value: Any) -> None:
     sampler = BatchSampler(10, 4, comm)
     sampler.load_state_dict(sampler.state_dict() | {name: value})
 
 
 @pytest.mark.parametrize(("mistake", "sentence"), [
-    (wrong_shape, r"'weight' has shape \(3, 3\).* rank 0, but has shape \(4, 3\).* on rank 2"),
+    (lambda comm: DataParallel(nn.Linear(3, 3 + (comm.rank == 2)), comm),
+     r"'weight' has shape \(3, 3\).* rank 0, but has shape \(4, 3\).* on rank 2"),
     (frozen_on_one_rank, r"'weight'.*trained on rank 0, but.*frozen on rank 1"),
     (differentiated_twice, r"create_graph"),
     (gradients_left, r"call zero_grad\(\)"),
-    (small_batch, r"a batch of 2 is too small for 3 ranks"),
+    (lambda comm: BatchSampler(10, 2, comm), r"a batch of 2 is too small for 3 ranks"),
     (lambda comm: BatchSampler(2, 3, comm), "2 samples can't be shared by 3 ranks.* at most 2"),
-    (little_left, "2 samples can't be shared by 3 ranks"),
-    (another_length, "the state is of 9 samples, but there are 10"),
+    (lambda comm: another_state(comm, "seen", 8), "2 samples can't be shared by 3 ranks"),
+    (lambda comm: another_state(comm, "length", 9), "the state is of 9 samples, but there are 10"),
     (lambda comm: BatchSampler(10, 4, comm).state_dict(1),
      "batches of this epoch so far must be 0 or less, not 1"),
     (lambda comm: DataParallel(nn.Linear(1, 1), comm, "fast"), "unknown strategy 'fast'"),

@@ -39,12 +39,11 @@ def cut(layers: Sequence[nn.Module], stages: int | Sequence[int]) -> list[Stage]
             raise ConfigError(f"{len(layers)} layers can't make {stages} stages")
         edges = chunk_edges(len(layers), int(stages))
     else:
-        sizes = list(stages)
-        for size in sizes:
+        for size in stages:
             check_whole("the number of layers of a stage", size, 0)
-        if sum(sizes) != len(layers) or min(sizes, default=0) < 1:
-            raise ConfigError(f"stages of {sizes} layers don't make up {len(layers)} layers")
-        edges = (0, *accumulate(sizes))
+        if sum(stages) != len(layers) or min(stages, default=0) < 1:
+            raise ConfigError(f"stages of {list(stages)} layers don't make up {len(layers)} layers")
+        edges = (0, *accumulate(stages))
     return [Stage(layers[first:end]) for first, end in pairwise(edges)]
 
 
