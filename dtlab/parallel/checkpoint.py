@@ -60,17 +60,13 @@ def save(folder: str | Path, model: DistributedModule, optimizer: Optimizer | No
     with files.on_all_ranks(comm, "save", folder):
         check_optimizer(model, optimizer)
         contents = contents_of(model, optimizer, groups, extra)
-    work = _stream(comm).begin(_write, folder, contents, model, keep)
+    stream = comm.subgroup(range(comm.size))  # beside what has been begun on `comm` itself
+    work = stream.begin(_write, folder, contents, model, keep)
     if wait:
         work.wait()
         return None
     model.saving = work
     return work
-
-
-def _stream(comm: Comm) -> Comm:
-    """Files are written beside what has been begun on `comm` itself."""
-    return comm.subgroup(range(comm.size))
 
 
 def finish_saving(model: DistributedModule) -> None:

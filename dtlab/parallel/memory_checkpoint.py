@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.comm import Comm, Recv, Send
+from dtlab.collectives import broadcast_object
+from dtlab.comm import Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.parallel.checkpoint import restore
 from dtlab.parallel.checkpoint_contents import (
@@ -72,8 +73,8 @@ class MemoryCheckpoint:
         if not number:
             self.number, self._parts = 0, {}
             return None
-        parts = [_broadcast(comm, self._parts.get((number, rank, size)),
-                            owners[number, rank, size]) for rank in range(size)]
+        parts = [broadcast_object(comm, self._parts.get((number, rank, size)),
+                                  owners[number, rank, size]) for rank in range(size)]
         extra = restore(model, optimizer, lambda: merged(parts), "load")
         self.number = number
         self.save(model, optimizer, extra)
@@ -94,12 +95,3 @@ def _newest(parts: set[tuple[int, int, int]]) -> tuple[int, int]:
                           f"rank {' and '.join(map(str, lost))} died with them and their "
                           f"neighbours; load one from the disk")
     return 0, 0
-
-
-def _broadcast(comm: Comm, part: Any, root: int) -> Any:
-    """The part that `root` holds."""
-    messages = comm.collective("memory_checkpoint")
-    if comm.rank != root:
-        return messages.recv_object(root)
-    messages.exchange(*(Send(part, peer) for peer in range(comm.size) if peer != root))
-    return part

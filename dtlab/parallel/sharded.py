@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dtlab.collectives import all_reduce
-from dtlab.collectives.registry import check_comm
+from dtlab.collectives.registry import check_comm, chunk_edges
 from dtlab.comm import Comm
 from dtlab.parallel.types import VARYING, declare
 
@@ -44,9 +44,8 @@ class Part(NamedTuple):
 
 def share(count: int, comm: Comm) -> range:
     """This rank's share of `count`, as torch.tensor_split cuts: sizes differ by at most 1."""
-    each, more = divmod(count, comm.size)
-    first = comm.rank * each + min(comm.rank, more)
-    return range(first, first + each + (comm.rank < more))
+    edges = chunk_edges(count, comm.size)
+    return range(edges[comm.rank], edges[comm.rank + 1])
 
 
 class Sharded(nn.Module):

@@ -244,8 +244,7 @@ class Unit:
             raise ConfigError(f"ZeRO needs dense gradients, but that of {self.names[p]!r} is "
                               f"sparse; make embeddings with sparse=False")
         if self.gradients is None:
-            self.gradients = mark(torch.zeros(self.numel, dtype=self.shard.dtype,
-                                              device=self.shard.device), "gradients")
+            self.gradients = mark(self.shard.new_zeros(self.numel), "gradients")
         self.gradients[self.starts[p] : self.starts[p] + p.numel()] += gradient.flatten()
         self.dropped.discard(p)
         set_local_gradient(p, None)
@@ -256,8 +255,7 @@ class Unit:
             if local_gradient(p) is not None:
                 self.add_gradient(p)
         gradients, self.gradients = self.gradients, None
-        return (torch.zeros(self.numel, dtype=self.shard.dtype, device=self.shard.device)
-                if gradients is None else gradients)
+        return self.shard.new_zeros(self.numel) if gradients is None else gradients
 
     def add_reduced(self, mine: Tensor) -> None:
         """Add this rank's shard of what has been reduced. After a step, `gradient` may lie

@@ -28,21 +28,18 @@ def charge_compute(comm: Comm, layers: Mapping[nn.Module, float], backward: floa
     for name, value in (("backward", backward), *(("its seconds", s) for s in layers.values())):
         check_amount(f"charge_compute: {name}", value)
 
+    def charge(label: str, seconds: float) -> None:
+        with comm.compute(label, seconds):
+            pass
+
     def hook(layer: nn.Module, seconds: float) -> None:
-        def forward_begins(*_: object) -> None:
-            with comm.compute("forward", seconds):
-                pass
-
-        def backward_begins(_gradient: Tensor) -> None:
-            with comm.compute("backward", backward * seconds):
-                pass
-
         def forward_ends(_layer: nn.Module, _inputs: object, outputs: object) -> None:
             ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
             if ends:
-                register_multi_grad_hook(ends, backward_begins, mode="any")
+                register_multi_grad_hook(ends, lambda _: charge("backward", backward * seconds),
+                                         mode="any")
 
-        layer.register_forward_pre_hook(forward_begins)
+        layer.register_forward_pre_hook(lambda *_: charge("forward", seconds))
         layer.register_forward_hook(forward_ends)
 
     for layer, seconds in layers.items():

@@ -15,18 +15,17 @@ from torch.nn.functional import dropout, gelu, layer_norm
 import dtlab
 from dtlab.collectives import all_reduce
 from dtlab.models.dropout import counter_dropout
+from dtlab.parallel.batch_norm import total  # as torch.distributed.nn.all_reduce: both ways
 from dtlab.parallel.conversions import (
     copy_to,
     gather_from,
     gather_invariant,
-    pair,
     reduce_from,
     reduce_scatter_to,
     scatter_to,
-    summed,
 )
 from dtlab.parallel.tensor import vocab_cross_entropy
-from dtlab.parallel.types import PARTIAL, REPLICATED, VARYING, conversion, declare
+from dtlab.parallel.types import VARYING, declare
 
 B, S, H, WIDE, CLASSES = 2, 4, 6, 12, 12
 Loss = Callable[[dtlab.Comm, SimpleNamespace, bool], Tensor]
@@ -99,17 +98,11 @@ def the_last_all_reduce_of_backward_is_missing(
     return mse(p, reduce_from(comm, wide @ p.down.T))
 
 
-@conversion(PARTIAL, REPLICATED)
-def all_reduced_both_ways(comm: dtlab.Comm, x: Tensor) -> Tensor:
-    """As torch.distributed.nn.all_reduce: right if each rank computes its own loss of the sum."""
-    return pair(x, lambda x: summed(comm, x), lambda gradient: summed(comm, gradient))
-
-
 @bug("pytorch/pytorch/issues/160285", "the loss is Replicated.* p times too large")
 def gradients_are_doubled(comm: dtlab.Comm, p: SimpleNamespace, mended: bool) -> Tensor:
     h = copy_to(comm, normed(p.x * p.e, p.norm))
     wide = gelu(h @ p.up.T)
-    leave = reduce_from if mended else all_reduced_both_ways
+    leave = reduce_from if mended else total  # right if each rank computes its own loss of the sum
     return mse(p, leave(comm, wide @ p.down.T))
 
 
@@ -170,10 +163,10 @@ def label_smoothing_takes_the_mean_of_its_own_classes(
         comm: dtlab.Comm, p: SimpleNamespace, mended: bool) -> Tensor:
     logits = copy_to(comm, p.x * p.e) @ p.output.T
     loss = vocab_cross_entropy(comm, logits, p.classes, "none")
-    total = reduce_from(comm, logits.exp().sum(-1)).log()
+    summed = reduce_from(comm, logits.exp().sum(-1)).log()
     mean = logits.sum(-1)
     mean = reduce_from(comm, mean) / CLASSES if mended else mean / logits.shape[-1]
-    return (0.8 * loss + 0.2 * (total - mean)).mean()
+    return (0.8 * loss + 0.2 * (summed - mean)).mean()
 
 
 @bug("tenstorrent/tt-metal/issues/55947", "dropout mixes .*Invariant.* random numbers",

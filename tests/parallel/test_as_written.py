@@ -228,6 +228,14 @@ def one_device(ranks: int, use: str) -> dict[str, Tensor]:
     return {k: v.detach() for k, v in net.state_dict().items() if not k.startswith("norm.")}
 
 
+def assert_stepped(states: list[Any], one: Net, *xs: Tensor) -> None:
+    """Each is what a step of `one` on all these samples makes."""
+    mean(one, torch.cat(xs))
+    sgd(one).step()
+    for state in states:
+        assert difference(state, one.state_dict()) < 1e-12
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_gradients_stay_until_they_are_zeroed(wrapper: str) -> None:
     """Over a second step, and a second backward."""
@@ -278,11 +286,7 @@ def test_a_forward_without_a_backward_ends_no_accumulation(wrapper: str) -> None
         optimizer.step()
         return full_state_dict(model)
 
-    one = Net()
-    one(torch.cat([data(rank) for rank in range(3)])).square().mean().backward()
-    sgd(one).step()
-    for state in on("simulator", counted, ranks=3).values:
-        assert difference(state, one.state_dict()) < 1e-12
+    assert_stepped(on("simulator", counted, ranks=3).values, Net(), data(0), data(1), data(2))
 
 
 # ---- parameters that are not there ---------------------------------------------------------------
@@ -350,10 +354,7 @@ def test_stage_3_in_torch_compile_runs_as_it_is() -> None:
         optimizer.step()
         return full_state_dict(model)
 
-    one = Net()
-    mean(one, data(0))
-    sgd(one).step()
-    assert difference(on("simulator", step, ranks=1).values[0], one.state_dict()) < 1e-12
+    assert_stepped(on("simulator", step, ranks=1).values, Net(), data(0))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -528,10 +529,7 @@ def test_a_module_is_wrapped_anew_when_a_layer_is_unfrozen() -> None:
 
     one = Net(use)
     one.frozen.requires_grad_(True)
-    one(torch.cat([data(0), data(1)])).square().mean().backward()
-    sgd(one).step()
-    for state in on("simulator", step, ranks=2).values:
-        assert difference(state, one.state_dict()) < 1e-12
+    assert_stepped(on("simulator", step, ranks=2).values, one, data(0), data(1))
 
 
 def hooked(comm: dtlab.Comm, wrapper: str) -> None:
@@ -665,11 +663,7 @@ def test_a_copy_is_a_model_of_its_own(wrapper: str) -> None:
         sgd(last).step()
         return last.state_dict()
 
-    one = Net()
-    (sum(one(data(rank)).square().mean() for rank in range(2)) / 2).backward()
-    sgd(one).step()
-    for state in on("simulator", trained, ranks=2).values:
-        assert difference(state, one.state_dict()) < 1e-12
+    assert_stepped(on("simulator", trained, ranks=2).values, Net(), data(0), data(1))
 
 
 # ---- pairs by identity, numbers at the edge ------------------------------------------------------

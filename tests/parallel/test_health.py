@@ -19,18 +19,14 @@ from dtlab import Comm, RunTimeout
 from dtlab.collectives import all_reduce
 from dtlab.errors import NotFinite, SilentCorruption
 from dtlab.parallel import DataParallel, check_replicas, watch_finite
-from tests.parallel.test_recovery import wrapped
-from tests.parallel.training import batch_of, loss_of, on, shard_of
+from tests.parallel.training import batch_of, loss_of, on, one_step, wrapped
 
 
 def flipped(comm: Comm, stage: int, victims: list[int], kind: str, bit: int) -> Any:
     """Some steps, with a bit that changes in the memory of `victims` after the third."""
     model, optimizer = wrapped(comm, stage, kind)
     for step in range(6):
-        shard = shard_of(batch_of(kind, step), comm.rank, comm.size)
-        optimizer.zero_grad()
-        model.backward(loss_of(model, shard), len(shard[-1]))
-        optimizer.step()
+        one_step(model, optimizer, step, kind)
         if step == 2 and comm.rank in victims:
             _, x = list(model.module.named_parameters())[1]
             x.data.reshape(-1).view(torch.int64)[3] ^= 1 << (bit + comm.rank)
@@ -189,37 +185,26 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_stack(how: str, sai
         assert text.index("in stand_still") < text.rindex("in hang")
 
 
-def test_the_verdict_is_that_of_torchs_flight_recorder(
-        tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_is_that_of_torchs_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same hang with torch's collective: the rank whose recorder has not seen the second one is
     the rank that we name."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
 
-    def hang(comm: Comm, ours: bool) -> int:
-        def reduce() -> None:
-            all_reduce(comm, torch.ones(9)) if ours else dist.all_reduce(torch.ones(9))
+    def recorded(comm: Comm) -> int:
+        dist.all_reduce(torch.ones(9))
+        work = dist.all_reduce(torch.ones(9), async_op=True) if comm.rank != 1 else None
+        time.sleep(1)
+        seen = len(pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"])
+        time.sleep(1)
+        work.wait() if work else dist.all_reduce(torch.ones(9))
+        return seen
 
-        reduce()
-        if comm.rank == 1:
-            time.sleep(1 if not ours else 30)
-            seen = len(pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"])
-            (tmp_path / f"{comm.rank}").write_text(str(seen))
-            time.sleep(1)
-        else:
-            work = None if ours else dist.all_reduce(torch.ones(9), async_op=True)
-            time.sleep(0 if ours else 1)
-            if not ours:
-                seen = len(pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"])
-                (tmp_path / f"{comm.rank}").write_text(str(seen))
-                work.wait()
-                return 0
-        reduce()
-        return 0
+    def hang(comm: Comm) -> None:
+        all_reduce(comm, torch.ones(9))
+        time.sleep(30 * (comm.rank == 1))
+        all_reduce(comm, torch.ones(9))
 
-    dtlab.run(hang, False, ranks=3)
-    seen = {int(path.name): int(path.read_text()) for path in tmp_path.iterdir()}
-    missing = [rank for rank, count in seen.items() if count < max(seen.values())]
-    with pytest.raises(RunTimeout) as error:
-        dtlab.run(hang, True, ranks=3, timeout=1.5)
-    assert missing == [1]
-    assert f"because rank {missing[0]} stands still" in str(error.value)
+    seen = dtlab.run(recorded, ranks=3).values
+    assert [rank for rank, count in enumerate(seen) if count < max(seen)] == [1]
+    with pytest.raises(RunTimeout, match="because rank 1 stands still"):
+        dtlab.run(hang, ranks=3, timeout=1.5)

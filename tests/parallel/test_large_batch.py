@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dtlab
-from dtlab.models import GPT, MLP, GPTConfig, digits
+from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import (
     LAMB,
     LARS,
@@ -26,7 +26,7 @@ from dtlab.parallel import (
     zero,
 )
 from dtlab.parallel.sharded import full_tensors
-from tests.parallel.training import difference, on, shard_of
+from tests.parallel.training import difference, on
 
 
 def weight(seed: int = 0) -> nn.Parameter:
@@ -91,26 +91,6 @@ def test_biases_take_the_plain_step() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("make", [LARS, LAMB])
-def test_ranks_that_share_a_large_batch_train_as_one_device(make: Any) -> None:
-    def train(comm: dtlab.Comm | None) -> list[torch.Tensor]:
-        module = MLP((64, 16, 10)).module(dtype=torch.float64)
-        model: Any = module if comm is None else DataParallel(module, comm)
-        optimizer = make(module.parameters(), lr=0.01)
-        for step in range(4):
-            size = growing_batch(step, 24, (2,), 5)
-            batch = digits(torch.float64)[0].batch(step, size)
-            x, y = batch if comm is None else shard_of(batch, comm.rank, comm.size)
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
-        return [p.detach() for p in module.parameters()]
-
-    for values in on("simulator", train, ranks=4).values:
-        for ours, one in zip(values, train(None), strict=True):
-            torch.testing.assert_close(ours, one, rtol=0, atol=1e-12)
-
-
 def test_bad_numbers_are_named() -> None:
     with pytest.raises(dtlab.ConfigError, match="lr must be 0 or more"):
         LARS([weight()], lr=-1)
@@ -126,16 +106,19 @@ OPTIMIZERS = {"LARS": (LARS, {"lr": 0.5, "trust": 0.1, "weight_decay": 0.01}),
 CONFIG = GPTConfig(layers=2, hidden=24, heads=4, kv_heads=1, vocab=30, context=8)
 
 
-def one_device(name: str) -> dict[str, torch.Tensor]:
+def one_device(name: str, max_norm: float = math.inf
+               ) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The norms of the gradients, which are clipped, and the parameters after three steps."""
     make, options = OPTIMIZERS[name]
-    gpt = GPT(CONFIG, dtype=torch.float64)
+    gpt, norms = GPT(CONFIG, dtype=torch.float64), []
     optimizer = make(gpt.parameters(), **options)
     for step in range(3):
         optimizer.zero_grad()
         tokens, targets = batch(step)
         cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten()).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(gpt.parameters(), max_norm)))
         optimizer.step()
-    return {key: p.detach() for key, p in gpt.named_parameters()}
+    return norms, {key: p.detach() for key, p in gpt.named_parameters()}
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,26 +141,8 @@ def test_norms_are_those_of_whole_layers(name: str, axes: dict[str, int], stage:
             optimizer.step()
         return full_state_dict(model)
 
-    expected = one_device(name)
+    _, expected = one_device(name)
     for state in on("simulator", train, ranks=math.prod(axes.values())).values:
-        assert difference(state, expected) < 1e-11
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_norms_in_tensor_parallelism_by_hand(name: str) -> None:
-    def train(comm: dtlab.Comm) -> dict[str, torch.Tensor]:
-        make, options = OPTIMIZERS[name]
-        gpt = tensor.shard(GPT(CONFIG, dtype=torch.float64), comm)
-        optimizer = make(gpt.parameters(), **options)
-        for step in range(3):
-            optimizer.zero_grad()
-            tokens, targets = batch(step)
-            tensor.vocab_cross_entropy(comm, gpt(tokens), targets).backward()
-            optimizer.step()
-        return full_tensors(gpt, comm)
-
-    expected = one_device(name)
-    for state in on("simulator", train, ranks=2).values:
         assert difference(state, expected) < 1e-11
 
 
@@ -205,16 +170,7 @@ def test_norms_of_tensor_parallel_layers_in_data_parallelism(name: str, stage: i
         with model.gathered():
             return norms, full_tensors(gpt, mesh["tp"])
 
-    gpt = GPT(CONFIG, dtype=torch.float64)
-    optimizer = make(gpt.parameters(), **options)
-    expected = []
-    for step in range(3):
-        optimizer.zero_grad()
-        tokens, targets = batch(step)
-        cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten()).backward()
-        expected.append(float(nn.utils.clip_grad_norm_(gpt.parameters(), 0.1)))
-        optimizer.step()
-    whole = {key: p.detach() for key, p in gpt.named_parameters()}
+    expected, whole = one_device(name, 0.1)
     for norms, state in on("simulator", train, ranks=4).values:
         assert norms == pytest.approx(expected, rel=1e-9)
         assert difference(state, whole) < 1e-11

@@ -26,7 +26,16 @@ from dtlab.parallel import (
     save,
     zero,
 )
-from tests.parallel.training import MODELS, batch_of, difference, loss_of, one_device, shard_of
+from tests.parallel.training import (
+    MODELS,
+    batch_of,
+    difference,
+    loss_of,
+    one_device,
+    one_step,
+    shard_of,
+    wrapped,
+)
 
 STEPS, RANKS = 6, 4
 NETWORK = dtlab.topology.uniform(RANKS, 1e-5, 1e9)
@@ -40,20 +49,6 @@ def die_once(comm: Comm, folder: Path, kills: dict[int, float]) -> None:
     if rank in kills and not mark.exists():
         mark.touch()
         Timer(kills[rank], lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-
-
-def wrapped(comm: Comm, stage: int, model: str = "mlp") -> Any:
-    module = MODELS[model](torch.float64)
-    if stage:
-        return zero(module, comm, stage, torch.optim.Adam, lr=1e-3)
-    return DataParallel(module, comm), torch.optim.Adam(module.parameters(), lr=1e-3)
-
-
-def one_step(model: Any, optimizer: Any, step: int) -> None:
-    shard = shard_of(batch_of("mlp", step), model.comm.rank, model.comm.size)
-    optimizer.zero_grad()
-    model.backward(loss_of(model, shard), len(shard[-1]))
-    optimizer.step()
 
 
 # ---- restart ------------------------------------------------------------------------------------

@@ -371,6 +371,10 @@ def test_new_parameters_of_a_layer_are_its_parts_as_the_first_ones_were(renewed:
          torch.ones(2, 4, dtype=torch.int64), torch.tensor([7]))),
     ("dropout of 0.1 needs the samples' seeds",
      lambda comm, _: GPT(config_of(4, 4)).blocks[0](torch.ones(2, 3, 24))),
+    ("sharded before", lambda comm, _: shard(shard(GPT(config_of(4, 4)), comm), comm)),
+    (r"different models: 'tokens\.weight' on rank 1",
+     lambda comm, _: shard(GPT(config_of(4, 4), seed=comm.rank), comm)),
+    (r"takes a dtlab\.models\.GPT, not Linear", lambda comm, _: shard(nn.Linear(2, 2), comm)),
 ])
 def test_what_torch_refuses_or_would_differ_on_ranks_is_a_sentence_on_every_rank(
         says: str, call: Any) -> None:
@@ -380,7 +384,6 @@ def test_what_torch_refuses_or_would_differ_on_ranks_is_a_sentence_on_every_rank
         return str(caught.value)
 
     on("simulator", fn, ranks=2)
-
 
 
 @pytest.mark.parametrize(("config", "sequence", "says"), [
@@ -414,16 +417,6 @@ def test_a_module_without_data_is_a_sentence_on_processes() -> None:
                 call(comm)
 
     dtlab.run(fn, ranks=2)
-
-
-def test_a_module_sharded_twice_or_different_on_a_rank_says_so() -> None:
-    config = GPTConfig(layers=1, hidden=24, heads=2)
-    with pytest.raises(dtlab.ConfigError, match="sharded before"):
-        on("simulator", lambda comm: shard(shard(GPT(config), comm), comm), ranks=2)
-    with pytest.raises(dtlab.ConfigError, match=r"different models: 'tokens\.weight' on rank 1"):
-        on("simulator", lambda comm: shard(GPT(config, seed=comm.rank), comm), ranks=2)
-    with pytest.raises(dtlab.ConfigError, match=r"takes a dtlab\.models\.GPT, not Linear"):
-        on("simulator", lambda comm: shard(torch.nn.Linear(2, 2), comm), ranks=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}])

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import dtlab
 from dtlab.models import CNN, GPT, MLP, GPTConfig, digits, text_batch
+from dtlab.parallel import DataParallel, zero
 
 BATCH = 13  # divided by none of the numbers of ranks
 STEPS = 10
@@ -74,6 +75,22 @@ def train(comm: dtlab.Comm, model: str, optimizer: str, wrap: Callable[..., Any]
         assert parallel.backward(loss_of(parallel, shard), len(shard[-1])) == BATCH
         stepper.step()
     return dtlab.parallel.full_state_dict(parallel)
+
+
+def wrapped(comm: dtlab.Comm, stage: int, model: str = "mlp") -> Any:
+    """Data parallelism (stage 0) or ZeRO, with Adam."""
+    module = MODELS[model](torch.float64)
+    if stage:
+        return zero(module, comm, stage, torch.optim.Adam, lr=1e-3)
+    return DataParallel(module, comm), torch.optim.Adam(module.parameters(), lr=1e-3)
+
+
+def one_step(model: Any, optimizer: Any, step: int, kind: str = "mlp") -> None:
+    """Of what `wrapped` returned."""
+    shard = shard_of(batch_of(kind, step), model.comm.rank, model.comm.size)
+    optimizer.zero_grad()
+    model.backward(loss_of(model, shard), len(shard[-1]))
+    optimizer.step()
 
 
 def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

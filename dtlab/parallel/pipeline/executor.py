@@ -74,7 +74,8 @@ class Pipeline:
         self.row = schedule.rows[comm.rank]
         # Stages in DataParallel or zero reduce once a step, at its end: halved backward has no
         # hooks. A single stage reduces as backward computes, so that ZeRO 2 keeps only shards.
-        self.reduces_last = schedule.stages > 1 or any(a.kind == "W" for a in self.row)
+        last = schedule.stages > 1 or any(a.kind == "W" for a in self.row)
+        self.reduced_last = [m for m in modules if last and isinstance(m, SynchronizedModule)]
         # The messages from each other rank, in the order in which it sends them.
         self.messages_from = {
             rank: [message for action in row if (message := self._handed_on(action))
@@ -124,15 +125,13 @@ class Pipeline:
         self.loss = torch.zeros((), dtype=torch.float64, device=self.comm.device)
         gradients = torch.is_grad_enabled()
         earlier = take_gradients(self.tied) if gradients else []
-        wrapped = [m for m in self.modules.values() if isinstance(m, SynchronizedModule)]
         with ExitStack() as stack:
-            if self.reduces_last:
-                for module in wrapped:
-                    stack.enter_context(module.no_sync())
+            for module in self.reduced_last:
+                stack.enter_context(module.no_sync())
             self._run_row([a for a in self.row if gradients or a.kind == "F"])
         if gradients:
             reduce_tied(self.tied, earlier)
-            for module in wrapped if self.reduces_last else ():
+            for module in self.reduced_last:
                 module.reduce()
         last = self.schedule.rank_of[self.schedule.stages - 1]
         loss = broadcast(self.comm, self.loss, root=last)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from dtlab.errors import ConfigError
 from dtlab.parallel.pipeline.action import Action, ranks_of, run_in_order
-from dtlab.parallel.pipeline.timing import Timing, time_of
+from dtlab.parallel.pipeline.timing import Timing, spans_of, time_of
 
 _ACTION = re.compile(r"(\d{1,6})([FBIW])(\d{1,6})")
 # What torch's runtime adds to a schedule, and ours does by itself: messages, and what FSDP does.
@@ -66,26 +66,16 @@ class Schedule:
 
     def _grid(self, marked: tuple[int, int] | None = None) -> str:
         """marked: (rank, number of the action) to be printed between » and «."""
-        order = list(run_in_order(self.rows, self.stages))
-        start: dict[tuple[int, int], int] = {}
-        ends: dict[Action, int] = {}
-        free = [0] * self.ranks
-        for rank, number in order:
-            action = self.rows[rank][number]
-            ready = [min(ends.get(a, 0) for a in one if a in ends) if any(a in ends for a in one)
-                     else 0 for one in action.needs(self.stages)]
-            start[rank, number] = max([free[rank], *ready])
-            free[rank] = ends[action] = start[rank, number] + 1
-        for rank, row in enumerate(self.rows):  # what can't ever run comes last
-            for number in range(len(row)):
-                if (rank, number) not in start:
-                    start[rank, number] = free[rank]
-                    free[rank] += 1
-        columns = max(free, default=0)
-        cells = [["."] * columns for _ in self.rows]
-        for (rank, number), column in start.items():
-            text = str(self.rows[rank][number])
-            cells[rank][column] = f"»{text}«" if (rank, number) == marked else text
+        spans = spans_of(self.rows, self.stages, lambda action: 1)
+        cells: list[list[str]] = [[] for _ in self.rows]
+        for rank, row in enumerate(self.rows):
+            for number, action in enumerate(row):
+                if number < len(spans[rank]):  # what can't ever run comes last
+                    cells[rank] += ["."] * (int(spans[rank][number][1]) - len(cells[rank]))
+                cells[rank].append(f"»{action}«" if (rank, number) == marked else str(action))
+        columns = max(map(len, cells), default=0)
+        for row_cells in cells:
+            row_cells += ["."] * (columns - len(row_cells))
         width = max((len(cell) for row in cells for cell in row), default=1)
         return "\n".join(" ".join(cell.rjust(width) for cell in row).rstrip() for row in cells)
 
@@ -172,20 +162,18 @@ class Schedule:
         return self
 
     def _check_complete(self, stage: int, micro: int, seen: dict[Action, tuple[int, int]]) -> None:
-        def there(kind: str) -> bool:
-            return Action(stage, kind, micro) in seen
-
-        if not there("F"):
-            self._refuse(f"{stage}F{micro} is missing")
-        if there("B") and (there("I") or there("W")):
-            kind = "I" if there("I") else "W"
-            self._refuse(f"{stage}B{micro} computes both gradients, so {stage}{kind}{micro} is one "
-                         f"too many", *seen[Action(stage, kind, micro)])
-        if not there("B") and not (there("I") and there("W")):
-            missing = (f"{stage}B{micro}, or {stage}I{micro} and {stage}W{micro}, are"
-                       if not there("I") and not there("W")
-                       else f"{stage}{'W' if there('I') else 'I'}{micro} is")
-            self._refuse(f"{missing} missing")
+        forward, full, *halves = (Action(stage, kind, micro) for kind in "FBIW")
+        there = [half for half in halves if half in seen]
+        missing = [half for half in halves if half not in seen]
+        if forward not in seen:
+            self._refuse(f"{forward} is missing")
+        if full in seen and there:
+            self._refuse(f"{full} computes both gradients, so {there[0]} is one too many",
+                         *seen[there[0]])
+        if full not in seen and len(missing) == 1:
+            self._refuse(f"{missing[0]} is missing")
+        if full not in seen and len(missing) == 2:
+            self._refuse(f"{full}, or {missing[0]} and {missing[1]}, are missing")
 
     def _refuse(self, what: str, rank: int | None = None, number: int = 0) -> None:
         marked = None if rank is None else (rank, number)

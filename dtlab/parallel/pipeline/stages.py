@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
 from dtlab.checks import check_whole, short
+from dtlab.collectives.registry import chunk_edges
 from dtlab.errors import ConfigError
 from dtlab.models import GPT
 from dtlab.models.gpt import positions_of
@@ -35,16 +37,14 @@ def cut(layers: Sequence[nn.Module], stages: int | Sequence[int]) -> list[Stage]
         check_whole("stages", stages)
         if stages > len(layers):
             raise ConfigError(f"{len(layers)} layers can't make {stages} stages")
-        each, more = divmod(len(layers), stages)
-        sizes = [each + (stage < more) for stage in range(stages)]
+        edges = chunk_edges(len(layers), int(stages))
     else:
-        sizes = list(stages)
-        for size in sizes:
+        for size in stages:
             check_whole("the number of layers of a stage", size, 0)
-        if sum(sizes) != len(layers) or min(sizes, default=0) < 1:
-            raise ConfigError(f"stages of {sizes} layers don't make up {len(layers)} layers")
-    firsts = [sum(sizes[:stage]) for stage in range(len(sizes))]
-    return [Stage(layers[first : first + size]) for first, size in zip(firsts, sizes, strict=True)]
+        if sum(stages) != len(layers) or min(stages, default=0) < 1:
+            raise ConfigError(f"stages of {list(stages)} layers don't make up {len(layers)} layers")
+        edges = (0, *accumulate(stages))
+    return [Stage(layers[first:end]) for first, end in pairwise(edges)]
 
 
 class Embed(nn.Module):

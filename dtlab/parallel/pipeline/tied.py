@@ -23,9 +23,9 @@ def tie(comm: Comm, tied: Mapping[str, nn.Parameter]) -> Tied:
         raise ConfigError(f"tied is a dictionary, parameters by name, not {short(tied)}")
     everyone = comm._all_gather_objects(sorted(tied))
     pairs = []
-    for name in sorted({name for names in everyone for name in names}):
+    for name in sorted(tied):
         ranks = [rank for rank, names in enumerate(everyone) if name in names]
-        if len(ranks) > 1 and name in tied:
+        if len(ranks) > 1:
             group = comm.subgroup(ranks)
             broadcast(group, tied[name].detach())
             pairs.append((group, tied[name]))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
+from dtlab.checks import check_amount
 from dtlab.errors import ConfigError
 from dtlab.parallel.pipeline.action import Action, Rows, ranks_of, run_in_order
+
+Spans = list[tuple[Action, float, float]]  # of one rank: action, start, end
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Timing:
     in_flight: list[float]
     waiting: list[float]
     held: list[float]
-    spans: list[list[tuple[Action, float, float]]]
+    spans: list[Spans]
 
     @property
     def bubble_fraction(self) -> float:
@@ -45,14 +49,30 @@ class Timing:
         return self.bubble / (self.longest - self.bubble)
 
 
+def spans_of(rows: Rows, stages: int, seconds: Callable[[Action], float], comm: float = 0.0
+             ) -> list[Spans]:
+    """Each rank does its actions in order, each as soon as what it needs has arrived; from one that
+    can't ever run on, a rank's are left out."""
+    rank_of = ranks_of(rows)
+    spans: list[Spans] = [[] for _ in rows]
+    ends: dict[Action, float] = {}
+    for rank, number in run_in_order(rows, stages):
+        action = rows[rank][number]
+        ready = spans[rank][-1][2] if spans[rank] else 0.0
+        for one in action.needs(stages):
+            arrived = [ends[a] + (comm if rank_of[a.stage] != rank else 0.0)
+                       for a in one if a in ends]
+            ready = max(ready, min(arrived))
+        ends[action] = ready + seconds(action)
+        spans[rank].append((action, ready, ends[action]))
+    return spans
+
+
 def time_of(rows: Rows, stages: int, micro_batches: int, F: float, B: float, W: float, comm: float
             ) -> Timing:
-    """Each rank does its actions in order, each as soon as what it needs has arrived."""
+    """The timing of `rows`, of which nothing is missing."""
     for name, value in (("F", F), ("B", B), ("W", W), ("comm", comm)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
-                0 <= value < float("inf")):
-            raise ConfigError(f"time: {name} must be a number of seconds of at least 0, not "
-                              f"{value!r}")
+        check_amount(f"time: {name}", value, " seconds")
     if W > B:
         raise ConfigError(f"time: B={B!r} is the full backward and contains W={W!r}; it can't be "
                           f"less")
@@ -61,17 +81,7 @@ def time_of(rows: Rows, stages: int, micro_batches: int, F: float, B: float, W: 
     took = {"F": F, "B": B, "I": B - W, "W": W}
     rank_of = ranks_of(rows)
     share = [list(rank_of.values()).count(rank) for rank in range(len(rows))]
-    spans: list[list[tuple[Action, float, float]]] = [[] for _ in rows]
-    ends: dict[Action, float] = {}
-    for rank, number in run_in_order(rows, stages):
-        action = rows[rank][number]
-        ready = spans[rank][-1][2] if spans[rank] else 0.0
-        for one in action.needs(stages):
-            source = next(a for a in one if a in ends)
-            far = rank_of[source.stage] != rank
-            ready = max(ready, ends[source] + (comm if far else 0.0))
-        ends[action] = ready + took[action.kind] / share[rank]
-        spans[rank].append((action, ready, ends[action]))
+    spans = spans_of(rows, stages, lambda a: took[a.kind] / share[rank_of[a.stage]], comm)
     start, end = [row[0][1] for row in spans], [row[-1][2] for row in spans]
     longest = max(last - first for first, last in zip(start, end, strict=True))
 
