@@ -20,7 +20,7 @@ from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import pickled_by_value
-from dtlab.ranks.own_code import own_module
+from dtlab.ranks.own_code import is_own, own_module
 
 
 def check(
@@ -50,9 +50,9 @@ def check(
     if show:
         report.show()
         if values:
-            print(f"In a class there is no {' and no '.join(values)}: another cell sets it, and of "
-                  f"other cells only functions, classes and imports count. Set it in the answer's "
-                  f"own cell.")
+            print(f"In a class there is no {' and no '.join(values)}: of other cells only "
+                  f"functions, classes and imports count, and only of installed modules. Write it "
+                  f"in the answer's own cell.")
         _say_whom_it_trusts()
     return report
 
@@ -93,7 +93,7 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
 
 def values_of_other_cells(function: Callable[..., Any]) -> list[str]:
     """The names that `function`, or a helper of it, takes from the notebook's variables, where its
-    own cell sets none."""
+    own cell sets none, or from a module that lies beside the notebook."""
     found: dict[str, None] = {}
     helpers, seen = [getattr(function, "func", function)], set()
     while helpers:
@@ -110,7 +110,10 @@ def values_of_other_cells(function: Callable[..., Any]) -> list[str]:
                     if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
         for name in _globals_of(code) & helper.__globals__.keys():
             value = helper.__globals__[name]
-            if isinstance(value, types.FunctionType):
+            module = value if isinstance(value, types.ModuleType) else own_module(value)
+            if module is not None and is_own(module):
+                found[name] = None
+            elif isinstance(value, types.FunctionType):
                 helpers.append(value)
             elif name not in own and not isinstance(value, (type, types.ModuleType)) and (
                     not callable(value)):

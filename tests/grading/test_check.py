@@ -189,16 +189,20 @@ def test_check_is_at_the_front_door():
     assert dtlab.check is check
 
 
-def test_values_of_other_cells_are_named_at_once(capsys):
-    """In a class only functions, classes and imports of other cells count."""
+def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypatch):
+    """Of other cells only functions, classes and imports count; modules beside the notebook don't.
+    """
+    (tmp_path / "beside.py").write_text("def three(): return 3")
+    monkeypatch.syspath_prepend(tmp_path)
     cells = {"<cell 1>": "ONE = 1\n\n\ndef of(comm, n):\n"
                          "    return (comm.rank + n * ONE) % comm.size",
-             "<cell 2>": "TWO = 2\n\n\ndef hello(comm):\n    size = TWO * comm.size // 2\n"
+             "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef hello(comm):\n"
+                         "    size = TWO * comm.size // 2 + three() - 3\n"
                          "    return comm.rank, size, of(comm, -1), of(comm, 1)"}
     notebook: dict = {}
     for name, source in cells.items():
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         exec(compile(source, name, "exec"), notebook)
     assert check("hello-ranks", notebook["hello"]).points == 4
-    assert "In a class there is no ONE: another cell sets it" in capsys.readouterr().out
+    assert "In a class there is no ONE and no three: of other cells only" in capsys.readouterr().out
     assert values_of_other_cells(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
