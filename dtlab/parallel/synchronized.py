@@ -18,6 +18,7 @@ from dtlab.collectives import all_reduce, broadcast
 from dtlab.collectives.registry import check_comm, choose
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
+from dtlab.parallel.hooks import GradientHook, Hook, owners_of
 from dtlab.parallel.model_check import check_dtype, check_model
 from dtlab.parallel.types import REPLICATED, declare
 
@@ -119,7 +120,7 @@ class SynchronizedModule(DistributedModule):
             if algorithm != "auto":
                 choose(collective, algorithm, {})  # is there one of this name?
         self.trained = [p for p in module.parameters() if p.requires_grad]
-        if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in wrappers_of(p)):
+        if any(self.sharded or wrapper.sharded for p in self.trained for wrapper in owners_of(p)):
             raise ConfigError("ZeRO shards parameters that no other wrapper reduces, but some of "
                               "this module were wrapped before; wrap each module once")
         if not self.trained:
@@ -128,14 +129,16 @@ class SynchronizedModule(DistributedModule):
         check_dtype(dtype, self.trained)
         for p in self.trained:
             declare(p, comm, REPLICATED, reduced=True)
-            for wrapper in wrappers_of(p):
+            for wrapper in owners_of(p):
                 if wrapper.comm is comm:  # the module is wrapped anew, as after unfreezing a layer
                     wrapper._hooks[p].remove()
         for tensor in (*module.parameters(), *module.buffers()):
             broadcast(comm, tensor.detach(), algorithm="auto")
         self._hooks: dict[Tensor, Any] = {
-            p: p.register_post_accumulate_grad_hook(self._gradient_hook)
+            p: p.register_post_accumulate_grad_hook(GradientHook(self._gradient_hook))
             for p in self.trained if p.numel()}
+        # This lasts as long as the module; copies of that have none.
+        vars(module).setdefault("_wrappers", {})[id(comm)] = Hook(self._gradient_hook)
         self._wrapped = [(p, p.dtype, p.device) for p in self.trained]
         self._reduces = True  # False within no_sync
         self._last_reduces = True  # did the last forward run outside no_sync?
@@ -327,16 +330,9 @@ class SynchronizedModule(DistributedModule):
         self.samples = None
 
 
-def wrappers_of(p: Tensor) -> list[SynchronizedModule]:
-    """Those that reduce its gradient."""
-    hooks: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
-    owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
-    return [owner for owner in owners if isinstance(owner, SynchronizedModule)]
-
-
 def refuse_in_backward(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Before any optimizer's step: raise `ConfigError` if its gradients are being reduced."""
-    if in_autograd() and any(wrappers_of(p) for g in optimizer.param_groups for p in g["params"]):
+    if in_autograd() and any(owners_of(p) for g in optimizer.param_groups for p in g["params"]):
         raise ConfigError("an optimizer's step within backward would use this rank's gradients, "
                           "not those of all ranks; step the optimizer after backward")
 

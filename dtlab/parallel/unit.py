@@ -7,7 +7,7 @@ FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -108,20 +108,6 @@ class FreedParameter(ShardedParameter):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"<{self.unit.names[self]}, {tuple(self.shape)}, freed>"
-
-
-class Hook:
-    """A hook of a module: `run` it. A copy of the module, or one that is loaded from a file, has
-    parameters of its own, and a hook that does nothing."""
-
-    def __init__(self, run: Callable[..., None] = lambda *_: None):
-        self.run = run
-
-    def __call__(self, *args: Any) -> None:
-        self.run(*args)
-
-    def __reduce__(self) -> Any:
-        return Hook, ()
 
 
 class Piece(NamedTuple):

@@ -30,11 +30,11 @@ from torch.utils._pytree import tree_leaves
 from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
+from dtlab.parallel.hooks import Hook
 from dtlab.parallel.memory import mark
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
 from dtlab.parallel.unit import (
-    Hook,
     Unit,
     check_not_compiled,
     layers_of,

@@ -83,8 +83,7 @@ class ProcessComm(Comm):
         of the process if it is told to wait for a limited time: so threads wait for messages."""
         check_wait(self.rank, works, Work, timeout_s)
         over = threading.Event()
-        for work in works:
-            work.notify(over)  # type: ignore[attr-defined]
+        told = [work.notify(over) for work in works]  # type: ignore[attr-defined]
         begun_s, writer = time.perf_counter(), self.end.writer
         if not over.is_set():
             peers = tuple(work.message.world for work in works if isinstance(work, PostedMessage))
@@ -92,6 +91,8 @@ class ProcessComm(Comm):
             over.wait(timeout_s)
             writer.runs()
             self.end.recorder.add_wait(begun_s, self.label, writer.number)
+        for listeners in told:
+            listeners.remove(over)
         done = next((work for work in works if work.is_over), None)  # type: ignore[attr-defined]
         if done is not None and not done.has_failed:  # type: ignore[attr-defined]
             done.wait()

@@ -63,7 +63,7 @@ class Endpoint:
         # nobody holds.)
         self.posted: dict[Work, Place] = {}
         self.begun: dict[Work, Place] = {}
-        self.cancelled: list[Work] = []
+        self.cancelled: list[Any] = []
         self.streams: list[Any] = []  # each a thread, until `close`
         self.unfinished: list[Any] = []  # messages that a broken connection has left behind
         self.broken = False  # has one broken?
@@ -154,7 +154,7 @@ class Endpoint:
         assert self.status is not None
         assert self.connections is not None
         self.connections.close()
-        posted = [work.message  # type: ignore[attr-defined]
+        posted = [work.message
                   for work in [*self.posted, *self.cancelled]]
         coming = [message for message in [*self.unfinished, *posted] if not message.sends]
         begun = [*self.begun]

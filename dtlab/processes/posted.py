@@ -25,9 +25,14 @@ class PostedMessage(Work):
         return self.message.peer
 
     def cancel(self) -> None:
-        """As in `Work`: Gloo can't take a receive back."""
-        if self._end.posted.pop(self, None) is not None:
-            self._end.cancelled.append(self)
+        """As in `Work`: Gloo can't take a receive back. Threads hold what is under way, until it
+        has moved."""
+        end, message = self._end, self.message
+        if end.posted.pop(self, None) is not None:
+            self.notify(threading.Event())
+            if message.rest is not None:
+                WatchedHandle(message.rest_handle, end.threads.start)
+            end.cancelled = [*(work for work in end.cancelled if not work.is_over), self]
 
     def _detach(self) -> None:
         self.cancel()  # which leaves it under way
@@ -45,15 +50,15 @@ class PostedMessage(Work):
         handle = self.message.handle
         return isinstance(handle, WatchedHandle) and handle.error is not None
 
-    def notify(self, listener: threading.Event) -> None:
-        """Set `listener` once it is over."""
+    def notify(self, listener: threading.Event) -> list[threading.Event]:
+        """Set `listener` once it is over, unless it is taken out of the returned list before."""
         message = self.message
         if message.done_s:
             listener.set()
-            return
+            return [listener]
         if not isinstance(message.handle, WatchedHandle):
             message.handle = WatchedHandle(message.handle, self._end.threads.start)
-        message.handle.notify(listener)
+        return message.handle.notify(listener)
 
     def __str__(self) -> str:
         return str(self.message)

@@ -57,11 +57,12 @@ class BegunWork(Work):
         """It is over; does `wait` raise?"""
         return self._error is not None
 
-    def notify(self, listener: Event) -> None:
-        """Set `listener` once it is over."""
+    def notify(self, listener: Event) -> list[Event]:
+        """Set `listener` once it is over, unless it is taken out of the returned list before."""
         self._listeners.append(listener)
         if self.over.is_set():
             listener.set()
+        return self._listeners
 
     def run(self, task: Callable[[], Any]) -> None:
         """On the stream's thread: call `task` and keep what comes of it."""
@@ -73,7 +74,7 @@ class BegunWork(Work):
     def finish(self) -> None:
         """It is over: let those go on that wait for it."""
         self.over.set()
-        for listener in self._listeners:
+        for listener in [*self._listeners]:
             listener.set()
 
     def __str__(self) -> str:

@@ -139,11 +139,12 @@ class WatchedHandle:
         if self.error is not None:
             raise self.error
 
-    def notify(self, listener: threading.Event) -> None:
-        """Set `listener` once it is over."""
+    def notify(self, listener: threading.Event) -> list[threading.Event]:
+        """Set `listener` once it is over, unless it is taken out of the returned list before."""
         self._listeners.append(listener)
         if self.over.is_set():
             listener.set()
+        return self._listeners
 
     def _source_rank(self) -> int:
         return self._handle._source_rank()  # type: ignore[no-any-return]
@@ -154,7 +155,7 @@ class WatchedHandle:
         except RuntimeError as error:  # the connection has broken
             self.error = error
         self.over.set()
-        for listener in self._listeners:
+        for listener in [*self._listeners]:
             listener.set()
 
 

@@ -19,6 +19,7 @@ from dtlab.comm import Comm, Recv, Send, Work
 from dtlab.errors import RankDied
 from dtlab.ps.packing import Size, dtype_name
 
+MOST_SENT = 100  # messages to one peer that are kept, though they have moved
 Buffers = Sequence[torch.Tensor | None]  # where a payload is received into; None: fresh memory
 
 
@@ -93,6 +94,7 @@ class Endpoint:
         self.sent_bytes += sum([x.nbytes for x in payload])
         self._sent.setdefault(dst, deque()).append((works, payload))
         self._lent.update(map(_memory, payload))
+        self._release_moved(dst)
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """Wait for the next message, header and payload. None once `timeout_s` seconds have passed,
@@ -178,6 +180,18 @@ class Endpoint:
                 self._lent[memory] -= 1
                 if not self._lent[memory]:
                     del self._lent[memory]
+
+    def _release_moved(self, dst: int) -> None:
+        """Some peers never answer, such as the head of a chain: ask the oldest sends instead."""
+        sent = self._sent[dst]
+        while len(sent) > MOST_SENT:
+            works = sent[0][0]
+            while works and (done := self.comm.wait_any(works[:1], 0.0)):
+                done.cancel()  # it may have failed: a receive will tell
+                works.remove(done)
+            if works:
+                return
+            self._release(dst, self._released[dst] + 1)
 
     def let_go(self) -> None:
         """The node may return now or go on: what is under way need not be waited for."""

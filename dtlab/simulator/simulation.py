@@ -212,7 +212,7 @@ class _Simulation:
     def _explained(self, rank: int, error: BaseException) -> BaseException:
         """What `simulate` raises when `rank` has raised `error`."""
         if isinstance(error, (KeyboardInterrupt, NeedsThreads)):
-            return error
+            return error.with_traceback(None)  # frames hold graphs, which no collector looks into
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
             return RankDied(f"rank {rank} called exit({error.code!r}) instead of returning", rank,

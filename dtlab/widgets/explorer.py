@@ -46,6 +46,8 @@ class Explorer(ABC):
     An `Image` widget keeps the old picture on screen until the new one is decoded, so nothing
     flickers. Its tooltip names the picture, and the words stand below it, in a live region.
     explorer.js gives the controls their names, keeps their keys to them, and fills the screen.
+    ipywidgets keeps every widget, also of a cell that is run again, until its kernel ends or
+    `ipywidgets.Widget.close_all()`.
     """
 
     def __init__(self, *rows: Sequence[Any]):

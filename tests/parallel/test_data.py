@@ -3,10 +3,12 @@ mixed precision, uneven batches, and what must be refused. And beside torch's ow
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
 import socket
+import weakref
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import dtlab
 from dtlab.models import CNN, MLP, digits
-from dtlab.parallel import BatchSampler, DataParallel, clip_grad_norm_
+from dtlab.parallel import BatchSampler, DataParallel, clip_grad_norm_, zero
 from dtlab.parallel.data import STRATEGIES
 from tests.parallel.training import MODELS, batch_of, loss_of, on, shard_of
 
@@ -125,6 +127,27 @@ def test_a_parameter_unused_in_the_last_micro_batch_is_averaged() -> None:
     sum(one(x * rank, (1,)).sum() + one(x, (0,)).sum() for rank in range(3)).div(3).backward()
     for values in simulated(step):
         assert_equal(values, gradients(one))
+
+
+def test_a_wrapped_model_lasts_as_long_as_its_module() -> None:
+    def train(wrap: Any) -> Any:
+        module = nn.Linear(2, 2)
+        model = wrap(module)[0]
+        model(torch.ones(1, 2)).sum().backward()
+        return weakref.ref(module)
+
+    def rank(comm: dtlab.Comm) -> tuple[list[Any], float]:
+        models = [train(lambda module, stage=stage: zero(module, comm, stage))
+                  for stage in (1, 2, 3)]
+        models.append(train(lambda module: [DataParallel(module, comm)]))
+        module = nn.Linear(1, 1)
+        DataParallel(module, comm)  # whose return value is dropped: it reduces all the same
+        gc.collect()
+        module(torch.full((1, 1), float(comm.rank))).sum().backward()
+        assert module.weight.grad is not None
+        return [model() for model in models], module.weight.grad.item()
+
+    assert simulated(rank) == [([None] * 4, 1.0)] * 3
 
 
 def test_buffers_are_rank_0s_before_each_forward() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from typing import Any
 
@@ -140,6 +142,23 @@ def test_what_wait_any_returns_is_waited_for_unless_it_failed() -> None:
     assert run(work, False, ranks=2).values == [0.0, 1.0]
     with pytest.raises(RankFailed, match="rank 0 raised ZeroDivisionError"):
         run(work, True, ranks=2, echo=False)
+
+
+def test_waits_that_are_over_and_cancelled_messages_that_have_moved_keep_no_memory() -> None:
+    def kept(comm: Comm) -> tuple[int, int]:
+        other, apart = 1 - comm.rank, comm.split(0)
+        assert apart is not None
+        late, room = apart.irecv(torch.zeros(1), other), torch.zeros(1000)
+        for _ in range(300):
+            comm.isend(torch.ones(1000), other).cancel()
+            comm.recv(room, other)
+            assert comm.wait_any([late], timeout_s=0.0) is None
+        apart.send(torch.zeros(1), other) if comm.rank else late.wait()
+        apart.send(torch.zeros(1), other) if not comm.rank else late.wait()
+        kinds = [(type(x), x.numel() if type(x) is torch.Tensor else 0) for x in gc.get_objects()]
+        return kinds.count((threading.Event, 0)), kinds.count((torch.Tensor, 1000))
+
+    assert all(count < 100 for counts in run(kept, ranks=2).values for count in counts)
 
 
 def test_begin_takes_functions_only() -> None:

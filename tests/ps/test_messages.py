@@ -51,6 +51,24 @@ def test_a_message_brings_its_payload(payload: list[torch.Tensor]) -> None:
     assert simulate(send_and_receive, payload, network=NETWORK).values[1] == sent
 
 
+def test_what_a_peer_that_never_answers_has_received_is_let_go() -> None:
+    def lent(comm: Comm) -> int:
+        endpoint, xs = Endpoint(comm, [1 - comm.rank]), [torch.ones(3) for _ in range(400)]
+        for x in xs:
+            if comm.rank == 0:
+                endpoint.send(1, ("push",), [x])
+                comm.recv_object(1)
+            else:
+                endpoint.receive()
+                comm.send("read", 0)
+        count = sum(map(endpoint.lends, xs))
+        endpoint.close()
+        return count
+
+    assert run(lent, ranks=2).values[0] < 200
+    assert simulate(lent, network=NETWORK).values[0] < 200
+
+
 def test_training_is_the_same_bit_for_bit() -> None:
     def train(comm: Comm) -> list[float]:
         node = ps.join(comm, consistency=ps.BSP(), update=ps.Adam(lr=0.1))

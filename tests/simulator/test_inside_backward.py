@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 import dtlab
+from dtlab.simulator.engine import Engine
 
 NETWORK = dtlab.topology.uniform(3, 1e-6, 1e9)
 
@@ -36,6 +39,13 @@ def test_ranks_that_communicate_inside_backward_begin_again_as_threads(
                                    for when in ("before", "after"))  # each line once
     again = dtlab.simulate(fn, network=NETWORK, strands="thread", echo=False)
     assert (again.elapsed_s, again.trace.events) == (result.elapsed_s, result.trace.events)
+
+
+def test_what_began_again_leaves_nothing_behind() -> None:
+    for _ in range(3):
+        dtlab.simulate(gradient_averaged_by_a_hook, network=NETWORK, echo=False)
+    gc.collect()
+    assert sum(type(x) is Engine for x in gc.get_objects()) < 2
 
 
 def test_greenlets_that_were_asked_for_refuse() -> None:
