@@ -151,6 +151,8 @@ class Monitor:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(self._before)
         self._mouth.close()  # which ends the thread
+        if self.error is not None:  # it has ended
+            self._ear.close()
 
     # ---- the thread -----------------------------------------------------------------------------
 
@@ -174,7 +176,8 @@ class Monitor:
             except (dist.DistError, RuntimeError) as error:  # the store is gone, with its rank
                 self._end(RunTimeout(f"rank {self._rank}: the process group's store has ended: "
                                      f"{error}"))
-        self._ear.close()
+        if self._closed:  # else a monitor that began later tells this one what it hears
+            self._ear.close()
 
     def _waits(self) -> bool:
         states = [self._status.state(self._rank),

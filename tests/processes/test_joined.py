@@ -286,6 +286,7 @@ def test_a_group_with_a_limit_of_its_own_and_ctrl_c_end_a_wait() -> None:
             said = refused(comm.recv_object, 0)
         assert said.startswith("RunTimeout"), said
         assert "rank 0 waited 1 s for rank 1, the time limit of the process group" in said, said
+        assert refused(dtlab.from_process_group().recv_object, 1 - rank).startswith("Deadlock")
 
         def wait(comm: Comm) -> None:
             if comm.rank == 0:
