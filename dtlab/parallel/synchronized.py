@@ -181,7 +181,7 @@ class SynchronizedModule(DistributedModule):
         return add(gradients).div_(divisor)
 
     def wait_for_launched(self) -> None:
-        """No reduction is under way any more, also of a backward that an error has ended."""
+        """Wait for the reductions under way, those of a backward that raised among them."""
         for work in self._launched:
             work.wait()
         self._launched = []

@@ -31,8 +31,8 @@ def join(rank: int, size: int, at: str, timeout_s: float) -> tuple[dist.Store, i
     """The store through which the ranks meet, this process's rank, and how many there are. at:
     the address "host:port" that all were given.
 
-    Raises `RunTimeout` if one is still missing after `timeout_s`, and `ConfigError` if there is no
-    meeting at `at`, or if they run different versions of dtlab, torch or Python.
+    Raises `RunTimeout` if one is still missing after `timeout_s`, and `ConfigError` if they can't
+    meet there, or run different versions of dtlab, torch or Python.
     """
     host, begun_s = platform.node(), time.monotonic()
     try:
