@@ -121,7 +121,7 @@ def bruck(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tenso
     """
     p, me = comm.size, comm.rank
     # As bytes, for torch can't select from and flip all that it can hold.
-    rows = rows.resolve_conj().view(torch.uint8)
+    rows, received_bytes = rows.resolve_conj().view(torch.uint8), received.view(torch.uint8)
     travelling = rows.roll(-me, dims=0)  # travelling[d] must go d ranks further on
     hop = 1
     while hop < p:
@@ -132,4 +132,5 @@ def bruck(comm: Comm, rows: torch.Tensor, received: torch.Tensor) -> torch.Tenso
         travelling.index_copy_(0, moving, arriving)
         hop *= 2
     # travelling[d] has come from d ranks back: it is row me − d.
-    return received.copy_(travelling.flip(0).roll(me + 1, dims=0).view(received.dtype))
+    received_bytes.copy_(travelling.flip(0).roll(me + 1, dims=0))
+    return received
