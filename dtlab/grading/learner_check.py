@@ -40,7 +40,7 @@ def check(
     function, or a seed that isn't a whole number.
     """
     exercise = find_exercise(exercise_id)
-    values = [] if isinstance(submission, Submission) else values_of_other_cells(submission)
+    missing = [] if isinstance(submission, Submission) else names_missing_in_class(submission)
     if not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed is a whole number, 0 or more, not {seed!r}")
     if not isinstance(submission, Submission):
@@ -49,10 +49,10 @@ def check(
     report = Report.from_dict(told)
     if show:
         report.show()
-        if values:
-            print(f"In a class there is no {' and no '.join(values)}: of other cells only "
-                  f"functions, classes and imports count, and only of installed modules. Write it "
-                  f"in the answer's own cell.")
+        if missing:
+            print(f"In a class there is no {' and no '.join(missing)}: of other cells only "
+                  f"functions, classes and imports of installed modules count. Write it in the "
+                  f"answer's own cell.")
         _say_whom_it_trusts()
     return report
 
@@ -91,7 +91,7 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
     return Submission(pickled, list(sys.path), folder, _cell_sources(function))
 
 
-def values_of_other_cells(function: Callable[..., Any]) -> list[str]:
+def names_missing_in_class(function: Callable[..., Any]) -> list[str]:
     """The names that `function`, or a helper of it, takes from the notebook's variables, where its
     own cell sets none, or from a module that lies beside the notebook."""
     found: dict[str, None] = {}

@@ -15,8 +15,8 @@ Source: Narayanan et al. 2021 (Megatron-LM), Rajbhandari et al. 2020 (ZeRO). Cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -181,8 +181,10 @@ class Hybrid(DistributedModule):
     def share_parameters(self) -> None:
         self.module.share_parameters()
 
-    def gathered(self) -> Any:
-        return self.module.gathered()
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        with self.module.gathered():
+            yield
 
 
 def _axis(mesh: Mesh, name: str) -> Comm:

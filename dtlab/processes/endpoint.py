@@ -154,8 +154,7 @@ class Endpoint:
         assert self.status is not None
         assert self.connections is not None
         self.connections.close()
-        posted = [work.message
-                  for work in [*self.posted, *self.cancelled]]
+        posted = [work.message for work in [*self.posted, *self.cancelled]]
         coming = [message for message in [*self.unfinished, *posted] if not message.sends]
         begun = [*self.begun]
         self.threads.start(lambda: _settle(coming, begun), "leaving").join(_SETTLE_S)

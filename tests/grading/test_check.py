@@ -15,7 +15,7 @@ import torch
 import dtlab
 from dtlab import ConfigError, check
 from dtlab.grading import catalogue
-from dtlab.grading.learner_check import values_of_other_cells
+from dtlab.grading.learner_check import names_missing_in_class
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -205,4 +205,4 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
         exec(compile(source, name, "exec"), notebook)
     assert check("hello-ranks", notebook["hello"]).points == 4
     assert "In a class there is no ONE and no three: of other cells only" in capsys.readouterr().out
-    assert values_of_other_cells(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
+    assert names_missing_in_class(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
