@@ -14,6 +14,7 @@ from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import pipeline
 from dtlab.published.failures import failure_rows
 from dtlab.published.figure import DISAGREE, MATCH, OPEN, Published
+from dtlab.published.fsdp import fsdp_rows
 from dtlab.published.layouts import layout_rows
 from dtlab.published.steps import MEGATRON_TABLE_1, MEGATRON_TABLE_2, megatron_plan, step_rows
 
@@ -117,5 +118,5 @@ def _pipelines() -> list[Published]:
 
 
 PUBLISHED: list[Published] = [*_zero(), *_models(), *_scale_out(), *_training_times(),
-                              *_pipelines(), *step_rows(), *layout_rows(),
+                              *_pipelines(), *step_rows(), *layout_rows(), *fsdp_rows(),
                               *failure_rows()]

@@ -262,7 +262,7 @@ def _check(shape: Shape, topology: Topology, precision: str | Recipe, device: De
         raise ConfigError(f"precision is one of {', '.join(map(repr, RECIPES))}, or a Recipe; not "
                           f"{precision!r:.60}")
     check_name("recipe.products", recipe.products)
-    for name in ("activation", "parameter", "gradient", "optimizer", "reduced"):
+    for name in ("activation", "parameter", "gradient", "optimizer", "reduced", "loss"):
         check_amount(f"recipe.{name}", getattr(recipe, name))
     if recipe.products not in device.product_flops:
         raise ConfigError(f"{device.name} has no rate of matrix products in {recipe.products}, but "

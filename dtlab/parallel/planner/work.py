@@ -17,7 +17,9 @@ OPTIMIZER_TRAFFIC = 28  # bytes a parameter that a step of Adam reads and writes
 
 class Recipe(NamedTuple):
     """Precision of matrix products, and bytes: of an activation, and for each parameter of its own,
-    of its gradient, of the optimizer's state, and of what is sent to reduce the gradient."""
+    of its gradient, of the optimizer's state, and of what is sent to reduce the gradient. loss: of
+    what it keeps beside each logit: three times 4 if the logits are copied to float32, with their
+    logarithms of probabilities and their gradient; 0 if a fused kernel puts this in their place."""
 
     products: str = "bf16"
     activation: int = 2
@@ -25,6 +27,7 @@ class Recipe(NamedTuple):
     gradient: int = 2
     optimizer: int = 12
     reduced: int = 2
+    loss: int = 12
 
 
 RECIPES = {
@@ -230,9 +233,7 @@ def _memory(shape: Shape, layout: Layout, recipe: Recipe, own: list[int], share:
     whole, kept = (tokens * recipe.activation * _kept_elements(shape, layout, recompute)
                    for recompute in ("none", layout.recompute))
     kept = share * kept + (1 - share) * whole
-    # The loss holds the logits, and three times in float32: copied, their logarithms of
-    # probabilities, their gradient.
-    logits = (recipe.activation + 12) * tokens * shape.vocab / layout.tp
+    logits = (recipe.activation + recipe.loss) * tokens * shape.vocab / layout.tp
     first, last = (kept * count * in_flight(layout.schedule, layout.pp, layout.micro_batches,
                                             layout.chunks, at_end)
                    for count, at_end in zip(own, (False, True), strict=True))
