@@ -5,9 +5,10 @@ Source: llm-foundry, scripts/train/benchmarking, 2023 and 2024, all rows in bf16
 65,536 positions, full recomputation or none; FlashAttention 1, its scripts' default then, which
 reached 25 to 40 % of an A100's peak (Dao 2023, §1), of which the middle; of an H100 it is assumed
 to reach the same share of FlashAttention 2. The rows of A100 with 80 GB gave `FOUNDRY`; the others
-check it. Micro-batches were as large as fits, beside a loss whose kernel is fused. Predicted too
-fast: 13 B in micro-batches of 4,096 tokens on H100 (by 29 %), contexts of 8,192 and more with one
-sample a micro-batch. Too slow: full recomputation on A100 with 80 GB (by 17 %).
+check it; but what full recomputation spares (`Software.early_stop`) was found looking at all.
+Micro-batches were as large as fits, beside a loss whose kernel is fused. Up to 45 % too fast are
+predicted 30 B on 8 and 70 B on 32 and 64 GPUs, which leave hardly any memory free, and 13 B in
+micro-batches of 4,096 tokens on H100.
 """
 
 from __future__ import annotations

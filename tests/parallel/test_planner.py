@@ -6,6 +6,10 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from dtlab import ConfigError, cost, simulate
 from dtlab.collectives import all_gather
@@ -342,6 +346,23 @@ def test_precisions_have_rates_and_bytes_of_their_own():
                   precision=Recipe("bf16", 2, 2, 4, 12, 4))
     assert sum(own.memory[name] for name in ("parameters", "gradients", "optimizer")) \
         == pytest.approx(18 * LLAMA.parameters)
+
+
+def test_full_recomputation_ends_before_an_mlps_last_product_as_torchs_does():
+    layout, h, tokens = Layout({"tp": 2}, 1, 3, recompute="full"), 8, 5
+    stopped, whole = (predict(LLAMA, nvswitch(2), layout, software=software)
+                      for software in (MEGATRON._replace(early_stop=True), MEGATRON))
+    spared = (whole.work.hardware_flops - stopped.work.hardware_flops) / (
+        LLAMA.layers * 3 * LLAMA.positions * LLAMA.hidden * LLAMA.width)
+    mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+    flops = []
+    for reentrant in (True, False):
+        with FlopCounterMode(display=False) as counter:
+            x = torch.ones(tokens, h, requires_grad=True)
+            checkpoint(mlp, x, use_reentrant=reentrant).sum().backward()
+        flops.append(counter.get_total_flops())
+    assert spared == pytest.approx((flops[0] - flops[1]) / (tokens * h * 4 * h))
+    assert stopped.step_s < whole.step_s
 
 
 @pytest.mark.parametrize(("name", "parameters"), [

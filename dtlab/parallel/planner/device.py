@@ -84,16 +84,19 @@ class Software(NamedTuple):
     reaches of a device's rates of matrix products and memory. layer_s: the least that a layer's
     forward takes, however small, because a CPU starts its kernels one by one; backward twice that.
     stall_s: seconds more that this least is, for each tensor-parallel rank, in a pipeline over
-    several hosts."""
+    several hosts. early_stop: full recomputation ends before the last product of an MLP, whose
+    result no backward needs, as PyTorch's `checkpoint(use_reentrant=False)` does."""
 
     efficiency: float
     layer_s: float = 0.0
     stall_s: float = 0.0
+    early_stop: bool = True
     source: str = ""
 
 
-MEGATRON = Software(0.89, source="Korthikanti et al. 2022, table 5, as a whole")
-EAGER = Software(0.70, 1.45e-3, 0.8e-3, "The Ultra-Scale Playbook's layouts of 3 B parameters")
+MEGATRON = Software(0.89, early_stop=False, source="Korthikanti et al. 2022, table 5, as a whole")
+EAGER = Software(0.70, 1.45e-3, 0.8e-3,
+                 source="The Ultra-Scale Playbook's layouts of 3 B parameters")
 COMPILED = Software(0.83, 0.7e-3, source="with the rates of DEVICES['h100-96'] torchtitan's 8 B on "
                     "8 GPUs; the least time of a layer is assumed: half of eager software's")
 SOFTWARE = {"megatron-2021": MEGATRON, "eager": EAGER, "compiled": COMPILED}

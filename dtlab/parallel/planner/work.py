@@ -281,14 +281,17 @@ def work_of(shape: Shape, layout: Layout, device: Device, recipe: Recipe, softwa
         attention_s = scores / tp / device.product_flops[recipe.products] / software.efficiency
         again_s, factor = again_s + attention_s, 2.0
         again = 1.0 if layout.recompute == "selective" else again
-    recompute_s = share * {"none": 0.0, "selective": again_s,
-                           "full": products_s + attention_s + memory_s}[layout.recompute]
+    spared = shape.width if software.early_stop and shape.experts is None else 0
+    spared_s = product_s(tokens, spared / tp, shape.hidden) if spared else 0.0
+    recompute_s = share * {"none": 0.0, "selective": again_s, "full": products_s + attention_s
+                           + memory_s - spared_s}[layout.recompute]
     flops = 2 * tokens * cp * _used_parameters(shape)
     counted = cp * scores * (1 if masked else 0.5)
     steps = layout.samplers * layout.micro_batches
     model_flops = steps * 3 * (shape.layers * (flops + counted)
                                + 2 * tokens * cp * shape.vocab * shape.hidden)
-    repeated = share * (counted * again + (flops if full else 0.0))
+    repeated = share * (counted * again + (
+        flops - 2 * tokens * cp * spared * shape.hidden if full else 0.0))
 
     # ---- what is sent
     activation = tokens * shape.hidden * itemsize
