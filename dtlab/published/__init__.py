@@ -16,6 +16,7 @@ from dtlab.published.failures import failure_rows
 from dtlab.published.figure import DISAGREE, MATCH, OPEN, Published
 from dtlab.published.fsdp import fsdp_rows
 from dtlab.published.layouts import layout_rows
+from dtlab.published.nemo import nemo_rows
 from dtlab.published.steps import MEGATRON_TABLE_1, MEGATRON_TABLE_2, megatron_plan, step_rows
 
 __all__ = ["DISAGREE", "MATCH", "MEGATRON_TABLE_1", "MEGATRON_TABLE_2", "OPEN", "PUBLISHED",
@@ -119,4 +120,4 @@ def _pipelines() -> list[Published]:
 
 PUBLISHED: list[Published] = [*_zero(), *_models(), *_scale_out(), *_training_times(),
                               *_pipelines(), *step_rows(), *layout_rows(), *fsdp_rows(),
-                              *failure_rows()]
+                              *nemo_rows(), *failure_rows()]

@@ -11,10 +11,10 @@ import pytest
 from dtlab import ConfigError, simulate
 from dtlab.models import SHAPES, gpt_shape
 from dtlab.parallel import Layout, plan, predict
-from dtlab.parallel.planner import COMPILED, EAGER, H100, HEADROOM, MEGATRON, cluster, wires
+from dtlab.parallel.planner import COMPILED, EAGER, H100, HEADROOM, MEGATRON, Recipe, cluster, wires
 from dtlab.parallel.planner.wires import wire_of
 from dtlab.parallel.planner.work import OPTIMIZER_TRAFFIC
-from dtlab.published import MEGATRON_TABLE_1, MEGATRON_TABLE_2, fsdp, megatron_plan
+from dtlab.published import MEGATRON_TABLE_1, MEGATRON_TABLE_2, fsdp, megatron_plan, nemo
 from dtlab.published.layouts import layout_plan, measured_layouts
 from dtlab.topology import compose, nvswitch, uniform
 
@@ -225,3 +225,13 @@ def test_an_error_that_grows_with_the_context_names_its_term(
     monkeypatch.setattr(fsdp, "FLASH_1", 1.0)
     ratios = [fsdp.ratio(row) for row in fsdp.measured_steps() if row.positions == 65_536]
     assert (round(min(ratios), 1), round(max(ratios), 1)) == (1.5, 1.8)
+
+
+def test_the_longest_context_needs_keys_beside_attention(prose: str) -> None:
+    row = nemo.CONTEXTS[-1]
+    beside = nemo.nemo_plan(row)
+    assert beside.topology is not None
+    waits = predict(row.shape, beside.topology, beside.layout._replace(overlap_tp=False),
+                    device=H100, precision=Recipe("fp8", loss=0), software=nemo.NEMO)
+    assert "the longest context would take 1.3 times as long" in prose
+    assert round(waits.step_s / beside.step_s, 1) == 1.3

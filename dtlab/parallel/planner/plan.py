@@ -106,18 +106,24 @@ class Exposed(NamedTuple):
 
 def exposed(layout: Layout, work: RankWork, wire: Wires) -> Exposed:
     """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products, in
-    backward behind those of the inputs' gradients alone if the weights' come later."""
+    backward behind those of the inputs' gradients alone if the weights' come later; context
+    parallelism's behind attention."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
         if layout.ep > 1 else 0.0
-    hidden_s = work.products_s if layout.overlap_tp else 0.0
-    ways = hidden_s, hidden_s if layout.schedule in HALVED else 2 * hidden_s
-    forward_s, backward_s = (max(0.0, halves * half_s - hides)
-                             for halves, hides in zip(work.tp_halves, ways, strict=True))
-    return Exposed((forward_s, backward_s),
-                   (work.cp_halves[0] * gather_s, work.cp_halves[1] * gather_s),
-                   (work.ep_exchanges[0] * exchange_s, work.ep_exchanges[1] * exchange_s))
+    products_s = work.products_s, (1 if layout.schedule in HALVED else 2) * work.products_s
+    attention_s = work.attention_s, work.again * work.attention_s
+
+    def beyond(sent_s: float, times: tuple[float, float], hidden_s: tuple[float, float] = (0, 0)
+               ) -> tuple[float, float]:
+        hides = layout.overlap_tp
+        return (max(0.0, times[0] * sent_s - hides * hidden_s[0]),
+                max(0.0, times[1] * sent_s - hides * hidden_s[1]))
+
+    return Exposed(beyond(half_s, work.tp_halves, products_s),
+                   beyond(gather_s, work.cp_halves, attention_s),
+                   beyond(exchange_s, work.ep_exchanges))
 
 
 def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, work: RankWork,

@@ -137,16 +137,19 @@ class PlannedStep:
         if kind == "W":
             self._charge(kind, seconds)
             return
-        hides_s = (2 if kind == "B" else 1) * work.products_s if self.layout.overlap_tp else 0.0
-        self._charge(kind, seconds - hides_s)
+        hides, products = self.layout.overlap_tp, 2 if kind == "B" else 1
+        products_s = hides * products * work.products_s
+        attention_s = hides * (work.again if back else 1) * work.attention_s
+        self._charge(kind, seconds - products_s - attention_s)
+        keys = self.cp.gather(work.cp_bytes) + (self.cp.scatter(work.cp_bytes) if back else [])
+        if hides:
+            self._charge(kind, attention_s)
+        _wait(keys)
         during = [w for _ in range(round(work.tp_halves[back]))
                   for w in self.tp.gather(work.tp_bytes)]
-        if hides_s:
-            self._charge(kind, hides_s)
+        if hides:
+            self._charge(kind, products_s)
         _wait(during)
-        _wait(self.cp.gather(work.cp_bytes))
-        if back:
-            _wait(self.cp.scatter(work.cp_bytes))
         for _ in range(round(work.ep_exchanges[back])):
             self.ep.exchange(work.ep_bytes)
 
