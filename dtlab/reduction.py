@@ -146,6 +146,8 @@ def not_dense(x: torch.Tensor) -> str:
         return f"a {x.layout} tensor"
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         return "a dual tensor of forward-mode differentiation"
+    if hasattr(x, "to_local"):
+        return "a DTensor, whose to_local() returns this rank's part"
     return "" if _has_memory(x) else "a tensor without memory (of torch.func, or a FakeTensor)"
 
 

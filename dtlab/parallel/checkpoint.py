@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from dtlab.checks import check_whole, short
 from dtlab.collectives import broadcast
@@ -26,6 +27,7 @@ from dtlab.parallel.checkpoint_contents import (
     contents_of,
     fill,
     names_by_group,
+    own_state,
     read_shards,
     shapes_of,
 )
@@ -158,15 +160,25 @@ def full_state_dict(model: DistributedModule) -> dict[str, Any]:
         raise ConfigError(f"full_state_dict: {next(iter(parts))} is this rank's part of a tensor-"
                           f"parallel layer; hybrid puts such layers together again")
     full: dict[str, Any] = model.full_parameters()
-    first: dict[Tensor, str] = {p: name for name, p in model.module.named_parameters()}
-    for name, value in model.module.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            full[name] = value
-        elif not value.requires_grad or not value.numel():
+    if isinstance(model, Hybrid):  # a GPT, whose parameters are all trained
+        return full
+    for name, value in (*model.module.named_parameters(), *model.module.named_buffers()):
+        if name not in full:
             full[name] = broadcast(model.comm, value.detach().clone(), algorithm="auto")
-        elif first[value] in full:  # tied parameters have several names; those of a Hybrid differ
-            full[name] = full[first[value]]
-    return full
+    tensors = {f"module.{name}": x for name, x in full.items()}
+    state: dict[str, Any] = functional_call(StateDict(model.module), tensors)
+    return state
+
+
+class StateDict(nn.Module):
+    """`state_dict` of `module`, as its hooks make it, for `functional_call` with other tensors."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self) -> dict[str, Any]:
+        return dict(self.module.state_dict())
 
 
 def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> None:
@@ -180,7 +192,7 @@ def load_full_state_dict(model: DistributedModule, state: Mapping[str, Any]) -> 
         raise ConfigError(f"load_full_state_dict takes a dictionary, tensors by name, not "
                           f"{short(state)}")
     needed = set().union(*model.comm._all_gather_objects(set(shapes_of(model))))
-    other_names = set(model.module.state_dict(keep_vars=True))  # of tied parameters
+    other_names = set(own_state(model.module))  # of tied parameters
     found = {name: x for name, x in state.items() if name not in other_names - needed}
     tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
     saved = {"pieces": {("", name): [(0, x.detach().reshape(-1))] for name, x in tensors.items()},

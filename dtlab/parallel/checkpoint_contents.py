@@ -38,8 +38,16 @@ def _regions(model: DistributedModule) -> list[Region]:
 
 def replicated(model: DistributedModule) -> dict[str, Any]:
     """What all ranks hold: persistent buffers, parameters that are frozen, extra state."""
-    return {name: value for name, value in model.module.state_dict(keep_vars=True).items()
+    return {name: value for name, value in own_state(model.module).items()
             if not (isinstance(value, nn.Parameter) and value.requires_grad)}
+
+
+def own_state(module: nn.Module) -> dict[str, Any]:
+    """The tensors of `state_dict` themselves, which its hooks may have cast, copied or left out."""
+    state: dict[str, Any] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        part._save_to_state_dict(state, f"{name}." if name else "", keep_vars=True)
+    return state
 
 
 def shapes_of(model: DistributedModule) -> dict[str, tuple[int, ...] | None]:

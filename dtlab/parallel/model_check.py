@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
 
 from dtlab.checks import short
 from dtlab.comm import Comm
@@ -24,6 +25,9 @@ def check_model(module: nn.Module, comm: Comm) -> None:
         if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():  # type: ignore[misc]
             raise ConfigError(f"{name or 'the module'!r}, a {type(layer).__name__}, has no sizes "
                               f"yet; call the module once before wrapping it")
+        if isinstance(layer, DistributedDataParallel):
+            raise ConfigError(f"{name or 'the module'!r} is in torch's DistributedDataParallel, "
+                              f"which takes the gradients itself; wrap the module in one of both")
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
             raise ConfigError(f"{name or 'the module'!r} shrinks the rows that it looks up "
                               f"(max_norm={layer.max_norm}), which are others on each rank; leave "

@@ -250,7 +250,7 @@ class Stage3(Stage2):
             if ends:
                 register_multi_grad_hook(ends, before, mode="any")
 
-        layer.register_forward_pre_hook(Hook(before))
+        layer.register_forward_pre_hook(Hook(before), prepend=True)  # others read weights
         layer.register_forward_hook(Hook(after))
 
     forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values

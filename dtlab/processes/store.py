@@ -40,7 +40,7 @@ class RankStore(dist.Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write `value` under `key`."""
-        self._ask("set", key, value.encode() if isinstance(value, str) else bytes(value))
+        self._ask("set", key, _bytes(value))
 
     def get(self, key: str) -> bytes:
         """The value under `key`, once there is one."""
@@ -52,9 +52,9 @@ class RankStore(dist.Store):
         total: int = self._ask("add", key, amount)
         return total
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write `desired` if `expected` is there, or nothing and nothing expected."""
-        now: bytes = self._ask("compare_set", key, expected.encode(), desired.encode())
+        now: bytes = self._ask("compare_set", key, _bytes(expected), _bytes(desired))
         return now
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -88,7 +88,7 @@ class RankStore(dist.Store):
 
     def append(self, key: str, value: str | bytes) -> None:
         """Write `value` behind what is under `key`."""
-        self._ask("append", key, value.encode() if isinstance(value, str) else bytes(value))
+        self._ask("append", key, _bytes(value))
 
     def shrink(self, rank: int) -> tuple[int, list[int]]:
         """Called by `rank`: wait until all that live do. Returns how often ranks have agreed, and
@@ -201,6 +201,10 @@ class StoreServer:
             else:
                 still.append(entry)
         self._waiting = still
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def died_key(number: int, rank: int) -> str:

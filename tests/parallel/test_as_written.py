@@ -55,6 +55,8 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.7))
         self.frozen = nn.Linear(3, 3).requires_grad_(False)
         self.use = use or Net.in_turn
+        if use is shifted:
+            self.layers[1].register_forward_pre_hook(shift)
         self.double()
 
     def in_turn(self, x: Tensor) -> Tensor:
@@ -171,6 +173,15 @@ def all_reentrant(net: Net, x: Tensor) -> Tensor:
     return x
 
 
+def shifted(net: Net, x: Tensor) -> Tensor:
+    return net.in_turn(x)
+
+
+def shift(layer: Any, args: Any) -> Any:
+    """A hook that reads the layer's weight before it runs, as those of weight_norm do."""
+    return args[0] + layer.weight.mean(),
+
+
 def borrowed(net: Net, x: Tensor) -> Tensor:
     """A layer's weight is used while another one runs."""
     return nn.functional.linear(net.layers[0](x), net.scale * net.scale.new_ones(3, 3))
@@ -199,6 +210,7 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "checkpointed twice, reentrant": (twice(True), mean),
     "all reentrant": (all_reentrant, mean),
     "borrowed": (borrowed, mean),
+    "a hook that reads a weight": (shifted, mean),
     "skips a layer": (lambda net, x: net.layers[2](net.layers[0](x)), mean),
 }
 

@@ -322,8 +322,8 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 class Odd(nn.Module):
-    """Parameters of all kinds: a scalar, an empty one, tied, frozen, in other orders of memory; and
-    buffers, one of which isn't saved."""
+    """Parameters of all kinds: a scalar, an empty one, tied, frozen, in other orders of memory;
+    buffers, one of which isn't saved; and a hook that makes copies for `state_dict`."""
 
     def __init__(self, seed: int = 0):
         super().__init__()
@@ -337,6 +337,8 @@ class Odd(nn.Module):
         self.b.weight = self.a.weight
         self.frozen = nn.Linear(3, 3).requires_grad_(False)
         self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0]), persistent=False)
+        self.register_state_dict_post_hook(lambda _, state, *rest: state.update(
+            {name: x.clone() for name, x in state.items()}))
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:

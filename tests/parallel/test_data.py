@@ -3,6 +3,7 @@ mixed precision, uneven batches, and what must be refused. And beside torch's ow
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import os
@@ -15,6 +16,8 @@ import pytest
 import torch
 import torch.multiprocessing
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -376,3 +379,26 @@ def test_parameters_after_ten_steps_are_those_of_torch_ddp() -> None:
         torch.multiprocessing.spawn(torch_ddp, (port, results), nprocs=2)
         theirs = [torch.from_numpy(array) for array in results[0]]
     assert_equal(dtlab.run(train, ranks=2).values[0], theirs, 1e-6)
+
+
+def test_torchs_own_wrappers_run_beside_ours() -> None:
+    """Within a run, over the same ranks; what is of both kinds is refused in a sentence."""
+    def train(comm: dtlab.Comm) -> float:
+        torch.manual_seed(0)
+        first, second = (nn.Linear(3, 3).double() for _ in range(2))
+        one = nn.Sequential(copy.deepcopy(first), nn.Tanh(), copy.deepcopy(second))
+        ours = dtlab.from_process_group(torch.distributed.new_group([0, 1]))
+        theirs = nn.parallel.DistributedDataParallel(first)
+        x = torch.arange(24, dtype=torch.float64).view(2, 4, 3).sin()
+        model = DataParallel(second, ours)
+        model(theirs(x[comm.rank]).tanh()).square().mean().backward()
+        one(x).square().mean().backward()
+        mesh = init_device_mesh("cpu", (2,))
+        for module, says in ((theirs, "in one of both"), (distribute_module(nn.Linear(3, 3), mesh),
+                                                          "a DTensor, whose to_local")):
+            with pytest.raises(dtlab.errors.DtlabError, match=says):
+                DataParallel(module, comm)
+        return max(float((p.grad - q.grad).abs().max()) for p, q in zip(  # type: ignore[operator]
+            [*first.parameters(), *second.parameters()], one.parameters(), strict=True))
+
+    assert max(dtlab.run(train, ranks=2).values) < 1e-15

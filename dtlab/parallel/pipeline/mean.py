@@ -16,7 +16,7 @@ def counted(targets: Any) -> int:
     y = torch.as_tensor(targets)
     if y.is_meta or y.is_floating_point() or y.is_complex():
         return y.numel()
-    return int((y != -100).sum())
+    return int((y.long() != -100).sum())  # a byte of 156 is no -100
 
 
 def check_mean(loss_fn: Any, targets: Any) -> None:

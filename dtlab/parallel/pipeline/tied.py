@@ -46,4 +46,5 @@ def reduce_tied(tied: Tied, earlier: list[Tensor | None]) -> None:
         gradient = local_gradient(parameter)
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
         all_reduce(group, gradient)
-        set_local_gradient(parameter, gradient if before is None else before + gradient)
+        if parameter.requires_grad:  # one that is frozen has none: no optimizer shall step it
+            set_local_gradient(parameter, gradient if before is None else before + gradient)
