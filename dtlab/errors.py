@@ -120,17 +120,19 @@ class Deadlock(RunTimeout):
     """
 
 
-def words_of(error: BaseException) -> str:
-    """`str(error)`, which a learner's own class may fail to give."""
+def headline_of(error: BaseException) -> str:
+    """"ValueError: …", also of a learner's own class that fails to say more."""
     try:
-        return str(error)
+        words = str(error)
     except Exception as failed:
-        return f"(its __str__ raised {type(failed).__name__})"
+        words = f"(its __str__ raised {type(failed).__name__})"
+    return f"{type(error).__name__}: {words}".removesuffix(": ")
 
 
 _ADVICE = {  # part of a message of Python or torch → what to do instead
     "EOFError: EOF when reading a line":
         "a rank has no keyboard: ask before, and pass the answer as an argument",
+    "BdbQuit": "a rank has no keyboard for a debugger: print what you would look at",
     "Default process group has not been initialized":
         "simulated ranks have no torch.distributed: use comm and dtlab.collectives, or dtlab.run",
     **dict.fromkeys(("Error initializing torch.distributed", "default process group twice"),
@@ -154,7 +156,7 @@ class RankFailed(DtlabError):
         family: type[RankFailed] = RankFailed
         if isinstance(cause, DtlabError) and not isinstance(cause, (RankFailed, RunTimeout)):
             family = type("RankFailed", (RankFailed, type(cause)), {"__module__": __name__})
-        headline = cause if isinstance(cause, str) else f"{type(cause).__name__}: {words_of(cause)}"
+        headline = cause if isinstance(cause, str) else headline_of(cause)
         for sign, advice in _ADVICE.items():
             headline += f"; {advice}" if sign in headline else ""
         error = family(f"rank {rank} raised {headline}\n\n{traceback_text.rstrip()}")

@@ -61,10 +61,14 @@ def cache_file() -> Path:
 def save(machine: Machine) -> Path:
     """Keep `machine` for later runs on this host. Returns the file."""
     path = cache_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".new")  # a rank that reads meanwhile finds the old file, whole
-    draft.write_text(json.dumps(machine._asdict(), indent=1))
-    draft.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(machine._asdict(), indent=1))
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"this host's figures can't be kept: {error}; set DTLAB_CACHE to a "
+                          f"folder in which you may write") from None
     load.cache_clear()
     return path
 

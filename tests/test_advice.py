@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import pdb  # noqa: T100
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,11 @@ def asks(comm: Comm) -> None:
     input()
 
 
+def debugs(comm: Comm) -> int:
+    pdb.Pdb(readrc=False).set_trace()
+    return comm.rank
+
+
 def outside(comm: Comm) -> None:
     torch.distributed.all_reduce(torch.ones(1))
 
@@ -47,6 +53,8 @@ def connects(comm: Comm) -> None:
     (lambda: simulate(barrier, network=NETWORK), r"call dtlab.collectives.barrier\(comm"),
     (lambda: run(barrier, ranks=2), r"call dtlab.collectives.barrier\(comm"),
     (lambda: run(asks, ranks=2), "no keyboard: .* as an argument"),
+    (lambda: run(debugs, ranks=2), "raised BdbQuit; .*no keyboard for a debugger: print"),
+    (lambda: simulate(debugs, network=NETWORK), "raised BdbQuit; .* for a debugger: print"),
     (lambda: run(connects, ranks=2), "ranks are connected already: use comm"),
     (lambda: simulate(connects, network=NETWORK), "use comm and dtlab.collectives"),
     (lambda: simulate(outside, network=NETWORK), "use comm and dtlab.collectives"),

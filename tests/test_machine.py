@@ -54,6 +54,12 @@ def test_a_broken_file_is_as_good_as_none(cache: Path, text: str) -> None:
     assert machine.load() == TYPICAL
 
 
+def test_a_folder_for_figures_that_cannot_be_had_is_named(cache: Path) -> None:
+    cache.parent.write_text("no folder")
+    with pytest.raises(dtlab.ConfigError, match=f"can't be kept: .*{cache.parent}.*DTLAB_CACHE"):
+        machine.save(TYPICAL)
+
+
 def test_the_folder_for_figures_can_be_named(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,7 +171,8 @@ SHORTEST_COLUMN = 6
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
                unbroken: Sequence[int] = ()) -> str:
-    """A table as plain text; all columns but those `unbroken` wrap to fit into `width`."""
+    """A table as plain text; columns wrap to fit into `width`, those `unbroken` only
+    where one would take more than half of it."""
     from rich import box  # here, as the judge does without rich, whose import takes time
     from rich.console import Console
     from rich.table import Table
@@ -195,6 +196,7 @@ def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int, unbro
     """How wide each column is: as its longest word, and the rest of `room` shared as needed."""
     texts = [[title, *(row[column] for row in rows)] for column, title in enumerate(head)]
     whole = [max(map(len, column)) for column in texts]
+    unbroken = [number for number in unbroken if whole[number] <= room // 2]
     least = [longest if number in unbroken else
              max((len(word) for text in column for word in text.split()
                   if len(word) <= LONGEST_WORD), default=0)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from dtlab.errors import DtlabError, RankDied, RankFailed, words_of
+from dtlab.errors import DtlabError, RankDied, RankFailed, headline_of
 from dtlab.tracebacks import PACKAGE, ends_at_caller, shown_name, with_cell_names, without_middle
 
 _OURS = str(Path(__file__).parent), contextlib.__file__
@@ -47,10 +47,9 @@ def capture(error: BaseException) -> CapturedError:
         pickled = cloudpickle.dumps(error)
     except Exception:
         pickled = None
-    words = words_of(error)
+    headline = headline_of(error)
     secondary = isinstance(error, RankDied) or (
-        isinstance(error, RuntimeError) and any(sign in words for sign in _BROKEN))
-    headline = f"{type(error).__name__}: {words}"
+        isinstance(error, RuntimeError) and any(sign in headline for sign in _BROKEN))
     return CapturedError(headline, list(_chain(error, set())), pickled, secondary)
 
 

@@ -57,6 +57,8 @@ class RankGroup:
             if error.errno == errno.EFBIG:
                 raise ConfigError("the memory that ranks share is a file larger than you may have "
                                   "(ulimit -f); allow larger ones") from None
+            if error.errno in (errno.EAGAIN, errno.ENOMEM):  # even the server
+                raise rank_monitor.not_started(0, error.errno) from None
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
                 raise
             import resource  # Windows has none
@@ -108,8 +110,7 @@ class RankGroup:
         try:
             ask_rank(self._channel, theirs)
             with contextlib.suppress(OSError):  # it died at once; the server will tell
-                rank.control.send(told, [their_output, *self._shared,
-                                         their_store.fileno()])
+                rank.control.send(told, [their_output, *self._shared, their_store.fileno()])
         finally:
             theirs.close()
             their_store.close()

@@ -95,7 +95,7 @@ def raise_failure(ranks: Sequence[RankHandle], orphaned: bool,
             if rank.died is not None and number not in may_die]
     if died:  # Gloo may abort a rank whose peer died: others come before an abort
         status, number = min(died, key=lambda d: d[0] & 0x7F == signal.SIGABRT)
-        raise _not_started(number, -status) if status < 0 else _rank_died(number, status)
+        raise not_started(number, -status) if status < 0 else _rank_died(number, status)
     if orphaned:
         raise RankDied("the server that had started the ranks is gone, and they with it; "
                        "run again, and a new one is started")
@@ -116,7 +116,8 @@ def how_died(status: int) -> str:
     return f"died (exit code {code})" if code >= 0 else f"died ({signal.Signals(-code).name})"
 
 
-def _not_started(number: int, error: int) -> ConfigError:
+def not_started(number: int, error: int) -> ConfigError:
+    """What is raised where the system refuses a process, with this error's number."""
     return ConfigError(f"the system starts no process for rank {number}: {os.strerror(error)}; "
                        f"allow more processes (ulimit -u) or memory, or take fewer ranks")
 

@@ -370,3 +370,5 @@ def test_one_bad_notebook_does_not_stop_the_others(tmp_path, welcome, monkeypatc
     table = class_table([report for report in reports if not report.error])
     assert "hello-ranks 0/4" in table
     assert "ada.ipynb" in table
+    reports[0].path = "hand-ins/" * 20 + "ada.ipynb"  # takes no width from what else is said
+    assert "hello-ranks 0/4" in class_table([reports[0], reports[2]])

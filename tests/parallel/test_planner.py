@@ -153,7 +153,8 @@ SIMULATED = [
     (LONG, Layout({"dp": 2, "cp": 4}, 1, 2, stage=3)),
     (LONG, Layout({"cp": 4, "tp": 2}, 1, 2, sequence=True, overlap_tp=True)),
     (LLAMA, Layout({"pp": 2, "cp": 4}, 1, 8, "ZB-H1", overlap_tp=True)),
-    (EXPERTS, Layout({"ep": 8}, 4, 2)),
+    (EXPERTS, Layout({"ep": 8}, 4, 2)), (EXPERTS, Layout({"ep": 8}, 4, 2, overlap_tp=True)),
+    (EXPERTS, Layout({"pp": 2, "ep": 4}, 4, 16, "DualPipe-V", 2, overlap_tp=True)),
     (EXPERTS, Layout({"dp": 2, "ep": 4}, 4, 2, stage=3, recompute="full"))]
 
 

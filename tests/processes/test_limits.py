@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -58,6 +59,17 @@ def unprivileged(files: int, ranks: int, timeout: float = 60.0) -> str:
 @pytest.mark.parametrize(("files", "ranks"), [(1024, 32), (256, 16)])
 def test_an_ordinary_user_runs_as_many_ranks(files: int, ranks: int) -> None:
     assert unprivileged(files, ranks) == f"{{{4.0 * ranks}}}"
+
+
+def refused(*_: object, **__: object) -> NoReturn:
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+def test_a_system_that_starts_not_even_the_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_server().close()
+    monkeypatch.setattr("subprocess.Popen", refused)
+    with pytest.raises(ConfigError, match=r"for rank 0: Resource .*ulimit -u"):
+        run(lambda comm: comm.rank, ranks=3)
 
 
 def test_a_system_that_starts_no_more_processes_is_named(

@@ -27,9 +27,10 @@ class Layout(NamedTuple):
     scores, these alone) or "full", in `recompute_layers` of a rank's layers, None for all.
     sequence: sequence parallelism beside tensor parallelism; regather: each gathered input is
     dropped and gathered once more in backward. overlap: parameters are gathered and gradients
-    reduced beside computation; overlap_tp: activations as well, beside matrix products, and keys
-    and values beside attention. reduce_each: gradients are reduced after every micro-batch, not
-    once. gather_once: with ZeRO 3, parameters are gathered once a step, and stay until its end.
+    reduced beside computation; overlap_tp: activations as well, beside matrix products, keys and
+    values beside attention, and tokens for experts beside another micro-batch. reduce_each:
+    gradients are reduced after every micro-batch, not once. gather_once: with ZeRO 3, parameters
+    are gathered once a step, and stay until its end.
     """
 
     mesh: dict[str, int]

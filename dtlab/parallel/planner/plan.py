@@ -107,23 +107,23 @@ class Exposed(NamedTuple):
 def exposed(layout: Layout, work: RankWork, wire: Wires) -> Exposed:
     """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products, in
     backward behind those of the inputs' gradients alone if the weights' come later; context
-    parallelism's behind attention."""
+    parallelism's behind attention; experts' behind all of another micro-batch's layer."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
         if layout.ep > 1 else 0.0
-    products_s = work.products_s, (1 if layout.schedule in HALVED else 2) * work.products_s
-    attention_s = work.attention_s, work.again * work.attention_s
+    later_s = work.weights_s if layout.schedule in HALVED else 0.0
 
-    def beyond(sent_s: float, times: tuple[float, float], hidden_s: tuple[float, float] = (0, 0)
+    def beyond(sent_s: float, times: tuple[float, float], forward_s: float, backward_s: float
                ) -> tuple[float, float]:
         hides = layout.overlap_tp
-        return (max(0.0, times[0] * sent_s - hides * hidden_s[0]),
-                max(0.0, times[1] * sent_s - hides * hidden_s[1]))
+        return (max(0.0, times[0] * sent_s - hides * forward_s),
+                max(0.0, times[1] * sent_s - hides * backward_s))
 
-    return Exposed(beyond(half_s, work.tp_halves, products_s),
-                   beyond(gather_s, work.cp_halves, attention_s),
-                   beyond(exchange_s, work.ep_exchanges))
+    return Exposed(
+        beyond(half_s, work.tp_halves, work.products_s, 2 * work.products_s - later_s),
+        beyond(gather_s, work.cp_halves, work.attention_s, work.again * work.attention_s),
+        beyond(exchange_s, work.ep_exchanges, work.forward_s, work.backward_s - later_s))
 
 
 def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, work: RankWork,
@@ -262,6 +262,7 @@ def _check(shape: Shape, topology: Topology, precision: str | Recipe, device: De
     check_positive("software.efficiency", software.efficiency)
     for name in ("layer_s", "stall_s"):
         check_amount(f"software.{name}", getattr(software, name))
+    check_flag("software.early_stop", software.early_stop)
     recipe = precision if isinstance(precision, Recipe) else \
         RECIPES.get(precision) if isinstance(precision, str) else None
     if recipe is None:

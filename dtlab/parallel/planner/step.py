@@ -39,12 +39,12 @@ class Group:
     def reduce(self, nbytes: float) -> list[Work]:
         return self._begin(all_reduce, nbytes, 1)
 
-    def exchange(self, nbytes: float) -> None:
+    def exchange(self, nbytes: float) -> list[Work]:
         """All to all, at once."""
         comm, part = self.comm, nbytes / self.size
         others = [(comm.rank + n) % self.size for n in range(1, self.size)]
-        _wait([work for peer in others for work in (comm.irecv(_empty(part), peer),
-                                                    comm.isend(_empty(part), peer))])
+        return [work for peer in others for work in (comm.irecv(_empty(part), peer),
+                                                     comm.isend(_empty(part), peer))]
 
     def _begin(self, collective: Callable[..., object], nbytes: float, parts: float) -> list[Work]:
         if self.size == 1 or not nbytes:
@@ -133,25 +133,26 @@ class PlannedStep:
     def _layer(self, kind: str, seconds: float, back: bool) -> None:
         """One layer's computation, and then the messages within it."""
         work, weights = self.work, 1 / self.layout.starts  # W's share of backward's kernels
-        seconds += self.idle_s[back] * {"I": 1 - weights, "W": weights}.get(kind, 1.0)
+        idle_s = self.idle_s[back] * {"I": 1 - weights, "W": weights}.get(kind, 1.0)
         if kind == "W":
-            self._charge(kind, seconds)
+            self._charge(kind, seconds + idle_s)
             return
         hides, products = self.layout.overlap_tp, 2 if kind == "B" else 1
         products_s = hides * products * work.products_s
         attention_s = hides * (work.again if back else 1) * work.attention_s
+        exchanges = round(work.ep_exchanges[back])
+        self._charge(kind, idle_s)  # nothing hides behind waiting for kernels
+        tokens = [w for _ in range(hides * exchanges) for w in self.ep.exchange(work.ep_bytes)]
         self._charge(kind, seconds - products_s - attention_s)
         keys = self.cp.gather(work.cp_bytes) + (self.cp.scatter(work.cp_bytes) if back else [])
-        if hides:
-            self._charge(kind, attention_s)
+        self._charge(kind, attention_s)
         _wait(keys)
         during = [w for _ in range(round(work.tp_halves[back]))
                   for w in self.tp.gather(work.tp_bytes)]
-        if hides:
-            self._charge(kind, products_s)
-        _wait(during)
-        for _ in range(round(work.ep_exchanges[back])):
-            self.ep.exchange(work.ep_bytes)
+        self._charge(kind, products_s)
+        _wait(during + tokens)
+        for _ in range(0 if hides else exchanges):
+            _wait(self.ep.exchange(work.ep_bytes))
 
     # ---- parameters and gradients over data-parallel ranks ------------------------------------
 
@@ -180,8 +181,9 @@ class PlannedStep:
             _wait(works)
 
     def _charge(self, label: str, seconds: float) -> None:
-        with self.comm.compute(label, seconds):
-            pass
+        if seconds:
+            with self.comm.compute(label, seconds):
+                pass
 
 
 def _wait(works: list[Work]) -> None:
