@@ -1,8 +1,9 @@
 """Training steps with eight-bit products that NVIDIA has measured on 4 to 1,024 H100, with tensor,
-pipeline and context parallelism, each beside the planner's prediction.
+pipeline and context parallelism, each beside the planner's prediction; and DeepSeek-V3's training.
 
 Source: NeMo's documentation, performance summary of release 24.07, and of 24.03 for long contexts.
-The nine models gave `NEMO`; Llama 2 7B with contexts of 4,096 to 1,048,576 positions checks it.
+The nine models gave `NEMO`; Llama 2 7B with contexts of 4,096 to 1,048,576 positions checks it, and
+DeepSeek-AI 2024 (table 1; §3.2 and 4.2), with a V of DualPipe and the H100's NVLink for an H800's.
 Attention keeps FlashAttention 2's rate. Two rows are said not to fit: that products keep their
 inputs in eight bits isn't modelled. Gradients are assumed to be kept in bf16.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dtlab.models import SHAPES, Shape, gpt_shape
-from dtlab.parallel.planner import H100, Layout, Plan, Recipe, Software, predict
+from dtlab.parallel.planner import H100, RECIPES, Layout, Plan, Recipe, Software, predict
 from dtlab.parallel.planner.device import servers
 from dtlab.published.figure import Published
 
@@ -75,8 +76,20 @@ def nemo_tokens(row: Row, software: Software = NEMO) -> float:
     return row.batch * row.shape.positions / nemo_plan(row, software).step_s / row.gpus
 
 
+def deepseek_hours() -> float:
+    """Of a GPU, for 14.8 T tokens on 2,048, predicted."""
+    layout = Layout({"pp": 16, "dp": 2, "ep": 64}, 1, 120, "DualPipe-V", 2, 1, "selective",
+                    balanced=True, overlap_tp=True)
+    found = predict(SHAPES["DeepSeek-V3"], servers("h100", 256), layout, device=H100,
+                    precision=RECIPES["fp8"]._replace(loss=0), software=NEMO)
+    return 14.8e12 / layout.batch / 4096 * found.step_s * 2048 / 3600
+
+
 def nemo_rows() -> list[Published]:
-    return [Published(NVIDIA, f"{row.name} on {row.gpus} H100, tp={row.tp}, pp={row.pp}, "
+    rows = [Published(NVIDIA, f"{row.name} on {row.gpus} H100, tp={row.tp}, pp={row.pp}, "
                               f"cp={row.cp}, predicted", row.tokens, "tokens/s a GPU",
                       lambda row=row: nemo_tokens(row), 0.08 * row.tokens)  # type: ignore[misc]
             for row in [*MODELS, *CONTEXTS]]
+    return [*rows, Published(
+        "DeepSeek-AI, DeepSeek-V3, 2024, table 1", "14.8 T tokens on 2,048 H800: hours of a GPU, "
+        "predicted", 2664, "thousand hours", lambda: deepseek_hours() / 1000, 0.1 * 2664)]
