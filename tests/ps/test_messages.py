@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 
 import pytest
@@ -61,7 +62,12 @@ def test_what_a_peer_that_never_answers_has_received_is_let_go() -> None:
             else:
                 endpoint.receive()
                 comm.send("read", 0)
-        count = sum(map(endpoint.lends, xs))
+        for _ in range(1000):  # a machine that is busy may notice later that a message has moved
+            count = sum(map(endpoint.lends, xs))
+            if comm.rank or count < 200:
+                break
+            time.sleep(0.01)
+            endpoint._release_moved(1)
         endpoint.close()
         return count
 

@@ -143,7 +143,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
                     average * (work.weights_s + idle_s[1] / layout.starts), layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
-    free_s = _free(layout, wire, messages, (forward_s, backward_s))
+    free_s = _free(layout, wire, work, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
     if layout.stage == 3 and not layout.gather_once:  # the bubble lasts for them, too
         gather_s *= 1 + (layout.pp - 1) / (m * layout.chunks)
@@ -172,11 +172,12 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
                 work.hardware_flops / step_s / topology.ranks, idle_s, work, topology)
 
 
-def _free(layout: Layout, wire: Wires, messages: Exposed, layer_s: tuple[float, float]
+def _free(layout: Layout, wire: Wires, work: RankWork, layer_s: tuple[float, float]
           ) -> Sequence[float]:
     """Of a layer's forward and backward, the seconds in which parameters and gradients can travel
     beside it: not while other messages do on the same wires, which are those of the same α."""
     alpha = wire_of(layout.mesh, ("dp", "ep", "cp"), wire).alpha
+    messages = exposed(layout._replace(overlap_tp=False), work, wire)
     busy = [seconds for name, seconds in zip(("tp", "cp", "ep"), messages, strict=True)
             if wire_of(layout.mesh, name, wire).alpha == alpha]
     return [max(0.0, all_s - sum(each[way] for each in busy)) for way, all_s in enumerate(layer_s)]

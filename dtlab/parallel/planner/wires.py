@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
@@ -42,7 +41,8 @@ def rings_of(group: list[int], host_of: Callable[[int], int], rails: bool = True
 def wires(topology: Topology, rails: bool = True) -> Wires:
     """(size, stride) → what the groups of a mesh axis get, whose `size` ranks are `stride` apart,
     if all ranks of all groups send at once: each to the next one of its ring, or with
-    `exchange=True` to all others of its group, a part of its message to each.
+    `exchange=True` to all others of its group, a part of its message to each. Of several axes
+    together: (size, stride, size, stride, …), the innermost first.
 
     A link that k flows cross gives each a k-th; the slowest flow is the group's. So an axis in the
     wrong place shows: eight groups that all cross one network card get an eighth of it. A group
@@ -51,9 +51,9 @@ def wires(topology: Topology, rails: bool = True) -> Wires:
     """
 
     @cache
-    def wire(size: int, stride: int, exchange: bool = False) -> Wire:
+    def wire(*axes: int, exchange: bool = False) -> Wire:
         latency_s, flows = topology.overhead_s, defaultdict[int, float](float)
-        for group in _groups(topology.ranks, size, stride):
+        for group in _groups(topology.ranks, [*zip(axes[::2], axes[1::2], strict=True)]):
             for src, dst, share in _flows(group, topology.host_of, rails, exchange):
                 route_s, links = topology.route(src, dst)
                 latency_s = max(latency_s, route_s)
@@ -65,10 +65,14 @@ def wires(topology: Topology, rails: bool = True) -> Wires:
     return wire
 
 
-def _groups(ranks: int, size: int, stride: int) -> Iterator[list[int]]:
-    for first in range(ranks if size > 1 else 0):
-        if first // stride % size == 0:
-            yield [first + place * stride for place in range(size)]
+def _groups(ranks: int, axes: list[tuple[int, int]]) -> Iterator[list[int]]:
+    """Of the ranks along these axes, (size, stride) of each, the innermost first."""
+    group = [0]
+    for size, stride in reversed(axes):
+        group = [rank + place * stride for rank in group for place in range(size)]
+    for first in range(ranks if len(group) > 1 else 0):
+        if all(first // stride % size == 0 for size, stride in axes):
+            yield [first + rank for rank in group]
 
 
 def _flows(group: list[int], host_of: Callable[[int], int], rails: bool, exchange: bool
@@ -86,23 +90,20 @@ def _flows(group: list[int], host_of: Callable[[int], int], rails: bool, exchang
 
 def wire_of(mesh: dict[str, int], names: str | tuple[str, ...], wire: Wires,
             exchange: bool = False) -> Wire:
-    """Of the groups along the axes `names` of a mesh together. Where they aren't neighbours in it,
-    the slowest of each one's."""
+    """Of the groups along the axes `names` of a mesh together."""
     return _wire_of(tuple(mesh.items()), (names,) if isinstance(names, str) else names, wire,
                     exchange)
 
 
 @lru_cache(1024)  # a plan asks ten times for each of thousands of layouts of one mesh
-def _wire_of(axes: tuple[tuple[str, int], ...], names: tuple[str, ...], wire: Wires,
+def _wire_of(mesh: tuple[tuple[str, int], ...], names: tuple[str, ...], wire: Wires,
              exchange: bool) -> Wire:
-    stride, found = 1, []
-    for axis, size in reversed(axes):
-        if size > 1 and axis in names:
-            found.append((size, stride))
+    stride, axes = 1, list[int]()
+    for name, size in reversed(mesh):
+        if size > 1 and name in names:
+            if axes and axes[-2] * axes[-1] == stride:  # the next ones of those before
+                axes[-2] *= size
+            else:
+                axes += [size, stride]
         stride *= size
-    if not found:
-        return Wire(0.0, 0.0)
-    size, stride = math.prod(size for size, _ in found), found[0][1]
-    if found[-1][0] * found[-1][1] == size * stride:
-        return wire(size, stride, exchange)
-    return max((wire(*each, exchange) for each in found), key=lambda w: (w.beta, w.alpha))
+    return wire(*axes, exchange=exchange) if axes else Wire(0.0, 0.0)
