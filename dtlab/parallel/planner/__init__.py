@@ -11,8 +11,9 @@ A layout is predicted in three steps, each of which you can read by itself:
 computation: simulate it to see whether the sum is right.
 
 Not in it: what waits for a slow rank, or for a message of a pipeline that takes longer than its
-stage; what overlapping costs the computation; trees and other collectives than rings; experts with
-more tokens than others; reading data. Chapter: 14.
+stage; how two kinds of messages that hide on one wire delay each other; what overlapping costs the
+computation; trees and other collectives than rings; experts with more tokens than others; reading
+data. Chapter: 14.
 """
 
 from dtlab.parallel.planner.device import (
