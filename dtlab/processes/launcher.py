@@ -308,8 +308,7 @@ class RankGroup:
         rank = self._forked[number]
         rank.died = status
         self._store.left(rank.number, died=True)
-        joins = self._began and rank.number in self._may_die and self._store.members
-        if self._restarts and joins:
+        if self._restarts and rank.number in self._may_die and self._began and self._store.members:
             self._restarts -= 1
             self._restart(rank)
 
