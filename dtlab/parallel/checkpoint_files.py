@@ -3,7 +3,7 @@
 A numbered folder holds a file of each rank, and index.json, which names them with their SHA-256.
 The file `latest` is replaced, in one step, when all that is on the disk; older checkpoints are
 removed after that. So a run that dies while saving leaves the checkpoint before, and a folder that
-a later save removes.
+the next save removes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,11 @@ def prepare(folder: Path, known: int | None) -> Path:
     if latest is None:
         with open(folder / FIRST, "w"):
             pass
-    target = folder / str(max([latest or 0, *numbers(folder)]) + 1)
+    there = numbers(folder)
+    for path in (folder / str(number) for number in there if number != latest):
+        if not _is_complete(path):
+            shutil.rmtree(path)  # first of all: what a save on a full disk has left fills it
+    target = folder / str(max([latest or 0, *there]) + 1)
     target.mkdir()
     return target
 
@@ -123,11 +127,13 @@ def publish(target: Path, digests: dict[str, str], latest: int | None, keep: int
     if (folder / FIRST).exists():
         (folder / FIRST).unlink()
     older = [folder / str(n) for n in numbers(folder) if n <= int(target.name)]
-    were = [path for path in older if (path / INDEX).exists() and not (path / LATEST).exists()]
-    for path in older:
-        if path not in were[-keep:]:
-            (path / INDEX).unlink(missing_ok=True)  # so that half of it is no checkpoint
-            shutil.rmtree(path)
+    for path in [path for path in older if _is_complete(path)][:-keep]:
+        (path / INDEX).unlink()  # so that half of it is no checkpoint
+        shutil.rmtree(path)
+
+
+def _is_complete(path: Path) -> bool:
+    return (path / INDEX).exists() and not (path / LATEST).exists()
 
 
 def numbers(folder: Path) -> list[int]:

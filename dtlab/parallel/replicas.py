@@ -39,11 +39,12 @@ class Replicas:
 
     def __init__(self, comm: Comm, ranks: int, build: Callable[[Comm], Built]):
         check_comm(comm, "Replicas(comm, ranks, build)")
-        check_whole("Replicas: ranks of a group", ranks, 1, comm.size)
+        check_whole("Replicas: ranks of a group", ranks)
         if not callable(build):
             raise ConfigError(f"Replicas: build is a function of a communicator, not "
                               f"{short(build)}")
         self.comm, self.ranks, self.steps = comm, ranks, -1
+        self._all = comm.size  # how many ranks the run has; who joins it late is told
         self.counted: dict[int, list[int]] = {}
         self._build = build
         self._built: Built | None = None
@@ -138,7 +139,9 @@ class Replicas:
         """Form the groups that are whole, with the newest state on all of their ranks. A death on
         the way changes nothing but `_part`."""
         comm = self.comm
-        newest = max(comm._all_gather_objects(self.steps))
+        steps, sizes = zip(*comm._all_gather_objects((self.steps, self._all)), strict=True)
+        newest, self._all = max(steps), max(sizes)
+        check_whole("Replicas: ranks of a group", self.ranks, 1, self._all)
         if self._averaged and self.steps == newest - 1:
             self._commit()  # as another rank has, which knew that all had the average
         self._averaged = False

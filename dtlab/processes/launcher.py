@@ -222,8 +222,8 @@ class RankGroup:
     def _wait_for(self, done: Callable[[], bool], watchdog: Watchdog) -> None:
         while not done():
             self._pump(watchdog.pause_s())
-            survivors = any(rank.died is None and not rank.new for rank in self._ranks)
-            may_die = self._may_die if self._began and (survivors or self._store.members) else ()
+            result = any(rank.returned is not None for rank in self._ranks) or self._store.members
+            may_die = self._may_die if self._began and result else ()
             rank_monitor.raise_failure(self._ranks, self._orphaned, may_die)
             watchdog.check(lambda n: rank_monitor.current_stack(self._ranks[n], self._diagnosis))
 
@@ -308,7 +308,7 @@ class RankGroup:
         rank = self._forked[number]
         rank.died = status
         self._store.left(rank.number, died=True)
-        if self._restarts and self._began and rank.number in self._may_die:
+        if self._restarts and rank.number in self._may_die and self._began and self._store.members:
             self._restarts -= 1
             self._restart(rank)
 

@@ -306,6 +306,10 @@ def test_all_ranks_say_why_one_cannot_write(tmp_path: Path) -> None:
         for message in on("simulator", fn, ranks=2).values:
             assert re.fullmatch(r"save: rank 1: .*c: No space left on device", message)
     assert loaded(tmp_path / "c") == 1.0
+    with pytest.MonkeyPatch.context() as patch:
+        files = Files(patch)
+        saved(tmp_path / "c", 2.0)
+    assert files.seen.index(("rmdir", "2")) < files.seen.index(("mkdir", "3"))  # it filled the disk
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:

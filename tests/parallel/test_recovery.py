@@ -282,11 +282,12 @@ def test_groups_without_samples_and_layers_that_only_some_use(cuts: tuple[int, .
         assert difference(state, module.state_dict()) < 1e-12
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("event", [1, 3])
-def test_no_group_is_whole_before_the_first_step(event: int) -> None:
-    values = dtlab.simulate(replicated, 2, network=NETWORK, crash={1: event, 2: event},
+def test_no_group_is_whole_before_the_first_step(event: int, ranks: int) -> None:
+    values = dtlab.simulate(replicated, ranks, network=NETWORK, crash={1: event, 2: event + ranks},
                             detect_s=0.1, restart_s=0.3, trace=False).values
-    check_replicas(values, 2)
+    check_replicas(values, ranks)
 
 
 def test_what_build_and_backward_return_is_checked() -> None:

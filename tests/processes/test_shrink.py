@@ -175,13 +175,31 @@ def test_a_rank_that_returned_is_not_waited_for(backend: str) -> None:
     assert on(backend, body, 0) == [None, "early", (2, 3), (2, 3)]
 
 
-def test_all_may_die_but_then_the_run_says_so() -> None:
+@pytest.mark.parametrize("restarts", [0, 4])
+def test_all_may_die_but_then_the_run_says_so(restarts: int) -> None:
     def body(comm: Comm) -> None:
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RankDied, match=r"rank . died: killed by SIGKILL"):
-        dtlab.run(body, ranks=2, may_die=range(2))
+        dtlab.run(body, ranks=2, may_die=range(2), max_restarts=restarts)
+
+
+def test_the_last_to_go_on_may_be_a_rank_that_was_started_anew(tmp_path: Path) -> None:
+    def body(comm: Comm) -> Any:
+        if comm.global_ranks[comm.rank] == 0:
+            if (tmp_path / "died").exists():
+                with pytest.raises(RankDied):
+                    comm.recv_object(1)
+                return comm.shrink().global_ranks
+            (tmp_path / "died").touch()
+        else:
+            while not comm.joining():
+                time.sleep(0.01)
+            comm.shrink()
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+    assert dtlab.run(body, ranks=2, may_die=range(2), max_restarts=1).values == [(0,), None]
 
 
 def test_a_rank_that_dies_again_and_again_is_started_so_often_and_no_more(tmp_path: Path) -> None:
