@@ -80,7 +80,8 @@ class Exercise:
     title: str
     function: str  # the name that the learner defines
     build: Callable[[int], list[Check]]
-    library: tuple[str, ...] = ()  # the parts of this package that its ranks find in the sandbox
+    # The parts of this package that its ranks find in the sandbox; "-…": without this module.
+    library: tuple[str, ...] = ()
 
     @property
     def chapter(self) -> str:
