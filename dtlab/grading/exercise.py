@@ -34,6 +34,7 @@ CHAPTERS = {
 }
 
 
+FAR_MORE = "a process takes far more memory"  # than its own meter says
 WITH_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may do so
 
 
@@ -68,6 +69,7 @@ class Check:
     cases: Sequence[Case]
     judge: Judge
     provided: Judge | None = None
+    metered: bool = False  # by the answer's own process: real ones must not show otherwise
 
 
 @dataclass(frozen=True)
