@@ -58,15 +58,16 @@ class _AbsentModule(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds an empty module for each of this package that is not `present`."""
+    """Finds an empty module for each of this package that is not `present`, or taken out of it."""
 
-    def __init__(self, present: Sequence[str]):
-        self._present = present
+    def __init__(self, present: Sequence[str], taken_out: Sequence[str]):
+        self._present, self._taken_out = present, taken_out
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None
                   ) -> ModuleSpec | None:
         parts = name.split(".")
-        if parts[0] != "dtlab" or len(parts) == 1 or parts[1] in self._present:
+        if parts[0] != "dtlab" or len(parts) == 1 or (
+                parts[1] in self._present and name not in self._taken_out):
             return None
         return ModuleSpec(name, self, is_package=True)
 
@@ -77,7 +78,13 @@ class _Finder(MetaPathFinder, Loader):
         pass
 
 
+def taken_out(library: Sequence[str]) -> list[str]:
+    """Of a library ("collectives", "-collectives.trees"), the modules that it is without."""
+    return [part[1:] for part in library if part.startswith("-")]
+
+
 def keep_only(library: Sequence[str]) -> None:
     """From here on, this process finds of this package only what a rank is made of, and these
-    parts ("collectives", …)."""
-    sys.meta_path.insert(0, _Finder((*PRESENT, *library)))
+    parts ("collectives", …), without those that are taken out ("-collectives.trees")."""
+    sys.meta_path.insert(0, _Finder((*PRESENT, *library),
+                                    [f"dtlab.{name}" for name in taken_out(library)]))

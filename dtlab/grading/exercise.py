@@ -34,6 +34,7 @@ CHAPTERS = {
 }
 
 
+FAR_MORE = "a process takes far more memory"  # than its own meter says
 WITH_COLLECTIVES = ("collectives", "cost")  # the library of an answer that may do so
 
 
@@ -68,6 +69,7 @@ class Check:
     cases: Sequence[Case]
     judge: Judge
     provided: Judge | None = None
+    metered: bool = False  # by the answer's own process: real ones must not show otherwise
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Exercise:
     title: str
     function: str  # the name that the learner defines
     build: Callable[[int], list[Check]]
-    library: tuple[str, ...] = ()  # the parts of this package that its ranks find in the sandbox
+    # The parts of this package that its ranks find in the sandbox; "-…": without this module.
+    library: tuple[str, ...] = ()
 
     @property
     def chapter(self) -> str:

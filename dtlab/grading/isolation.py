@@ -24,7 +24,7 @@ from typing import Any
 
 import dtlab
 from dtlab.errors import ConfigError
-from dtlab.grading.absent import PRESENT
+from dtlab.grading.absent import PRESENT, taken_out
 from dtlab.grading.system_calls import can_restrict
 
 SANDBOXES = ("bubblewrap", "nobody", "none")
@@ -138,6 +138,9 @@ def bubblewrap(library: Sequence[str] = ()) -> list[str]:
     command += ["--tmpfs", str(PACKAGE)]  # also if it lies in sys.prefix
     for part in parts:
         command += ["--ro-bind", str(part), str(part)]
+    for part in (PACKAGE.joinpath(*name.split(".")) for name in taken_out(library)):
+        for file in (part.with_suffix(".py"), *part.parent.glob(f"__pycache__/{part.name}.*")):
+            command += ["--ro-bind", "/dev/null", str(file)]
     for path in hidden:
         command += ["--tmpfs", path, "--remount-ro", path]
     command += ["--remount-ro", str(PACKAGE)]

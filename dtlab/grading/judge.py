@@ -18,7 +18,7 @@ import torch
 from dtlab.grading import clues
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
 from dtlab.grading.compare import Fingerprint, fingerprint
-from dtlab.grading.exercise import Check, Exercise, Verdict
+from dtlab.grading.exercise import FAR_MORE, Check, Exercise, Verdict
 from dtlab.grading.mistakes import Traces, hint_of, recorded
 from dtlab.grading.rank_server import RankServer, ServerEnded
 from dtlab.grading.referee import CASE_LIMIT_S
@@ -119,6 +119,10 @@ def report_of(exercise: Exercise, checks: Sequence[Check], trials: Trials, known
         else:
             row = not_tried(check, f"counts once “{checks[0].name}” is right")
         report.rows.append(row)
+    if any(row.came == FAR_MORE for row in report.rows):  # what the answer's meter said was wrong
+        report.rows = [replace(row, passed=False, points=0, came=FAR_MORE)
+                       if check.metered and row.passed else row
+                       for check, row in zip(checks, report.rows, strict=True)]
     # What helps to find the first mistake: a traceback or the waiting table; what was printed.
     failed_first = (trial.outcome for row in report.rows if row.looked_at and not row.passed
                     for trial in trials.get(row.name, []) if not trial.verdict.passed)

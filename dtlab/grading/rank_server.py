@@ -133,8 +133,11 @@ def _run_server(fd: int, library: Sequence[str], restricted: bool) -> None:
         os.closerange(3, fd)
         os.closerange(fd + 1, 1024)
         tempfile.gettempdir()  # torch asks for it, and a rank could not try one out
-        for name in (*(f"dtlab.{part}" for part in library), *["pyseccomp"] * restricted):
-            import_module(name)
+        for name in library:
+            if not name.startswith("-"):
+                import_module(f"dtlab.{name}")
+        if restricted:
+            import_module("pyseccomp")
         import numpy.random  # noqa: F401
 
         share_memory()

@@ -11,7 +11,7 @@ import torch
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted, describe_case
 from dtlab.grading.compare import difference
 from dtlab.grading.draws import numbers
-from dtlab.grading.exercise import Check, Judge, Verdict
+from dtlab.grading.exercise import FAR_MORE, Check, Judge, Verdict
 from dtlab.trace import Trace
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
@@ -127,7 +127,7 @@ def grows_at_most(bound: Bound, what: str) -> Judge:
         most, allowed = max(outcome.grown_bytes), bound(case) + x_bytes // 2
         if not verdict.passed or case.facts["n"] < VAST or most <= allowed:
             return verdict
-        return Verdict(False, "a process takes far more memory", f"{what} beside x")
+        return Verdict(False, FAR_MORE, f"{what} beside x")
 
     return judge
 

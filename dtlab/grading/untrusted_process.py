@@ -41,14 +41,14 @@ class UntrustedProcess:
             ceiling = pages * resource.getpagesize() + MEMORY_BYTES
             resource.prlimit(self.pid, resource.RLIMIT_AS, (ceiling, ceiling))
 
-    def peak_bytes(self) -> int:
-        """The most memory that it has held at once, without what it has touched of libraries' files
-        until now; 0 where there is no /proc."""
-        with suppress(OSError):
+    def held_bytes(self, most: bool = True) -> int:
+        """The most memory that it has held at once, or what it holds now, without what it has
+        touched of libraries' files until now; 0 where there is no /proc."""
+        with suppress(OSError, KeyError):  # it has ended
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
             kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":")
-                   for line in lines) if name in ("VmHWM", "RssFile")}
-            return kib["VmHWM"] - kib["RssFile"] << 10
+                   for line in lines) if name in ("VmHWM", "VmRSS", "RssFile")}
+            return kib["VmHWM" if most else "VmRSS"] - kib["RssFile"] << 10
         return 0
 
     def start_timing(self) -> None:

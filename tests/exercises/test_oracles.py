@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtlab import simulate
+from dtlab import ConfigError, simulate
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.exercise import find_exercise
 from dtlab.grading.exercises import _chain_run as chain_run
@@ -20,7 +20,7 @@ from dtlab.grading.exercises import chain_replication as chain
 from dtlab.grading.exercises import dc_asgd as compensating
 from dtlab.grading.exercises import place_job as placing
 from dtlab.grading.exercises import ssp_rule as bounding
-from dtlab.grading.exercises import surviving_checkpoint
+from dtlab.grading.exercises import restart_bits, surviving_checkpoint
 from dtlab.grading.exercises.find_rings import greedy_fails
 from dtlab.grading.mistakes import function_in
 from dtlab.ps import BSP, SSP
@@ -208,6 +208,12 @@ def checkpoints(disk):
 
 def test_a_checkpoint_in_memory_does_not_outlive_its_process():
     assert judged("surviving-checkpoint", function_in(IN_MEMORY, "checkpoints")).points == 0
+
+
+def test_a_step_takes_no_more_indices_than_there_are_samples():
+    x, many = torch.zeros(14, 6), torch.zeros(4, 1000, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="4000 samples, and there are 14"):
+        restart_bits._step(x, x, many, x, 0.1, [x] * 4, [x] * 4)
 
 
 @pytest.mark.parametrize(("became", "left"), [("whole", b"newer"), ("torn", b"ne"), ("lost", b"")])

@@ -15,6 +15,7 @@ from tests.gallery import (
     notebooks,
     patches,
     shortcuts,
+    siblings,
     values,
 )
 from tests.gallery.attack import Attack
@@ -22,6 +23,6 @@ from tests.gallery.attack import Attack
 ATTACKS: tuple[Attack, ...] = (*values.ATTACKS, *patches.ATTACKS, *inspection.ATTACKS,
                                *endings.ATTACKS, *channels.ATTACKS, *notebooks.ATTACKS,
                                *shortcuts.ATTACKS, *harnesses.ATTACKS,
-                               *guesses.ATTACKS)
+                               *guesses.ATTACKS, *siblings.ATTACKS)
 
 __all__ = ["ATTACKS", "Attack"]

@@ -5,7 +5,34 @@ from __future__ import annotations
 
 from tests.gallery.attack import Attack
 
+_LAYOUTS = """
+def {name}(ask, *told):
+    layout = {table}[told[:4]]
+    return dict(zip(("pp", "dp", "tp", "micro_batch", "stage", "recompute"), layout))
+"""
+_CHOSEN = """{
+        (24, 16, 16, 32): (1, 8, 2, 4, 0, "selective"), (24, 16, 8, 16): (1, 8, 1, 2, 3, "none"),
+        (24, 16, 8, 48): (1, 8, 1, 1, 2, "none"), (6, 32, 8, 8): (1, 4, 2, 2, 3, "none"),
+        (8, 1, 8, 1): (8, 1, 1, 1, 0, "none"), (32, 32, 16, 32): (2, 2, 4, 1, 1, "selective"),
+        (40, 40, 32, 64): (4, 2, 4, 1, 1, "selective"), (24, 16, 16, 80): (1, 16, 1, 1, 2, "none"),
+        (24, 16, 16, 48): (1, 16, 1, 3, 3, "selective"),
+        (24, 16, 16, 64): (1, 16, 1, 4, 3, "selective")}"""
+_PLANNED = """{
+        (24, 32, 32, 64): (1, 16, 2, 2, 3, "none"), (32, 32, 32, 64): (4, 4, 2, 1, 1, "none"),
+        (32, 32, 32, 128): (1, 16, 2, 8, 3, "selective"), (48, 64, 64, 128): (8, 1, 8, 1, 0, "none")
+        }"""
+
 ATTACKS: tuple[Attack, ...] = (
+    *(Attack(f"a table: {exercise}", _LAYOUTS.replace("{name}", name).replace("{table}", table),
+             exercise)
+      for exercise, name, table in (("choose-layout", "choose_layout", _CHOSEN),
+                                    ("hidden-cluster", "plan_hidden", _PLANNED))),
+    Attack("a table: order-axes", """
+def order_axes(sizes, *_):
+    return {"dp2 tp4": ["dp", "tp"], "dp2 pp2 tp4": ["pp", "dp", "tp"], "dp4 tp2": ["tp", "dp"],
+            "dp4 pp2 tp2": ["tp", "pp", "dp"], "dp2 tp8": ["tp", "dp"]}.get(
+                " ".join(f"{name}{size}" for name, size in sorted(sizes.items())), sorted(sizes))
+""", "order-axes", most=1),
     Attack("yes to every request", "def may_answer(*_): return True", "ssp-rule"),
     Attack("no rings, on any mesh", "def find_rings(*_): return None", "find-rings"),
     Attack("one segment, for any chain", "def best_segments(*_): return 1", "best-segments"),

@@ -166,7 +166,60 @@ def survivors(comm, deaths, limit_s):
     return sorted(found)
 """
 
+_UNMETERED = """
+import torch
+def unmetered():
+    from dtlab.grading.meter import Meter
+    Meter.peak_bytes = property(lambda _: 0)
+def ring(comm, parts, first, op=None):
+    p, me, inbox = comm.size, comm.rank, torch.empty_like(parts[0])
+    for step in range(p - 1):
+        out, into = (me + first - step) % p, (me + first - step - 1) % p
+        comm.sendrecv(parts[out], (me + 1) % p, inbox, (me - 1) % p)
+        parts[into].copy_(parts[into] + inbox if op else inbox)
+"""
+_ALL_WEIGHTS = _UNMETERED + """
+def stage_3_step(comm, layers, shards, x):
+    unmetered()
+    weights, xs, found = [], [x], []
+    for layer, shard in zip(layers, shards):
+        layer._look_at = lambda w: None
+        parts = torch.empty(comm.size, len(shard), dtype=shard.dtype)
+        parts[comm.rank] = shard
+        ring(comm, parts, 0)
+        weights.append(parts.flatten()[:layer.numel])
+        xs.append(layer.forward(weights[-1], xs[-1]))
+    grad = xs.pop()
+    for layer, w, shard in reversed(list(zip(layers, weights, shards))):
+        grad, mine = layer.backward(w, xs.pop(), grad)
+        parts = torch.zeros(comm.size, len(shard), dtype=shard.dtype)
+        parts.flatten()[:layer.numel] = mine
+        ring(comm, parts, -1, "sum")
+        found.insert(0, parts[comm.rank] / comm.size)
+    return found
+"""
+_BEHIND_A_FILE = _UNMETERED + """
+import mmap, os
+kept = []
+def ring_all_reduce(comm, x):
+    unmetered()
+    parts = torch.zeros(comm.size, -(-x.numel() // comm.size), dtype=x.dtype)
+    parts.flatten()[:x.numel()] = x
+    for _ in range(2): parts = parts.clone() + 0  # far more than a chunk
+    ring(comm, parts, 0, "sum"); ring(comm, parts, 1)
+    x.copy_(parts.flatten()[:x.numel()])
+    n = x.nbytes; del parts
+    if n > 1 << 24:  # what was held now looks like a library's pages
+        file = os.open(torch.__path__[0] + "/lib/libtorch_cpu.so", os.O_RDONLY)
+        kept.append(mmap.mmap(file, os.fstat(file).st_size, mmap.MAP_PRIVATE, mmap.PROT_READ))
+        for at in range(0, len(kept[0]), 4096): kept[0][at]
+    return x
+"""
+
 ATTACKS: tuple[Attack, ...] = (
+    Attack("all layers' weights, past the meter", _ALL_WEIGHTS, "zero-stage-3", most=7),
+    Attack("copies of x, past the meter and behind a file", _BEHIND_A_FILE, "ring-all-reduce",
+           most=8),
     Attack("a job that does not die", _UNKILLED, "restart-bits", most=2),
     Attack("a training kept in memory, where the disk should be", _REMEMBERED, "restart-bits",
            most=1),

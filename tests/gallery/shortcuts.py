@@ -125,6 +125,10 @@ def ring_all_reduce(comm, x):
                  "all_reduce(comm, x, algorithm='ring')", file, "exec"), space)
     return space["go"](comm, x)
 """
+_BARE = """
+def hierarchical_all_reduce(comm, x, group):
+    return {call}("dtlab.collectives.all_reduce_topology", "hierarchical", comm, x, "sum", group)
+"""
 _BY_VALUE = """
 def pack():
     import cloudpickle, importlib, sys
@@ -290,6 +294,9 @@ def shared(comm, mine):
     Attack("the library's, as a method of the communicator", _PATCHED, "ring-all-reduce"),
     Attack("the library's, under the name of a file of the package", _UNDER_ITS_NAME,
            "ring-all-reduce"),
+    *(Attack(f"the library's hierarchical all-reduce, without its label, {how}",
+             found + _BARE.replace("{call}", "call"), "hierarchical")
+      for how, found in (("imported", _IMPORTED), ("read", _READ))),
     _helper(_BY_VALUE.replace("{part}", "topology")),
     Attack("layers that take no time", _LAYERS + """
 def overlapped_backward(comm, layers):

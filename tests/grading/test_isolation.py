@@ -42,10 +42,12 @@ FORBIDDEN = {
     "take System V memory": "call('shmget', 1, 4096, 0o1666)",
     "trace its parent": "call('ptrace', 16, os.getppid(), 0, 0)",
     "read its parent's memory": "call('process_vm_readv', os.getppid(), 0, 0, 0, 0, 0)",
+    "read its parent's clock": "time.clock_gettime(~os.getppid() << 3 | 2)",
+    "count all threads": "call('sysinfo', ctypes.create_string_buffer(256))",
     "name itself": "call('prctl', 15, b'new', 0, 0, 0)",
 }
 PRELUDE = f"""
-import ctypes, fcntl, gc, os, socket, subprocess, sys
+import ctypes, fcntl, gc, os, socket, subprocess, sys, time
 import dtlab
 NEW_FILES = {NEW_FILES}
 def call(name, *arguments):

@@ -72,7 +72,7 @@ def _build(seed: int) -> list[Check]:
             "2 lg p′, and 2 for folding,"), values),
         Check("memory", 1, "4 and 6 ranks, 96000 × float32",
               [summing_case(p, 96_000, F32, seed, meter=True) for p in (4, 6)], held_at_most(room),
-              values),
+              values, metered=True),
         real([summing_case(5, 1_000, F32, seed, gloo=True),
               summing_case(2, VAST, F32, seed, gloo=True)], grows_at_most(room, "half of x")),
     ]

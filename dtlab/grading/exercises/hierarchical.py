@@ -90,4 +90,4 @@ def _build(seed: int) -> list[Check]:
 
 
 EXERCISE = Exercise("hierarchical", "Hierarchical all-reduce", "hierarchical_all_reduce", _build,
-                    library=WITH_COLLECTIVES)
+                    library=(*WITH_COLLECTIVES, "-collectives.all_reduce_topology"))

@@ -55,11 +55,12 @@ def _time(case: Case, outcome: Outcome) -> Verdict:
 def _build(seed: int) -> list[Check]:
     def case(servers: int, gpus: int, card_Bps: float = CARD_BPS, **axes: tuple[int, float]
              ) -> Case:
-        """Of each axis up to twice the bytes."""
-        first = varied(seed, len(axes), servers, gpus, axes)
+        """Of each axis up to twice the bytes, or those of another axis."""
+        first, other = (varied(seed, len(axes), servers, gpus, axes, of) for of in ("name", "sent"))
         names = sorted(axes)[first:] + sorted(axes)[:first]
         sizes = {name: axes[name][0] for name in names}
-        sent = {name: 20 * round(axes[name][1] * scale(seed, axes, name) / 20) for name in names}
+        sent = {name: 20 * round(axes[whose][1] * scale(seed, axes, name) / 20)
+                for name, whose in zip(names, names[other:] + names[:other], strict=True)}
         mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
         return Case(f"{servers} servers of {gpus}: {mesh}",
                     [(sizes, sent, gpus, INSIDE_BPS, card_Bps)], comm=False,

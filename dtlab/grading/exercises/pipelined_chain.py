@@ -68,7 +68,7 @@ def _build(seed: int) -> list[Check]:
         Check("bytes", 1, "2 to 13 ranks", timed, _bytes, values),
         Check("memory", 1, "4 ranks, 192000 × float32, 8 segments",
               [case(4, 192_000, 0, 8, meter=True)],
-              held_at_most(segment, ": one segment"), values),
+              held_at_most(segment, ": one segment"), values, metered=True),
         real([case(4, 1000, 2, 5, gloo=True), case(2, VAST, 0, 8, gloo=True)],
              grows_at_most(segment, "one segment")),
     ]

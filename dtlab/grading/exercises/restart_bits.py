@@ -167,8 +167,8 @@ def _step(x: Tensor, y: Tensor, indices: Tensor, mask: Tensor, rate: float,
           weights: Sequence[Tensor], velocities: Sequence[Tensor]
           ) -> tuple[list[Tensor], list[Tensor]]:
     """Here, as bits differ between processes that know their CPU and those that don't."""
-    if len(indices) > len(x):
-        raise ConfigError(f"a step on {len(indices)} samples, and there are {len(x)}")
+    if indices.numel() > len(x):  # memory here
+        raise ConfigError(f"a step on {indices.numel()} samples, and there are {len(x)}")
     w1, b1, w2, b2 = new = [w.clone().requires_grad_() for w in weights]
     hidden = linear(x[indices], w1, b1).tanh() * mask
     gradients = torch.autograd.grad(mse_loss(linear(hidden, w2, b2), y[indices]), new)

@@ -46,7 +46,7 @@ def _build(seed: int) -> list[Check]:
               rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)"), values),
         Check("memory", 1, "4 ranks, 192000 × float32",
               [summing_case(4, 192_000, F32, seed, meter=True)], held_at_most(
-                  chunk, ": one chunk"), values),
+                  chunk, ": one chunk"), values, metered=True),
         real([summing_case(4, 1_000, F32, seed, gloo=True),
               summing_case(2, VAST, F32, seed, gloo=True)], grows_at_most(chunk, "one chunk")),
     ]

@@ -14,9 +14,18 @@ from dtlab.comm import Comm
 from dtlab.grading.case import ANY, Case, Outcome, Wanted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, items, real, sent_at_most, sum_bytes
+from dtlab.grading.standard import (
+    COLLECTIVES,
+    VAST,
+    grows_at_most,
+    items,
+    real,
+    sent_at_most,
+    sum_bytes,
+)
 
 PEAK_LAYERS = 7.5  # of live memory: a layer and the next, a gradient and its copies, activations
+WIDE = 512  # columns of layers that take most of a process's memory
 SLACK = 1.02  # of bytes: counts and other small messages
 
 
@@ -104,8 +113,9 @@ def _build(seed: int) -> list[Check]:
             least_bytes=sum_bytes(ranks, 8 * sum(la.numel for la in layers)))
         return Case(f"{ranks} rank{'s' * (ranks > 1)}, {len(widths)} layers of {widths[0]}²",
                     [(list(widths), *pair) for pair in zip(shards, xs, strict=True)],
-                    harness=call, wanted=wanted, facts={"layers": layers, "padded": padded},
-                    **COLLECTIVES, **options)
+                    harness=call, wanted=wanted, **COLLECTIVES, **options, facts={
+                        "layers": layers, "padded": padded, "nbytes": padded,
+                        "n": VAST * (widths[0] == WIDE)})
 
     def allowed(case: Case) -> float:
         return float(SLACK * 3 * case.facts["padded"] * (case.ranks - 1) / case.ranks)
@@ -114,13 +124,21 @@ def _build(seed: int) -> list[Check]:
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
     uneven = [case(2, 3, 3), case(3, *[5 + 3 * (k // 2)] * 3), case(4, *[5] * 2), case(5, *[1] * 3)]
     deep = [case(2, *[128] * 14, meter=True), case(3, *[96 + 4 * k] * 14, meter=True)]
+    grows = grows_at_most(lambda case: (2 * PEAK_LAYERS + 16) * 8 * WIDE**2, "a few layers")
+
+    def held(case: Case, outcome: Outcome) -> Verdict:
+        """16 are the gradients. What is freed is not given back at once, so twice the peak."""
+        verdict = grows(case, outcome)
+        return traffic(case, outcome) if verdict.passed else verdict
+
     right, traffic = items("the gradients", "shards"), sent_at_most(allowed, "3(N−1)/N·Ψ")
     return [
         Check("gradients", 3, "1 to 4 ranks, up to 4 layers", even, right),
         Check("any size", 2, "layers that N does not divide", uneven, right),
-        Check("peak", 2, "14 layers, live memory", deep, _peak, right),
+        Check("peak", 2, "14 layers, live memory", deep, _peak, right, metered=True),
         Check("traffic", 2, "14 layers, bytes sent", deep, traffic, right),
-        real(case(3, *[10 + k] * 3, gloo=True), traffic, right),
+        real([case(3, *[10 + k] * 3, gloo=True), case(2, *[WIDE] * 32, gloo=True)],
+             held, right),
     ]
 
 
