@@ -19,8 +19,8 @@ from dtlab.grading.exercises import best_segments as segments
 from dtlab.grading.exercises import chain_replication as chain
 from dtlab.grading.exercises import dc_asgd as compensating
 from dtlab.grading.exercises import place_job as placing
-from dtlab.grading.exercises import ssp_rule as bounding
 from dtlab.grading.exercises import restart_bits, surviving_checkpoint
+from dtlab.grading.exercises import ssp_rule as bounding
 from dtlab.grading.exercises.find_rings import greedy_fails
 from dtlab.grading.mistakes import function_in
 from dtlab.ps import BSP, SSP
