@@ -158,13 +158,16 @@ class Testbed:
             raise ConfigError(f"this system refuses a part of the testbed: {said[0]}")
         return done.stdout
 
+    def _check_host(self, host: int) -> None:
+        check_whole("host", host, least=0, most=self.hosts - 1)
+
     def _enter(self, host: int | None = None) -> list[str]:
         """The command by which another one runs in the box, or on a host."""
         here = f"/proc/{self._box.pid}"
         user = [] if os.geteuid() == 0 else [f"--user={here}/ns/user", "--preserve-credentials"]
         spaces = {"net": f"{here}/ns/net"}
         if host is not None:
-            check_whole("host", host, least=0, most=self.hosts - 1)
+            self._check_host(host)
             spaces = {kind: f"{here}/root/run/{folder}/host{host}"
                       for kind, folder in (("net", "netns"), ("uts", "uts"))}
         return ["nsenter", *user, *(f"--{kind}={path}" for kind, path in spaces.items()),
@@ -229,21 +232,25 @@ class Testbed:
 
     def kill(self, host: int) -> None:
         """Kill all processes on a host at once, as if its power failed."""
+        self._check_host(host)
         with contextlib.suppress(ConfigError):
             self._in_box(f"while pids=$(ip netns pids host{host}) && [ -n \"$pids\" ]; do "
                          f"kill -{int(signal.SIGKILL)} $pids || true; sleep 0.02; done")
 
     def cut(self, host: int) -> None:
         """Take a host's link down: what is sent either way is lost, and nobody is told."""
+        self._check_host(host)
         self._in_box(f"ip link set to{host} down")
 
     def restore(self, host: int) -> None:
         """Take the link of a host up again."""
+        self._check_host(host)
         self._in_box(f"ip link set to{host} up")
 
     def uplink_bytes(self, rack: int = 0) -> int:
         """Bytes that have gone up from a rack to the spine, as its card counts: frames, headers
         and all."""
+        check_whole("rack", rack, least=0, most=self.racks - 1)
         (link,) = json.loads(self._in_box(f"ip -json -statistics link show up{rack}"))
         return int(link["stats64"]["tx"]["bytes"])
 

@@ -136,6 +136,9 @@ def test_a_killed_host_loses_its_processes_and_no_other_does(mark: str) -> None:
         assert killed.wait(10) == -signal.SIGKILL
         assert len(running(mark)) == 2
         assert other.poll() is None
+        for act in testbed.kill, testbed.cut, testbed.restore:
+            with pytest.raises(ConfigError, match="host must be 1 or less, not 2"):
+                act(2)
     assert running(mark) == []
 
 
