@@ -2,7 +2,7 @@
 
 Each rank of a simulation is a `RequestHandler`, which does in the simulator what the rank's process
 requests. Nothing that a learner's process says is believed beyond its own messages, its own result
-and (for the memory check) its own meter.
+and (for the memory check, unless real processes are larger) its own meter.
 """
 
 from __future__ import annotations

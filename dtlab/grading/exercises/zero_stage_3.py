@@ -127,7 +127,7 @@ def _build(seed: int) -> list[Check]:
     grows = grows_at_most(lambda case: (PEAK_LAYERS + 12) * 8 * WIDE**2, "a few layers")
 
     def held(case: Case, outcome: Outcome) -> Verdict:
-        """12 are the gradients."""
+        """The size of 12 layers is that of the gradients' shards."""
         verdict = grows(case, outcome)
         return traffic(case, outcome) if verdict.passed else verdict
 
