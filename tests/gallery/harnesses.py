@@ -116,6 +116,26 @@ class Hidden:
 """)
 _ON_THE_WEIGHTS = _ELSEWHERE.replace("hidden.setdefault(comm.rank, torch.zeros_like(grad))",
                                      "vars(weights).setdefault('v', torch.zeros_like(grad))")
+_GATHERED_ANEW = """
+import torch
+from dtlab.collectives import all_gather, all_reduce
+hidden = {}
+def stage_1_step(comm, weights, grad, state, lr, mu):
+    n = -(-len(grad) // comm.size)
+    whole = hidden.setdefault(id(state), torch.zeros(comm.size, n, dtype=grad.dtype))
+    if state and "of" in state and state["of"] != id(state):  # it has come from elsewhere
+        mine = torch.zeros(n, dtype=grad.dtype)
+        mine[:len(state["v"])] = state["v"]
+        whole.copy_(all_gather(comm, mine))
+    elif not state: whole.zero_()
+    all_reduce(comm, grad, "avg")
+    v = whole.flatten()[:len(grad)]
+    v.mul_(mu).add_(grad)
+    weights -= lr * v
+    whole.flatten()[:len(grad)] = v
+    state.update(v=whole[comm.rank].clone(), of=id(state))
+    return weights
+"""
 _TRAINED = """
 import sys, torch
 def {name}(*_):
@@ -229,6 +249,8 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("fifty operations of no use, before those that must not be cut", _PADDED,
            "surviving-checkpoint", most=4),
     Attack("the momentum of all weights, out of sight", _ELSEWHERE, "zero-stage-1", most=8),
+    Attack("the momentum of all weights, out of sight, gathered where it is missing",
+           _GATHERED_ANEW, "zero-stage-1", most=8),
     Attack("the momentum of all weights, in what pickles to nothing", _PICKLED_TO_NOTHING,
            "zero-stage-1", most=8),
     Attack("the momentum of all weights, as an attribute of them", _ON_THE_WEIGHTS,

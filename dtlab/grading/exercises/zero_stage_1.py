@@ -75,6 +75,12 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
              - case.args[0][0].nbytes for rank in range(half)]
     if max(moved) > allowed + PICKLED:
         kept = [max(pair) for pair in zip(kept, moved, strict=False)]
+    inside = [sum(m.nbytes for m in outcome.trace.transfers
+                  if m.src == rank and m.src // half == m.dst // half) for rank in range(2 * half)]
+    before = case.facts["steps"] - 1
+    if any(before * inside[rank + half] > SLACK * inside[rank] for rank in range(half)):
+        return Verdict(False, "who goes on sends more than who began", "as many bytes a step: the "
+                       "state is all that is kept", shows="more was kept than the state")
     good = allowed // 2 <= min(kept) and max(kept) <= allowed
     rank = kept.index(min(kept) if max(kept) <= allowed else max(kept))
     return Verdict(good, f"rank {rank} keeps {kept[rank]:,} B", f"{allowed:,} B of momentum",
