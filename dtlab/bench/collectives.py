@@ -48,13 +48,15 @@ class Row(NamedTuple):
 
 def measure(
     collective: str, nbytes: int, ranks: int = 4, algorithms: Sequence[str] = (),
-    repeats: int = 9, dtype: torch.dtype = torch.float32,
+    repeats: int = 9, dtype: torch.dtype = torch.float32, device: str = "cpu",
+    backend: str = "gloo",
 ) -> list[Row]:
     """Time every algorithm (or those named) and torch's own, in one run, taking turns: a row each.
 
-    nbytes: of the vector, as in `dtlab.cost`. Nothing is traced. A repetition's time is that of the
-    slowest rank, from the moment it left a barrier; calls are timed `in_a_row`. Raises
-    `ConfigError` for names that there are not, and bytes that don't make equal pieces.
+    nbytes: of the vector, as in `dtlab.cost`. device, backend: as in `run`. Nothing is traced. A
+    repetition's time is that of the slowest rank, from the moment it left a barrier; calls are
+    timed `in_a_row`. Raises `ConfigError` for names that there are not, and bytes that don't make
+    equal pieces.
     """
     if isinstance(algorithms, str):
         raise ConfigError(f"algorithms is a list of names, such as [{algorithms!r}]")
@@ -63,8 +65,8 @@ def measure(
         check_known(collective, name, auto=True)
     check_whole("repeats", repeats)
     count = elements(collective, ranks, nbytes, dtype)
-    result = run(_time_all, collective, names, nbytes, dtype, repeats,
-                       ranks=ranks, trace=False, timeout=600, echo=False)
+    result = run(_time_all, collective, names, nbytes, dtype, repeats, ranks=ranks, device=device,
+                 backend=backend, trace=False, timeout=600, echo=False)
     times = {  # by contestant: one time a repetition, the slowest rank's
         name: [max(turn) for turn in zip(*(mine[name] for mine in result.values), strict=True)]
         for name in result.values[0]
@@ -90,11 +92,12 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
               repeats: int) -> dict[str, list[float]]:
     """On each rank: seconds a call, by contestant and repetition."""
     contestants: dict[str, Callable[[], Any]] = {
-        name: prepared(comm, collective, name, nbytes, dtype) for name in names
+        name: prepared(comm, collective, name, nbytes, dtype, comm.device) for name in names
     }
     if collective in PEERS:
         count = elements(collective, comm.size, nbytes, dtype)
-        contestants[TORCH] = PEERS[collective](torch.zeros(count, dtype=dtype), comm.size)
+        contestants[TORCH] = PEERS[collective](
+            torch.zeros(count, dtype=dtype, device=comm.device), comm.size)
     together = in_a_row(nbytes)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(-TURNS_BEFORE, repeats):
@@ -105,6 +108,8 @@ def _time_all(comm: Comm, collective: str, names: list[str], nbytes: int, dtype:
             begun = time.perf_counter()
             for _ in range(together):
                 call()
+            if comm.device.type == "cuda":
+                torch.cuda.synchronize()
             if turn >= 0:
                 times[name].append((time.perf_counter() - begun) / together)
     return times
@@ -137,7 +142,7 @@ def _torch_all_to_all(x: torch.Tensor, p: int) -> Callable[[], Any]:
     return lambda: dist.all_to_all_single(received, x)
 
 
-# Torch's own, over the same Gloo, made from a vector of `nbytes` and the number of ranks. It has
+# Torch's own, over the same backend, made from a vector of `nbytes` and the number of ranks. It has
 # no scans. Its reduce-scatter over Gloo is an all-reduce and a slice.
 PEERS: dict[str, Callable[[torch.Tensor, int], Callable[[], Any]]] = {
     "broadcast": lambda x, p: lambda: dist.broadcast(x, src=0),

@@ -36,6 +36,9 @@ def collectives(
         str | None, typer.Option("--algorithm", "-a", help="Only this one (and torch's).")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 9,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: the ranks take GPUs in turn.")] = "cpu",
+    backend: Annotated[
+        str, typer.Option(help="gloo, or nccl, which takes a GPU for each rank.")] = "gloo",
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +59,8 @@ def collectives(
             for nbytes in (lengths if name != "barrier" else [0])]
     chosen = [algorithm] if algorithm else []
     rows = [row for name, nbytes in watched(jobs, "measuring")
-            for row in measure(name, nbytes, ranks, chosen, repeats)]
+            for row in measure(name, nbytes, ranks, chosen, repeats, device=device,
+                               backend=backend)]
     if plot:
         draw(rows, plot)
     if as_json:

@@ -142,6 +142,9 @@ def train(
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
     lr: Annotated[float, typer.Option(help="Step size of AdamW.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Of the initial parameters and the batches.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: the ranks take GPUs in turn.")] = "cpu",
+    backend: Annotated[
+        str, typer.Option(help="gloo, or nccl, which takes a GPU for each rank.")] = "gloo",
     load_from: Annotated[
         Path | None, typer.Option("--load", help="Go on from this checkpoint, of any mesh.")
     ] = None,
@@ -176,7 +179,7 @@ def train(
         check_paths(plot, trace, save_to)
     with progress(steps):
         result = dtlab.run(train_rank, job, ranks=math.prod(axes.values()), timeout=None,
-                           trace=trace is not None)
+                           trace=trace is not None, device=device, backend=backend)
     if not speaks():
         return
     found = report(job, result)

@@ -67,7 +67,7 @@ class Trained:
 
 def train_rank(comm: Comm, job: Job) -> Trained:
     """What each rank does."""
-    gpt = GPT(job.config, seed=job.seed, dtype=DTYPES[job.dtype])
+    gpt = GPT(job.config, seed=job.seed, dtype=DTYPES[job.dtype]).to(comm.device)
     model, optimizer = hybrid(
         gpt, Mesh(comm, **job.axes), micro_batches=job.micro_batches,
         schedule=SCHEDULES[job.schedule], stage=job.zero, sequence=job.sequence,
@@ -80,7 +80,8 @@ def train_rank(comm: Comm, job: Job) -> Trained:
     done = Trained([], [], 0)
     told_s = -TELL_S
     for step in range(job.first, job.first + job.steps):
-        tokens, targets = text_batch(step, job.batch, job.config.context, job.seed)
+        tokens, targets = (part.to(comm.device) for part in
+                           text_batch(step, job.batch, job.config.context, job.seed))
         last = len(done.losses) == job.steps - 1
         start_s = comm.now()
         with meter if last else contextlib.nullcontext():

@@ -54,6 +54,13 @@ def check_model(module: nn.Module, comm: Comm) -> None:
                               f"another order than rank 0")
 
 
+def check_outermost() -> None:
+    """Raise `ConfigError` in a forward of torch's DistributedDataParallel around the wrapper."""
+    if DistributedDataParallel._active_ddp_module is not None:
+        raise ConfigError("torch's DistributedDataParallel is around the wrapped module, and takes "
+                          "the gradients itself; wrap the module in one of both")
+
+
 def check_dtype(dtype: object, parameters: Iterable[Tensor]) -> None:
     """Raise `ConfigError` unless `dtype`, if not None, can take the place of the parameters' own:
     it has fractions, and imaginary parts just where they have."""

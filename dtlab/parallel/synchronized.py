@@ -19,7 +19,7 @@ from dtlab.collectives.registry import check_comm, choose
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.hooks import GradientHook, Hook, owners_of
-from dtlab.parallel.model_check import check_dtype, check_model
+from dtlab.parallel.model_check import check_dtype, check_model, check_outermost
 from dtlab.parallel.types import REPLICATED, declare
 
 
@@ -197,6 +197,7 @@ class SynchronizedModule(DistributedModule):
     def forward(self, *args: Any, **options: Any) -> Any:
         """Run the module. Raises `ConfigError` if the parameters that it trains are not those any
         more that were wrapped."""
+        check_outermost()
         self.check_parameters()
         if torch.is_grad_enabled():
             if in_autograd():  # reentrant checkpointing: the hooks see another backward

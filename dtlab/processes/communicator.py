@@ -45,7 +45,7 @@ class ProcessComm(Comm):
         super().__init__(members.index(end.rank), len(members), end.device)
         self.end, self.members, self.context, self.visible = end, members, context, visible
         self.transport: Transport = end.transport
-        self.tag = _tag_of(context)
+        self.tag = tag_of(context)
         self._check = end.context_check(self.tag)
         self._index = self._check.index or 0 if self._check is not None else 0
         self._channels: dict[tuple[int, bool], Channel] = {}
@@ -337,7 +337,7 @@ class ProcessComm(Comm):
         return type(self)(self.end, members, (*self.context, *context))
 
 
-def _tag_of(context: tuple[Any, ...]) -> int:
+def tag_of(context: tuple[Any, ...]) -> int:
     """The tag of a context's messages: the same on all ranks, another one for each context."""
     digest = hashlib.blake2b(repr(context).encode(), digest_size=8).digest()
     return _FIRST_TAG + int.from_bytes(digest) % (_TAGS - _FIRST_TAG)

@@ -65,6 +65,7 @@ class Endpoint:
         self.begun: dict[Work, Place] = {}
         self.cancelled: list[Any] = []
         self.streams: list[Any] = []  # each a thread, until `close`
+        self.directions: list[Any] = []  # of messages over NCCL: threads, until the next run
         self.unfinished: list[Any] = []  # messages that a broken connection has left behind
         self.broken = False  # has one broken?
         self.met = 0  # how often ranks have met after a death
@@ -177,6 +178,8 @@ class Endpoint:
         self.posted.clear()
         self.begun.clear()
         self.cancelled.clear()
+        while self.directions:
+            self.directions.pop().finish()  # no rank is in the last run any more
 
     def end_run(self) -> None:
         """Wait for what was begun, and raise its error, if nobody has waited for it. Then raise

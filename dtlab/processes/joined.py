@@ -33,7 +33,7 @@ from dtlab.processes.process_group import check_device
 from dtlab.processes.shared_status import RUNNING
 from dtlab.processes.status_writer import Threads
 from dtlab.processes.survivors import FOREVER
-from dtlab.processes.transport import GlooTransport, NcclTransport
+from dtlab.processes.transport import GlooTransport
 
 _IDLE_S, _LET_GO_S = 0.2, 5.0  # until a stream ends that is idle, and one that waits
 _MEET_S = 300.0  # how long ranks wait for each other where nobody has named a limit
@@ -164,9 +164,7 @@ def _communicator(joined: _Joined, group: dist.ProcessGroup, members: Sequence[i
     end.why_broken = lambda: joined.monitor.why() or verdict.read()
     if where.type == "cpu" or not _has_nccl(group):
         return ProcessComm(end, members, (key,))
-    comm = NcclComm(end, members, (key,))
-    comm.transport = NcclTransport(group)
-    return comm
+    return NcclComm(end, members, (key,))
 
 
 def _place(group: dist.ProcessGroup, device: Any) -> torch.device:

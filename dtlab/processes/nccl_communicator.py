@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dtlab.comm import Recv, Send
 from dtlab.errors import ConfigError
 from dtlab.processes.communicator import ProcessComm
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.message import Message
+from dtlab.processes.nccl_transport import NcclTransport
 from dtlab.processes.streams import CudaStream, Stream
-from dtlab.processes.transport import Handle, NcclTransport, Operation
+from dtlab.processes.transport import Handle, Operation
 
 
 class NcclComm(ProcessComm):
@@ -24,7 +24,7 @@ class NcclComm(ProcessComm):
 
     def __init__(self, end: Endpoint, members: Sequence[int], context: tuple[Any, ...]):
         super().__init__(end, members, context)
-        self.transport = NcclTransport(None)  # the group of all ranks
+        self.transport = NcclTransport(end, context)
 
     def _message(self, op: Send | Recv) -> Message:
         if isinstance(op, Recv) and op.src is None and isinstance(op.x, torch.Tensor):
@@ -43,13 +43,6 @@ class NcclComm(ProcessComm):
 
     def _new_stream(self) -> Stream:
         return CudaStream(self.end)
-
-    def _make_group(self, ranks: Sequence[int], context: tuple[Any, ...]) -> NcclComm:
-        comm = super()._make_group(ranks, context)
-        assert isinstance(comm, NcclComm)
-        comm.transport = NcclTransport(
-            dist.new_group(list(comm.members), backend="nccl", use_local_synchronization=True))
-        return comm
 
 
 def _is_host_data(x: torch.Tensor) -> bool:

@@ -87,6 +87,9 @@ def run_here(
     """
     if not dist.is_initialized():
         rank, size, _ = started() or (0, 1, 0)
+        if not 0 <= rank < size:
+            raise ConfigError(f"the launcher's variables make this process rank {rank} of {size}; "
+                              f"ranks count from 0")
         at = ":".join(os.environ[name] for name in _ADDRESS)
         join_group(backend, *hosts.join(rank, size, at, JOIN_S))
         atexit.register(_leave_group)

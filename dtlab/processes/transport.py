@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
-import torch.distributed as dist
 
 from dtlab.errors import ConfigError
 
@@ -128,7 +127,7 @@ class WatchedHandle:
 
     def __init__(self, handle: Any, start: Callable[[Callable[[], None], str], object]):
         self._handle = handle
-        self.error: RuntimeError | None = None
+        self.error: Exception | None = None
         self._listeners: list[threading.Event] = []
         self.over = threading.Event()
         start(self._wait, WATCHING)
@@ -152,42 +151,8 @@ class WatchedHandle:
     def _wait(self) -> None:
         try:
             self._handle.wait()
-        except RuntimeError as error:  # the connection has broken
+        except Exception as error:  # mostly, the connection has broken
             self.error = error
         self.over.set()
         for listener in [*self._listeners]:
             listener.set()
-
-
-class NcclTransport:
-    """Moves CUDA tensors over NCCL, which has no tags and wants one batch for what belongs
-    together; so each communicator has a group of its own."""
-
-    def __init__(self, group: dist.ProcessGroup | None):
-        self._group = group
-
-    def start(self, operations: Sequence[Operation]) -> list[Any]:
-        """See `Transport`."""
-        batch = _Batch(dist.batch_isend_irecv([
-            dist.P2POp(dist.isend if sends else dist.irecv, x, peer, self._group)
-            for sends, x, peer, _ in operations
-        ]))
-        return [batch] * len(operations)
-
-    def release(self, handles: Sequence[Any], nbytes: int) -> None:
-        """See `Transport`: NCCL's handles need no care."""
-
-
-class _Batch:
-    """What `batch_isend_irecv` returned: one wait for all of it."""
-
-    def __init__(self, works: Sequence[Any]):
-        self._works = works
-
-    def wait(self) -> None:
-        """Block until the data has moved (NCCL's own wait only makes the CUDA stream wait)."""
-        works, self._works = self._works, ()
-        for work in works:
-            work.wait()
-        if works:
-            torch.cuda.current_stream().synchronize()

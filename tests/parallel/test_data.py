@@ -398,6 +398,9 @@ def test_torchs_own_wrappers_run_beside_ours() -> None:
                                                           "a DTensor, whose to_local")):
             with pytest.raises(dtlab.errors.DtlabError, match=says):
                 DataParallel(module, comm)
+        both = nn.parallel.DistributedDataParallel(DataParallel(nn.Linear(3, 3), comm))
+        with pytest.raises(dtlab.errors.ConfigError, match="in one of both"):  # were zeros
+            both(torch.ones(3))
         return max(float((p.grad - q.grad).abs().max()) for p, q in zip(  # type: ignore[operator]
             [*first.parameters(), *second.parameters()], one.parameters(), strict=True))
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +17,52 @@ import torch
 from torch import nn
 
 import dtlab
-from dtlab.collectives import all_gather, all_reduce, all_to_all, barrier, reduce_scatter
+from dtlab.collectives import (
+    ALGORITHMS,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    reduce_scatter,
+)
 from dtlab.parallel import DataParallel, full_state_dict, load, save, zero
 from dtlab.parallel.data import STRATEGIES
 from dtlab.parallel.pipeline import interleaved, one_f_one_b, zb_v
+from tests.collectives.test_every_algorithm import assert_right, call, inputs
 from tests.parallel import test_hybrid
 from tests.parallel.test_equal_to_one_device import Wrap
 from tests.parallel.training import MODELS, OPTIMIZERS, difference, one_device, train
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(300)]
 TOLERANCE = 1e-9  # other orders of additions, for ten steps
+BACKENDS = "gloo", "nccl"
 
 
+def on_gpus(backend: str, fn: Callable[..., Any], *args: Any, ranks: int) -> dtlab.Result:
+    """`dtlab.run` on GPUs, which ranks share if there are too few: NCCL allows that to ranks of
+    different hosts, so they say that they are."""
+    def lesson(comm: dtlab.Comm, *args: Any) -> Any:
+        if ranks > torch.cuda.device_count():
+            os.environ.update(NCCL_HOSTID=f"host of rank {comm.rank}", NCCL_SOCKET_IFNAME="lo")
+        return fn(comm, *args)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(import_module("dtlab.processes.run"), "check_backend",
+                            lambda *_: None)
+        return dtlab.run(lesson, *args, ranks=ranks, backend=backend, device="cuda")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("how", [*STRATEGIES, 1, 2, 3])
 @pytest.mark.parametrize("model", MODELS)
-def test_data_parallelism_and_zero(model: str, how: str | int) -> None:
-    for optimizer in OPTIMIZERS:
+def test_data_parallelism_and_zero(model: str, how: str | int, backend: str) -> None:
+    for optimizer in OPTIMIZERS if backend == "gloo" else ("adam",):
         expected = one_device(model, optimizer)
-        for state in dtlab.run(train, model, optimizer, Wrap(how), ranks=3, device="cuda").values:
+        for state in on_gpus(backend, train, model, optimizer, Wrap(how), ranks=3).values:
             assert difference(state, expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("axes", "options"), [
     ({"tp": 2}, {}),
     ({"tp": 4}, {"sequence": True, "micro_batches": 2}),
@@ -42,10 +72,9 @@ def test_data_parallelism_and_zero(model: str, how: str | int) -> None:
     ({"pp": 2, "dp": 2, "tp": 2}, {"micro_batches": 2, "stage": 1, "sequence": "regather"}),
     ({"dp": 2, "tp": 2}, {"stage": 3, "micro_batches": 2}),
 ])
-def test_hybrids(axes: dict[str, int], options: dict[str, Any]) -> None:
-    ranks = torch.tensor([*axes.values()]).prod().item()
-    values = dtlab.run(test_hybrid.train, axes, test_hybrid.CONFIG, "adam", 8, options,
-                       ranks=ranks, device="cuda").values
+def test_hybrids(axes: dict[str, int], options: dict[str, Any], backend: str) -> None:
+    values = on_gpus(backend, test_hybrid.train, axes, test_hybrid.CONFIG, "adam", 8, options,
+                     ranks=math.prod(axes.values())).values
     test_hybrid.assert_equal(values, test_hybrid.one_device(test_hybrid.CONFIG, "adam", 8))
 
 
@@ -102,11 +131,12 @@ def test_half_precision_with_a_gradient_scaler_is_torchs_own_or_refused() -> Non
     assert dtlab.run(lesson, ranks=2, device="cuda").values == pytest.approx([0, 0], abs=1e-3)
 
 
-def test_collectives_in_half_precision_stay_on_the_gpu() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_collectives_of_all_dtypes_stay_on_the_gpu(backend: str) -> None:
     def lesson(comm: dtlab.Comm) -> list[Any]:
         p, me = comm.size, comm.rank
         found = []
-        for dtype in (torch.float16, torch.bfloat16, torch.int64, torch.complex64):
+        for dtype in (torch.float16, torch.bfloat16, torch.int16, torch.int64, torch.complex64):
             x = torch.arange(12, device=comm.device).to(dtype) + me
             total = all_reduce(comm, x.clone())
             rows = all_gather(comm, x)
@@ -117,14 +147,54 @@ def test_collectives_in_half_precision_stay_on_the_gpu() -> None:
                           for t in (total, rows, parts, moved)])
         return found
 
-    gpus = dtlab.run(lesson, ranks=3, device="cuda").values
-    assert gpus == dtlab.run(lesson, ranks=3).values
+    assert on_gpus(backend, lesson, ranks=3).values == dtlab.run(lesson, ranks=3).values
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_every_algorithm_over_nccl(collective: str) -> None:
+    def lesson(comm: dtlab.Comm) -> list[Any]:
+        parts = inputs(comm.size, 5).to(comm.device)
+        values = [call(comm, collective, name, parts, 1) for name in ALGORITHMS[collective]]
+        return [value if value is None else value.cpu() for value in values]
+
+    for values in zip(*on_gpus("nccl", lesson, ranks=3).values, strict=True):
+        assert_right(collective, list(values), inputs(3, 5), 1)
+
+
+def test_a_message_waits_for_no_other_over_nccl() -> None:
+    def answers(comm: dtlab.Comm) -> Any:
+        if comm.rank == 2:
+            return None
+        x, y, peer = *torch.zeros(2, 3, device=comm.device), 1 - comm.rank
+        work, = comm.post(dtlab.Recv(x, peer))
+        begun = comm.begin(lambda comm: comm.recv(y, peer) if comm.rank else comm.send(y, peer))
+        comm.send(torch.full((3,), comm.rank + 1.0, device=comm.device), peer)
+        work.wait()
+        begun.wait()
+        return x.tolist()
+
+    def both_receive(comm: dtlab.Comm) -> None:
+        x = torch.ones(4, device=comm.device)
+        all_reduce(comm, x)
+        comm.recv(x[comm.rank:], 1 - comm.rank)
+
+    def dies(comm: dtlab.Comm) -> None:
+        all_reduce(comm, torch.ones(4, device=comm.device))
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        all_reduce(comm, torch.ones(4, device=comm.device))
+
+    assert on_gpus("nccl", answers, ranks=3).values == [[2.0] * 3, [1.0] * 3, None]
+    with pytest.raises(dtlab.Deadlock, match="every rank waits"):
+        on_gpus("nccl", both_receive, ranks=2)
+    with pytest.raises(dtlab.RankDied, match="rank 1"):
+        on_gpus("nccl", dies, ranks=3)
 
 
 JOINS = """
 import torch, torch.distributed as dist
 import dtlab
-from dtlab.collectives import all_gather, all_reduce
+from dtlab.collectives import ALGORITHMS, all_gather, all_reduce
 
 dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
 comm = dtlab.from_process_group()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,25 +13,39 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtlab import Comm, ConfigError, RankFailed, Recv, Send, ShapeMismatch, run
+from dtlab import Comm, ConfigError, Deadlock, RankFailed, Recv, Send, ShapeMismatch, run
 from dtlab.collectives import all_reduce
 from dtlab.parallel import full_state_dict, load, save, zero
 from dtlab.processes.nccl_communicator import NcclComm
-
-GPUS = torch.cuda.device_count()
+from dtlab.processes.nccl_transport import Direction, PatientStore
 
 
 def as_nccl(comm: Any, monkeypatch: pytest.MonkeyPatch) -> NcclComm:
-    """The communicator of GPUs on CPU tensors: torch's batches run over Gloo as well."""
-    monkeypatch.setattr(torch.cuda, "current_stream",
-                        lambda: SimpleNamespace(synchronize=lambda: None))
-    new_group = dist.new_group
-    monkeypatch.setattr(dist, "new_group",
-                        lambda ranks, backend, **how: new_group(ranks, backend="gloo", **how))
+    """The communicator of GPUs on CPU tensors: its directions go over Gloo as well."""
+    event = SimpleNamespace(synchronize=lambda: None)
+    stream = SimpleNamespace(record_event=lambda: event, wait_event=lambda event: None,
+                             wait_stream=lambda other: None, synchronize=lambda: None)
+    for name, stub in (("current_stream", stream), ("Stream", stream), ("set_device", None),
+                       ("stream", nullcontext())):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, stub=stub: stub)
+
+    class Group:
+        def __init__(self, direction: Direction):
+            self.start, self.how = comm.end.transport.start, direction
+
+        def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+            return self.start([(peer == 1, tensors[0], self.how.peer, self.how.tag ^ 1)])[0]
+
+        recv = send
+
+        def abort(self) -> None:
+            pass
+
+    monkeypatch.setattr(Direction, "form", lambda direction: Group(direction))
     return NcclComm(comm.end, comm.members, (*comm.context, "nccl"))
 
 
-def test_batches_move_tensors_and_everything_else_goes_over_gloo() -> None:
+def test_tensors_go_their_way_and_everything_else_over_gloo() -> None:
     def lesson(plain: Comm) -> list[Any]:
         with pytest.MonkeyPatch.context() as monkeypatch:
             comm = as_nccl(plain, monkeypatch)
@@ -52,7 +68,45 @@ def test_batches_move_tensors_and_everything_else_goes_over_gloo() -> None:
     assert result.trace.sent_bytes(0) > 48
 
 
-def test_batches_refuse_what_does_not_fit_and_receives_from_anyone() -> None:
+def test_a_message_waits_for_no_other_over_nccl() -> None:
+    """Not for ranks that have no part in it, and not for those of another direction or group."""
+    def answers(plain: Comm) -> Any:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            comm = as_nccl(plain, monkeypatch)
+            if comm.rank == 2:
+                return None
+            x, y, peer = torch.zeros(3), torch.zeros(3), 1 - comm.rank
+            work, = comm.post(Recv(x, peer))
+            begun = comm.begin(lambda comm: comm.recv(y, peer) if comm.rank else comm.send(y, peer))
+            comm.send(torch.full((3,), comm.rank + 1.0), peer)
+            work.wait()
+            begun.wait()
+            return x.tolist()
+
+    assert run(answers, ranks=3, timeout=20).values == [[2.0] * 3, [1.0] * 3, None]
+
+    def both_receive(plain: Comm) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            as_nccl(plain, monkeypatch).recv(torch.zeros(1), 1 - plain.rank)
+
+    with pytest.raises(Deadlock, match="every rank waits"):
+        run(both_receive, ranks=2, timeout=20)
+
+
+def test_a_wait_for_a_key_lets_other_threads_use_the_store(tmp_path: Path) -> None:
+    inner = dist.FileStore(str(tmp_path / "store"), 1)  # takes one question at a time
+    stores = [PatientStore("a", inner), PatientStore("b", inner)]
+    patient, other = (dist.PrefixStore("", store) for store in stores)  # asked from C++
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(patient.get, "key")
+        other.set("key", b"\0\xff not this one")
+        assert other.get("key") == b"\0\xff not this one"
+        assert not waits.done()
+        patient.set("key", b"this one")
+        assert waits.result(5) == b"this one"
+
+
+def test_gpus_refuse_what_does_not_fit_and_receives_from_anyone() -> None:
     def mismatch(plain: Comm) -> None:
         with pytest.MonkeyPatch.context() as monkeypatch:
             comm = as_nccl(plain, monkeypatch)
@@ -86,25 +140,6 @@ def test_gloo_carries_tensors_between_ranks_that_share_a_gpu() -> None:
     assert run(lesson, ranks=4, device="cuda").values == [10.0] * 4
     with pytest.raises(RankFailed, match="on cpu"):
         run(lambda comm: comm.send(torch.zeros(1), 1 - comm.rank), ranks=2, device="cuda")
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(GPUS < 2, reason="NCCL takes a GPU for each rank")
-def test_nccl_carries_tensors_between_gpus() -> None:
-    def lesson(comm: Comm) -> tuple[float, float, Any]:
-        x = torch.full((1000,), comm.rank + 1.0, device=comm.device)
-        mean = all_reduce(comm, x).mean().item()
-        half = comm.split(comm.rank % 2)
-        assert half is not None
-        y = all_reduce(half, torch.ones(3, device=comm.device)).sum().item()
-        peer = 1 - comm.rank if comm.rank < 2 else comm.rank
-        things: list[Any] = []
-        if comm.rank < 2:
-            comm.exchange(Send({"from": comm.rank}, peer), Recv(things, peer))
-        return mean, y, things
-
-    assert run(lesson, ranks=2, backend="nccl", device="cuda").values == [
-        (3.0, 3.0, [{"from": 1}]), (3.0, 3.0, [{"from": 0}])]
 
 
 @pytest.mark.cuda

@@ -366,6 +366,14 @@ def test_who_was_started_by_torchrun_or_slurm() -> None:
     assert started(place | slurm | {"TORCHELASTIC_RUN_ID": "x"}) == (3, 4, 3)
 
 
+def test_a_rank_that_there_can_not_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(dtlab.ConfigError, match="rank 2 of 2; ranks count from 0"):
+        dtlab.run(lambda comm: comm.rank)
+
+
 def test_srun_alone_is_joined(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
