@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import networkx as nx
 
 from dtlab.errors import ConfigError
@@ -69,6 +71,10 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
 
     in_server = ShortestPaths(inner)
 
+    @cache
+    def between(src_host: int, dst_host: int) -> list[Node]:
+        return [outside(node) for node in network.path(src_host, dst_host)]
+
     def path(src: int, dst: int) -> list[Node]:
         (src_host, src_gpu), (dst_host, dst_gpu) = divmod(src, gpus), divmod(dst, gpus)
         if src_host == dst_host:
@@ -79,7 +85,7 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
             out = in_server.path(src_gpu, nic_at, flow=src)
             into = in_server.path(nic_at, dst_gpu, flow=dst)
         return [*(within(src_host, node) for node in out),
-                *(outside(node) for node in network.path(src_host, dst_host)),
+                *between(src_host, dst_host),
                 *(within(dst_host, node) for node in into)]
 
     return from_paths(graph, f"{server.name} in {network.name}", path, server.overhead_s)

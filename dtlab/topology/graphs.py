@@ -56,7 +56,7 @@ def from_paths(graph: nx.DiGraph, name: str, path: Path,
 
     def route(src: int, dst: int) -> tuple[float, tuple[int, ...]]:
         links = tuple(number[edge] for edge in pairwise(path(src, dst)))
-        return sum(latency_s[link] for link in links), links
+        return sum(map(latency_s.__getitem__, links)), links
 
     return Topology(name, ranks, capacity_Bps, route, graph.copy, ends.__getitem__,
                     host.__getitem__, overhead_s=overhead_s)

@@ -96,40 +96,44 @@ def predict(shape: Shape, topology: Topology, layout: Layout, *, device: Device 
                     topology)
 
 
-class Exposed(NamedTuple):
-    """Seconds, of one layer's forward and backward, that its messages take beside computation."""
+class Messages(NamedTuple):
+    """Seconds that the messages of one layer's forward and of its backward take."""
 
-    tensor_s: tuple[float, float]
-    context_s: tuple[float, float]
-    experts_s: tuple[float, float]
+    tensor_s: Sequence[float]
+    context_s: Sequence[float]
+    experts_s: Sequence[float]
 
 
-def exposed(layout: Layout, work: RankWork, wire: Wires) -> Exposed:
-    """With `layout.overlap_tp` tensor parallelism's messages hide behind matrix products, in
-    backward behind those of the inputs' gradients alone if the weights' come later; context
-    parallelism's behind attention; experts' behind all of another micro-batch's layer."""
+def messages_of(layout: Layout, work: RankWork, wire: Wires) -> Messages:
+    """Of one layer, each with nothing beside it."""
     tp, cp = (wire_of(layout.mesh, name, wire) for name in ("tp", "cp"))
     half_s, gather_s = tp.ring_s(layout.tp, work.tp_bytes), cp.ring_s(layout.cp, work.cp_bytes)
     exchange_s = wire_of(layout.mesh, "ep", wire, True).ring_s(layout.ep, work.ep_bytes) \
         if layout.ep > 1 else 0.0
+    return Messages([n * half_s for n in work.tp_halves], [n * gather_s for n in work.cp_halves],
+                    [n * exchange_s for n in work.ep_exchanges])
+
+
+def exposed(messages: Messages, layout: Layout, work: RankWork) -> Messages:
+    """What of them computation does not hide, with `layout.overlap_tp`: tensor parallelism's hide
+    behind matrix products, in backward behind those of the inputs' gradients alone if the weights'
+    come later; context parallelism's behind attention; experts' behind all of another
+    micro-batch's layer."""
+    if not layout.overlap_tp:
+        return messages
     later_s = work.weights_s if layout.schedule in HALVED else 0.0
-
-    def beyond(sent_s: float, times: tuple[float, float], forward_s: float, backward_s: float
-               ) -> tuple[float, float]:
-        hides = layout.overlap_tp
-        return (max(0.0, times[0] * sent_s - hides * forward_s),
-                max(0.0, times[1] * sent_s - hides * backward_s))
-
-    return Exposed(
-        beyond(half_s, work.tp_halves, work.products_s, 2 * work.products_s - later_s),
-        beyond(gather_s, work.cp_halves, work.attention_s, work.again * work.attention_s),
-        beyond(exchange_s, work.ep_exchanges, work.forward_s, work.backward_s - later_s))
+    behind = ((work.products_s, 2 * work.products_s - later_s),
+              (work.attention_s, work.again * work.attention_s),
+              (work.forward_s, work.backward_s - later_s))
+    return Messages(*([max(0.0, a - b) for a, b in zip(sent, room, strict=True)]
+                      for sent, room in zip(messages, behind, strict=True)))
 
 
 def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, work: RankWork,
              topology: Topology) -> Plan:
     m, layers = layout.micro_batches, work.layers
-    messages = exposed(layout, work, wire)
+    sent = messages_of(layout, work, wire)
+    messages = exposed(sent, layout, work)
     busy = [compute_s + sum(each) for compute_s, each in zip(
         (work.forward_s, work.backward_s), zip(*messages, strict=True), strict=True)]
     idle_s = max(0.0, work.floor_s - busy[0]), max(0.0, layout.starts * work.floor_s - busy[1])
@@ -143,7 +147,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         bubble_s_of(layout.schedule, layout.pp, m, average * forward_s, average * backward_s,
                     average * (work.weights_s + idle_s[1] / layout.starts), layout.chunks, c)
         for c in (0.0, pp.alpha + work.message_bytes * pp.beta))
-    free_s = _free(layout, wire, work, (forward_s, backward_s))
+    free_s = _free(layout, wire, sent, (forward_s, backward_s))
     gather_s, gradients_s, parameters_s = _data_parallel(layout, work, wire, *free_s)
     if layout.stage == 3 and not layout.gather_once:  # the bubble lasts for them, too
         gather_s *= 1 + (layout.pp - 1) / (m * layout.chunks)
@@ -172,12 +176,11 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
                 work.hardware_flops / step_s / topology.ranks, idle_s, work, topology)
 
 
-def _free(layout: Layout, wire: Wires, work: RankWork, layer_s: tuple[float, float]
+def _free(layout: Layout, wire: Wires, messages: Messages, layer_s: tuple[float, float]
           ) -> Sequence[float]:
     """Of a layer's forward and backward, the seconds in which parameters and gradients can travel
     beside it: not while other messages do on the same wires, which are those of the same α."""
     alpha = wire_of(layout.mesh, ("dp", "ep", "cp"), wire).alpha
-    messages = exposed(layout._replace(overlap_tp=False), work, wire)
     busy = [seconds for name, seconds in zip(("tp", "cp", "ep"), messages, strict=True)
             if wire_of(layout.mesh, name, wire).alpha == alpha]
     return [max(0.0, all_s - sum(each[way] for each in busy)) for way, all_s in enumerate(layer_s)]
