@@ -112,10 +112,8 @@ def names_missing_in_class(function: Callable[..., Any]) -> list[str]:
         for name in _globals_of(code) & helper.__globals__.keys():
             value = helper.__globals__[name]
             module = value if isinstance(value, types.ModuleType) else own_module(value)
-            if module is not None and is_own(module):
-                found[name] = None
-            elif name not in own | kept and (name in assigned or not (
-                    isinstance(value, types.ModuleType) or callable(value))):
+            plain = name in assigned or not (isinstance(value, types.ModuleType) or callable(value))
+            if (module is not None and is_own(module)) or (plain and name not in own | kept):
                 found[name] = None
             elif isinstance(value, types.FunctionType):
                 helpers.append(value)
