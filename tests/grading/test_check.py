@@ -14,6 +14,7 @@ import torch
 
 import dtlab
 from dtlab import ConfigError, check
+from dtlab.collectives.all_reduce_topology import hierarchical
 from dtlab.grading import catalogue
 from dtlab.grading.learner_check import names_missing_in_class
 
@@ -208,3 +209,12 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
     assert ("In a class there is no ONE and no four and no three: of other cells only"
             in capsys.readouterr().out)
     assert names_missing_in_class(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
+
+
+def test_what_an_exercise_asks_for_is_not_in_the_library_at_home_either():
+    def bare(comm, x, group):
+        return hierarchical(comm, x, "sum", group)
+
+    report = check("hierarchical", bare, show=False)
+    assert report.points == 0
+    assert "the answer calls dtlab.collectives.all_reduce_topology.hierarchical" in str(report)
