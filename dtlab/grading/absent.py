@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from dtlab.errors import DtlabError
@@ -81,6 +81,14 @@ class _Finder(MetaPathFinder, Loader):
 def taken_out(library: Sequence[str]) -> list[str]:
     """Of a library ("collectives", "-collectives.trees"), the modules that it is without."""
     return [part[1:] for part in library if part.startswith("-")]
+
+
+def take_out(library: Sequence[str]) -> None:
+    """In a process that has all of this package: what is taken out is only names here, too."""
+    for module in [import_module(f"dtlab.{name}") for name in taken_out(library)]:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType):
+                setattr(module, name, Absent(module.__name__, name))
 
 
 def keep_only(library: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ import pickle
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ import torch
 MAX_HEADER_BYTES = 1 << 22
 Blob = bytes | bytearray | memoryview
 MAX_BYTES = 1 << 27  # of all blobs of a frame
+MOST_KEYS = 10_000  # of a dictionary: right answers have a fifth
 _LENGTH = struct.Struct("!Q")
 
 
@@ -222,12 +224,14 @@ def encode(value: Any, blobs: list[Blob]) -> Any:
 
 
 def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
-    """What `encode` made, back again. Builds plain values only, whatever comes in."""
+    """What `encode` made, back again. Builds plain values only, whatever comes in; and no set of
+    them takes long: many larger numbers could be made to have one hash."""
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     kind, content = tree
     if kind == "int":
-        return int(content)
+        number = int(content)
+        return number if abs(number) < sys.hash_info.modulus else Opaque(content[:40])
     if kind == "float":
         return float.fromhex(content)
     if kind == "tuple":
@@ -235,6 +239,8 @@ def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
     if kind == "list":
         return [decode(item, blobs) for item in content]
     if kind == "dict":
+        if len(content) > MOST_KEYS:
+            raise ValueError(f"a dictionary of {len(content)} keys")
         return {decode(k, blobs): decode(v, blobs) for k, v in content}
     if kind == "tensor":
         dtype, shape, which = content

@@ -95,6 +95,7 @@ def names_missing_in_class(function: Callable[..., Any]) -> list[str]:
     """The names that `function`, or a helper of it, takes from the notebook's variables, where its
     own cell sets none, or from a module that lies beside the notebook."""
     found: dict[str, None] = {}
+    kept, assigned = _top_names()
     helpers, seen = [getattr(function, "func", function)], set()
     while helpers:
         helper = helpers.pop()
@@ -111,14 +112,28 @@ def names_missing_in_class(function: Callable[..., Any]) -> list[str]:
         for name in _globals_of(code) & helper.__globals__.keys():
             value = helper.__globals__[name]
             module = value if isinstance(value, types.ModuleType) else own_module(value)
-            if module is not None and is_own(module):
+            plain = name in assigned or not (isinstance(value, types.ModuleType) or callable(value))
+            if (module is not None and is_own(module)) or (plain and name not in own | kept):
                 found[name] = None
             elif isinstance(value, types.FunctionType):
                 helpers.append(value)
-            elif name not in own and not isinstance(value, (type, types.ModuleType)) and (
-                    not callable(value)):
-                found[name] = None
     return sorted(found)
+
+
+def _top_names() -> tuple[set[str], set[str]]:
+    """What the notebook's cells define or import, and what they assign (a lambda, a partial)."""
+    kept, assigned = set[str](), set[str]()
+    for file in [file for file in linecache.cache if not os.path.exists(file)]:
+        with contextlib.suppress(SyntaxError):
+            for statement in ast.parse("".join(linecache.getlines(file))).body:
+                if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+                    kept.add(statement.name)
+                elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+                    kept |= {each.asname or each.name.split(".")[0] for each in statement.names}
+                elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+                    assigned |= {node.id for node in ast.walk(statement)
+                                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return kept, assigned
 
 
 def _globals_of(code: types.CodeType) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from dtlab.grading.trusted import try_mistakes
 
 ENDED = "it ended the process that graded it"
 HAND_IN_LIMIT_S = 120.0  # of real time, for all that runs of it; a right one takes ten seconds
+JUDGING_LIMIT_S = 600  # with all that judges it: what takes longer ends the judge's process
 
 
 @dataclass
@@ -137,9 +139,11 @@ def _judge(paths: list[str], folder: str, seed: int | None, sandbox: str) -> lis
         for path, notebook in zip(paths, found, strict=True):
             if any(server.ended for server in servers.values()):
                 break
+            signal.alarm(JUDGING_LIMIT_S)
             report = (NotebookReport(path, error=notebook) if isinstance(notebook, str)
                       else _grade_one(path, notebook, servers, Path(folder), seed))
             reports.append(report.to_dict() | {"answers": report.answers})
+        signal.alarm(0)
     return reports
 
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from dtlab.errors import DtlabError
+from dtlab.grading.absent import take_out
 from dtlab.grading.frames import FrameSocket, frame_socket_pair
 from dtlab.grading.isolation import start_isolated
 from dtlab.grading.sandboxed_process import run_untrusted
@@ -136,6 +137,7 @@ def _run_server(fd: int, library: Sequence[str], restricted: bool) -> None:
         for name in library:
             if not name.startswith("-"):
                 import_module(f"dtlab.{name}")
+        take_out(library)
         if restricted:
             import_module("pyseccomp")
         import numpy.random  # noqa: F401

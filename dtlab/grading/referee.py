@@ -103,12 +103,8 @@ class Referee:
         rank makes too many."""
         if self.outcome.failure is not None:
             raise Aborted
-        state = self.ranks[rank]
-        state.requests += 1
-        if state.requests > REQUESTS_PER_RANK:
-            self.fail(CaseFailure("limit", rank, at=state.places.get(stream, ""),
-                                  message=f"more than {REQUESTS_PER_RANK:,} operations"))
-        process = self.processes[rank]
+        self.count(rank, stream, 1)
+        state, process = self.ranks[rank], self.processes[rank]
         try:
             request = process.recv(CASE_LIMIT_S, stream)
         except FrameTimeout:
@@ -119,6 +115,14 @@ class Referee:
                                   at=state.places.get(stream, "")))
         state.places[stream] = str(request.fields.get("at", ""))
         return request
+
+    def count(self, rank: int, stream: int, operations: int) -> None:
+        """The rank requests so many; fails the case if these are too many in all."""
+        state = self.ranks[rank]
+        state.requests += operations
+        if state.requests > REQUESTS_PER_RANK:
+            self.fail(CaseFailure("limit", rank, at=state.places.get(stream, ""),
+                                  message=f"more than {REQUESTS_PER_RANK:,} operations"))
 
     def answer(self, rank: int, stream: int, fields: dict[str, Any],
                blobs: Sequence[Blob] = ()) -> None:

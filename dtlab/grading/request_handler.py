@@ -90,6 +90,7 @@ class RequestHandler:
     def _do_post(self, request: Frame) -> None:
         """Start messages. No answer is due: a rank learns of an error when it waits."""
         said = request.fields
+        self.referee.count(self.rank, self.stream, len(said["ops"]) - 1)
         group = self.state.groups[said["group"]].labelled(str(said["label"])[:LABEL])
         data = iter(request.blobs)
         for number, (verb, peer, tensor) in zip(said["works"], said["ops"], strict=True):

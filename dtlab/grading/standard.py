@@ -16,6 +16,7 @@ from dtlab.trace import Trace
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 MESSAGE_BYTES = 8  # that each message counts at least
+SCALAR_BYTES = 256  # of numbers that are printed, or compared: no part of what an answer holds
 DTYPES = (F64, I64, torch.int32, BF16, torch.complex64)
 COLLECTIVES: dict[str, Any] = {  # of a case in which the library's collectives may be called
     "library": True, "latency_s": 1e-6, "bandwidth_Bps": 1e9}
@@ -161,8 +162,8 @@ def held_at_most(bound: Bound, what: str = "") -> Judge:
     """Does no rank hold more than `bound(case)` bytes beside what it was given?"""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         most, allowed = max(outcome.peak_bytes), int(bound(case))
-        return Verdict(most <= allowed, f"{most:,} B beside x", f"≤ {allowed:,} B{what}",
-                       shows=round(most / max(allowed, 1), 1))
+        return Verdict(most <= allowed + SCALAR_BYTES, f"{most:,} B beside x",
+                       f"≤ {allowed:,} B{what}", shows=round(most / max(allowed, 1), 1))
 
     return judge
 

@@ -20,6 +20,7 @@ from dtlab.errors import ConfigError
 
 SETUP = "setup"  # the tag of a cell that answers may rely on: imports
 LARGEST_CELL = 100_000  # characters; one of the course has a twentieth
+LARGEST_CODE = 1_000_000  # of all cells that are read for definitions
 
 
 @dataclass
@@ -151,17 +152,20 @@ class CodeCell(NamedTuple):
 
 
 def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
-    cells = []
+    cells, room = [], LARGEST_CODE
     for cell in notebook["cells"]:
         source = cell.get("source") if isinstance(cell, dict) else None
         if isinstance(source, (str, list)) and cell.get("cell_type") == "code":
             text = source if isinstance(source, str) else "".join(map(str, source))
-            text = _without_ipython(text)
+            room -= len(text)
+            if room >= 0:
+                text = _without_ipython(text)
             metadata = cell.get("metadata")
             found = metadata if isinstance(metadata, dict) else {}
             mark, tags = found.get("nbgrader"), found.get("tags")
             cells.append(CodeCell(text, mark if isinstance(mark, dict) else {},
-                                  tags if isinstance(tags, list) else [], _parsed(text)))
+                                  tags if isinstance(tags, list) else [],
+                                  _parsed(text) if room >= 0 else []))
     return cells
 
 

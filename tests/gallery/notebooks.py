@@ -70,6 +70,10 @@ def _megabytes(notebook: Notebook) -> None:
     notebook["cells"] += [code_cell("def helper():\n    return '" + "x" * 3_000_000 + "'")]
 
 
+def _many_megabytes(notebook: Notebook) -> None:
+    notebook["cells"] += [code_cell("def helper():\n    return [" + "1," * 49_000 + "]")] * 180
+
+
 def _commands(notebook: Notebook) -> None:
     cell_of(notebook, "hello-ranks")["source"] = f"!touch /tmp/{MARK}-shell\n{WRONG}"
     notebook["cells"] += [code_cell(f"%%bash\ntouch /tmp/{MARK}-shell")]
@@ -105,6 +109,7 @@ ATTACKS: tuple[Attack, ...] = (
     edited("helpers nest too deep to be read", _helpers_too_deep),
     edited("cells are null, numbers and halves", _odd_cells),
     edited("a cell has megabytes", _megabytes),
+    edited("cells have many megabytes together", _many_megabytes),
     edited("cells are commands of the shell", _commands),
     edited("a cell does harm when it is executed", _harm_at_once),
     edited("a cell never ends", _cell_without_end),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gallery.attack import Attack
+from tests.gallery.attack import RIGHT, Attack, hello
 from tests.gallery.shortcuts import _ALL_REDUCE
 
 _WOKEN = """
@@ -41,4 +41,13 @@ def shared(comm, mine):
 ATTACKS: tuple[Attack, ...] = (
     Attack("numbers that travel in the ends of threads, which wake a sibling's",
            _ALL_REDUCE.replace("{how}", _WOKEN), "ring-all-reduce"),
+    # What follows is counted for all processes of a user together, so each can measure it.
+    hello("lowers its limit of processes", "import resource",
+          "resource.setrlimit(resource.RLIMIT_NPROC, (1000, 1000))", RIGHT),
+    hello("lets signals wait", "import ctypes, os, signal",
+          "signal.pthread_sigmask(signal.SIG_BLOCK, {40})",
+          "if ctypes.CDLL(None).syscall(234, os.getpid(), os.getpid(), 40) == 0:", f"    {RIGHT}"),
+    hello("sends a message with room for descriptors", "import ctypes",
+          "fd, libc = comm._connection.sock._sock.fileno(), ctypes.CDLL(None)",
+          "if libc.sendmsg(fd, (ctypes.c_long * 7)(), 0) == 0:", f"    {RIGHT}"),
 )

@@ -75,6 +75,26 @@ ATTACKS: tuple[Attack, ...] = (
           "blob = blob if comm.rank else struct.pack('!Q', len(text)) + text",
           "for s in sockets(): s._sock.sendall(blob)", "import time; time.sleep(1)",
           before=_OWN_SOCKET),
+    hello("returns a dictionary whose keys have one hash",
+          "class Many(dict):",
+          "    def items(self): return [(k * ((1 << 61) - 1), 0) for k in range(80_000)]",
+          "return Many()"),
+    hello("receives under numbers of one hash",
+          "works = [k * ((1 << 61) - 1) for k in range(90_000)]",
+          "comm._connection.current().tell('post', group=0, label='', works=works,",
+          "                                ops=[['recv', 0, None]] * len(works))"),
+    Attack("returns thousands of actions in one text", """
+def one_f_one_b(p, m):
+    return [[" ".join([f"{r}F0 {r}B0"] * (100_000 // p))] for r in range(p)]
+""", "one-f-one-b"),
+    Attack("steps on weights that fill the referee's memory", """
+import torch
+def train(job, disk):
+    def zeros(*shape): return torch.zeros(shape, dtype=torch.float64)
+    n, indices = 16_000, torch.arange(4)
+    weights, velocities = ([zeros(n, 6), b, zeros(3, n), zeros(3)] for b in (zeros(n), zeros(n, 1)))
+    job._trained(indices, zeros(4, 1), 0.1, weights, velocities)
+""", "restart-bits"),
     hello("waits until the virtual clock has no room", "inbox = []", "work = comm.irecv(inbox)",
           "for _ in range(3): comm.wait_any([work], 1e308)"),
     hello("raises an error that says it is the referee's", "raise NotYourOwn",

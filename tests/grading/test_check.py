@@ -14,6 +14,7 @@ import torch
 
 import dtlab
 from dtlab import ConfigError, check
+from dtlab.collectives.all_reduce_topology import hierarchical
 from dtlab.grading import catalogue
 from dtlab.grading.learner_check import names_missing_in_class
 
@@ -194,8 +195,9 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
     """
     (tmp_path / "beside.py").write_text("def three(): return 3")
     monkeypatch.syspath_prepend(tmp_path)
-    cells = {"<cell 1>": "ONE = 1\n\n\ndef of(comm, n):\n"
-                         "    return (comm.rank + n * ONE) % comm.size",
+    cells = {"<cell 1>": "from math import pi\nONE, four = 1, lambda: int(pi)\n\n\n"
+                         "def of(comm, n):\n"
+                         "    return (comm.rank + n * ONE + four() - 3) % comm.size",
              "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef hello(comm):\n"
                          "    size = TWO * comm.size // 2 + three() - 3\n"
                          "    return comm.rank, size, of(comm, -1), of(comm, 1)"}
@@ -204,5 +206,15 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         exec(compile(source, name, "exec"), notebook)
     assert check("hello-ranks", notebook["hello"]).points == 4
-    assert "In a class there is no ONE and no three: of other cells only" in capsys.readouterr().out
+    assert ("In a class there is no ONE and no four and no three: of other cells only"
+            in capsys.readouterr().out)
     assert names_missing_in_class(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
+
+
+def test_what_an_exercise_asks_for_is_not_in_the_library_at_home_either():
+    def bare(comm, x, group):
+        return hierarchical(comm, x, "sum", group)
+
+    report = check("hierarchical", bare, show=False)
+    assert report.points == 0
+    assert "the answer calls dtlab.collectives.all_reduce_topology.hierarchical" in str(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 
 import pytest
@@ -39,10 +40,17 @@ def test_a_tensor_that_is_not_contiguous_arrives_in_order():
 
 
 @pytest.mark.parametrize("value", [
-    None, True, 3, -(10**40), 2.5, float("inf"), "text", (1, 2), [1, (2.0, None)], {"a": [1], 2: 3},
+    None, True, 3, -(10**18), 2.5, float("inf"), "text", (1, 2), [1, (2.0, None)], {"a": [1], 2: 3},
 ])
 def test_plain_values_survive(value):
     assert decode(encode(value, []), []) == value
+
+
+def test_nothing_comes_whose_hashes_are_all_one():
+    of_one_hash = [k * sys.hash_info.modulus for k in range(100_000)]
+    assert len(set(map(hash, decode(encode(of_one_hash, []), [])))) > 99_000
+    with pytest.raises(ValueError, match="100000 keys"):
+        decode(encode(dict.fromkeys(range(100_000)), []), [])
 
 
 def test_other_objects_become_their_repr():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dtlab.grading.case import Case, Outcome
 from dtlab.grading.meter import SLACK_BYTES, Meter
+from dtlab.grading.standard import held_at_most
 
 N = 100_000  # float64 elements: 800 kB
 NBYTES = 8 * N
@@ -65,3 +67,10 @@ def test_what_the_proxy_allocates_in_between_is_not_the_learners():
             x.clone()
         x.add_(1)
     assert meter.peak_bytes == 0
+
+
+def test_a_number_that_is_printed_is_no_part_of_what_is_held():
+    judge = held_at_most(lambda case: 1000)
+    for more, right in ((4, True), (1000, False)):
+        outcome = Outcome(peak_bytes=[1000 + more])
+        assert judge(Case("", [()]), outcome).passed is right

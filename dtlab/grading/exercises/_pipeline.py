@@ -34,10 +34,11 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
         if isinstance(value, str) or any(isinstance(row, str) for row in value):
             return Verdict(False, f"{value!r:.40}", "for each rank a list of texts", clue="Return "
                            "a list with, for each rank, a list of texts such as \"0F0\".")
-        if sum(map(len, value)) > MOST_ACTIONS:
-            return Verdict(False, f"{sum(map(len, value)):,} actions", f"at most {MOST_ACTIONS:,}")
+        rows = [" ".join(row).split() for row in value]
+        if (count := sum(map(len, rows))) > MOST_ACTIONS:
+            return Verdict(False, f"{count:,} actions", f"at most {MOST_ACTIONS:,}")
         try:
-            schedule = Schedule.parse("\n".join(" ".join(row) or "." for row in value))
+            schedule = Schedule.parse("\n".join(" ".join(row) or "." for row in rows))
             if schedule.ranks == p and schedule.micro_batches <= m:
                 schedule.check()
         except ConfigError as error:

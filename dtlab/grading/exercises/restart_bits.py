@@ -7,6 +7,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -156,6 +157,10 @@ class Kills:
         if step and not self._over[plan] and (last or taken < kills[self._rank]):
             self.notes[plan] += 1
             x, y = self._samples[plan]
+            indices, mask, _, *tensors = step
+            sizes = [(len(indices), HIDDEN), *2 * [w.shape for w in self._weights[plan]]]
+            if [x.shape for x in (mask, *chain(*tensors))] != sizes:
+                raise ConfigError("a step on weights of other shapes")  # memory here
             return _step(x, y, *step)
         if not self._over[plan] and not last:
             comm.send([disk], self._rank + 1)
