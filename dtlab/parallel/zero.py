@@ -228,6 +228,8 @@ class Stage3(Stage2):
                 self._hook(layer, self._unit_of[next(iter(names))])
         root = 1 if self.owned[0] else 0  # it begins first, both ways
         self._backward_order = self.units[:root] + self.units[root:][::-1]
+        self.module.register_forward_hook(always_call=True, hook=Hook(  # layers that do not run
+            lambda *_: [self._free(unit) for unit in list(self._gathers)]))
         self.module.register_load_state_dict_pre_hook(Hook(lambda *_: self._gather_all()))
         self.module.register_load_state_dict_post_hook(Hook(lambda *_: self._free_all()))
 
@@ -271,12 +273,11 @@ class Stage3(Stage2):
                     return unit, x.size(), x.stride(), x.storage_offset()
             return pack(x)
 
-        def saved(packed: Any) -> Tensor:
+        def saved(packed: Any) -> Any:
             if isinstance(packed, tuple) and packed and isinstance(packed[0], Unit):
                 unit, *view = packed
                 return self._use(unit).as_strided(*view)
-            x: Tensor = unpack(packed)
-            return x
+            return unpack(packed)
 
         with saved_tensors_hooks(save, saved):
             return super().run_module(*args, **options)
@@ -320,6 +321,7 @@ class Stage3(Stage2):
     def share_parameters(self) -> None:
         for unit in self.units:
             unit.take_step()
+            self._free(unit)
             if unit.whole is not None:
                 self.gather(self.comm, unit, unit.whole)
 

@@ -692,9 +692,9 @@ def test_layers_of_one_size_do_not_meet(backend: str) -> None:
         on(backend, step, ranks=2)
 
 
-def test_a_layer_that_one_rank_skips_is_named() -> None:
+def test_layers_that_one_rank_skips_are_named() -> None:
     def step(comm: dtlab.Comm) -> None:
-        used = range(comm.rank, 3)
+        used = range(2 * comm.rank, 3)
         model, _ = zero(Net(lambda net, x: sum(net.layers[i](x) for i in used)), comm, 3)
         mean(model, data(comm.rank))
 
