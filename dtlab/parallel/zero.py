@@ -229,7 +229,7 @@ class Stage3(Stage2):
         root = 1 if self.owned[0] else 0  # it begins first, both ways
         self._backward_order = self.units[:root] + self.units[root:][::-1]
         self.module.register_forward_hook(always_call=True, hook=Hook(  # layers that do not run
-            lambda *_: [self._free(unit) for unit in list(self._gathers)]))
+            lambda *_: [*map(self._free, list(self._gathers))]))
         self.module.register_load_state_dict_pre_hook(Hook(lambda *_: self._gather_all()))
         self.module.register_load_state_dict_post_hook(Hook(lambda *_: self._free_all()))
 
@@ -246,8 +246,9 @@ class Stage3(Stage2):
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
-            if not in_autograd():  # unless checkpointing runs it again
-                self._free(unit)
+            if not in_autograd() and not self._readers:  # unless checkpointing runs it again
+                unit.take_row()
+                unit.free()
             ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
             if ends:
                 register_multi_grad_hook(ends, before, mode="any")
@@ -305,7 +306,6 @@ class Stage3(Stage2):
             whole = mark(unit.shard.new_empty(unit.numel), "parameters")
             self._gathers[unit] = self.comm.begin(self.gather, unit, whole), whole
 
-    @torch.inference_mode(False)
     def _free(self, unit: Unit) -> None:
         if unit in self._gathers:
             self._gathers.pop(unit)[0].wait()
