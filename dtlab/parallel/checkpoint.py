@@ -162,11 +162,16 @@ def full_state_dict(model: DistributedModule) -> dict[str, Any]:
     full: dict[str, Any] = model.full_parameters()
     if isinstance(model, Hybrid):  # a GPT, whose parameters are all trained
         return full
+    whole: dict[Tensor, Tensor] = {}
     for name, value in (*model.module.named_parameters(), *model.module.named_buffers()):
         if name not in full:
             full[name] = broadcast(model.comm, value.detach().clone(), algorithm="auto")
-    tensors = {f"module.{name}": x for name, x in full.items()}
-    state: dict[str, Any] = functional_call(StateDict(model.module), tensors)
+        whole[value] = full[name]
+    tensors = {f"module.{name}": whole[x]  # once for each module: it may have several names
+               for prefix, part in model.module.named_modules()
+               for named in (part.named_parameters, part.named_buffers)
+               for name, x in named(prefix, recurse=False, remove_duplicate=False)}
+    state: dict[str, Any] = functional_call(StateDict(model.module), tensors, tie_weights=False)
     return state
 
 

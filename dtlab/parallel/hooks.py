@@ -13,7 +13,7 @@ class Hook:
     """A hook of a module: `run` it. A copy of the module, or one that is loaded from a file, has
     parameters of its own, and a hook that does nothing."""
 
-    def __init__(self, run: Callable[..., None] = lambda *_: None):
+    def __init__(self, run: Callable[..., Any] = lambda *_: None):
         self.run = run
 
     def __call__(self, *args: Any) -> None:

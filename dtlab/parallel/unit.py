@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
+from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
 from dtlab.checks import short
@@ -61,7 +62,9 @@ class ShardedParameter(nn.Parameter):
     @property
     def grad(self) -> Any:
         own, unit = local_gradient(self), self.__dict__.get("unit")
-        return unit.gradient_of(self) if own is None and unit is not None else own
+        if own is not None or unit is None or TracingContext.try_get():
+            return own  # torch.compile looks only whether there is one of the parameter's shape
+        return unit.gradient_of(self)
 
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:
@@ -188,6 +191,7 @@ class Unit:
             p.__class__ = ShardedParameter
             p.data = whole[start : start + p.numel()].view(p.shape)
 
+    @torch.inference_mode(False)
     def free(self) -> None:
         """The parameters have no values. Who still holds some of `whole` keeps its memory alive."""
         if self.whole is not None:
@@ -208,10 +212,16 @@ class Unit:
                                       f"before wrapping, and change them in place")
 
     @torch.no_grad()
-    def take_writes(self) -> None:
-        """What the user has changed in the parameters since the last step holds."""
+    def take_row(self) -> None:
+        """What the user, or forward, has changed in the parameters holds from now on."""
+        self.check()
         if self.whole is not None:
             self.shard.copy_(self.row_of(self.whole))
+
+    @torch.no_grad()
+    def take_writes(self) -> None:
+        """The same, for the optimizer, too."""
+        self.take_row()
         if self.master is not self.shard:
             written = self.shard != self.master.to(self.shard)
             self.master[written.to(self.master.device)] = self.shard[written].to(self.master)
@@ -301,10 +311,16 @@ def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> l
             if layer not in module.modules():
                 raise ConfigError(f"layers is a list of modules that belong to the one that zero "
                                   f"wraps; {short(layer)} doesn't")
-        return layers
+        return called(layers)
     if isinstance(module, (nn.ModuleList, nn.Sequential)):
-        return list(module)
+        return called(module)
     return [layer for child in module.children() for layer in layers_of(child)]
+
+
+def called(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """`modules`, but what they hold for those without a forward, such as lists within lists."""
+    return [layer for m in modules for layer in (
+        called(m.children()) if getattr(m.forward, "__func__", 0) is nn.Module.forward else [m])]
 
 
 def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, str]]:

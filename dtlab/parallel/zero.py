@@ -228,6 +228,8 @@ class Stage3(Stage2):
                 self._hook(layer, self._unit_of[next(iter(names))])
         root = 1 if self.owned[0] else 0  # it begins first, both ways
         self._backward_order = self.units[:root] + self.units[root:][::-1]
+        self.module.register_forward_hook(always_call=True, hook=Hook(  # layers that do not run
+            lambda *_: [*map(self._free, list(self._gathers))]))
         self.module.register_load_state_dict_pre_hook(Hook(lambda *_: self._gather_all()))
         self.module.register_load_state_dict_post_hook(Hook(lambda *_: self._free_all()))
 
@@ -244,8 +246,9 @@ class Stage3(Stage2):
             self._use(unit)
 
         def after(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
-            if not in_autograd():  # unless checkpointing runs it again
-                self._free(unit)
+            if not in_autograd() and not self._readers:  # unless checkpointing runs it again
+                unit.take_row()
+                unit.free()
             ends = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
             if ends:
                 register_multi_grad_hook(ends, before, mode="any")
@@ -271,12 +274,11 @@ class Stage3(Stage2):
                     return unit, x.size(), x.stride(), x.storage_offset()
             return pack(x)
 
-        def saved(packed: Any) -> Tensor:
+        def saved(packed: Any) -> Any:
             if isinstance(packed, tuple) and packed and isinstance(packed[0], Unit):
                 unit, *view = packed
                 return self._use(unit).as_strided(*view)
-            x: Tensor = unpack(packed)
-            return x
+            return unpack(packed)
 
         with saved_tensors_hooks(save, saved):
             return super().run_module(*args, **options)
@@ -304,7 +306,6 @@ class Stage3(Stage2):
             whole = mark(unit.shard.new_empty(unit.numel), "parameters")
             self._gathers[unit] = self.comm.begin(self.gather, unit, whole), whole
 
-    @torch.inference_mode(False)
     def _free(self, unit: Unit) -> None:
         if unit in self._gathers:
             self._gathers.pop(unit)[0].wait()
@@ -320,6 +321,7 @@ class Stage3(Stage2):
     def share_parameters(self) -> None:
         for unit in self.units:
             unit.take_step()
+            self._free(unit)
             if unit.whole is not None:
                 self.gather(self.comm, unit, unit.whole)
 

@@ -187,6 +187,13 @@ def borrowed(net: Net, x: Tensor) -> Tensor:
     return nn.functional.linear(net.layers[0](x), net.scale * net.scale.new_ones(3, 3))
 
 
+def clamped(net: Net, x: Tensor) -> Tensor:
+    """Forward writes a parameter."""
+    with torch.no_grad():
+        net.scale.clamp_(max=0.5)
+    return net.in_turn(x)
+
+
 USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor], None]]] = {
     "plain": (None, mean),
     "dataclass": (lambda net, x: Output({"y": [net.in_turn(x)]}),
@@ -211,6 +218,7 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "all reentrant": (all_reentrant, mean),
     "borrowed": (borrowed, mean),
     "a hook that reads a weight": (shifted, mean),
+    "clamped": (clamped, mean),
     "skips a layer": (lambda net, x: net.layers[2](net.layers[0](x)), mean),
 }
 
@@ -367,6 +375,22 @@ def test_stage_3_in_torch_compile_runs_as_it_is() -> None:
         return full_state_dict(model)
 
     assert_stepped(on("simulator", step, ranks=1).values, Net(), data(0))
+
+
+@pytest.mark.parametrize("wrapper", ["zero 1", "zero 2"])
+def test_a_layer_is_compiled_anew_while_there_are_gradients(wrapper: str) -> None:
+    def step(comm: dtlab.Comm) -> Any:
+        model, optimizer = wrapped(comm, wrapper)
+        layer = torch.compile(model.module.layers[0], backend="eager")
+        model.module.use = lambda net, x: net.in_turn(layer(x))
+        mean(model, data(comm.rank))
+        with torch.no_grad():
+            model(data(2, rows=5))
+        optimizer.step()
+        return full_state_dict(model)
+
+    one = Net(lambda net, x: net.in_turn(net.layers[0](x)))
+    assert_stepped(on("simulator", step, ranks=2).values, one, data(0), data(1))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -692,9 +716,9 @@ def test_layers_of_one_size_do_not_meet(backend: str) -> None:
         on(backend, step, ranks=2)
 
 
-def test_a_layer_that_one_rank_skips_is_named() -> None:
+def test_layers_that_one_rank_skips_are_named() -> None:
     def step(comm: dtlab.Comm) -> None:
-        used = range(comm.rank, 3)
+        used = range(2 * comm.rank, 3)
         model, _ = zero(Net(lambda net, x: sum(net.layers[i](x) for i in used)), comm, 3)
         mean(model, data(comm.rank))
 

@@ -111,6 +111,20 @@ def test_a_damaged_checkpoint_is_named_and_changes_nothing(
         assert re.search(sentence, message)
 
 
+def test_a_layer_may_have_two_names() -> None:
+    def trained(comm: dtlab.Comm, stage: int) -> dict[str, torch.Tensor]:
+        layer = torch.nn.Linear(2, 2)
+        model, _ = zero(torch.nn.Sequential(layer, torch.nn.Tanh(), layer), comm, stage)
+        state = full_state_dict(model)
+        model(torch.ones(1, 2))  # still the module that was wrapped
+        return state
+
+    for stage in (1, 3):
+        for state in on("simulator", trained, stage, ranks=2).values:
+            assert list(state) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+            assert torch.equal(state["0.weight"], state["2.weight"])
+
+
 def test_parts_of_tensor_parallel_layers_are_no_full_state() -> None:
     def attempt(comm: dtlab.Comm) -> None:
         half = ColumnLinear(comm, 4, 6)

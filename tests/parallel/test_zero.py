@@ -11,7 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 import dtlab
 from dtlab.models import GPT, MLP, GPTConfig
-from dtlab.parallel import DataParallel, MemoryMeter, clip_grad_norm_, full_state_dict, zero
+from dtlab.parallel import (
+    DataParallel,
+    MemoryMeter,
+    clip_grad_norm_,
+    full_state_dict,
+    load_full_state_dict,
+    zero,
+)
 from dtlab.parallel.sharded_optimizer import ELEMENTWISE
 from tests.parallel.training import MODELS, batch_of, difference, loss_of, on, shard_of
 
@@ -184,6 +191,39 @@ def test_evaluation_leaves_nothing_gathered(stage: int) -> None:
     for logits, more in on("simulator", evaluate, ranks=3).values:
         torch.testing.assert_close(logits, one(*batch_of("gpt", 0)[:-1]).detach())
         assert more == 0
+
+
+class Backwards(nn.Module):
+    """Runs the last of its layers first, and those of a list within a list one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        first, second, third = (nn.Linear(3, 3, dtype=torch.float64) for _ in range(3))
+        self.layers = nn.ModuleList([nn.ModuleList([first, second]), third])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (first, second), third = self.layers
+        y: torch.Tensor = second(first(third(x).tanh()).tanh())
+        return y
+
+
+def test_layers_may_run_in_another_order() -> None:
+    """What was gathered for one that had run before is not kept beyond a load."""
+    x = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+
+    def load_and_evaluate(comm: dtlab.Comm) -> torch.Tensor:
+        model, _ = zero(Backwards(), comm, 3)
+        assert len(model.units) == 3
+        y: torch.Tensor = model(x)
+        load_full_state_dict(model, {k: 2 * v for k, v in full_state_dict(model).items()})
+        return torch.stack([y, model(x)]).detach()
+
+    one, twice = Backwards(), Backwards()
+    twice.load_state_dict({k: 2 * v for k, v in one.state_dict().items()})
+    expected = torch.stack([one(x), twice(x)]).detach()
+    for y in on("simulator", load_and_evaluate, ranks=2).values:
+        torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("stage", STAGES)
