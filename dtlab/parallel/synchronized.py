@@ -249,13 +249,13 @@ class SynchronizedModule(DistributedModule):
         `no_sync`, of their sum). Returns how many there were.
 
         A rank without samples calls `backward(None, 0)`; once all do, the result is 0, and there
-        is no gradient. With ZeRO 3 it runs the model on an empty batch, and calls `backward(loss,
-        0)`. Traffic: one all-reduce of 8 bytes more.
+        is no gradient. With ZeRO 3 it runs the model on an empty batch, or on any, as many models
+        take no empty one, and calls `backward(loss, 0)`. Traffic: one all-reduce of 8 bytes more.
         """
         if loss is None and not self.keeps_parameters:
             raise ConfigError(f"rank {self.comm.rank}: with ZeRO 3 all ranks gather each layer; "
                               f"without samples, run the model on an empty batch, such as x[:0], "
-                              f"and call backward(loss, 0)")
+                              f"or, if it takes none, on any, and call backward(loss, 0)")
         if not isinstance(samples, int) or samples < 0 or (loss is None and samples):
             raise ConfigError(f"rank {self.comm.rank}: samples must be a count of what the loss is "
                               f"the mean of, not {samples!r}")

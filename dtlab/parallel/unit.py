@@ -107,7 +107,8 @@ class FreedParameter(ShardedParameter):
         raise ConfigError(f"{freed.unit.names[freed]!r} isn't here: with ZeRO 3 a rank has only a "
                           f"part of it outside of its layer's forward; read or change it inside "
                           f"`with model.gathered():`, which all ranks enter, or take "
-                          f"full_state_dict(model)")
+                          f"full_state_dict(model); if another module's forward reads it, "
+                          f"leave its layer out of zero(…, layers=[…])")
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"<{self.unit.names[self]}, {tuple(self.shape)}, freed>"
