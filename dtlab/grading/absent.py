@@ -87,7 +87,8 @@ def take_out(library: Sequence[str]) -> None:
     """In a process that has all of this package: what is taken out is only names here, too."""
     for module in [import_module(f"dtlab.{name}") for name in taken_out(library)]:
         for name, value in list(vars(module).items()):
-            if isinstance(value, FunctionType):
+            if isinstance(value, FunctionType) and value.__module__ == module.__name__ and (
+                    not name.startswith("_")):
                 setattr(module, name, Absent(module.__name__, name))
 
 
