@@ -312,16 +312,17 @@ def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> l
             if layer not in module.modules():
                 raise ConfigError(f"layers is a list of modules that belong to the one that zero "
                                   f"wraps; {short(layer)} doesn't")
-        return called(layers)
+        return with_forward(layers)
     if isinstance(module, (nn.ModuleList, nn.Sequential)):
-        return called(module)
+        return with_forward(module)
     return [layer for child in module.children() for layer in layers_of(child)]
 
 
-def called(modules: Iterable[nn.Module]) -> list[nn.Module]:
+def with_forward(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """`modules`, but what they hold for those without a forward, such as lists within lists."""
     return [layer for m in modules for layer in (
-        called(m.children()) if getattr(m.forward, "__func__", 0) is nn.Module.forward else [m])]
+        with_forward(m.children()) if getattr(m.forward, "__func__", 0) is nn.Module.forward
+        else [m])]
 
 
 def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, str]]:

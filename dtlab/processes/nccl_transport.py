@@ -72,14 +72,14 @@ class Direction:
                 handle = self.end.transport.start([(tells, byte, self.peer, self.tag)])[0]
             handle.wait()
         if self._group is None:
-            self._group = self.form()
+            self._group = self.new_group()
         work = self._group.send([x], 1, 0) if self.sends else self._group.recv([x], 0, 0)
         work.wait()  # the CUDA stream waits
         torch.cuda.current_stream().synchronize()
 
-    def form(self) -> Any:
+    def new_group(self) -> Any:
         """A process group of the two ranks, over NCCL, that torch.distributed knows nothing of."""
-        self._store = PatientStore(f"dtlab/nccl/{self.tag}",
+        self._store = PollingStore(f"dtlab/nccl/{self.tag}",
                                    dist.distributed_c10d._get_default_store())
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = FOREVER  # the launcher watches over time
@@ -109,7 +109,7 @@ class _Move:
         self._direction.move(self._x)
 
 
-class PatientStore(dist.Store):
+class PollingStore(dist.Store):
     """A part of `store` whose waits let the process's other threads use `store`."""
 
     def __init__(self, name: str, store: dist.Store):

@@ -268,7 +268,7 @@ class _Router(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if self._outside and not self._outside.closed:
+        if self._outside and not getattr(self._outside, "closed", False):
             self._outside.flush()
 
 

@@ -32,6 +32,7 @@ from tests.collectives.test_every_algorithm import assert_right, call, inputs
 from tests.parallel import test_hybrid
 from tests.parallel.test_equal_to_one_device import Wrap
 from tests.parallel.training import MODELS, OPTIMIZERS, difference, one_device, train
+from tests.processes.test_gpu import answers, both_receive
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(300)]
 TOLERANCE = 1e-9  # other orders of additions, for ten steps
@@ -131,7 +132,7 @@ def test_half_precision_with_a_gradient_scaler_is_torchs_own_or_refused() -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_collectives_of_all_dtypes_stay_on_the_gpu(backend: str) -> None:
+def test_collectives_of_several_dtypes_stay_on_the_gpu(backend: str) -> None:
     def lesson(comm: dtlab.Comm) -> list[Any]:
         p, me = comm.size, comm.rank
         found = []
@@ -161,22 +162,6 @@ def test_every_algorithm_over_nccl(collective: str) -> None:
 
 
 def test_a_message_waits_for_no_other_over_nccl() -> None:
-    def answers(comm: dtlab.Comm) -> Any:
-        if comm.rank == 2:
-            return None
-        x, y, peer = *torch.zeros(2, 3, device=comm.device), 1 - comm.rank
-        work, = comm.post(dtlab.Recv(x, peer))
-        begun = comm.begin(lambda comm: comm.recv(y, peer) if comm.rank else comm.send(y, peer))
-        comm.send(torch.full((3,), comm.rank + 1.0, device=comm.device), peer)
-        work.wait()
-        begun.wait()
-        return x.tolist()
-
-    def both_receive(comm: dtlab.Comm) -> None:
-        x = torch.ones(4, device=comm.device)
-        all_reduce(comm, x)
-        comm.recv(x[comm.rank:], 1 - comm.rank)
-
     def dies(comm: dtlab.Comm) -> None:
         all_reduce(comm, torch.ones(4, device=comm.device))
         if comm.rank == 1:
@@ -193,7 +178,7 @@ def test_a_message_waits_for_no_other_over_nccl() -> None:
 JOINS = """
 import torch, torch.distributed as dist
 import dtlab
-from dtlab.collectives import ALGORITHMS, all_gather, all_reduce
+from dtlab.collectives import all_gather, all_reduce
 
 dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
 comm = dtlab.from_process_group()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +20,7 @@ from dtlab import Comm, ConfigError, Deadlock, RankFailed, Recv, Send, ShapeMism
 from dtlab.collectives import all_reduce
 from dtlab.parallel import full_state_dict, load, save, zero
 from dtlab.processes.nccl_communicator import NcclComm
-from dtlab.processes.nccl_transport import Direction, PatientStore
+from dtlab.processes.nccl_transport import Direction, PollingStore
 
 
 def as_nccl(comm: Any, monkeypatch: pytest.MonkeyPatch) -> NcclComm:
@@ -41,7 +44,7 @@ def as_nccl(comm: Any, monkeypatch: pytest.MonkeyPatch) -> NcclComm:
         def abort(self) -> None:
             pass
 
-    monkeypatch.setattr(Direction, "form", lambda direction: Group(direction))
+    monkeypatch.setattr(Direction, "new_group", lambda direction: Group(direction))
     return NcclComm(comm.end, comm.members, (*comm.context, "nccl"))
 
 
@@ -68,41 +71,46 @@ def test_tensors_go_their_way_and_everything_else_over_gloo() -> None:
     assert result.trace.sent_bytes(0) > 48
 
 
+def answers(comm: Comm) -> Any:
+    """Two of three ranks post a receive, and send beside it and on a stream."""
+    if comm.rank == 2:
+        return None
+    x, y, peer = *torch.zeros(2, 3, device=comm.device), 1 - comm.rank
+    work, = comm.post(Recv(x, peer))
+    begun = comm.begin(lambda comm: comm.recv(y, peer) if comm.rank else comm.send(y, peer))
+    comm.send(torch.full((3,), comm.rank + 1.0, device=comm.device), peer)
+    work.wait()
+    begun.wait()
+    return x.tolist()
+
+
+def both_receive(comm: Comm) -> None:
+    comm.recv(torch.zeros(1, device=comm.device), 1 - comm.rank)
+
+
 def test_a_message_waits_for_no_other_over_nccl() -> None:
     """Not for ranks that have no part in it, and not for those of another direction or group."""
-    def answers(plain: Comm) -> Any:
+    def over_nccl(plain: Comm, fn: Callable[[Comm], Any]) -> Any:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            comm = as_nccl(plain, monkeypatch)
-            if comm.rank == 2:
-                return None
-            x, y, peer = torch.zeros(3), torch.zeros(3), 1 - comm.rank
-            work, = comm.post(Recv(x, peer))
-            begun = comm.begin(lambda comm: comm.recv(y, peer) if comm.rank else comm.send(y, peer))
-            comm.send(torch.full((3,), comm.rank + 1.0), peer)
-            work.wait()
-            begun.wait()
-            return x.tolist()
+            return fn(as_nccl(plain, monkeypatch))
 
-    assert run(answers, ranks=3, timeout=20).values == [[2.0] * 3, [1.0] * 3, None]
-
-    def both_receive(plain: Comm) -> None:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            as_nccl(plain, monkeypatch).recv(torch.zeros(1), 1 - plain.rank)
-
+    assert run(over_nccl, answers, ranks=3, timeout=20).values == [[2.0] * 3, [1.0] * 3, None]
     with pytest.raises(Deadlock, match="every rank waits"):
-        run(both_receive, ranks=2, timeout=20)
+        run(over_nccl, both_receive, ranks=2, timeout=20)
 
 
-def test_a_wait_for_a_key_lets_other_threads_use_the_store(tmp_path: Path) -> None:
-    inner = dist.FileStore(str(tmp_path / "store"), 1)  # takes one question at a time
-    stores = [PatientStore("a", inner), PatientStore("b", inner)]
-    patient, other = (dist.PrefixStore("", store) for store in stores)  # asked from C++
+def test_a_wait_for_a_key_lets_other_threads_use_the_store() -> None:
+    inner = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
+                          timeout=timedelta(seconds=5))  # takes one question at a time
+    stores = [PollingStore("a", inner), PollingStore("b", inner)]
+    waiting, other = (dist.PrefixStore("", store) for store in stores)  # asked from C++
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(patient.get, "key")
+        waits = pool.submit(waiting.get, "key")
+        time.sleep(0.1)
         other.set("key", b"\0\xff not this one")
         assert other.get("key") == b"\0\xff not this one"
         assert not waits.done()
-        patient.set("key", b"this one")
+        waiting.set("key", b"this one")
         assert waits.result(5) == b"this one"
 
 
