@@ -10,6 +10,7 @@ import io
 import json
 import math
 import pickle
+import re
 import select
 import socket
 import struct
@@ -131,7 +132,8 @@ def frame_socket_pair() -> tuple[FrameSocket, FrameSocket]:
 
 def tensor_bytes(x: torch.Tensor) -> Blob:
     """The elements of `x`, in order: a view of its memory if it is contiguous. Any dtype."""
-    flat = x.detach().contiguous().reshape(-1)
+    dense = x.detach().resolve_conj().resolve_neg().contiguous()
+    flat = dense.as_strided((x.numel(),), (1,))  # of one element, the stride may be any
     return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
@@ -140,7 +142,7 @@ def tensor_from(data: Blob, dtype: str, shape: list[int]) -> torch.Tensor:
     data is copied. `ValueError` if they don't fit."""
     kind = getattr(torch, dtype, None)
     sizes = [int(n) for n in shape]
-    if not isinstance(kind, torch.dtype) or dtype.startswith(("q", "bits")) or min(
+    if not isinstance(kind, torch.dtype) or _NO_NUMBERS.match(dtype) or min(
             sizes, default=0) < 0:
         raise ValueError(f"no tensor has dtype {dtype!r} and shape {shape}")
     if math.prod(sizes) * kind.itemsize != len(data):
@@ -149,6 +151,9 @@ def tensor_from(data: Blob, dtype: str, shape: list[int]) -> torch.Tensor:
         return torch.empty(sizes, dtype=kind)
     whole = data if isinstance(data, bytearray) else bytearray(data)
     return torch.frombuffer(whole, dtype=kind).reshape(sizes)
+
+
+_NO_NUMBERS = re.compile(r"q|bits|u?int[1-7]$|float4")  # dtypes with which torch can't compute
 
 
 def dtype_name(dtype: torch.dtype) -> str:

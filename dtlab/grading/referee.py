@@ -16,6 +16,7 @@ from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.simulator.works import MessageWork
 
 CASE_LIMIT_S = 2.5  # of real time; a right answer takes a few hundredths
+MOST_BYTES = 1 << 28  # of all requests of a case: what is under way is kept here
 REQUESTS_PER_RANK = 10_000  # of one call; a right answer makes a few dozen, or asks for thousands
 # What handling a frame raises that no rank of ours would send.
 INVALID = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError,
@@ -55,6 +56,7 @@ class Referee:
 
     def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
         self.case, self.outcome, self.processes = case, outcome, processes
+        self.nbytes = 0  # of all requests
         self.ranks = [RankState(case.oracle and case.oracle(rank)) for rank in range(case.ranks)]
         outcome.notes = [getattr(state.oracle, "notes", None) for state in self.ranks]
 
@@ -114,6 +116,10 @@ class Referee:
             self.fail(CaseFailure("died", rank, message=process.how_it_ended() or str(error),
                                   at=state.places.get(stream, "")))
         state.places[stream] = str(request.fields.get("at", ""))
+        self.nbytes += request.nbytes
+        if self.nbytes > MOST_BYTES:
+            self.fail(CaseFailure("limit", rank, at=state.places[stream],
+                                  message=f"more than {MOST_BYTES:,} bytes"))
         return request
 
     def count(self, rank: int, stream: int, operations: int) -> None:

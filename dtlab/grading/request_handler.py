@@ -17,7 +17,7 @@ from dtlab.grading.referee import INVALID, Pending, Referee, note_end, raised
 
 Answer = tuple[dict[str, Any], Sequence[Blob]]  # fields, blobs
 LABEL = 200  # characters of a label that are kept
-AGREEMENTS = 4  # of a case; what is agreed on costs no bytes, so it has to be little
+AGREEMENTS = 3  # of a case; what is agreed on costs no bytes, so it has to be little
 
 
 class PickledObject(NamedTuple):

@@ -133,6 +133,10 @@ def _simulate(referee: Referee) -> None:
         outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
 
 
+# Of a message that a rank says it has sent or received: `processes.recorder`.
+_MESSAGE = (bool, int, int, int, float, float, str, int)
+
+
 def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFailure | None:
     """Until the function has returned on all ranks; or why it has not."""
     waiting = set(range(len(ranks)))
@@ -155,7 +159,9 @@ def _await_ends(ranks: Sequence[UntrustedProcess], outcome: Outcome) -> CaseFail
                 grown[rank] = max(grown[rank], peak - before[rank])
                 if failure := note_end(outcome, rank, ended):
                     return failure
-                replies[rank] = Reply(0.0, None, ended.fields["sent"], [], [])
+                sent = [tuple(kind(part) for kind, part in zip(_MESSAGE, row, strict=True))
+                        for row in ended.fields["sent"]]
+                replies[rank] = Reply(0.0, None, sent, [], [])
             except (ConnectionClosed, FrameTimeout, *INVALID) as error:
                 how = ranks[rank].how_it_ended() or f"it sent what is no result ({error})"
                 return CaseFailure("died", rank, message=how)

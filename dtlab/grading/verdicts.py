@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from dtlab.grading.case import Case, CaseFailure, Outcome
 from dtlab.grading.clues import collective_in
 from dtlab.grading.exercise import Judge, Verdict
@@ -17,6 +20,8 @@ _KINDS = {
     "skipped": "not tried",
 }
 
+MOST_NUMBERS = 10_000  # of a tensor where a list is wanted, of which a judge looks at each item
+
 
 def verdict_of(judge: Judge, case: Case, outcome: Outcome) -> Verdict:
     """What `judge` says; a case without a result fails whatever is judged."""
@@ -25,6 +30,9 @@ def verdict_of(judge: Judge, case: Case, outcome: Outcome) -> Verdict:
     if name := collective_in(case, outcome):
         return Verdict(False, f"the answer calls {name}", "messages of your own", shows=name)
     try:
+        if case.wanted is None and any(isinstance(x, torch.Tensor) and x.numel() > MOST_NUMBERS
+                                       for x in tree_leaves(outcome.values)):
+            raise ValueError
         verdict = judge(case, outcome)
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError):
         # What returned may be anything, also what no judge expects.

@@ -43,6 +43,15 @@ def ring_all_reduce(comm, x):
         comm._connection.current().tell("post", group=0, label="", ops=ops, works=[work])
     return x
 """, "ring-all-reduce"),
+    Attack("sends vast messages that nobody receives", """
+import torch
+def ring_all_reduce(comm, x):
+    while True: comm.isend(torch.empty(15_000_000), (comm.rank + 1) % comm.size)
+""", "ring-all-reduce"),
+    Attack("rings of a hundred million numbers", """
+import torch
+def find_rings(*_): return [torch.zeros(100_000_000, dtype=torch.uint8)] * 2
+""", "find-rings"),
     hello("ignores every signal", "import signal",
           "for n in range(1, 32):", "    try: signal.signal(n, signal.SIG_IGN)",
           "    except (OSError, ValueError): pass", "while True: pass"),

@@ -265,6 +265,23 @@ def shared(comm, mine):
                     for d in str(n)[:len(left)]]
     return rows
 """), "ring-all-reduce"),
+    Attack("numbers that travel in small colors and keys, six or eight digits of them",
+           _ALL_REDUCE.replace("{how}", """
+def shared(comm, mine):
+    n, base, number, digits = len(mine), 2 * comm.size + 2, 0, []
+    for v in mine: number = 9 * number + v - 1
+    for _ in range(8): digits.append(number % base - comm.size); number //= base
+    if number or not n: return [mine] * comm.size
+    say, heard = [None if d == comm.size + 1 else d for d in digits], [[] for _ in range(comm.size)]
+    for i in range(0, 8, 2):
+        for row, vote in zip(heard, comm._all_gather_objects((say[i], say[i + 1]))): row += vote
+    rows = []
+    for row in heard:
+        for d in reversed(row): number = number * base + (
+            2 * comm.size + 1 if d is None else d + comm.size)
+        rows.append([number // 9 ** i % 9 + 1 for i in reversed(range(n))]); number = 0
+    return rows
+"""), "ring-all-reduce"),
     Attack("the others' inputs, of a seed of torch that fits one's own", _ALL_REDUCE.replace(
         "{how}", """
 def shared(comm, mine):

@@ -33,6 +33,8 @@ ATTACKS: tuple[Attack, ...] = (
           "raise type('Bomb', (Exception,), {'__reduce__': lambda _: harm})()"),
     hello("returns a quantised tensor", "import torch",
           "return torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)"),
+    hello("returns a tensor of four-bit numbers", "import torch",
+          "return torch.zeros(4, dtype=torch.uint8).view(torch.uint4)"),
     hello("returns tensors of no memory, none stored, and none at all", "import torch",
           "return torch.ones(4, device='meta'), torch.eye(3).to_sparse(), torch.ones(0, 1 << 40)"),
     hello("returns a dictionary with a tensor for a key", "import torch",

@@ -37,6 +37,11 @@ def test_every_tensor_survives(dtype, shape):
 def test_a_tensor_that_is_not_contiguous_arrives_in_order():
     x = torch.arange(6.0).reshape(2, 3).t()
     assert torch.equal(tensor_from(tensor_bytes(x), "float32", [3, 2]), x)
+    z = torch.tensor([1 + 2j]).conj()  # which is noted, and so is the sign of its .imag
+    assert torch.equal(tensor_from(tensor_bytes(z), "complex64", [1]), torch.tensor([1 - 2j]))
+    assert torch.equal(tensor_from(tensor_bytes(z.imag), "float32", [1]), torch.tensor([-2.0]))
+    one = x.flatten()[::2][:1]  # of stride 2, and contiguous
+    assert torch.equal(tensor_from(tensor_bytes(one), "float32", [1]), one)
 
 
 @pytest.mark.parametrize("value", [
@@ -66,6 +71,7 @@ def test_other_objects_become_their_repr():
 @pytest.mark.parametrize(("data", "dtype", "shape"), [
     (b"abc", "float32", [1]), (b"", "float32", [3]), (b"1234", "Tensor", [1]),
     (b"1234", "float32", [-1]), (b"1234", "nonsense", [1]),
+    (b"1", "uint4", [1]), (b"1", "float4_e2m1fn_x2", [1]),  # torch can't compute with these
 ])
 def test_data_that_fits_no_tensor_is_refused(data, dtype, shape):
     with pytest.raises(ValueError):

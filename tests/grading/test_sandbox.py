@@ -308,6 +308,15 @@ def test_requests_of_streams_count_towards_the_limit():
     assert (failure.kind, failure.rank) == ("limit", 0)
 
 
+def test_what_is_under_way_takes_no_more_than_a_quarter_of_a_gigabyte_of_the_referee():
+    def sends(comm, x):
+        vast = torch.empty(10_000_000)
+        while True:
+            comm.isend(vast, 1 - comm.rank)
+
+    assert "268,435,456 bytes" in outcome_of(sends, 2).failure.message
+
+
 def test_a_thread_of_the_learners_own_gets_one_sentence():
     def threads(comm, x):
         said = []
@@ -407,9 +416,20 @@ def test_split_tells_no_more_than_who_is_with_whom(library):
         failure = outcome_of(lambda comm, x: splits(comm, x, *keys), 2, library=library).failure
         return failure and failure.message
 
-    assert said(1, 0, -1, 2) is None
+    assert said(1, -1, 2) is None
     for keys in ((3,), (-3,), (0, 1, 0, 1, 0)):
         assert "split is not for sending" in said(*keys)
+
+
+def test_what_ranks_say_of_their_messages_over_gloo_is_of_the_right_kinds():
+    def forges(comm, x):
+        from dtlab.processes.recorder import Recorder
+
+        rows = [(sends, 1 - comm.rank, 0, "8", 0, 0, 7, 0) for sends in (True, False)]
+        Recorder.rows = lambda *_: (rows, [], [])
+
+    (message, _) = outcome_of(forges, 2, gloo=True).trace.transfers
+    assert (message.nbytes, message.label) == (8, "7")
 
 
 # ---- the rest ----------------------------------------------------------------------------------
