@@ -102,6 +102,7 @@ def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bo
     calm_gloo()
     end = Endpoint(rank, size, transport, threads, place(device, rank), status, trace, store,
                    connections)
+    end.met = number
     return end, ProcessComm(end, ranks, (f"survivors {number}",))
 
 

@@ -63,6 +63,25 @@ def test_a_send_that_gloo_forgets_ends_with_its_peer() -> None:
     assert dtlab.run(body, ranks=2, may_die=[1], timeout=20).values == [True, None]
 
 
+def test_a_rank_that_was_started_anew_is_told_so_too(tmp_path: Path) -> None:
+    def body(comm: Comm) -> bool:
+        if comm.global_ranks[comm.rank] == 0:
+            if not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.end.transport.start = lambda operations: [NeverOver() for _ in operations]  # type: ignore[attr-defined]
+            with pytest.raises(RankDied, match="rank 1"):
+                comm.send(torch.ones(2), 1)
+            return True
+        while not comm.joining():
+            time.sleep(0.01)
+        comm.shrink()
+        return bool(os.kill(os.getpid(), signal.SIGKILL))
+
+    values = dtlab.run(body, ranks=2, may_die=range(2), max_restarts=1, timeout=20).values
+    assert values == [True, None]
+
+
 def test_who_looks_for_the_address_of_a_rank_that_has_died_is_told_so() -> None:
     """Else it would wait, and hold up its rank, which the others wait for."""
     server, pairs = StoreServer(2), [socket.socketpair() for _ in range(2)]
