@@ -125,6 +125,9 @@ class DataParallel(SynchronizedModule):
         return [(name, p.grad) for name, p in self.module.named_parameters()
                 if p.requires_grad and p.grad is not None]
 
+    def set_zero_gradient(self, p: nn.Parameter) -> None:
+        p.grad = torch.zeros_like(p)
+
     def regions(self) -> list[Region]:
         return [Region(name, p.shape, p, [(0, 0, p.numel())])
                 for name, p in self.module.named_parameters() if p.requires_grad]

@@ -169,6 +169,9 @@ class Hybrid(DistributedModule):
     def named_gradients(self) -> list[tuple[str, Tensor]]:
         return self.module.named_gradients()
 
+    def set_zero_gradient(self, p: nn.Parameter) -> None:
+        self.module.set_zero_gradient(p)
+
     def regions(self) -> list[Region]:
         found = []
         for name, shape, held, runs, _ in self.module.regions():

@@ -101,16 +101,15 @@ class Replicas:
 
     def _average(self, model: DistributedModule, samples: int) -> None:
         """Over the ranks that hold the same part of the model in other groups. A parameter that
-        only some groups have used has a gradient of zeros in the others. (With ZeRO all have one.)
-        """
-        parameters = [region.tensor for region in model.regions()]
+        only some groups have used has a gradient of zeros in the others."""
+        parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
         counts = torch.tensor([samples, *(p.grad is not None for p in parameters)],
                               device=self.comm.device)
         all_reduce(self._across, counts, algorithm="recursive_doubling")
         total, *used = counts.tolist()
         for p, groups in zip(parameters, used, strict=True):
             if groups and p.grad is None:
-                p.grad = torch.zeros_like(p)
+                model.set_zero_gradient(p)
         for _, gradient in model.named_gradients():
             if not samples:
                 gradient.zero_()  # the mean of nothing is nan, and 0 times that, too

@@ -55,6 +55,10 @@ class DistributedModule(nn.Module):
         views, each with its parameter's name."""
 
     @abstractmethod
+    def set_zero_gradient(self, p: nn.Parameter) -> None:
+        """Give `p`, which has no reduced gradient, one of zeros."""
+
+    @abstractmethod
     def regions(self) -> list[Region]:
         """Which elements of which trained parameters this rank's optimizer steps."""
 

@@ -6,8 +6,7 @@ FSDP: experiences on scaling fully sharded data parallel".
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,7 +15,6 @@ from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_i
 from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
-from dtlab.checks import short
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.parallel.memory import mark
@@ -74,7 +72,7 @@ class ShardedParameter(nn.Parameter):
             return
         if gradient is None and unit is not None and (part := unit.gradient_of(self)) is not None:
             part.zero_()
-            unit.dropped.add(self)  # its optimizer leaves it alone
+            unit.reduced.discard(self)  # its optimizer leaves it alone
         set_local_gradient(self, gradient)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -130,8 +128,9 @@ class Unit:
     None while it is freed, as it is at first unless it is to `keep`. shard: (n,) this rank's row of
     it. master: (n,) the shard itself, or a copy in the optimizer's dtype and on its device. pieces:
     what parameters the shard has parts of; masters: of each piece, as the optimizer steps it.
-    gradients: like `whole`, while they are computed. gradient: (n,) this rank's shard of what all
-    ranks' add up to.
+    gradients: like `whole`, while they are computed, of the parameters that are `computed`.
+    gradient: (n,) this rank's shard of what all ranks' add up to, where those of the parameters
+    that no rank has computed, all but `reduced`, are 0.
     """
 
     def __init__(self, names: Mapping[nn.Parameter, str], comm: Comm, dtype: torch.dtype,
@@ -163,7 +162,8 @@ class Unit:
         self.awaited = set(parameters)  # those whose gradient this backward has not computed yet
         self.gradients: Tensor | None = None
         self.gradient: Tensor | None = None
-        self.dropped: set[nn.Parameter] = set()  # those whose gradient the user has set to None
+        self.computed: set[nn.Parameter] = set()
+        self.reduced: set[nn.Parameter] = set()
         self.pieces = list(self._pieces())
         self.masters = [nn.Parameter(self.master[at : at + count])
                         for _, _, at, count in self.pieces]
@@ -243,7 +243,7 @@ class Unit:
         if self.gradients is None:
             self.gradients = mark(self.shard.new_zeros(self.numel), "gradients")
         self.gradients[self.starts[p] : self.starts[p] + p.numel()] += gradient.flatten()
-        self.dropped.discard(p)
+        self.computed.add(p)
         set_local_gradient(p, None)
 
     def take_gradients(self) -> Tensor:
@@ -262,10 +262,28 @@ class Unit:
 
     def gradient_of(self, p: nn.Parameter) -> Tensor | None:
         """This rank's part of the reduced gradient, which may have no elements."""
-        if self.gradient is None or p in self.dropped:
+        if self.gradient is None or p not in self.reduced:
             return None
         at, count = next(((at, count) for q, _, at, count in self.pieces if q is p), (0, 0))
         return self.gradient[at : at + count].as_subclass(GradientPart)
+
+    def named_gradients(self) -> list[tuple[str, Tensor]]:
+        """This rank's parts of the reduced gradients, each with its parameter's name."""
+        return [(self.names[p], self.gradient[at : at + count]) for p, _, at, count in self.pieces
+                if self.gradient is not None and p in self.reduced]
+
+    def set_zero_gradient(self, p: nn.Parameter) -> None:
+        """See `SynchronizedModule`."""
+        self.reduced.add(p)
+        if self.gradient is None:
+            self.gradient = mark(torch.zeros_like(self.shard), "gradients")
+
+    def hand_gradients(self) -> None:
+        """To the optimizer's parameters, the masters."""
+        if self.gradient is not None:
+            self.gradient = self.gradient.to(self.master)
+            for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):
+                master.grad = self.gradient[at : at + count] if p in self.reduced else None
 
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""
@@ -273,7 +291,29 @@ class Unit:
             local_gradient(p) is not None for p in self.parameters)
 
 
-def unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
+def saved_as_views(units: Sequence[Unit], use: Callable[[Unit], Tensor]) -> tuple[Any, Any]:
+    """Two hooks for `saved_tensors_hooks`: of a view of a unit, autograd saves only which one it
+    is, and where; `use` returns the unit's values when backward needs them."""
+    outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # the user's
+    pack, unpack = outer or (lambda x: (x, x._version), _unpack_if_unchanged)
+
+    def save(x: Tensor) -> Any:
+        storage = x.untyped_storage()._cdata
+        for unit in units:
+            if unit.whole is not None and unit.whole.untyped_storage()._cdata == storage:
+                return unit, x.size(), x.stride(), x.storage_offset()
+        return pack(x)
+
+    def saved(packed: Any) -> Any:
+        if isinstance(packed, tuple) and packed and isinstance(packed[0], Unit):
+            unit, *view = packed
+            return use(unit).as_strided(*view)
+        return unpack(packed)
+
+    return save, saved
+
+
+def _unpack_if_unchanged(packed: tuple[Tensor, int]) -> Tensor:
     """A tensor that autograd has saved, and its version then, which torch compares itself, but not
     where saving has hooks."""
     x, version = packed
@@ -301,42 +341,3 @@ def torch_func_differentiates(allowed: bool) -> bool:
         raise ConfigError("torch.func can't differentiate while ZeRO 3 gathers and frees layers; "
                           "call it inside `with model.gathered():`, which all ranks enter")
     return runs
-
-
-def layers_of(module: nn.Module, layers: Iterable[nn.Module] | None = None) -> list[nn.Module]:
-    """`layers`; if None, the elements of the outermost lists and sequences of modules in `module`.
-    """
-    if layers is not None:
-        layers = list(layers) if isinstance(layers, Iterable) else [layers]
-        for layer in layers:
-            if layer not in module.modules():
-                raise ConfigError(f"layers is a list of modules that belong to the one that zero "
-                                  f"wraps; {short(layer)} doesn't")
-        return with_forward(layers)
-    if isinstance(module, (nn.ModuleList, nn.Sequential)):
-        return with_forward(module)
-    return [layer for child in module.children() for layer in layers_of(child)]
-
-
-def with_forward(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """`modules`, but what they hold for those without a forward, such as lists within lists."""
-    return [layer for m in modules for layer in (
-        with_forward(m.children()) if getattr(m.forward, "__func__", 0) is nn.Module.forward
-        else [m])]
-
-
-def parameters_by_layer(layers: Sequence[nn.Module]) -> list[dict[nn.Parameter, str]]:
-    """The trained parameters of each layer that have elements, in order, with their names; the
-    first layer, which is the root, has those that belong to none of the others, or not to one
-    alone."""
-    root, *others = layers
-    names = {p: name for name, p in root.named_parameters() if p.requires_grad and p.numel()}
-    uses = Counter(p for _, p in root.named_parameters(remove_duplicate=False))
-    owners = Counter(p for layer in others for p in layer.parameters())
-    owned = []
-    for layer in others:
-        inside = Counter(p for _, p in layer.named_parameters(remove_duplicate=False))
-        owned.append({p: names[p] for p in inside
-                      if p in names and inside[p] == uses[p] and owners[p] == 1})
-    elsewhere = {p for layer in owned for p in layer}
-    return [{p: name for p, name in names.items() if p not in elsewhere}, *owned]

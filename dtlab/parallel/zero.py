@@ -31,16 +31,15 @@ from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
 from dtlab.parallel.hooks import Hook
+from dtlab.parallel.layers import layers_of, parameters_by_layer
 from dtlab.parallel.memory import mark
 from dtlab.parallel.sharded_optimizer import check_elementwise, shard_optimizer
 from dtlab.parallel.synchronized import Region, SynchronizedModule, in_autograd
 from dtlab.parallel.unit import (
     Unit,
     check_not_compiled,
-    layers_of,
-    parameters_by_layer,
+    saved_as_views,
     torch_func_differentiates,
-    unpack_if_unchanged,
 )
 
 
@@ -71,7 +70,8 @@ def zero(
         `options`: as many parameter groups as there are different ones. names: of all stages of a
         pipeline, so that all ranks have the same groups.
 
-    Parameters that are frozen stay whole. One without a gradient counts as one with gradient 0.
+    Parameters that are frozen stay whole. Traffic of a step: the module's table. Beside it ranks
+    tell each other which gradients they have, in messages of a few bytes that no trace shows.
     Raises `ConfigError` if ranks hold different models, or parameters have several dtypes.
     """
     if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in STAGES:
@@ -112,9 +112,10 @@ class Stage1(SynchronizedModule):
             unit.check()
 
     def named_gradients(self) -> list[tuple[str, Tensor]]:
-        return [(unit.names[p], unit.gradient[at : at + count])
-                for unit in self.units if unit.gradient is not None
-                for p, _, at, count in unit.pieces if p not in unit.dropped]
+        return [named for unit in self.units for named in unit.named_gradients()]
+
+    def set_zero_gradient(self, p: nn.Parameter) -> None:
+        self._unit_of[p].set_zero_gradient(p)
 
     def regions(self) -> list[Region]:
         for unit in self.units:
@@ -128,7 +129,8 @@ class Stage1(SynchronizedModule):
         self.wait_for_launched()
         for unit in self.units:
             unit.gradients = unit.gradient = None
-            unit.dropped.clear()
+            unit.computed.clear()
+            unit.reduced.clear()
         for p in self.trained:
             p.grad = None
 
@@ -148,6 +150,16 @@ class Stage1(SynchronizedModule):
     def finish_reduction(self) -> None:
         for unit in reversed(self.units):
             unit.add_reduced(self.reduced(self.comm, unit))
+        self.find_reduced()
+
+    def find_reduced(self) -> None:
+        """A parameter that has a gradient on no rank has none: its optimizer leaves it alone."""
+        trained = [p for unit in self.units for p in unit.parameters]
+        mine = {number for number, p in enumerate(trained) if p in self._unit_of[p].computed}
+        for number in set().union(*self.comm._all_gather_objects(mine)):
+            self._unit_of[trained[number]].reduced.add(trained[number])
+        for unit in self.units:
+            unit.computed.clear()
 
     def hand_gradients_to_optimizer(self) -> None:
         """Before the optimizer's step: its parameters are the pieces of the shards."""
@@ -157,10 +169,7 @@ class Stage1(SynchronizedModule):
                                   f"reduced; end accumulation with a forward and backward outside "
                                   f"no_sync, or call model.reduce(), before the optimizer's step")
             unit.take_writes()
-            if unit.gradient is not None:
-                unit.gradient = unit.gradient.to(unit.master)
-                for (p, _, at, count), master in zip(unit.pieces, unit.masters, strict=True):
-                    master.grad = None if p in unit.dropped else unit.gradient[at : at + count]
+            unit.hand_gradients()
 
     @torch.no_grad()
     def share_parameters(self) -> None:
@@ -211,6 +220,7 @@ class Stage2(Stage1):
         for unit in reversed(self.units):  # what came after its unit had left, as in `DataParallel`
             if unit.has_gradients():
                 self._add_reduced(self.comm, unit)
+        self.find_reduced()
 
 
 class Stage3(Stage2):
@@ -259,28 +269,11 @@ class Stage3(Stage2):
     forward = torch._disable_dynamo(Stage2.forward)  # it would trace parameters without values
 
     def run_module(self, *args: Any, **options: Any) -> Any:
-        """Autograd saves, of a view of a unit, only which one it is: its values are gathered again
-        when backward needs them."""
+        """Backward gathers again what forward has freed: see `saved_as_views`."""
         check_not_compiled(self.module)
         if torch_func_differentiates(allowed=self._readers > 0):  # it takes no such hooks
             return super().run_module(*args, **options)
-        outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # the user's
-        pack, unpack = outer or (lambda x: (x, x._version), unpack_if_unchanged)
-
-        def save(x: Tensor) -> Any:
-            storage = x.untyped_storage()._cdata
-            for unit in self.units:
-                if unit.whole is not None and unit.whole.untyped_storage()._cdata == storage:
-                    return unit, x.size(), x.stride(), x.storage_offset()
-            return pack(x)
-
-        def saved(packed: Any) -> Any:
-            if isinstance(packed, tuple) and packed and isinstance(packed[0], Unit):
-                unit, *view = packed
-                return self._use(unit).as_strided(*view)
-            return unpack(packed)
-
-        with saved_tensors_hooks(save, saved):
+        with saved_tensors_hooks(*saved_as_views(self.units, self._use)):
             return super().run_module(*args, **options)
 
     @torch.inference_mode(False)  # what is gathered there may be used in training, too

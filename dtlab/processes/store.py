@@ -19,6 +19,7 @@ import torch.distributed as dist
 from dtlab.processes.control_channel import ChannelClosed, ControlChannel
 
 JOINING = "joining"  # there once ranks that were started anew wait to join the others
+_ADDRESSES = "survivors "
 _TIMED_OUT = "the other ranks did not write what this one waits for in the store"
 
 
@@ -188,13 +189,16 @@ class StoreServer:
     def look_again(self) -> None:
         """Answer those who wait: what they want has come, or never will, or their time is over."""
         now, still = time.monotonic(), []
-        broken = broken_key(self._agreed) in self._data
+        broken, current = broken_key(self._agreed) in self._data, addresses_of(self._agreed) + "/"
         for entry in self._waiting:
             channel, what, keys, deadline = entry
             if all(key in self._data for key in keys):
                 values = [self._data[key] for key in keys]
                 _reply(channel, values[0] if what == "get" else values)
-            elif broken:  # also a wait that begins only now, which would hold up its rank
+            # Also a wait that begins only now, which would hold up its rank, for good if it is for
+            # an address of a meeting that was given up.
+            elif broken or any(key.startswith(_ADDRESSES) and not key.startswith(current)
+                               for key in keys):
                 _reply(channel, "a rank has died", done=False)
             elif now > deadline:
                 _reply(channel, _TIMED_OUT, done=False)
@@ -210,6 +214,12 @@ def _bytes(value: str | bytes) -> bytes:
 def died_key(number: int, rank: int) -> str:
     """There once `rank`, of those that have agreed for the number-th time, has died."""
     return f"died {number}/{rank}"
+
+
+def addresses_of(number: int) -> str:
+    """Begins the keys under which ranks leave their addresses when they meet for the number-th
+    time."""
+    return f"{_ADDRESSES}{number}"
 
 
 def broken_key(number: int) -> str:

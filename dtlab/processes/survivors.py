@@ -17,11 +17,12 @@ from dtlab.processes import same_host_transport
 from dtlab.processes.connections import Connections, calm_gloo
 from dtlab.processes.same_host_transport import SameHostTransport
 from dtlab.processes.status_writer import Threads
-from dtlab.processes.store import RankStore, broken_key
+from dtlab.processes.store import RankStore, addresses_of, broken_key
 from dtlab.processes.transport import GlooTransport
 
 FOREVER = timedelta(days=30)  # the launcher watches over time
 _LOOK_EVERY_S = 0.02
+_TOLD_WITHIN_S = 10.0  # the launcher may learn of a death later than those who connect
 
 
 class Survivors(NamedTuple):
@@ -61,18 +62,20 @@ def _group(store: RankStore, number: int, ranks: list[int], rank: int, threads: 
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
         options._timeout = FOREVER
-        prefixed = dist.PrefixStore(f"survivors {number}", store)
+        prefixed = dist.PrefixStore(addresses_of(number), store)
         try:
             found.append(dist.ProcessGroupGloo(prefixed, ranks.index(rank), len(ranks), options))
         except RuntimeError as error:
             found.append(error)
 
     thread = threads.start(form, "joining")
-    told = False
+    told, give_up_s = False, float("inf")
     while True:
         if thread.is_alive():
             thread.join(_LOOK_EVERY_S)
-        elif not told and not isinstance(found[0], RuntimeError):
+        elif isinstance(found[0], RuntimeError):
+            give_up_s = min(give_up_s, time.monotonic() + _TOLD_WITHIN_S)
+        elif not told:
             store.set(formed[ranks.index(rank)], "")
             told = True
         if told and store.check(formed):
@@ -80,7 +83,7 @@ def _group(store: RankStore, number: int, ranks: list[int], rank: int, threads: 
             return found[0]
         if store.check([broken_key(number)]):
             raise _DiedMeanwhile
-        if found and isinstance(found[0], RuntimeError):
+        if time.monotonic() > give_up_s:
             raise found[0]
-        if told:
+        if not thread.is_alive():
             time.sleep(_LOOK_EVERY_S / 10)

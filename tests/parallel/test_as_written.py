@@ -469,7 +469,8 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
         mean(model, data(comm.rank))
         named = dict(model.named_gradients())
         found = {name: p.grad for name, p in model.module.named_parameters() if p.requires_grad}
-        assert {name for name, part in found.items() if len(part.flatten())} == set(named)
+        assert {name for name, part in found.items() if part is not None and part.numel()} == (
+            set(named))
         with pytest.raises(dtlab.ConfigError, match="clip_grad_norm_"):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for p in model.parameters():
@@ -480,7 +481,7 @@ def test_gradients_are_this_ranks_parts(wrapper: str) -> None:
                         use(p.grad)
         before = {name: part.clone() for name, part in named.items()}
         for p in model.parameters():
-            if p.requires_grad:
+            if p.grad is not None:
                 p.grad *= 2
         assert all(torch.equal(part, 2 * before[name]) for name, part in model.named_gradients())
         return before
@@ -810,8 +811,50 @@ def test_parameter_groups_by_name(stage: int) -> None:
     optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}],
                                   lr=0.1, weight_decay=0.5)
     (sum(one(data(rank)).square().mean() for rank in range(3)) / 3).backward()
-    for p in one.norm.parameters():  # ZeRO takes no gradient for gradient 0
-        p.grad = torch.zeros_like(p)
     optimizer.step()
     for state in on("simulator", trained, ranks=3).values:
+        assert difference(state, one.state_dict()) < 1e-12
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_layer_without_a_gradient_does_not_move(stage: int, backend: str) -> None:
+    """Neither by momentum nor by decay; one that some ranks use has the mean over all."""
+    used = [{(0, 1)}, {(0, 2)}, {(1,)}, {(0, 1, 3), (0, 1)}, {(0,)}]  # by step, by rank
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)]).double()
+
+        def forward(self, x: Tensor, numbers: tuple[int, ...]) -> Tensor:
+            for number in numbers:
+                x = self.layers[number](x).tanh()
+            return x
+
+    def loss(model: Any, step: int, rank: int) -> Tensor:
+        numbers = sorted(used[step])[rank % len(used[step])]
+        if stage == 3 and len(used[step]) > 1:  # all ranks run the same layers
+            numbers = (0, 1, 3)
+        return model(data(2 * step + rank), numbers).square().mean()
+
+    def trained(comm: dtlab.Comm) -> Any:
+        model, optimizer = zero(Heads(), comm, stage, lr=0.1, weight_decay=0.1)
+        for step in range(len(used)):
+            for _ in range(2):  # micro-batches
+                with model.no_sync():
+                    loss(model, step, comm.rank).backward()
+            model.reduce()
+            optimizer.step()
+            optimizer.zero_grad()
+        return full_state_dict(model)
+
+    one = Heads()
+    optimizer = torch.optim.AdamW(one.parameters(), lr=0.1, weight_decay=0.1)
+    for step in range(len(used)):
+        sum(loss(one, step, rank) for rank in range(2)).backward()  # twice a half  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    for state in on(backend, trained, ranks=2).values:
         assert difference(state, one.state_dict()) < 1e-12

@@ -246,8 +246,10 @@ def test_a_lost_group_is_left_out_and_comes_back(ranks: int) -> None:
     assert back > 3
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("cuts", [(0, 2, 2, 6), (0, 6, 6, 6), (0, 1, 3, 6)])
-def test_groups_without_samples_and_layers_that_only_some_use(cuts: tuple[int, ...]) -> None:
+def test_groups_without_samples_and_layers_that_only_some_use(
+        cuts: tuple[int, ...], stage: int) -> None:
     x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def heads() -> nn.ModuleList:
@@ -259,11 +261,15 @@ def test_groups_without_samples_and_layers_that_only_some_use(cuts: tuple[int, .
 
     def trained(comm: Comm) -> Any:
         def build(group: Comm) -> Any:
+            if stage:
+                return zero(heads(), group, stage, lr=0.1)
             model = DataParallel(heads(), group)
             return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
         def backward(model: Any, step: int, group: int) -> int:
             each = losses(model.module, group)
+            if not len(each) and step:
+                return 0
             return int(model.backward(each.mean() if len(each) else None, len(each)))
 
         replicas = Replicas(comm, 1, build)

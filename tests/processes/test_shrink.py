@@ -19,7 +19,9 @@ import torch.distributed as dist
 import dtlab
 from dtlab import Comm, ConfigError, RankDied, Recv, Send
 from dtlab.collectives import all_gather, all_reduce, broadcast
+from dtlab.processes import survivors
 from dtlab.processes.control_channel import ControlChannel
+from dtlab.processes.status_writer import Threads
 from dtlab.processes.store import RankStore, StoreServer
 
 RANKS = 4
@@ -108,6 +110,34 @@ def test_who_looks_for_the_address_of_a_rank_that_has_died_is_told_so() -> None:
     server.serve(ends[0])
     looking.join(5)
     assert told == ["a rank has died"]
+    again = threading.Thread(target=ranks[0].shrink, args=(0,), daemon=True)
+    again.start()
+    select.select([ends[0]], [], [])
+    server.serve(ends[0])
+    again.join(5)
+    looking = threading.Thread(target=look, daemon=True)  # Gloo's thread of the time before
+    looking.start()
+    select.select([ends[0]], [], [])
+    server.serve(ends[0])
+    looking.join(5)
+    assert told == ["a rank has died"] * 2
+
+
+def test_a_connection_is_refused_before_the_launcher_knows_of_the_death(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then ranks meet again; if nobody has died, the refusal is the failure."""
+    class Refused(dist.ProcessGroupGloo):
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError("Connection refused")
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", Refused)
+    monkeypatch.setattr(survivors, "_TOLD_WITHIN_S", 1.0)
+    store: Any = dist.HashStore()
+    threading.Timer(0.2, store.set, ("broken 3", "")).start()
+    with pytest.raises(survivors._DiedMeanwhile):
+        survivors._group(store, 3, [0, 1], 0, Threads())
+    with pytest.raises(RuntimeError, match="refused"):
+        survivors._group(store, 4, [0, 1], 0, Threads())
 
 
 @pytest.mark.parametrize("backend", ["simulator", "gloo"])
