@@ -15,8 +15,8 @@ from dtlab.processes.connections import Connections, calm_gloo
 from dtlab.processes.endpoint import Endpoint
 from dtlab.processes.nccl_communicator import NcclComm
 from dtlab.processes.same_host_transport import SameHostTransport
-from dtlab.processes.shared_status import SharedStatus
-from dtlab.processes.status_writer import Threads
+from dtlab.processes.shared_status import COMPUTE, SharedStatus
+from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore
 from dtlab.processes.survivors import FOREVER, meet
 from dtlab.processes.transport import GlooTransport
@@ -98,6 +98,7 @@ def open_late(device: str, rank: int, size: int, status: SharedStatus, trace: bo
               store: RankStore) -> tuple[Endpoint, ProcessComm]:
     """The end and the communicator of a rank that was started anew, once the others have met it."""
     threads = Threads()
+    StatusWriter(status, rank, 0, threads).does(COMPUTE, "joining")
     number, ranks, transport, connections = meet(store, rank, threads)
     calm_gloo()
     end = Endpoint(rank, size, transport, threads, place(device, rank), status, trace, store,
