@@ -50,12 +50,15 @@ def wires(topology: Topology, rails: bool = True) -> Wires:
     one ring, which ZeRO 3 of 2021 seems to have had (Narayanan et al. 2021, table 2).
     """
 
+    ring_route = cache(topology.route)  # groups of other sizes ask the same
+
     @cache
     def wire(*axes: int, exchange: bool = False) -> Wire:
         latency_s, flows = topology.overhead_s, defaultdict[int, float](float)
+        route = topology.route if exchange else ring_route  # all pairs would take much memory
         for group in _groups(topology.ranks, [*zip(axes[::2], axes[1::2], strict=True)]):
             for src, dst, share in _flows(group, topology.host_of, rails, exchange):
-                route_s, links = topology.route(src, dst)
+                route_s, links = route(src, dst)
                 latency_s = max(latency_s, route_s)
                 for link in links:
                     flows[link] += share
