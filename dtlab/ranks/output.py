@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TextIO
 
 LIMIT_BYTES = 1_000_000
+# Gloo writes pages of a connection that has broken, which the run tells of itself.
+_OF_GLOO = re.compile(r"\[\S*/gloo/\S*debug_logger\.cc:|(\[rank\d+\]:)?\[E.* ProcessGroupGloo\.cpp:")
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -60,6 +63,8 @@ class RankOutput:
             self.dropped += len(line) + 1
             return
         line = line.rstrip("\r").rsplit("\r", 1)[-1]
+        if _OF_GLOO.match(line):
+            return
         kept = line[: self._limit - self._kept]
         self.dropped += len(line) - len(kept)
         self._kept += len(kept) + 1

@@ -13,6 +13,7 @@ import pytest
 from tqdm import tqdm
 
 from dtlab import Comm, RankFailed, run
+from dtlab.ranks.output import RankOutput
 
 
 def test_prints_arrive_labelled_and_in_order(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +132,14 @@ def test_without_a_stdout_what_ranks_print_is_still_collected(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert run(lambda comm: print("here"), ranks=2).output == ["here\n"] * 2
+
+
+def test_what_gloo_writes_of_a_broken_connection_is_left_out() -> None:
+    shown: list[str] = []
+    output = RankOutput(3, shown.append)
+    output.feed("[/__w/pytorch/gloo/transport/tcp/debug_logger.cc:9] ERROR failed to connect, ret"
+                "ry=1\n[rank3]:[E1128 08:46:32.19 ProcessGroupGloo.cpp:67] Gloo connectFullMesh\n"
+                "[E1128 08:46:32.19 ProcessGroupGloo.cpp:67] Gloo connectFullMesh failed\n")
+    output.feed("my own: ProcessGroupGloo.cpp:67] gloo/transport/tcp/debug_logger.cc: failed\n")
+    assert shown == ["[rank 3] my own: ProcessGroupGloo.cpp:67] gloo/transport/tcp/debug_logger.cc:"
+                     " failed\n"]
