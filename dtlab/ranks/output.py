@@ -8,7 +8,7 @@ from typing import TextIO
 
 LIMIT_BYTES = 1_000_000
 # Gloo writes pages of a connection that has broken, which the run tells of itself.
-_OF_GLOO = re.compile(r"\[\S*/gloo/\S*debug_logger\.cc:|(\[rank\d+\]:)?\[E.* ProcessGroupGloo\.cpp:")
+_OF_GLOO = re.compile(r"\[\S*/gloo/\S*debug_logger\.cc:|(\[rank\d+\]:)?\[E.*ProcessGroupGloo\.cpp:")
 
 
 def write(stream: TextIO, text: str) -> None:
