@@ -98,25 +98,31 @@ def names_missing_in_class(function: Callable[..., Any]) -> list[str]:
     found: dict[str, None] = {}
     kept, assigned = _top_names()
     helpers, seen = [getattr(function, "func", function)], set()
+    kept |= _set_beside(helpers[0])
     while helpers:
         helper = helpers.pop()
         code = getattr(helper, "__code__", None)
         if code is None or code in seen or os.path.exists(code.co_filename):
             continue
         seen.add(code)
-        own = set()  # of a helper's cell only the definitions count
-        if len(seen) == 1:
-            with contextlib.suppress(SyntaxError):
-                own = stored(ast.parse("".join(linecache.getlines(code.co_filename))))
         for name in _globals_of(code) & helper.__globals__.keys():
             value = helper.__globals__[name]
             module = value if isinstance(value, types.ModuleType) else own_module(value)
             plain = name in assigned or not (isinstance(value, types.ModuleType) or callable(value))
-            if (module is not None and is_own(module)) or (plain and name not in own | kept):
+            if (module is not None and is_own(module)) or (plain and name not in kept):
                 found[name] = None
             else:
                 helpers.append(getattr(value, "func", value))
     return sorted(found)
+
+
+def _set_beside(function: Callable[..., Any]) -> set[str]:
+    """The names that the function's own cell sets: all, where its text is unknown (%%time)."""
+    lines = linecache.getlines(getattr(getattr(function, "__code__", None), "co_filename", ""))
+    with contextlib.suppress(SyntaxError):
+        if lines:
+            return stored(ast.parse("".join(lines)))
+    return set(getattr(function, "__globals__", ()))
 
 
 def _top_names() -> tuple[set[str], set[str]]:

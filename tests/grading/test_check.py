@@ -199,8 +199,8 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
                          "third = lambda: five\n\n\n"
                          "def of(comm, n):\n"
                          "    return (comm.rank + n * ONE + four() - third() + 2) % comm.size",
-             "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef hello(comm):\n"
-                         "    size = TWO * comm.size // 2 + three() - 3\n"
+             "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef half(n): return n // TWO\n\n\n"
+                         "def hello(comm):\n    size = half(TWO * comm.size) + three() - 3\n"
                          "    return comm.rank, size, of(comm, -1), of(comm, 1)"}
     notebook: dict = {}
     for name, source in cells.items():
@@ -210,6 +210,8 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
     assert ("In a class there is no ONE and no five and no four and no three: of other cells only"
             in capsys.readouterr().out)
     assert names_missing_in_class(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
+    exec(compile("SIX = 6\ndef six(): return SIX", "<timed exec>", "exec"), notebook)  # %%time
+    assert names_missing_in_class(notebook["six"]) == []
 
 
 def test_what_an_exercise_asks_for_is_not_in_the_library_at_home_either():
