@@ -20,6 +20,7 @@ from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import pickled_by_value
+from dtlab.grading.submitted import defined, stored
 from dtlab.ranks.own_code import is_own, own_module
 
 
@@ -97,42 +98,42 @@ def names_missing_in_class(function: Callable[..., Any]) -> list[str]:
     found: dict[str, None] = {}
     kept, assigned = _top_names()
     helpers, seen = [getattr(function, "func", function)], set()
+    kept |= _set_beside(helpers[0])
     while helpers:
         helper = helpers.pop()
         code = getattr(helper, "__code__", None)
         if code is None or code in seen or os.path.exists(code.co_filename):
             continue
         seen.add(code)
-        own = set()  # of a helper's cell only the definitions count
-        if len(seen) == 1:
-            with contextlib.suppress(SyntaxError):
-                own = {name.id for name in ast.walk(ast.parse("".join(
-                    linecache.getlines(code.co_filename))))
-                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
         for name in _globals_of(code) & helper.__globals__.keys():
             value = helper.__globals__[name]
             module = value if isinstance(value, types.ModuleType) else own_module(value)
             plain = name in assigned or not (isinstance(value, types.ModuleType) or callable(value))
-            if (module is not None and is_own(module)) or (plain and name not in own | kept):
+            if (module is not None and is_own(module)) or (plain and name not in kept):
                 found[name] = None
-            elif isinstance(value, types.FunctionType):
-                helpers.append(value)
+            else:
+                helpers.append(getattr(value, "func", value))
     return sorted(found)
 
 
+def _set_beside(function: Callable[..., Any]) -> set[str]:
+    """The names that the function's own cell sets: all, where its text is unknown (%%time)."""
+    lines = linecache.getlines(getattr(getattr(function, "__code__", None), "co_filename", ""))
+    with contextlib.suppress(SyntaxError):
+        if lines:
+            return stored(ast.parse("".join(lines)))
+    return set(getattr(function, "__globals__", ()))
+
+
 def _top_names() -> tuple[set[str], set[str]]:
-    """What the notebook's cells define or import, and what they assign (a lambda, a partial)."""
+    """What the notebook's cells define, as a class does, and what else they assign."""
     kept, assigned = set[str](), set[str]()
     for file in [file for file in linecache.cache if not os.path.exists(file)]:
         with contextlib.suppress(SyntaxError):
             for statement in ast.parse("".join(linecache.getlines(file))).body:
-                if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-                    kept.add(statement.name)
-                elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-                    kept |= {each.asname or each.name.split(".")[0] for each in statement.names}
-                elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-                    assigned |= {node.id for node in ast.walk(statement)
-                                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+                names = defined(statement)
+                kept |= names
+                assigned |= set() if names else stored(statement)
     return kept, assigned
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from codeop import Compile
+from collections.abc import Iterator
 from typing import Any
 
 from dtlab.grading.frames import Frame, FrameSocket
@@ -18,17 +21,16 @@ def serve(sock: FrameSocket, request: Frame) -> None:
     """
     sys.stdout = sys.stderr = Printed()
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    compiler = Compile()  # knows what earlier cells imported from __future__, as in a notebook
     troubles: dict[int, str] = {}
     cell_of: dict[str, int] = {}  # a wanted name → the cell that set it last
     for number, file, code in request.fields["cells"]:
         before = dict(namespace)
         sock.send("begin", cell=number)
-        try:
-            exec(compile(code, file, "exec"), namespace)
-        except BaseException as error:  # the other cells count
+        for error in _execute(code, file, namespace, compiler):
             raised = describe_error(error)
             text = f"the cell raised {raised['error']}: {raised['message']}"
-            troubles[number] = text.rstrip(": ")
+            troubles.setdefault(number, text.rstrip(": "))
         cell_of |= {name: number for name in request.fields["names"]
                     if namespace.get(name) is not before.get(name)}
     found, blobs = [], []
@@ -38,6 +40,23 @@ def serve(sock: FrameSocket, request: Frame) -> None:
                 blobs.append(Pickler(lends=False).pickled(namespace[name]).data)
                 found.append(name)
         except Exception as error:
-            troubles.setdefault(number, f"{name} can't be sent to the processes that try it "
-                                        f"({error}); create what it needs inside the function")
+            troubles[number] = (f"{name} can't be sent to the processes that try it ({error}); "
+                                f"create what it needs inside the function")
     sock.send("done", *blobs, troubles=troubles, names=found)
+
+
+def _execute(code: str, file: str, namespace: dict[str, Any], compiler: Compile
+             ) -> Iterator[BaseException]:
+    """Execute the statements one after the other; where one raises, the others count: a cell may
+    import what is not installed here, or try out what it defines. Gives what was raised."""
+    try:
+        statements = ast.parse(code, file).body
+    except Exception as error:
+        yield error
+        return
+    for statement in statements:
+        try:
+            module: Any = ast.Module([statement], [])
+            exec(compiler(module, file, "exec"), namespace)
+        except BaseException as error:
+            yield error

@@ -1,7 +1,8 @@
 """Reading a learner's notebook: what in it is an answer, and to which of the course's notebooks.
 
-Only answers are taken from a learner: the solution cells, and definitions (def, class, import)
-from other cells, as an answer may use a helper. Tests come from the course's own notebook.
+Only answers are taken from a learner: the solution cells, and definitions (def, class, import,
+f = lambda …) from other cells, as an answer may use a helper. Tests come from the course's own
+notebook.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import re
 import stat
 import warnings
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,14 +143,31 @@ class CodeCell(NamedTuple):
         """The names of those that it defines."""
         return {s.name for s in self.statements if isinstance(s, ast.FunctionDef)}
 
-    @property
-    def helpers(self) -> str:
-        """The statements that only define something."""
-        kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    def helpers(self, settled: Set[str]) -> str:
+        """The statements that only define something, none of it `settled`."""
         try:
-            return "\n\n".join(ast.unparse(s) for s in self.statements if isinstance(s, kinds))
+            return "\n\n".join(ast.unparse(s) for s in self.statements
+                               if (names := defined(s)) and not names & settled)
         except RecursionError:
             return ""
+
+
+def defined(s: ast.stmt) -> set[str]:
+    """The names of what a statement only defines: functions, classes, modules, f = lambda …"""
+    if isinstance(s, (ast.FunctionDef, ast.ClassDef)):
+        return {s.name}
+    if isinstance(s, (ast.Import, ast.ImportFrom)):
+        return {each.asname or each.name.split(".")[0] for each in s.names}
+    value = s.value if isinstance(s, (ast.Assign, ast.AnnAssign)) else None
+    made_by = ast.unparse(value.func).split(".")[-1] if isinstance(value, ast.Call) else ""
+    return stored(s) if made_by in ("namedtuple", "partial") or isinstance(
+        value, (ast.Lambda, ast.Name, ast.Attribute)) else set()
+
+
+def stored(tree: ast.AST) -> set[str]:
+    """The names that are assigned to anywhere in `tree`."""
+    return {node.id for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _code_cells(notebook: dict[str, Any]) -> list[CodeCell]:
@@ -189,7 +208,11 @@ def _chosen(cells: list[CodeCell], wanted: dict[str, set[str]]) -> dict[str, lis
 def _answers(cells: list[CodeCell], chosen: dict[str, list[int]], wanted: dict[str, set[str]]
              ) -> list[SubmittedCell]:
     """The cells to execute, in the order of the notebook; an answer in several stands where its
-    last one does. At the end, one for each answer that is missing."""
+    last one does; what other cells have under its name does not count, once it is written. At the
+    end, one for each answer that is missing."""
+    settled = {name for grade_id, parts in chosen.items() for i in parts
+               if "NotImplementedError" not in cells[i].text
+               for name in wanted[grade_id] & cells[i].functions}
     grade_ids = {parts[-1]: grade_id for grade_id, parts in chosen.items()}
     earlier = {i for parts in chosen.values() for i in parts[:-1]}
     found = []
@@ -199,7 +222,7 @@ def _answers(cells: list[CodeCell], chosen: dict[str, list[int]], wanted: dict[s
             long = f"the answer's cell has more than {LARGEST_CELL:,} characters"
             found.append(SubmittedCell("", grade_ids[i], long) if len(text) > LARGEST_CELL
                          else SubmittedCell(text, grade_ids[i]))
-        elif i not in earlier and (helpers := cell.helpers):
+        elif i not in earlier and (helpers := cell.helpers(settled)):
             found.append(SubmittedCell(helpers))
     for grade_id in wanted.keys() - set(grade_ids.values()):
         found.append(SubmittedCell("", grade_id, "the answer's cell is not in the notebook"))

@@ -235,8 +235,34 @@ def ring_all_reduce(comm, x):
         for at in range(0, len(kept[0]), 4096): kept[0][at]
     return x
 """
+_NEIGHBOURS_MEMORY = """
+nodes = {}
+def chain_node(node, message):
+    me = node["me"]  # without acknowledgements: what the next node had is read where it lies
+    if "had" not in node and (me == 0 or me in nodes): nodes.clear()  # another run
+    nodes[me] = node
+    had, kept = node.setdefault("had", set()), node.setdefault("kept", {})
+    what, number = message[:2]
+    if what == "chain": node["chain"] = message[1]
+    after = next((n for n in node["chain"] if n > me), None)
+    def pass_on(add):
+        if after is None: return [("client", ("done", add[1]))]
+        kept[add[1]] = add
+        return [(after, add)]
+    if what == "read": return [("client", ("value", number, node["values"].get(message[2], 0)))]
+    if what == "chain":
+        behind = nodes[after].get("had", ()) if after in nodes else ()
+        return [sent for add in list(kept.values()) if add[1] not in behind
+                for sent in pass_on(add)]
+    if number not in had:
+        had.add(number)
+        node["values"][message[2]] = node["values"].get(message[2], 0) + message[3]
+    return pass_on(message)
+"""
 
 ATTACKS: tuple[Attack, ...] = (
+    Attack("a chain whose nodes read each other's memory", _NEIGHBOURS_MEMORY, "chain-replication",
+           most=9),
     Attack("all layers' weights, past the meter", _ALL_WEIGHTS, "zero-stage-3", most=7),
     Attack("copies of x, past the meter and behind a file", _BEHIND_A_FILE, "ring-all-reduce",
            most=8),

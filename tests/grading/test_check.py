@@ -195,20 +195,23 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
     """
     (tmp_path / "beside.py").write_text("def three(): return 3")
     monkeypatch.syspath_prepend(tmp_path)
-    cells = {"<cell 1>": "from math import pi\nONE, four = 1, lambda: int(pi)\n\n\n"
+    cells = {"<cell 1>": "from math import pi\nONE, four, five = 1, lambda: int(pi), 5\n"
+                         "third = lambda: five\n\n\n"
                          "def of(comm, n):\n"
-                         "    return (comm.rank + n * ONE + four() - 3) % comm.size",
-             "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef hello(comm):\n"
-                         "    size = TWO * comm.size // 2 + three() - 3\n"
+                         "    return (comm.rank + n * ONE + four() - third() + 2) % comm.size",
+             "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef half(n): return n // TWO\n\n\n"
+                         "def hello(comm):\n    size = half(TWO * comm.size) + three() - 3\n"
                          "    return comm.rank, size, of(comm, -1), of(comm, 1)"}
     notebook: dict = {}
     for name, source in cells.items():
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         exec(compile(source, name, "exec"), notebook)
     assert check("hello-ranks", notebook["hello"]).points == 4
-    assert ("In a class there is no ONE and no four and no three: of other cells only"
+    assert ("In a class there is no ONE and no five and no four and no three: of other cells only"
             in capsys.readouterr().out)
     assert names_missing_in_class(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
+    exec(compile("SIX = 6\ndef six(): return SIX", "<timed exec>", "exec"), notebook)  # %%time
+    assert names_missing_in_class(notebook["six"]) == []
 
 
 def test_what_an_exercise_asks_for_is_not_in_the_library_at_home_either():

@@ -121,6 +121,13 @@ def test_an_empty_message_counts_eight_bytes():
     assert [bytes_sent(outcome), bytes_sent(outcome, 0), bytes_sent(outcome, 1)] == [124, 124, 0]
 
 
+def test_parts_for_few_ranks_are_none_of_those_for_more():
+    firsts = {(case, *case.args[0][0][0].flatten().tolist())
+              for case in cases("bruck-all-to-all", SEED) if case.facts["part"]}
+    for case, *part in firsts:
+        assert sum(part == other for _, *other in firsts) == 1, case.tried
+
+
 @pytest.mark.parametrize("exercise", ["zero-stage-1", "vocab-loss", "sharded-store",
                                       "hierarchical"])
 def test_a_rank_is_given_nothing_twice(exercise):

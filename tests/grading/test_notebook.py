@@ -125,10 +125,26 @@ def test_helpers_in_other_cells_may_be_used(welcome, submit):
         "    return comm.rank, comm.size, beside(comm, -1), beside(comm, math.ceil(0.5))\n"
     )
     welcome["cells"].insert(1, code_cell(
-        "import functools, math\n\n@functools.cache\ndef mod(a, p):\n    return a % p\n\n"
-        "def beside(comm, k):\n    return mod(comm.rank + k, comm.size)\n\n1 / 0"
+        "import not_installed\nimport functools, math\n\n"
+        "@functools.cache\ndef mod(a, p):\n    return a % p\n\n"
+        "Pair = collections.namedtuple('Pair', 'a p')\nmodulo = lambda pair: mod(*pair)\n"
+        "import collections\nPair = collections.namedtuple('Pair', 'a p')\n"
+        "def beside(comm, k):\n    return modulo(Pair(comm.rank + k, comm.size))\n\n1 / 0"
     ))
     assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
+
+
+def test_of_two_functions_of_a_name_the_one_in_the_answers_cell_counts_once_it_is_written(
+        welcome, submit):
+    answer = marked(welcome, "hello-ranks")
+    right = "".join(answer["source"])
+    for here, below in ((f"raise ValueError\n{right}", "def hello(comm):\n    return 1"),
+                        (f"from __future__ import annotations\n{right}"
+                         .replace("Comm", "NotImported", 1), "hello = math.sin"),
+                        ("def hello(comm):\n    raise NotImplementedError", right)):
+        answer["source"] = here
+        welcome["cells"].append(code_cell(f"import math\n{below}"))
+        assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
 
 
 def test_an_answer_is_found_by_its_function_when_the_marks_are_lost(welcome, submit):

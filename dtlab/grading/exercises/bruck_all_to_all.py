@@ -22,7 +22,7 @@ from dtlab.grading.standard import (
 
 def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0,
           gloo: bool = False) -> Case:
-    parts = [numbers((seed, shape, dtype, r), (ranks, *shape), dtype) for r in range(ranks)]
+    parts = [numbers((seed, ranks, shape, dtype, r), (ranks, *shape), dtype) for r in range(ranks)]
     part = parts[0][0].nbytes
     wanted = Wanted([torch.stack([p[rank] for p in parts]) for rank in range(ranks)],
                     [(p.clone(),) for p in parts], names=("parts",),

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import permutations
 from typing import Any
 
+import cloudpickle
+
 from dtlab.grading.case import Case, Outcome, counted
 from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
@@ -66,11 +68,16 @@ def count_messages(receive: Receive, nodes: int, schedule: int) -> list[int]:
 
 
 def record(experiment: Experiment, receive: Receive, *args: Any) -> list[Any]:
-    """What `receive` returned, call after call."""
+    """What `receive` returned, call after call. Each node has variables of its own, as it would
+    have on a machine of its own."""
     answers: list[Any] = []
+    fresh = cloudpickle.dumps(receive)
+    own: dict[int, tuple[Any, Receive]] = {}  # kept, so that no other node gets this id
 
     def recorded(node: dict[str, Any], message: ChainMessage) -> Any:
-        sent = receive(node, message)
+        if id(node) not in own:
+            own[id(node)] = node, cloudpickle.loads(fresh)
+        sent = own[id(node)][1](node, message)
         answers.append(copied(sent))
         return sent
 
