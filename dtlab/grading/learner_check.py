@@ -105,7 +105,7 @@ def names_missing_in_class(function: Callable[..., Any]) -> list[str]:
         if code is None or code in seen or os.path.exists(code.co_filename):
             continue
         seen.add(code)
-        for name in _globals_of(code) & helper.__globals__.keys():
+        for name in (_globals_of(code) | _names_in_def(code)) & helper.__globals__.keys():
             value = helper.__globals__[name]
             module = value if isinstance(value, types.ModuleType) else own_module(value)
             plain = name in assigned or not (isinstance(value, types.ModuleType) or callable(value))
@@ -141,6 +141,17 @@ def _globals_of(code: types.CodeType) -> set[str]:
     names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     return names.union(*(_globals_of(inner) for inner in code.co_consts
                          if isinstance(inner, types.CodeType)))
+
+
+def _names_in_def(code: types.CodeType) -> set[str]:
+    """The names in decorators, defaults and annotations of a function of a cell."""
+    with contextlib.suppress(SyntaxError):
+        for s in ast.walk(ast.parse("".join(linecache.getlines(code.co_filename)))):
+            if isinstance(s, ast.FunctionDef) and s.name == code.co_name:
+                parts = [*s.decorator_list, s.args, *([s.returns] if s.returns else [])]
+                return {node.id for part in parts for node in ast.walk(part)
+                        if isinstance(node, ast.Name)}
+    return set()
 
 
 def _cell_sources(function: Callable[..., Any]) -> dict[str, str]:

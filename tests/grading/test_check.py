@@ -195,9 +195,9 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
     """
     (tmp_path / "beside.py").write_text("def three(): return 3")
     monkeypatch.syspath_prepend(tmp_path)
-    cells = {"<cell 1>": "from math import pi\nONE, four, five = 1, lambda: int(pi), 5\n"
+    cells = {"<cell 1>": "from math import pi\nONE, four, five, ZERO = 1, lambda: int(pi), 5, 0\n"
                          "third = lambda: five\n\n\n"
-                         "def of(comm, n):\n"
+                         "def of(comm, n, zero=ZERO):\n"
                          "    return (comm.rank + n * ONE + four() - third() + 2) % comm.size",
              "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef half(n): return n // TWO\n\n\n"
                          "def hello(comm):\n    size = half(TWO * comm.size) + three() - 3\n"
@@ -207,8 +207,8 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         exec(compile(source, name, "exec"), notebook)
     assert check("hello-ranks", notebook["hello"]).points == 4
-    assert ("In a class there is no ONE and no five and no four and no three: of other cells only"
-            in capsys.readouterr().out)
+    assert ("In a class there is no ONE and no ZERO and no five and no four and no three: of "
+            "other cells only" in capsys.readouterr().out)
     assert names_missing_in_class(lambda: ONE) == []  # noqa: F821  a file's, not a notebook's
     exec(compile("SIX = 6\ndef six(): return SIX", "<timed exec>", "exec"), notebook)  # %%time
     assert names_missing_in_class(notebook["six"]) == []
