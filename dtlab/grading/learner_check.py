@@ -133,6 +133,8 @@ def _top_names() -> tuple[set[str], set[str]]:
             for statement in ast.parse("".join(linecache.getlines(file))).body:
                 names = defined(statement)
                 kept |= names
+                if "*" in names and isinstance(statement, ast.ImportFrom):
+                    kept |= vars(sys.modules.get(statement.module or "", types)).keys()
                 assigned |= set() if names else stored(statement)
     return kept, assigned
 

@@ -195,10 +195,10 @@ def test_what_a_class_does_not_have_is_named_at_once(capsys, tmp_path, monkeypat
     """
     (tmp_path / "beside.py").write_text("def three(): return 3")
     monkeypatch.syspath_prepend(tmp_path)
-    cells = {"<cell 1>": "from math import pi\nONE, four, five, ZERO = 1, lambda: int(pi), 5, 0\n"
+    cells = {"<cell 1>": "from math import *\nONE, four, five, ZERO = 1, lambda: int(pi), 5, 0\n"
                          "third = lambda: five\n\n\n"
                          "def of(comm, n, zero=ZERO):\n"
-                         "    return (comm.rank + n * ONE + four() - third() + 2) % comm.size",
+                         "    return (comm.rank + n * ONE + four() - third() + int(e)) % comm.size",
              "<cell 2>": "from beside import three\nTWO = 2\n\n\ndef half(n): return n // TWO\n\n\n"
                          "def hello(comm):\n    size = half(TWO * comm.size) + three() - 3\n"
                          "    return comm.rank, size, of(comm, -1), of(comm, 1)"}
