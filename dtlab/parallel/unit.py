@@ -282,8 +282,10 @@ class Unit:
         """To the optimizer's parameters, the masters."""
         if self.gradient is not None:
             self.gradient = self.gradient.to(self.master)
-            for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):
-                master.grad = self.gradient[at : at + count] if p in self.reduced else None
+        for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):
+            master.grad = None
+            if self.gradient is not None and p in self.reduced:
+                master.grad = self.gradient[at : at + count]
 
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""
