@@ -70,9 +70,9 @@ class ShardedParameter(nn.Parameter):
         if isinstance(gradient, GradientPart):  # as `p.grad *= 2` does
             self.grad.copy_(gradient)
             return
-        if gradient is None and unit is not None and (part := unit.gradient_of(self)) is not None:
+        if unit is not None and (part := unit.gradient_of(self)) is not None:
             part.zero_()
-            unit.reduced.discard(self)  # its optimizer leaves it alone
+            unit.reduced.discard(self)  # until the new one is reduced
         set_local_gradient(self, gradient)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:

@@ -145,6 +145,13 @@ def one_gradient_dropped(model: Any, x: Tensor) -> None:
     getattr(model, "module", model).layers[1].weight.grad = None
 
 
+def one_gradient_replaced(model: Any, x: Tensor) -> None:
+    mean(model, x)
+    weight = getattr(model, "module", model).layers[1].weight
+    weight.grad = torch.zeros(3, 3, dtype=torch.float64)
+    getattr(model, "reduce", bool)()
+
+
 def an_error_first(model: Any, x: Tensor) -> None:
     y = model(x)
 
@@ -210,6 +217,7 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "an error first": (None, an_error_first),
     "evaluated between": (None, evaluated_between),
     "one gradient dropped": (None, one_gradient_dropped),
+    "one gradient replaced": (None, one_gradient_replaced),
     "frozen first": (lambda net, x: net.in_turn(net.frozen(x)), mean),
     "batch norm twice": (lambda net, x: net.in_turn(net.norm(net.norm(x) * 2)), mean),
     "batch norm, two forwards": (lambda net, x: net.in_turn(net.norm(x)), two_forwards),
