@@ -107,8 +107,8 @@ def shard_optimizer(model: Any, optimizer: type[torch.optim.Optimizer],
         _step_supports_amp_scaling = property(refuse_scaler, lambda self, value: None)
 
         def zero_grad(self, set_to_none: bool = True) -> None:
-            super().zero_grad(set_to_none)
-            model.zero_grad()
+            super().zero_grad()
+            model.zero_grad(set_to_none)
 
     Sharded.__name__ = optimizer.__name__  # what a checkpoint says of which optimizer it is
     sharded: torch.optim.Optimizer = Sharded(grouped(pieces.items(), groups), **options)

@@ -263,12 +263,12 @@ class SynchronizedModule(DistributedModule):
         if not isinstance(samples, int) or samples < 0 or (loss is None and samples):
             raise ConfigError(f"rank {self.comm.rank}: samples must be a count of what the loss is "
                               f"the mean of, not {samples!r}")
-        if self.samples is None and self.named_gradients():
+        if all(p.grad is None for p in self.trained):
+            self.samples = None  # those of an accumulation that was dropped don't count
+        elif self.samples is None:
             raise ConfigError(f"rank {self.comm.rank}: gradients are left from the step before; "
                               f"call zero_grad(), which sets them to None, before backward(loss, "
                               f"samples)")
-        if all(p.grad is None for p in self.trained):
-            self.samples = None  # those of an accumulation that was dropped don't count
         self.samples = (self.samples or 0) + samples
         self._due = reduces = self._reduces
         if reduces:

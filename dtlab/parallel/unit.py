@@ -70,9 +70,9 @@ class ShardedParameter(nn.Parameter):
         if isinstance(gradient, GradientPart):  # as `p.grad *= 2` does
             self.grad.copy_(gradient)
             return
-        if gradient is None and unit is not None and (part := unit.gradient_of(self)) is not None:
+        if unit is not None and (part := unit.gradient_of(self)) is not None:
             part.zero_()
-            unit.reduced.discard(self)  # its optimizer leaves it alone
+            unit.reduced.discard(self)  # until the new one is reduced
         set_local_gradient(self, gradient)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -282,8 +282,10 @@ class Unit:
         """To the optimizer's parameters, the masters."""
         if self.gradient is not None:
             self.gradient = self.gradient.to(self.master)
-            for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):
-                master.grad = self.gradient[at : at + count] if p in self.reduced else None
+        for (p, _, at, count), master in zip(self.pieces, self.masters, strict=True):
+            master.grad = None
+            if self.gradient is not None and p in self.reduced:
+                master.grad = self.gradient[at : at + count]
 
     def has_gradients(self) -> bool:
         """Has backward computed any that are not reduced yet?"""

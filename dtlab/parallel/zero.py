@@ -39,6 +39,7 @@ from dtlab.parallel.unit import (
     Unit,
     check_not_compiled,
     saved_as_views,
+    set_local_gradient,
     torch_func_differentiates,
 )
 
@@ -125,14 +126,18 @@ class Stage1(SynchronizedModule):
                 for (p, start, _, count), master in zip(unit.pieces, unit.masters, strict=True)]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+        """Forget all gradients; those that are reduced become None, or zeros."""
         self.wait_for_launched()
         for unit in self.units:
-            unit.gradients = unit.gradient = None
+            unit.gradients = None
             unit.computed.clear()
-            unit.reduced.clear()
+            if set_to_none:
+                unit.gradient = None
+                unit.reduced.clear()
+            elif unit.gradient is not None:
+                unit.gradient.zero_()
         for p in self.trained:
-            p.grad = None
+            set_local_gradient(p, None)
 
     def begin_reduction(self) -> None:
         for unit in self.units:
@@ -155,7 +160,8 @@ class Stage1(SynchronizedModule):
     def find_reduced(self) -> None:
         """A parameter that has a gradient on no rank has none: its optimizer leaves it alone."""
         trained = [p for unit in self.units for p in unit.parameters]
-        mine = {number for number, p in enumerate(trained) if p in self._unit_of[p].computed}
+        mine = {number for number, p in enumerate(trained)
+                if self.samples != 0 and p in self._unit_of[p].computed}
         for number in set().union(*self.comm._all_gather_objects(mine)):
             self._unit_of[trained[number]].reduced.add(trained[number])
         for unit in self.units:

@@ -145,6 +145,13 @@ def one_gradient_dropped(model: Any, x: Tensor) -> None:
     getattr(model, "module", model).layers[1].weight.grad = None
 
 
+def one_gradient_replaced(model: Any, x: Tensor) -> None:
+    mean(model, x)
+    weight = getattr(model, "module", model).layers[1].weight
+    weight.grad = torch.zeros(3, 3, dtype=torch.float64)
+    getattr(model, "reduce", bool)()
+
+
 def an_error_first(model: Any, x: Tensor) -> None:
     y = model(x)
 
@@ -210,6 +217,7 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Any] | None, Callable[[Any, Tensor
     "an error first": (None, an_error_first),
     "evaluated between": (None, evaluated_between),
     "one gradient dropped": (None, one_gradient_dropped),
+    "one gradient replaced": (None, one_gradient_replaced),
     "frozen first": (lambda net, x: net.in_turn(net.frozen(x)), mean),
     "batch norm twice": (lambda net, x: net.in_turn(net.norm(net.norm(x) * 2)), mean),
     "batch norm, two forwards": (lambda net, x: net.in_turn(net.norm(x)), two_forwards),
@@ -816,10 +824,12 @@ def test_parameter_groups_by_name(stage: int) -> None:
         assert difference(state, one.state_dict()) < 1e-12
 
 
-@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+@pytest.mark.parametrize(("backend", "to_none"), [
+    ("simulator", True), ("simulator", False), ("gloo", True)])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_layer_without_a_gradient_does_not_move(stage: int, backend: str) -> None:
-    """Neither by momentum nor by decay; one that some ranks use has the mean over all."""
+def test_a_layer_without_a_gradient_does_not_move(stage: int, backend: str, to_none: bool) -> None:
+    """Neither by momentum nor by decay, but with a gradient of zeros, as set_to_none=False leaves
+    it, by both; one that some ranks use has the mean over all."""
     used = [{(0, 1)}, {(0, 2)}, {(1,)}, {(0, 1, 3), (0, 1)}, {(0,)}]  # by step, by rank
 
     class Heads(nn.Module):
@@ -847,7 +857,7 @@ def test_a_layer_without_a_gradient_does_not_move(stage: int, backend: str) -> N
                     loss(model, step, comm.rank).backward()
             model.reduce()
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=to_none)
         return full_state_dict(model)
 
     one = Heads()
@@ -855,6 +865,31 @@ def test_a_layer_without_a_gradient_does_not_move(stage: int, backend: str) -> N
     for step in range(len(used)):
         sum(loss(one, step, rank) for rank in range(2)).backward()  # twice a half  # type: ignore[union-attr]
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=to_none)
     for state in on(backend, trained, ranks=2).values:
         assert difference(state, one.state_dict()) < 1e-12
+
+
+@pytest.mark.parametrize("wrapper", ["overlap", "zero 1", "zero 2", "zero 3"])
+def test_without_samples_on_any_rank_nothing_moves(wrapper: str) -> None:
+    """Nor do samples count in what began without: ranks are told to drop it."""
+    def trained(comm: dtlab.Comm) -> Any:
+        model, optimizer = WRAPPERS[wrapper](Net(), comm)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.1
+        model(data(comm.rank)).square().mean().backward()
+        optimizer.step()
+        model.zero_grad()
+        before = full_state_dict(model)
+        optimizer.step()  # without the gradients of the step before
+        assert model.backward(model(data(comm.rank)).square().mean(), 0) == 0
+        optimizer.step()
+        model.zero_grad()
+        with model.no_sync():
+            model(data(comm.rank)).square().mean().backward()
+        with pytest.raises(dtlab.ConfigError, match="gradients are left"):
+            model.backward(model(data(comm.rank)).square().mean(), 4)
+        return before, full_state_dict(model)
+
+    for before, after in on("simulator", trained, ranks=2).values:
+        assert all(torch.equal(after[name], x) for name, x in before.items() if "norm" not in name)

@@ -203,10 +203,11 @@ def changes_form(layer: Layer, x: Tensor) -> Any:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gradients_of_two_steps_add_up_also_of_tied_parameters(schedule: str, frozen: bool) -> None:
-    """If they are frozen, there are none: weight decay would move them."""
+    """If they are frozen, or nobody uses them, there are none: weight decay would move them."""
     def tied_layers() -> list[Layer]:
         made = layers()
         made[6].linear.weight = made[0].linear.weight.requires_grad_(not frozen)
+        made[6].spare = made[0].spare = nn.Parameter(torch.ones(2))
         return made
 
     def steps(comm: dtlab.Comm) -> Any:
@@ -216,7 +217,8 @@ def test_gradients_of_two_steps_add_up_also_of_tied_parameters(schedule: str, fr
         mine = [stages[i] for i in plan.stages_of(comm.rank)]
         weight = made[0].linear.weight
         has = any(weight is p for stage in mine for p in stage.parameters())
-        pipe = pipeline.Pipeline(mine, plan, comm, tied={"weight": weight} if has else {})
+        tied = {"weight": weight, "spare": made[0].spare} if has else {}
+        pipe = pipeline.Pipeline(mine, plan, comm, tied=tied)
         for seed in (0, 2):
             pipe.step(data(seed), data(seed + 1), mse_loss)
         return gradients([layer for stage in mine for layer in stage])

@@ -41,9 +41,13 @@ def take_gradients(tied: Tied) -> list[Tensor | None]:
 
 
 def reduce_tied(tied: Tied, earlier: list[Tensor | None]) -> None:
-    """Add up the gradients of this step, and add the earlier ones."""
+    """Add up the gradients of this step, and add the earlier ones. One that no rank has computed
+    stays what it was: no optimizer shall step what nobody used."""
     for (group, parameter), before in zip(tied, earlier, strict=True):
         gradient = local_gradient(parameter)
+        if not any(group._all_gather_objects(gradient is not None)):
+            set_local_gradient(parameter, before)
+            continue
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
         all_reduce(group, gradient)
         if parameter.requires_grad:  # one that is frozen has none: no optimizer shall step it
