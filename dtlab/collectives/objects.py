@@ -1,7 +1,8 @@
 """Collectives of any object that pickles: what mpi4py's lower-case methods do.
 
-All ranks make the same call. An object costs α + nβ a message, n the bytes of its pickle; what a
-rank gets of its own is the object itself, of another rank's a copy.
+All ranks make the same call. An object costs α + nβ a message, n the bytes of its pickle: it goes
+in a tuple, so that it may be a tensor. What a rank gets of its own is the object itself, of another
+rank's a copy.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def broadcast_object(comm: Comm, value: Any = None, root: int = 0) -> Any:
     bit = 1
     while bit < p:
         if bit <= me < 2 * bit:
-            value = inner.recv_object((me - bit + root) % p)
+            value = inner.recv_object((me - bit + root) % p)[0]
         elif me < bit and me + bit < p:
-            inner.send(value, (me + bit + root) % p)
+            inner.send((value,), (me + bit + root) % p)
         bit *= 2
     return value
 
@@ -42,9 +43,9 @@ def gather_object(comm: Comm, value: Any, root: int = 0) -> list[Any] | None:
     Σ(α + n_r β) over the others."""
     inner = _begin(comm, "gather_object", root)
     if comm.rank != root:
-        inner.send(value, root)
+        inner.send((value,), root)
         return None
-    return [value if rank == root else inner.recv_object(rank) for rank in range(comm.size)]
+    return [value if rank == root else inner.recv_object(rank)[0] for rank in range(comm.size)]
 
 
 def all_gather_object(comm: Comm, value: Any) -> list[Any]:
@@ -54,8 +55,8 @@ def all_gather_object(comm: Comm, value: Any) -> list[Any]:
     values = [value] * p
     for step in range(p - 1):
         inbox: list[Any] = []
-        inner.exchange(Send(values[(me - step) % p], (me + 1) % p), Recv(inbox, (me - 1) % p))
-        values[(me - step - 1) % p] = inbox[0]
+        inner.exchange(Send((values[(me - step) % p],), (me + 1) % p), Recv(inbox, (me - 1) % p))
+        values[(me - step - 1) % p] = inbox[0][0]
     return values
 
 
@@ -65,13 +66,13 @@ def scatter_object(comm: Comm, values: Sequence[Any] | None = None, root: int = 
     inner = _begin(comm, "scatter_object", root)
     check_at_root(comm, root, values, "the values of scatter_object")
     if comm.rank != root:
-        return inner.recv_object(root)
+        return inner.recv_object(root)[0]
     if not isinstance(values, Sequence) or len(values) != comm.size:
         raise ConfigError(f"rank {comm.rank}: scatter_object needs a list of {comm.size} values, "
                           f"one for each rank")
     for rank, value in enumerate(values):
         if rank != root:
-            inner.send(value, rank)
+            inner.send((value,), rank)
     return values[root]
 
 

@@ -280,7 +280,8 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     if (x.__class__ is torch.Tensor and x.ndim == 2 and not x.requires_grad and x.is_contiguous()
             and x.stride(1) == 1):  # a column that was a row has other steps
         return x  # it is one
-    return x.detach().contiguous().reshape(-1).view(len(x), -1)
+    numel = x.numel() // len(x)  # of a row; one number alone may have any step, after view, too
+    return x.detach().contiguous().as_strided((len(x), numel), (numel, 1))
 
 
 def write_back(x: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,9 @@ import pickle
 import struct
 from typing import Any, NoReturn
 
-import cloudpickle
 import torch
+
+from dtlab.ranks.pickling import ReadablePickler
 
 _HEAD = struct.Struct("<QI")  # bytes of the pickle; the tag of the message that brings it, 0: none
 FRAME_BYTES = 8192
@@ -30,9 +31,10 @@ def pickled(x: Any) -> bytes:
     file = io.BytesIO()
     try:
         _PlainPickler(file, -1).dump(x)
-        return file.getvalue()
     except pickle.PicklingError:
-        return cloudpickle.dumps(x)  # type: ignore[no-any-return]
+        file = io.BytesIO()
+        ReadablePickler(file).dump(x)
+    return file.getvalue()
 
 
 def framed(x: Any) -> tuple[torch.Tensor, torch.Tensor | None, int]:

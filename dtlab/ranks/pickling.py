@@ -36,7 +36,17 @@ class Pickled(NamedTuple):
     buffers: list[memoryview]
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class ReadablePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, which writes no tensor that can't be read."""
+
+    def reducer_override(self, x: Any) -> Any:
+        """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
+        if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
+            return _rebuild_odd_tensor, (x.detach().view(_SAME_SIZE[x.itemsize]), x.dtype)
+        return super().reducer_override(x)
+
+
+class Pickler(ReadablePickler):
     """cloudpickle, which takes lambdas, closures and cells; tensors lend their memory.
 
     A tensor pickles as a view of its storage, so that tensors which share memory still do when
@@ -63,15 +73,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return *others, function.__closure__
 
     def reducer_override(self, x: Any) -> Any:
-        """Asked for each object first; `NotImplemented` leaves it to cloudpickle."""
         if isinstance(x, torch.UntypedStorage) and x.device.type == "cpu":
             raw = torch.empty(0, dtype=torch.uint8).set_(x)
             # An array: Python before 3.13 may free a memoryview that a buffer still uses.
             return _rebuild_storage, (pickle.PickleBuffer(raw.numpy()),)  # type: ignore[arg-type]
         if isinstance(x, torch.storage.TypedStorage) and x._untyped_storage.device.type == "cpu":
             return _rebuild_typed_storage, (x._untyped_storage, x.dtype)
-        if type(x) is torch.Tensor and x.dtype in _UNPICKLABLE and x.device.type == "cpu":
-            return _rebuild_odd_tensor, (x.detach().view(_SAME_SIZE[x.itemsize]), x.dtype)
         if isinstance(x, CellType):  # its contents come last: they may lead back to it
             return CellType, (), _contents(x), None, None, _fill
         if isinstance(x, _CACHED) and (self._goes_by_value(x.__wrapped__)

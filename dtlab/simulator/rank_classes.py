@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
 
-import cloudpickle
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS, _class_setstate
+
+from dtlab.ranks.pickling import ReadablePickler
 
 Classes = dict[str, type]  # by their ids
 # Those of the rank that runs; None outside of ranks. Each strand has a context of its own.
@@ -39,7 +40,7 @@ def loads(pickled: bytes, classes: Classes | None) -> Any:
         CLASSES.reset(before)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(ReadablePickler):
     def reducer_override(self, x: Any) -> Any:
         return of_rank(x, super().reducer_override(x), CLASSES.get())
 

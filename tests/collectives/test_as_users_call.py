@@ -92,6 +92,11 @@ def test_objects_go_everywhere(backend: str) -> None:
         comm.send("plain", (me + 1) % p) if p > 1 and me == 0 else None
         if me == 1:
             assert comm.recv_object(0) == "plain"
+        odd = torch.tensor(me, dtype=torch.uint16)  # torch can't read its own pickle of it
+        assert list(map(int, collectives.all_gather_object(comm, odd))) == list(range(p))
+        assert list(map(int, collectives.gather_object(comm, odd) or range(p))) == list(range(p))
+        assert collectives.broadcast_object(comm, odd).item() == 0
+        assert collectives.scatter_object(comm, [odd] * p if me == 0 else None).item() == 0
 
     for p in (1, 2, 5) if backend == "simulated" else (3,):
         BACKENDS[backend](fn, p)
