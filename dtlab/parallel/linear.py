@@ -62,7 +62,7 @@ def leaves(x: Any) -> Iterator[Any]:
 def misfit(operation: str, args: Any, kwargs: Any, letter: Callable[[Any], str]
            ) -> tuple[str, Any] | None:
     """Why a sum over ranks may not pass: what the operation does with {}, and that argument; None
-    if it may. `letter` gives the type of a tensor or number, of which one at least is P."""
+    if it may. `letter` gives the type of a tensor or number, "0" of zeros; one at least is P."""
     if operation not in LINEAR or any(  # to integers it is rounded
             isinstance(x, torch.dtype) and not (x.is_floating_point or x.is_complex)
             for x in tree_leaves((args, kwargs))):
@@ -79,7 +79,7 @@ def misfit(operation: str, args: Any, kwargs: Any, letter: Callable[[Any], str]
             factors.append(x)
         elif isinstance(x, str):
             return NOT_LINEAR
-        elif role == "+" and (isinstance(x, Tensor) or x or letter(x)):  # a rank may be 0
+        elif role == "+" and letter(x) != "0" and (isinstance(x, Tensor) or x or letter(x)):
             terms.append([x])
     for term in [*terms, factors] if factors else terms:
         parts = [x for x in term if letter(x) == "P"]

@@ -61,6 +61,7 @@ UNSEEN = __file__, collectives.__path__[0], torch.__path__[0]  # their lines are
 Function = TypeVar("Function", bound=Callable[..., Any])
 known_letters = WeakIdKeyDictionary()  # tensor → {axis: letter}
 _reduced = WeakIdKeyDictionary()  # parameter → the axes along which somebody reduces its gradient
+_zeros = WeakIdKeyDictionary()  # tensors of zeros, which change no sum over ranks
 
 
 class Typed(NamedTuple):
@@ -133,6 +134,8 @@ class _Checker(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operation, in_place = _operation(func)
+        if func == Tensor.grad.__set__ and args[1] is not None:  # type: ignore[attr-defined]
+            self.gradients[args[1]] = None  # what it is made of says what it is
         inputs: list[Any] = [x for x in leaves((args, kwargs))
                              if isinstance(x, (Tensor, RankNumber))]
         by_rank = any(isinstance(x, RankNumber) for x in inputs)
@@ -140,7 +143,10 @@ class _Checker(TorchFunctionMode):
                 or not (inputs or operation in RANDOM) or operation == "set"
                 or (operation in METADATA.split() and not by_rank)
                 or getattr(func, "__module__", "") == "torch.nn.init"):  # declared, if V
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            if operation in ("zeros", "zeros_like", "new_zeros"):
+                _zeros[made] = None
+            return made
         if operation in ("backward", "autograd.grad"):
             return self._differentiated(func, args, kwargs)
         letters = {}
@@ -155,6 +161,8 @@ class _Checker(TorchFunctionMode):
                               f"tensors on the device meta don't have; leave it out, or give "
                               f'types.check device="cpu"')
         made = func(*args, **kwargs)
+        if in_place:
+            _zeros.pop(inputs[0], None)
         outputs = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
         for x in outputs or inputs[: int(in_place)]:
             reduced = operation == "grad" and x in self.gradients  # since then, perhaps
@@ -243,7 +251,7 @@ def _converted(name: str, comm: Comm, x: Tensor, axis: str, converts: tuple[str,
 def _met(operation: str, inputs: list[Any], axis: str, args: Any, kwargs: Any) -> str:
     """The letter of what an ordinary operation makes of its inputs."""
     met: dict[str, Any] = {}  # letter → the first that has it
-    for x in inputs:
+    for x in inputs[int(operation == "copy") :]:  # into the first, whatever was there
         letter = _letter(x, axis)
         if letter in (VARYING, PARTIAL) or (
                 letter and x.requires_grad and torch.is_grad_enabled()):
@@ -264,7 +272,8 @@ def _met(operation: str, inputs: list[Any], axis: str, args: Any, kwargs: Any) -
         raise _error(axis, f"{operation} mixes {one}, which is Invariant, with {other}, which is "
                      f"{WORDS[letter]}", advice)
     if PARTIAL in met:
-        problem = misfit(operation, args, kwargs, lambda x: _letter(x, axis))
+        problem = misfit(operation, args, kwargs, lambda x: _letter(x, axis) or (
+            "0" if isinstance(x, Tensor) and x in _zeros else ""))
         if problem is not None:
             (does, other), partial = problem, _called(met[PARTIAL])
             which = f", which is {WORDS[_letter(other, axis)]}" if _letter(other, axis) else ""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dtlab
-from dtlab.collectives import all_reduce, broadcast, reduce
+from dtlab.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from dtlab.models import GPT, GPTConfig
 from dtlab.parallel import DataParallel, Mesh, clip_grad_norm_, tensor, types, zero
 from dtlab.parallel.conversions import copy_to, reduce_from
@@ -133,6 +133,38 @@ def test_data_parallelism_by_hand_and_a_moving_average_are_accepted() -> None:
     for reduced in ((False,), (True, False)):
         with pytest.raises(dtlab.TypeMismatch, match=r"which is Partial|makes .* Partial"):
             simulated(steps, torch.zeros(5, 3), reduced)
+
+
+def test_gradients_that_come_back_from_one_vector_are_accepted() -> None:
+    """Padded with zeros, and assigned or copied, as ZeRO and buckets by hand do it."""
+    def steps(comm: dtlab.Comm, x: Tensor, assigned: bool, reduces: bool, filled: int) -> None:
+        types.declare(x, comm, types.VARYING)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+        for p in model.parameters():
+            types.declare(p, comm, types.REPLICATED)
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=assigned)
+            model(x).sum().backward()
+            gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            flat = torch.zeros(12).add_(filled) if filled else torch.zeros(12)
+            flat[:8] = torch.cat([*gradients, flat.new_zeros(0)])
+            if reduces:
+                flat = all_gather(comm, reduce_scatter(comm, flat.view(comm.size, -1)) / comm.size)
+            for p, part in zip(model.parameters(), flat.flatten()[:8].split([6, 2]), strict=True):
+                assert p.grad is not None
+                if assigned:
+                    p.grad = part.view_as(p)
+                else:
+                    p.grad.copy_(part.view_as(p))
+            optimizer.step()
+
+    for assigned in (True, False):
+        simulated(steps, torch.zeros(5, 3), assigned, True, 0)
+        with pytest.raises(dtlab.TypeMismatch, match="which is Partial"):
+            simulated(steps, torch.zeros(5, 3), assigned, False, 0)
+        with pytest.raises(dtlab.TypeMismatch, match="adds flat on every rank"):
+            simulated(steps, torch.zeros(5, 3), assigned, True, 1)
 
 
 def test_dropout_that_draws_no_numbers_is_accepted() -> None:
