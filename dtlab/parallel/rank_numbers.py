@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
 from dtlab.comm import Comm
 from dtlab.parallel.mesh import Mesh
 
@@ -51,6 +54,18 @@ for _kind, _cls in ((int, RankInt), (float, RankFloat)):
     for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
         for _method in (f"__{_name}__", f"__r{_name}__", "__neg__", "__abs__"):
             setattr(_cls, _method, _operator(_kind, _method))
+
+
+class Parts(tuple[Any, ...]):
+    """What torch returns as a tuple: `x.chunk(comm.size)[comm.rank]` depends on the rank, too."""
+
+    def __getitem__(self, place: Any) -> Any:
+        x = super().__getitem__(place)
+        by_rank = isinstance(place, RankNumber) and isinstance(x, Tensor)
+        return x[None][place * 0] if by_rank else x
+
+
+register_pytree_node(Parts, lambda parts: (list(parts), None), lambda parts, _: Parts(parts))
 
 
 def with_rank_number(comm: Comm, axes: Iterable[str]) -> Comm:

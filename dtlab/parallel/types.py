@@ -35,7 +35,7 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError, TypeMismatch
 from dtlab.parallel.linear import LINEAR, leaves, misfit
 from dtlab.parallel.mesh import Mesh
-from dtlab.parallel.rank_numbers import RankMesh, RankNumber, with_rank_number
+from dtlab.parallel.rank_numbers import Parts, RankMesh, RankNumber, with_rank_number
 from dtlab.tracebacks import calling_frame, line_of, variable_name
 
 REPLICATED, INVARIANT, VARYING, PARTIAL = "R", "I", "V", "P"
@@ -56,7 +56,8 @@ READS = {"item", "tolist", "bool", "int", "numpy"}  # values, which the device m
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
           "bernoulli", "multinomial", "dropout", "dropout1d", "dropout2d", "dropout3d",
           "alpha_dropout", "feature_alpha_dropout"}
-UNSEEN = __file__, collectives.__path__[0], torch.__path__[0]  # their lines are not named
+# Their lines are not named.
+UNSEEN = __file__, inspect.getfile(RankNumber), collectives.__path__[0], torch.__path__[0]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 known_letters = WeakIdKeyDictionary()  # tensor → {axis: letter}
@@ -134,7 +135,7 @@ class _Checker(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operation, in_place = _operation(func)
-        if func == Tensor.grad.__set__ and args[1] is not None:  # type: ignore[attr-defined]
+        if func == vars(Tensor.__base__)["grad"].__set__ and args[1] is not None:
             self.gradients[args[1]] = None  # what it is made of says what it is
         inputs: list[Any] = [x for x in leaves((args, kwargs))
                              if isinstance(x, (Tensor, RankNumber))]
@@ -173,7 +174,7 @@ class _Checker(TorchFunctionMode):
         if outputs and any(letters.values()) and operation not in ("grad", "data"):
             self.made.append(Typed(line_of(calling_frame(UNSEEN)), operation,
                                    tuple(outputs[0].shape), {**known_letters.get(outputs[0], {})}))
-        return made
+        return Parts(made) if type(made) is tuple else made
 
     def _differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What `func`, backward or torch.autograd.grad, makes."""

@@ -278,6 +278,27 @@ def test_a_number_that_depends_on_the_rank_is_varying(number: Any) -> None:
         simulated(mixed, torch.zeros(3, requires_grad=True), ranks=2)
 
 
+def test_the_part_of_this_rank_is_varying() -> None:
+    def step(comm: dtlab.Comm, x: Tensor, mended: bool) -> None:
+        parts = x.chunk(comm.size)
+        assert types.known_letters.get(parts[0], {}) == {}
+        mine = parts[comm.rank]
+        assert types.known_letters[mine] == {"ranks": "V"}
+        assert mine.shape == torch.stack(parts)[comm.rank].shape == torch.cat(parts)[:2].shape
+        weight = nn.Parameter(torch.zeros(3))
+        mine @ (copy_to(comm, weight) if mended else weight)
+
+    simulated(step, torch.zeros(4, 3), True, ranks=2)
+    with pytest.raises(dtlab.TypeMismatch, match=r"mixes weight, .* with mine, .* Varying"):
+        simulated(step, torch.zeros(4, 3), False, ranks=2)
+
+    def cut(comm: dtlab.Comm, x: Tensor) -> None:
+        x.chunk(comm.size)[comm.rank]  # and no scatter_to
+
+    with pytest.raises(dtlab.TypeMismatch, match=r"test_types\.py:.* with 0, .* Varying"):
+        simulated(cut, torch.zeros(4, 3, requires_grad=True), ranks=2)
+
+
 def test_gradients_that_autograd_returns_have_the_types_of_gradients() -> None:
     def step(comm: dtlab.Comm, x: Tensor, y: Tensor) -> None:
         types.declare(y, comm, types.VARYING)
