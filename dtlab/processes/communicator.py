@@ -130,9 +130,11 @@ class ProcessComm(Comm):
             posted_s = time.perf_counter()
             handles = self._move([message.operation for message in ordered])
             for message, handle in zip(ordered, handles, strict=True):
-                message.handle, message.posted_s = handle, posted_s
+                message.posted_s = posted_s
+                message.handle = self.end.watched(handle, message, self.members)
                 if message.rest is not None:
-                    message.rest_handle = self.end.transport.start([message.rest])[0]
+                    rest_handle = self.end.transport.start([message.rest])[0]
+                    message.rest_handle = self.end.watched(rest_handle, message, self.members)
         return ordered
 
     def _move(self, operations: list[Operation]) -> Sequence[Handle]:
@@ -193,9 +195,9 @@ class ProcessComm(Comm):
                     number = self._from_anyone.index(message)
                 writer.waits(doing, peers, label, self._index, message.nbytes, sends,
                              message.world, number)
-                self.end.wait_for(message.handle, sends, message.world)
+                message.handle.wait()
                 if message.rest is not None:
-                    self.end.wait_for(message.rest_handle, sends, message.world)
+                    message.rest_handle.wait()
                 if not sends:
                     if message.peer == ANY_SOURCE:
                         self._met(message)
@@ -318,6 +320,9 @@ class ProcessComm(Comm):
         if self.end.store is None:
             raise ConfigError(f"rank {self.rank}: torchrun can't shrink a communicator: it stops "
                               f"all ranks after a death, and starts them anew: --max-restarts")
+        if self.end.stays:
+            raise ConfigError(f"rank {self.rank}: a session can't shrink a communicator, for a "
+                              f"death ends all its ranks; call dtlab.run(…, may_die=…)")
         if type(self) is not ProcessComm or len(self.context) > 1:
             super().shrink()
         number, ranks = self.end.shrink()

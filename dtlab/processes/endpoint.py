@@ -7,7 +7,7 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,9 +19,9 @@ from dtlab.processes.match_check import ContextCheck
 from dtlab.processes.recorder import Recorder, Row
 from dtlab.processes.shared_status import ANY_SOURCE, COMPUTE, RUNNING, SharedStatus
 from dtlab.processes.status_writer import StatusWriter, Threads
-from dtlab.processes.store import RankStore, died_key
+from dtlab.processes.store import RankStore, gone_key
 from dtlab.processes.survivors import meet
-from dtlab.processes.transport import WATCHING, GlooTransport, Handle, WatchedHandle
+from dtlab.processes.transport import WATCHING, GlooTransport, WatchedHandle
 from dtlab.tracebacks import Place, place_text
 
 AnyWork = TypeVar("AnyWork", bound=Work)
@@ -69,7 +69,8 @@ class Endpoint:
         self.unfinished: list[Any] = []  # messages that a broken connection has left behind
         self.broken = False  # has one broken?
         self.met = 0  # how often ranks have met after a death
-        self.watches_sends = False  # may ranks die, and the others go on? see `wait_for`
+        self.may_lose = False  # may ranks die, and the others go on? see `watched`
+        self.stays = False  # does this rank belong to a session?
         self.why_broken: Callable[[], Exception | None] = lambda: None  # who watches this end says
         self.tell_others: Callable[[Exception], None] = lambda _: None  # why I have broken it
 
@@ -120,17 +121,16 @@ class Endpoint:
         self.met = number
         return number, ranks
 
-    def wait_for(self, handle: Handle, sends: bool, peer: int) -> None:
-        """Until it has moved; `RuntimeError` if the connection has broken. Gloo never ends the wait
-        for a send whose peer died just when it began to write; so where ranks may die, a thread
-        waits for each send, and the launcher is asked who has died."""
-        if sends and self.watches_sends and self.store is not None:
-            watched = WatchedHandle(handle, self.threads.start)
-            while not watched.over.wait(_LOOK_EVERY_S):
-                if self.store.check([died_key(self.met, peer)]):
-                    raise RuntimeError(f"Connection closed: rank {peer} has died")
-            handle = watched
-        handle.wait()
+    def watched(self, handle: Any, message: Any, members: Sequence[int]) -> Any:
+        """`handle` of a message among `members`. Gloo never ends the wait for a send whose peer
+        died just when it began to write, nor for a receive from anyone; where ranks may die, this
+        does."""
+        anyone = message.peer == ANY_SOURCE
+        if not self.may_lose or self.store is None or not (anyone or message.sends):
+            return handle
+        peers = members if anyone else [message.world]
+        keys = [gone_key(self.met, peer) for peer in peers]
+        return _Losable(handle, self.threads.start, self.store, keys)
 
     def broken_off(self, error: RuntimeError, rank: int, peer: int) -> Exception:
         """Gloo has ended a wait with `error`: what that means for `rank`, which waited for `peer`,
@@ -195,6 +195,24 @@ class Endpoint:
             raise UnwaitedWork.of(
                 self.rank, [f"{work}, at {place_text(place)}" for work, place in unwaited],
                 [work.owed for work, _ in unwaited])
+
+
+class _Losable:
+    """A handle for which a thread waits, while the launcher is asked who is gone."""
+
+    def __init__(self, handle: Any, start: Any, store: RankStore, gone: list[str]):
+        self._handle, self._start, self._store, self._gone = handle, start, store, gone
+
+    def wait(self) -> None:
+        """See `Handle`."""
+        watched = WatchedHandle(self._handle, self._start)
+        while not watched.over.wait(_LOOK_EVERY_S):
+            if any(self._store.check([key]) for key in self._gone):
+                raise RuntimeError("Connection closed: a rank has died, or called shrink")
+        watched.wait()
+
+    def _source_rank(self) -> int:
+        return self._handle._source_rank()  # type: ignore[no-any-return]
 
 
 def _settle(coming: list[Any], begun: list[Any]) -> None:

@@ -189,7 +189,7 @@ class RankGroup:
                 with contextlib.suppress(OSError):  # it died; the server tells how
                     rank.control.send((what, self._run_number), [call])
             try:
-                return self._attend(timeout)
+                return self._attend(timeout, stay)
             except DtlabError:
                 self._run_number += 1  # messages of this call may be astray: leave its contexts
                 if stay and self._all_came_back():
@@ -202,7 +202,7 @@ class RankGroup:
                 self.close(isinstance(error, DtlabError) or any(rank.ready for rank in self._ranks))
             raise
 
-    def _attend(self, timeout: float | None) -> tuple[list[Reply], list[str]]:
+    def _attend(self, timeout: float | None, stay: bool) -> tuple[list[Reply], list[str]]:
         watchdog = Watchdog(self.status, timeout, self._how_died,
                             lambda number: rank_monitor.is_it_alive(self._ranks[number]),
                             lambda number: rank_monitor.is_stopped(self._ranks[number]))
@@ -213,7 +213,7 @@ class RankGroup:
         self._began = True
         for rank in self._ranks:
             with contextlib.suppress(OSError):
-                rank.control.send(("go", self._start_s, bool(self._may_die)))
+                rank.control.send(("go", self._start_s, bool(self._may_die), stay))
         self._wait_for(lambda: all(rank.returned is not None or self._died_as_allowed(rank)
                                    for rank in self._ranks), watchdog)
         replies = [self._unpack(rank) for rank in self._ranks]
@@ -318,7 +318,7 @@ class RankGroup:
             self._select.unregister(rank.control)
         if rank.new and rank.ready and not was_ready:
             with contextlib.suppress(OSError):
-                rank.control.send(("go", self._start_s, bool(self._may_die)))
+                rank.control.send(("go", self._start_s, bool(self._may_die), False))
         if rank.returned is not None:
             self._store.left(rank.number)
 

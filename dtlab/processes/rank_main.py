@@ -100,12 +100,12 @@ class Rank:
                 work = self._call(fds[0], comm) if what == "call" else self._execute(fds[0], comm)
                 comm.end.writer.does(RUNNING)
                 self._control.send(("ready", os.getpid()))
-                (word, start_s, *may_die), _ = self._control.recv()
+                (word, start_s, *how), _ = self._control.recv()
                 if word == "stop":  # another rank could not get ready
                     self._control.send(("stopped",))
                     continue
                 comm.end.begin_run(start_s)
-                comm.end.watches_sends = any(may_die)
+                comm.end.may_lose, comm.end.stays = how
                 value = work()
                 if os.getpid() != self._pid:  # a child that `work` forked: its parent answers
                     raise SystemExit

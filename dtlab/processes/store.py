@@ -135,7 +135,7 @@ class StoreServer:
             return
         self.members.discard(rank)
         if died:
-            self._data[died_key(self._agreed, rank)] = b""
+            self._data[gone_key(self._agreed, rank)] = b""
         if self._agreed:
             self._data[broken_key(self._agreed)] = b""
             self.look_again()
@@ -161,6 +161,7 @@ class StoreServer:
         elif what == "shrink":
             if args[0] not in self.members:
                 data[JOINING] = b""
+            data[gone_key(self._agreed, args[0])] = b""
             self._asking[args[0]] = channel
             self._agree()
         elif what == "check":
@@ -211,9 +212,10 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def died_key(number: int, rank: int) -> str:
-    """There once `rank`, of those that have agreed for the number-th time, has died."""
-    return f"died {number}/{rank}"
+def gone_key(number: int, rank: int) -> str:
+    """There once `rank`, of those that have agreed for the number-th time, has died, or has called
+    shrink."""
+    return f"gone {number}/{rank}"
 
 
 def addresses_of(number: int) -> str:

@@ -225,7 +225,10 @@ class SimComm(Comm):
 
     def _channel_from(self, src: int | None) -> Channel | ReceiveQueue:
         if src is None:
-            return self._engine.channels.receive_queue(self._context, self._me).open()
+            queue = self._engine.channels.receive_queue(self._context, self._me).open(self._ranks)
+            if self._engine.deaths.closed(self._context, self._ranks) is not None:
+                queue.close()
+            return queue
         self._check_peer(src, "receive from")
         return self._engine.channels.get(self._context, self._ranks[src], self._me, src)
 

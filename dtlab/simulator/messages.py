@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,9 @@ class PendingMessage(Flow):
     def is_sent_by(self, rank: int) -> bool:
         """Is `rank`, which has a side of this message, the one that sends it?"""
         return self.x is not None and self.channel.src == rank
+
+
+ANYONE = -1  # who sends what comes from anyone
 
 
 class ObjectPayload:
@@ -171,14 +174,16 @@ class ClosedChannel(Channel):
 class ReceiveQueue(Queue):
     """The receives from anyone of one rank in one context that wait for their sends."""
 
-    __slots__ = ("anyone", "channels", "named", "opened", "sends")
+    __slots__ = ("anyone", "channels", "named", "opened", "ranks", "sends")
     shared = True
     closed = False
+    src = dst = ANYONE
 
     def __init__(self) -> None:
         super().__init__()
         self.channels: list[Channel] = []  # that lead here
         self.opened = False  # most never are, for their ranks name the sender
+        self.ranks: Sequence[int] = ()  # if opened: of the communicator
         # Receives that nobody has waited for: what those from anyone are received into; how many
         # are from named ranks.
         self.anyone: list[Header] = []
@@ -204,10 +209,10 @@ class ReceiveQueue(Queue):
         else:
             self.anyone.remove(anyone)
 
-    def open(self) -> ReceiveQueue:
-        """Before the first receive from anyone. Returns itself."""
+    def open(self, ranks: Sequence[int]) -> ReceiveQueue:
+        """Before the first receive from anyone of these ranks. Returns itself."""
         if not self.opened:
-            self.opened = True
+            self.opened, self.ranks = True, ranks
             for channel in self.channels:
                 channel.shared = True
             sends = [m for channel in self.channels for m in channel if m.x is not None]
@@ -221,6 +226,20 @@ class ReceiveQueue(Queue):
         message, _ = self.sends.popitem(last=False)
         message.channel.take()
         return message
+
+    def close(self) -> None:
+        """One that might send has died, or has called `shrink`: receives wait here no more."""
+        self.first, self.__class__ = None, ClosedReceiveQueue
+
+
+class ClosedReceiveQueue(ReceiveQueue):
+    """What has been sent is there; a receive of anything else is lost."""
+
+    __slots__ = ()
+    closed = True
+
+    def put(self, message: PendingMessage) -> None:
+        """It is lost."""
 
 
 class Channels:
@@ -260,6 +279,9 @@ class Channels:
                 for message in channel:
                     channel.from_anyone.sends.pop(message, None)
                 channel.__class__ = ClosedChannel
+        for (context, _), queue in self._queues.items():
+            if generation(context) == number and rank in queue.ranks:
+                queue.close()
 
     def slow_down(self, link: int, seconds: float) -> None:
         """The latency of `link` has grown."""

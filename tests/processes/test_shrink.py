@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import dtlab
-from dtlab import Comm, ConfigError, RankDied, Recv, Send
+from dtlab import Comm, ConfigError, RankDied, RankFailed, Recv, Send
 from dtlab.collectives import all_gather, all_reduce, broadcast
 from dtlab.processes import survivors
 from dtlab.processes.control_channel import ControlChannel
@@ -222,6 +222,27 @@ def test_a_rank_that_returned_is_not_waited_for(backend: str) -> None:
         return comm.shrink().global_ranks
 
     assert on(backend, body, 0) == [None, "early", (2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("backend", ["simulator", "gloo"])
+@pytest.mark.parametrize("posted", [False, True])
+def test_who_receives_from_anyone_is_told_of_a_death(backend: str, posted: bool) -> None:
+    """It may be the one that would have sent."""
+    def body(comm: Comm) -> Any:
+        work = comm.irecv(torch.zeros(1), None)
+        if posted:
+            comm.wait_any([work])
+        with pytest.raises(RankDied, match="a rank has broken"):
+            work.wait()
+        return comm.shrink().global_ranks
+
+    assert on(backend, body, 2) == [(0, 1, 3), (0, 1, 3), None, (0, 1, 3)]
+
+
+def test_a_session_does_not_shrink() -> None:
+    """Its next call would find some ranks in the new group, and others in the old one."""
+    with dtlab.Session(2) as session, pytest.raises(RankFailed, match="session can't shrink"):
+        session.run(lambda comm: comm.shrink().size)
 
 
 @pytest.mark.parametrize("restarts", [0, 4])
