@@ -78,10 +78,11 @@ def _group(store: RankStore, number: int, ranks: list[int], rank: int, threads: 
         elif not told:
             store.set(formed[ranks.index(rank)], "")
             told = True
+        broken = store.check([broken_key(number)])  # asked first: who has formed it may return
         if told and store.check(formed):
             calm_gloo()
             return found[0]
-        if store.check([broken_key(number)]):
+        if broken:
             raise _DiedMeanwhile
         if time.monotonic() > give_up_s:
             raise found[0]

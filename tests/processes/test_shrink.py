@@ -140,6 +140,30 @@ def test_a_connection_is_refused_before_the_launcher_knows_of_the_death(
         survivors._group(store, 4, [0, 1], 0, Threads())
 
 
+def test_ranks_that_have_met_may_return_before_another_notices(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    class Formed:
+        _Options = dist.ProcessGroupGloo._Options  # type: ignore[attr-defined]
+        create_device = dist.ProcessGroupGloo.create_device
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+    class Store(dist.HashStore):  # type: ignore[name-defined, misc]
+        """Rank 1 forms the group, and returns, right after rank 0 has asked whether it has."""
+
+        def check(self, keys: Any) -> bool:
+            there: bool = super().check(keys)
+            if "formed 3/1" in keys:
+                self.set("formed 3/1", "")
+                self.set("broken 3", "")
+            return there
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", Formed)
+    store: Any = Store()
+    assert isinstance(survivors._group(store, 3, [0, 1], 0, Threads()), Formed)
+
+
 @pytest.mark.parametrize("backend", ["simulator", "gloo"])
 @pytest.mark.parametrize("victim", [0, 2, 3])
 def test_every_collective_works_on_the_communicator_of_the_survivors(
