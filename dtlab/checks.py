@@ -12,7 +12,7 @@ from dtlab.errors import ConfigError
 
 def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> None:
     """Raise `ConfigError` unless `value` is a whole number, `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, (int, Integral)) or int(value) < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ConfigError(f"{name} must be a whole number, {least} or more, not {short(value)}")
     if int(value) > most:
         raise ConfigError(f"{name} must be {most:,} or less, not {short(value)}")
@@ -20,7 +20,7 @@ def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1)
 
 def check_number(name: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is a real number; infinity is one, nan is not."""
-    if isinstance(value, bool) or not isinstance(value, (float, int, Real)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value:
         raise ConfigError(f"{name} must be a number, not {short(value)}")
 
 

@@ -194,7 +194,7 @@ class Comm(ABC):
         """Receive into `x`, in place, from `src` (None: anyone). Returns the sender's rank.
 
         `x` is a tensor of the shape and dtype that was sent, else `ShapeMismatch`; or a list, to
-        which a received object is appended. From anyone: `RankDied` once another rank is gone.
+        which a received object is appended. From anyone: `RankDied` once one has died.
         """
         source: int = self.post(Recv(x, src))[0].wait()
         return source

@@ -20,7 +20,7 @@ from dtlab.grading.judge import grade_answer, in_own_process
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import pickled_by_value
-from dtlab.grading.submitted import defined, stored
+from dtlab.grading.submitted import assigned_names, defined_names
 from dtlab.ranks.own_code import is_own, own_module
 
 
@@ -121,7 +121,7 @@ def _set_beside(function: Callable[..., Any]) -> set[str]:
     lines = linecache.getlines(getattr(getattr(function, "__code__", None), "co_filename", ""))
     with contextlib.suppress(SyntaxError):
         if lines:
-            return stored(ast.parse("".join(lines)))
+            return assigned_names(ast.parse("".join(lines)))
     return set(getattr(function, "__globals__", ()))
 
 
@@ -131,11 +131,11 @@ def _top_names() -> tuple[set[str], set[str]]:
     for file in [file for file in linecache.cache if not os.path.exists(file)]:
         with contextlib.suppress(SyntaxError):
             for statement in ast.parse("".join(linecache.getlines(file))).body:
-                names = defined(statement)
+                names = defined_names(statement)
                 kept |= names
                 if "*" in names and isinstance(statement, ast.ImportFrom):
                     kept |= vars(sys.modules.get(statement.module or "", types)).keys()
-                assigned |= set() if names else stored(statement)
+                assigned |= set() if names else assigned_names(statement)
     return kept, assigned
 
 

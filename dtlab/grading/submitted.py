@@ -147,12 +147,12 @@ class CodeCell(NamedTuple):
         """The statements that only define something, none of it `settled`."""
         try:
             return "\n\n".join(ast.unparse(s) for s in self.statements
-                               if (names := defined(s)) and not names & settled)
+                               if (names := defined_names(s)) and not names & settled)
         except RecursionError:
             return ""
 
 
-def defined(s: ast.stmt) -> set[str]:
+def defined_names(s: ast.stmt) -> set[str]:
     """The names of what a statement only defines: functions, classes, modules, f = lambda …"""
     if isinstance(s, (ast.FunctionDef, ast.ClassDef)):
         return {s.name}
@@ -160,11 +160,11 @@ def defined(s: ast.stmt) -> set[str]:
         return {each.asname or each.name.split(".")[0] for each in s.names}
     value = s.value if isinstance(s, (ast.Assign, ast.AnnAssign)) else None
     made_by = ast.unparse(value.func).split(".")[-1] if isinstance(value, ast.Call) else ""
-    return stored(s) if made_by in ("namedtuple", "partial") or isinstance(
+    return assigned_names(s) if made_by in ("namedtuple", "partial") or isinstance(
         value, (ast.Lambda, ast.Name, ast.Attribute)) else set()
 
 
-def stored(tree: ast.AST) -> set[str]:
+def assigned_names(tree: ast.AST) -> set[str]:
     """The names that are assigned to anywhere in `tree`."""
     return {node.id for node in ast.walk(tree)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -278,7 +278,7 @@ class Unit:
         if self.gradient is None:
             self.gradient = mark(torch.zeros_like(self.shard), "gradients")
 
-    def hand_gradients(self) -> None:
+    def assign_gradients(self) -> None:
         """To the optimizer's parameters, the masters."""
         if self.gradient is not None:
             self.gradient = self.gradient.to(self.master)

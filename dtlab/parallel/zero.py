@@ -175,7 +175,7 @@ class Stage1(SynchronizedModule):
                                   f"reduced; end accumulation with a forward and backward outside "
                                   f"no_sync, or call model.reduce(), before the optimizer's step")
             unit.take_writes()
-            unit.hand_gradients()
+            unit.assign_gradients()
 
     @torch.no_grad()
     def share_parameters(self) -> None:

@@ -320,7 +320,7 @@ class ProcessComm(Comm):
         if self.end.store is None:
             raise ConfigError(f"rank {self.rank}: torchrun can't shrink a communicator: it stops "
                               f"all ranks after a death, and starts them anew: --max-restarts")
-        if self.end.stays:
+        if self.end.in_session:
             raise ConfigError(f"rank {self.rank}: a session can't shrink a communicator, for a "
                               f"death ends all its ranks; call dtlab.run(…, may_die=…)")
         if type(self) is not ProcessComm or len(self.context) > 1:

@@ -21,7 +21,7 @@ from dtlab.processes.shared_status import ANY_SOURCE, COMPUTE, RUNNING, SharedSt
 from dtlab.processes.status_writer import StatusWriter, Threads
 from dtlab.processes.store import RankStore, gone_key
 from dtlab.processes.survivors import meet
-from dtlab.processes.transport import WATCHING, GlooTransport, WatchedHandle
+from dtlab.processes.transport import WATCHING, GlooTransport, Handle, WatchedHandle
 from dtlab.tracebacks import Place, place_text
 
 AnyWork = TypeVar("AnyWork", bound=Work)
@@ -69,8 +69,8 @@ class Endpoint:
         self.unfinished: list[Any] = []  # messages that a broken connection has left behind
         self.broken = False  # has one broken?
         self.met = 0  # how often ranks have met after a death
-        self.may_lose = False  # may ranks die, and the others go on? see `watched`
-        self.stays = False  # does this rank belong to a session?
+        self.may_die = False  # may ranks die, and the others go on? see `watched`
+        self.in_session = False  # does this rank belong to a session?
         self.why_broken: Callable[[], Exception | None] = lambda: None  # who watches this end says
         self.tell_others: Callable[[Exception], None] = lambda _: None  # why I have broken it
 
@@ -126,11 +126,11 @@ class Endpoint:
         died just when it began to write, nor for a receive from anyone; where ranks may die, this
         does."""
         anyone = message.peer == ANY_SOURCE
-        if not self.may_lose or self.store is None or not (anyone or message.sends):
+        if not self.may_die or self.store is None or not (anyone or message.sends):
             return handle
         peers = members if anyone else [message.world]
         keys = [gone_key(self.met, peer) for peer in peers]
-        return _Losable(handle, self.threads.start, self.store, keys)
+        return _FailureAwareHandle(handle, self.threads.start, self.store, keys)
 
     def broken_off(self, error: RuntimeError, rank: int, peer: int) -> Exception:
         """Gloo has ended a wait with `error`: what that means for `rank`, which waited for `peer`,
@@ -197,10 +197,11 @@ class Endpoint:
                 [work.owed for work, _ in unwaited])
 
 
-class _Losable:
+class _FailureAwareHandle:
     """A handle for which a thread waits, while the launcher is asked who is gone."""
 
-    def __init__(self, handle: Any, start: Any, store: RankStore, gone: list[str]):
+    def __init__(self, handle: Handle, start: Callable[..., object], store: RankStore,
+                 gone: list[str]):
         self._handle, self._start, self._store, self._gone = handle, start, store, gone
 
     def wait(self) -> None:
@@ -212,7 +213,7 @@ class _Losable:
         watched.wait()
 
     def _source_rank(self) -> int:
-        return self._handle._source_rank()  # type: ignore[no-any-return]
+        return self._handle._source_rank()  # type: ignore[attr-defined, no-any-return]
 
 
 def _settle(coming: list[Any], begun: list[Any]) -> None:

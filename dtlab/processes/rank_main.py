@@ -105,7 +105,7 @@ class Rank:
                     self._control.send(("stopped",))
                     continue
                 comm.end.begin_run(start_s)
-                comm.end.may_lose, comm.end.stays = how
+                comm.end.may_die, comm.end.in_session = how
                 value = work()
                 if os.getpid() != self._pid:  # a child that `work` forked: its parent answers
                     raise SystemExit

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from dtlab.errors import RankDied
 from dtlab.simulator.engine import Engine
-from dtlab.simulator.messages import ANYONE, PendingMessage, generation
+from dtlab.simulator.messages import ANY_SOURCE, PendingMessage, generation
 from dtlab.simulator.strands import Crashed, Strand
 from dtlab.simulator.waiting import open_messages
 
@@ -121,5 +121,5 @@ def _cut(messages: Sequence[PendingMessage]) -> list[PendingMessage]:
 def broken(rank: int, *ends: int) -> RankDied:
     """The error of `rank`, which has waited for a message between these two."""
     peer = next(end for end in ends if end != rank)
-    who = "a rank" if peer == ANYONE else f"rank {peer}"
+    who = "a rank" if peer == ANY_SOURCE else f"rank {peer}"
     return RankDied(f"rank {rank}: the connection to {who} has broken", peer)

@@ -51,7 +51,7 @@ class PendingMessage(Flow):
         return self.x is not None and self.channel.src == rank
 
 
-ANYONE = -1  # who sends what comes from anyone
+ANY_SOURCE = -1  # who sends what comes from anyone
 
 
 class ObjectPayload:
@@ -177,7 +177,7 @@ class ReceiveQueue(Queue):
     __slots__ = ("anyone", "channels", "named", "opened", "ranks", "sends")
     shared = True
     closed = False
-    src = dst = ANYONE
+    src = dst = ANY_SOURCE
 
     def __init__(self) -> None:
         super().__init__()

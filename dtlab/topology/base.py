@@ -165,7 +165,7 @@ def check_bandwidth(name: str, value: float) -> None:
 
 def check_rank(rank: object, ranks: int) -> None:
     """Raise `ConfigError` unless `rank` is one of `ranks`."""
-    if isinstance(rank, bool) or not isinstance(rank, (int, Integral)) or rank not in range(ranks):
+    if isinstance(rank, bool) or not isinstance(rank, Integral) or rank not in range(ranks):
         raise ConfigError(f"there is no rank {rank!r:.60}; ranks are 0 to {ranks - 1}")
 
 

@@ -42,7 +42,8 @@ def take_gradients(tied: Tied) -> list[Tensor | None]:
 
 def reduce_tied(tied: Tied, earlier: list[Tensor | None]) -> None:
     """Add up the gradients of this step, and add the earlier ones. One that no rank has computed
-    stays what it was: no optimizer shall step what nobody used."""
+    stays what it was: no optimizer shall step what nobody used. Ranks tell each other whether they
+    have one, in messages that no trace shows."""
     for (group, parameter), before in zip(tied, earlier, strict=True):
         gradient = local_gradient(parameter)
         if not any(group._all_gather_objects(gradient is not None)):
