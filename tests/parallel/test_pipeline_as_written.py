@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import dtlab
-from dtlab.parallel import DataParallel, Mesh, hybrid, pipeline, zero
+from dtlab.parallel import DataParallel, Mesh, clip_grad_norm_, hybrid, pipeline, zero
 from tests.parallel.training import on
 
 SCHEDULES: dict[str, Callable[[int, int], pipeline.Schedule]] = {
@@ -172,6 +172,42 @@ def test_wrapped_stages_reduce_once_a_step(schedule: str, wrap: Any) -> None:
                     part = part.flatten()
                     part = part[: len(gradient)] if rank % 2 == 0 else part[-len(gradient) :]
                 torch.testing.assert_close(gradient.as_subclass(Tensor), part)
+
+
+@pytest.mark.parametrize("wrap", [None, DataParallel, lambda stage, comm: zero(stage, comm, 2)[0]],
+                         ids=["alone", "data", "zero 2"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_clipping_takes_the_norm_over_all_stages(schedule: str, wrap: Any) -> None:
+    """And counts a tied parameter once; ZeRO refuses one that two stages of a rank share."""
+    def tied_layers() -> list[Layer]:
+        made = layers()
+        if schedule != "ZB-V" or wrap in (None, DataParallel):
+            made[6].linear.weight = made[0].linear.weight
+        return made
+
+    def clip(comm: dtlab.Comm) -> Any:
+        mesh = Mesh(comm, pp=2, dp=2)
+        pp, dp = mesh["pp"], mesh["dp"]
+        plan, made = SCHEDULES[schedule](2, 4), tied_layers()
+        stages = pipeline.cut(made, plan.stages)
+        mine: list[Any] = [stages[number] for number in plan.stages_of(pp.rank)]
+        weight = made[0].linear.weight
+        has = any(weight is p for stage in mine for p in stage.parameters())
+        pipe = pipeline.Pipeline([wrap(stage, dp) for stage in mine] if wrap else mine, plan, pp,
+                                 tied={"weight": weight} if has else {})
+        pipe.step(data(0), data(1), mse_loss)
+        norm = clip_grad_norm_(pipe, 0.01)
+        return float(norm), gradients([layer for stage in mine for layer in stage])
+
+    one = tied_layers()
+    mse_loss(nn.Sequential(*one)(data(0)), data(1)).backward()
+    norm = float(nn.utils.clip_grad_norm_(nn.Sequential(*one).parameters(), 0.01))
+    expected = gradients(one)
+    for found, mine in on("simulator", clip, ranks=4).values:
+        assert found == pytest.approx(norm, rel=1e-9)
+        for name, gradient in mine.items():
+            if gradient is not None and gradient.shape == expected[name].shape:
+                torch.testing.assert_close(gradient.as_subclass(Tensor), expected[name])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
