@@ -53,6 +53,9 @@ def _value_clue(case: Case, outcome: Outcome) -> str:
     if any(isinstance(came, torch.Tensor) and isinstance(right, torch.Tensor)
            and (came.shape, came.dtype) != (right.shape, right.dtype) for came, right in pairs):
         return "The result has the wrong shape or dtype."
+    if any(isinstance(came, torch.Tensor) and isinstance(right, torch.Tensor)
+           and came.isnan().sum() > right.isnan().sum() for came, right in pairs):
+        return _UNWRITTEN
     if case.ranks > 1 and all(_scaled(*pair, 1 / case.ranks) for pair in pairs):
         return "Everything is divided by the number of ranks once too often: is it a mean?"
     if case.ranks > 1 and all(_scaled(*pair, case.ranks) for pair in pairs):
@@ -101,6 +104,8 @@ def _in_place_clue(case: Case, outcome: Outcome, wanted: Wanted) -> str:
             f"gives the name to another tensor.)")
 
 
+_UNWRITTEN = ("Where it is nan, nothing was written: torch.empty only makes room, which holds nan "
+              "here until something is received into it. (Or it is 0/0.)")
 _NOTHING = "The function returns nothing: add `return`."
 OBJECTS = ("Objects are sent (a list, a number, …), and an object travels pickled, which takes "
            "more bytes: send the tensor itself, and receive into a tensor.")

@@ -28,6 +28,7 @@ from dtlab.grading.isolation import start_isolated
 from dtlab.grading.sandboxed_process import run_untrusted
 from dtlab.grading.system_calls import can_restrict
 from dtlab.processes.forking import die_with_parent, share_memory
+from dtlab.ranks.unwritten import unwritten_is_nan
 
 START_LIMIT_S = 120.0  # loading torch takes seconds, on a busy machine many
 ANSWER_LIMIT_S = 20.0
@@ -143,7 +144,8 @@ def _run_server(fd: int, library: Sequence[str], restricted: bool) -> None:
         import numpy.random  # noqa: F401
 
         share_memory()
-        _serve(socket.socket(fileno=fd), restricted)
+        with unwritten_is_nan():  # a grade must not depend on what was in memory
+            _serve(socket.socket(fileno=fd), restricted)
     except OSError:
         pass  # the referee is gone
     finally:

@@ -23,6 +23,7 @@ from dtlab.grading.referee import INVALID, deadlocked
 from dtlab.grading.report import Report
 from dtlab.grading.sandbox import Sandbox, new_outcome
 from dtlab.grading.standard import VAST
+from dtlab.ranks.unwritten import unwritten_is_nan
 from dtlab.simulator import simulate
 
 
@@ -63,7 +64,8 @@ def run_here(function: Callable[..., Any], case: Case) -> Outcome:
         return _as_sent(value), _as_sent(kept), len(asked), notes
 
     try:
-        result = simulate(rank_main, case.args, network=case.network, echo=False)
+        with unwritten_is_nan():  # as in a rank's process
+            result = simulate(rank_main, case.args, network=case.network, echo=False)
     except DtlabError as error:
         outcome.failure = _failure(error)
     else:

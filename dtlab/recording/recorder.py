@@ -27,10 +27,11 @@ from dtlab.checks import check_name
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
+from dtlab.ranks.unwritten import unwritten_is_nan
 from dtlab.recording import ownership
 from dtlab.recording.frames import Arrow, Frame
 from dtlab.recording.specification import Spec, arguments
-from dtlab.recording.watched import Notes, Posted, Region, WatchedComm, region_of, unwritten_is_nan
+from dtlab.recording.watched import Notes, Posted, Region, WatchedComm, region_of
 from dtlab.simulator import simulate
 from dtlab.topology import check_ranks, uniform
 from dtlab.trace import Message, Trace

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -63,18 +63,6 @@ class Notes:
 def _copied(buffer: torch.Tensor) -> torch.Tensor:
     """A copy in which memory that nobody has written yet (NaN, see `unwritten_is_nan`) is 0."""
     return buffer.nan_to_num(0.0, 0.0, 0.0) if buffer.is_floating_point() else buffer.clone()
-
-
-@contextmanager
-def unwritten_is_nan() -> Iterator[None]:
-    """Inside, torch.empty gives NaN instead of whatever was in memory, so that it can be told."""
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
 def as_floats(x: Any) -> Any:

@@ -92,9 +92,10 @@ def ring_all_reduce(comm, x):
             comm.recv(x, 0)
 """, "Rank 0 sends far more than the others: everything passes through it. In a ring all ranks do "
             "the same."),
-    Mistake({"range(p - 1):\n        leaving, arriving = " + SECOND:
-             "range(p if p > 1 else 0):\n        leaving, arriving = " + SECOND},
-            "A step too many: each of the two phases needs p − 1 steps, not p."),
+    *(Mistake({"range(p - 1):\n        leaving, arriving = " + phase:
+               "range(p):\n        leaving, arriving = " + phase},
+              "A step too many: each of the two phases needs p − 1 steps, not p.")
+      for phase in (FIRST, SECOND)),
     Mistake({"chunks = x.tensor_split(p)": "chunks, copy = x.tensor_split(p), x.clone()"},
             "A whole copy of x is made (clone, cat, stack, x + …, tolist). Add and overwrite in "
             "place: chunks from x.tensor_split(p) are views of x."),

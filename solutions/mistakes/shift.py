@@ -23,14 +23,17 @@ MISTAKES = [
         comm.recv(arrived, left)
         comm.send(arrived, right)"""}, "Each rank sends its own x to its right, not what it has "
             "received, and returns what comes from its left."),
-    Mistake({INTO: "arrived = torch.full_like(x, 7)", MOVE: "works = comm.isend(x, right), "
-             "comm.irecv(arrived, left)\n    early = arrived.clone()\n    "
-             "[work.wait() for work in works]", "return arrived": "return early"}, "This is no "
-            "rank's x. What you receive into is whole once `wait` has returned: read it then."),
-    Mistake({INTO: "arrived = torch.zeros_like(x)", MOVE: "works = comm.isend(x, right), "
-             "comm.irecv(arrived, left)\n    early = arrived.clone()\n    "
-             "[work.wait() for work in works]", "return arrived": "return early"}, "This is no "
-            "rank's x. What you receive into is whole once `wait` has returned: read it then."),
+    *(Mistake({INTO: room, MOVE: "works = comm.isend(x, right), comm.irecv(arrived, left)\n    "
+               "early = arrived.clone()\n    [work.wait() for work in works]",
+               "return arrived": "return early"}, "This is no rank's x. What you receive into is "
+              "whole once `wait` has returned: read it then.")
+      for room in (INTO, "arrived = torch.zeros_like(x)")),
+    *(Mistake({INTO: room, MOVE: """if comm.rank < comm.size - 1:
+        comm.send(x, right)
+    if comm.rank > 0:
+        comm.recv(arrived, left)"""}, "Rank 0 receives nothing: close the circle. The last rank "
+              "sends to rank 0: (comm.rank + 1) % comm.size.")
+      for room in (INTO, "arrived = torch.zeros_like(x)")),
     Mistake({"return arrived": "return x.copy_(arrived)"}, "x belongs to the caller: receive into a "
             "new tensor, torch.empty_like(x), and leave x as it is."),
     Mistake({"return x.clone()": "return x"}, "It is right, but x itself: return a new tensor, "

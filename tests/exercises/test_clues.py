@@ -72,6 +72,18 @@ def the_librarys_rule(request, clock, clocks, staleness):
     return SSP(staleness)
 
 
+# ---- memory that nobody has written --------------------------------------------------------------
+
+
+@clue("accumulated-average", 0, "Where it is nan, nothing was written")
+def sums_that_begin_with_what_was_in_memory(comm, batches, gradient, length):
+    total = torch.empty(length + 1, dtype=torch.float64)
+    for batch in batches:
+        total += torch.cat([len(batch) * gradient(batch), torch.tensor([float(len(batch))])])
+    collectives.all_reduce(comm, total, algorithm="ring")
+    return total[:-1] / total[-1]
+
+
 # ---- values that no message brought --------------------------------------------------------------
 
 
