@@ -28,6 +28,7 @@ MISTAKES = [
     Mistake({ANSWER: "max(1, round(math.sqrt((ranks - 2) * nbytes * beta)))"}, WRONG_WAY),
     Mistake({ANSWER: "max(1, round(math.sqrt((ranks - 2) * alpha / max(nbytes * beta, 1e-30))))"},
             WRONG_WAY),
+    Mistake({ANSWER: "max(1, round(math.sqrt((ranks - 2) * nbytes * alpha / beta)))"}, WRONG_WAY),
     Mistake({ANSWER: "max(1, round(math.sqrt((ranks - 2) * (nbytes // 4) * beta / alpha)))"},
             "nbytes is already a number of bytes: don't divide it by the size of an element."),
     Mistake({ANSWER: "math.sqrt((ranks - 2) * nbytes * beta / alpha)"}, "A number of segments is a "

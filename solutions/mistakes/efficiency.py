@@ -47,4 +47,7 @@ MISTAKES = [
     Mistake({SERIAL: "import numpy as np; serial = float(np.polyfit(*zip(*line), 1)[0])"}, "This "
             "line has an intercept: the one that is asked for goes through 0, so s is "
             "Σ a·y / Σ a²."),
+    Mistake({SERIAL: "import numpy as np; serial = float(np.polyfit([1 / n for n in times], "
+             "[t / times[1] for t in times.values()], 1)[1])"}, "Slope and intercept are fitted as "
+            "two numbers, but the slope is 1 − s: fit the one s of T_n/T_1 − 1/n = s·(1 − 1/n)."),
 ]

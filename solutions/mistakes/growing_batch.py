@@ -49,4 +49,8 @@ MISTAKES = [
              "        batch, first = (batches[-1], before) if batches else (batch, first)\n"
              "        before = rate\n"}, "The batch grows from that of the stage before, but rates, "
             "samples and rounding belong to the batch that the schedule was made for."),
+    Mistake({"    for rate, count in schedule:\n": "    grown, before = batch, first\n"
+             "    for rate, count in schedule:\n", GROWN: "min(most, int(grown * before / rate + "
+             "1e-9))\n        before = rate"}, "The batch grows from that of the stage before, "
+            "which was rounded: take the first stage's batch and rate."),
 ]

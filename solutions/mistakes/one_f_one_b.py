@@ -33,6 +33,10 @@ MISTAKES = [
             "rank waits again and again. Rank r begins with p − r."),
     Mistake({FIRST: "min(m, 1)"}, "Every rank begins with one forward, so the ranks work one after "
             "the other: rank r begins with p − r, then it waits no more."),
+    Mistake({FIRST: "min(m, r + 1)"}, "The other way round: rank 0 begins with the most forwards, "
+            "p of them, and the last rank with one."),
+    Mistake({FIRST: "min(m, p - r - 1)"}, "One forward too few: the last rank would begin with a "
+            "backward. Rank r begins with p − r forwards."),
     Mistake({FIRST: "p - r"}, HINTS["any p, any m"]),
     Mistake(ALTERNATING, HINTS["any p, any m"]),
 ]

@@ -39,6 +39,8 @@ MISTAKES = [
     Mistake({"grad, mine = x,": "grad, mine = torch.ones_like(x),"},
             "The loss is half the sum of the squares of the last layer's output, so backward "
             "begins with that output, not with ones."),
+    Mistake({"grad, mine = x,": "grad, mine = x / len(x),"}, "The loss is a sum over the samples, "
+            "not their mean: backward begins with the last layer's output itself."),
     Mistake({"inputs.append(x)\n        x = layer": "x = layer", FORWARD: FORWARD
              + "\n        inputs.append(x)"}, "Each layer's backward takes the input that its "
             "forward had, not its output."),
