@@ -24,11 +24,13 @@ MISTAKES = [
              "manual_seed(job.seed + epoch)": "manual_seed(job.seed + epoch - restored)"},
             "The epoch's seed was restored wrong: after a restart, the first epoch's order comes "
             "again. The number of the epoch follows from the steps that were taken."),
-    Mistake({"    while step": "    begun = step\n    while step",
-             "place = divmod(step, each_epoch)": "place = divmod(step, each_epoch)\n        "
-             "if epoch == begun // each_epoch:\n            place = step - begun"},
-            "The sampler begins the epoch again: samples that were read before the kill are read "
-            "twice, and others never. Go on with the batch that comes next."),
+    *(Mistake({"    while step": "    begun = step\n    while step",
+               "epoch, place = divmod(step, each_epoch)": place}, "The sampler begins the epoch "
+              "again: samples that were read before the kill are read twice, and others never. Go "
+              "on with the batch that comes next.") for place in (
+        "epoch = step // each_epoch\n        place = step % each_epoch if epoch > begun // "
+        "each_epoch else step - begun",
+        "epoch, place = divmod(step - begun, each_epoch)\n        epoch += begun // each_epoch")),
     Mistake({RESTORED: '        for name, part in [*parts.items()][:2]:\n'}, "The scheduler was not "
             "restored: after a restart the learning rate falls at other steps."),
     Mistake({RESTORED: '        for name, part in [*parts.items()][::2]:\n'}, "The optimizer's "
