@@ -6,7 +6,6 @@ Consistency says when, the update rule says what; here is only the order of thin
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from dtlab.ps.index import Shard
 from dtlab.ps.messages import Endpoint
 from dtlab.ps.migration import Migration
 from dtlab.ps.packing import pack, unpack
-from dtlab.ps.partition import Key, Shards, Spec, has_data
+from dtlab.ps.partition import Key, Spec, has_data
 from dtlab.ps.policy import Policy
 from dtlab.ps.server_state import Held, Outbox, ServerState
 from dtlab.ps.statistics import Statistics
@@ -26,10 +25,7 @@ from dtlab.ps.store import NOW, Entry, joined
 
 
 class Server(ServerState):
-    """The serving half of a node. `handle` never blocks; `over` once every worker has finished.
-
-    number: which of `policy.servers` it is, or a copy of.
-    """
+    """The serving half of a node. `handle` never blocks; `over` once every worker has finished."""
 
     def __init__(self, comm: Comm, outbox: Outbox, policy: Policy, number: int):
         super().__init__(comm, outbox, policy, number)
@@ -215,12 +211,10 @@ class Server(ServerState):
 
     # ---- what follows from it -------------------------------------------------------------------
 
-    def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
-        """Make an update, on a copy of the weights if these are still being sent."""
-        if self.outbox.lends(entry.value):
-            entry.value = entry.value.clone()
-        entry.update(bucket, absent)
-        self.statistics.updates += entry.count
+    def give_up_silent(self, endpoint: Endpoint) -> None:
+        """Called now and then: go on without workers that have died or fallen silent."""
+        for worker in failures.silent(self, endpoint):
+            self.lose(worker)
 
     def lose(self, worker: int) -> None:
         """Go on without `worker`: its clock holds up no other worker any more."""
@@ -247,13 +241,6 @@ class Server(ServerState):
         for clock in sorted(clock for clock in self.held if clock <= limit):
             for pull in self.held.pop(clock):
                 self._answer(pull)
-
-    def shards(self, servers: Sequence[int]) -> Shards:
-        """The shards of all keys if `servers` hold them."""
-        found: Shards = {}
-        for specs in self.batches:
-            found |= self.policy.partition.place(specs, servers)
-        return found
 
     def snapshot(self) -> dict[str, Any]:
         """All that decides what this server does from here on, to be pickled at once."""
