@@ -228,14 +228,14 @@ class Server(ServerState):
         """A clock has moved: close those that can be closed, answer pulls that waited for it."""
         clocks, rule = self.clocks, self.policy.consistency
         while not self._group and (part := clocks.taking_part):
-            passed = clocks.passed[clocks.closed]
+            passed = clocks.passed
             if not passed or passed < rule.quorum(part):
                 break
             for entry in self.store.entries:
                 if clocks.closed in entry.sums:
                     workers = len(entry.sums[clocks.closed].weights)
                     self.update(entry, clocks.closed, max(passed - workers, 0))
-            clocks.close()
+            clocks.closed += 1
         failures.save_if_due(self)
         limit = rule.limit(clocks)
         for clock in sorted(clock for clock in self.held if clock <= limit):
