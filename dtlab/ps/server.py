@@ -260,8 +260,8 @@ class Server(ServerState):
         seen.held_bytes = sum(entry.value.nbytes for entry in self.store.entries)
         seen.received_bytes, seen.sent_bytes = endpoint.received_bytes, endpoint.sent_bytes
         if all(map(has_data, map(dict.values, self.batches))):
-            for key, w in sorted(self.store.each(), key=lambda shard: repr(shard[0])):
-                data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
+            for key, entry in sorted(self.store.one_by_one().items(), key=lambda x: repr(x[0])):
+                data = entry.value.contiguous().view(torch.uint8).numpy(force=True).tobytes()
                 seen.checksum = zlib.crc32(repr(key).encode() + data, seen.checksum)
         return seen
 
