@@ -88,7 +88,7 @@ def join(
                     checkpoints=checkpoints, patience_s=patience_s, lost_worker=lost_worker)
     if grace_s is None:
         grace_s = GRACE * lease_s
-    grace_s = checks.seconds("grace_s, if it is not None,", grace_s, above=False)
+    grace_s = checks.amount("grace_s, if it is not None,", grace_s, above=False)
     if copies:
         policy = replace(policy, replication=replication, copies=copies, master=servers,
                          lease_s=float(lease_s), grace_s=grace_s)
@@ -114,7 +114,7 @@ def _check_losses(policy: Policy) -> None:
     if policy.lost_worker not in ("stop", "go on"):
         raise ConfigError(f'lost_worker is "stop" or "go on", not {short(policy.lost_worker)}')
     if policy.patience_s is not None:
-        patience_s = checks.seconds("patience_s, if it is not None,", policy.patience_s)
+        patience_s = checks.amount("patience_s, if it is not None,", policy.patience_s)
         if patience_s <= 2 * policy.lease_s:
             raise ConfigError(f"patience_s={patience_s} is too short with replicas: a worker may "
                               f"wait 2 leases for another server's new head; take more than "
@@ -127,7 +127,7 @@ def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
             ranks: int) -> dict[int, tuple[int, ...]]:
     """Server → the ranks of its copies, head first; empty if there is one copy of all."""
     replicas = checks.count("replicas", replicas, 0)
-    checks.seconds("lease_s", lease_s)
+    checks.amount("lease_s", lease_s)
     if not replicas:
         return {}
     if colocated:

@@ -317,7 +317,7 @@ class Node:
         return handle
 
     def _push(self, by_server: Mapping[int, Slices], weight: float) -> Handle:
-        checks.weight(self.comm.rank, weight)
+        checks.amount(f"rank {self.comm.rank}: a push's weight", weight)
         handle = Handle(self)
         values = {server: [each.read() for each in given] for server, given in by_server.items()}
         sent = [*chain(*values.values())]
