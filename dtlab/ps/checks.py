@@ -14,6 +14,8 @@ from dtlab.ps.partition import Key, MetaSpec, Spec, has_data
 from dtlab.ps.slices import Slices
 from dtlab.reduction import not_dense
 
+MOST = 1e18  # torch takes no larger factor
+
 
 def specs(rank: int, tensors: Mapping[Key, torch.Tensor], tables: frozenset[Key],
           known_already: dict[Key, Spec]) -> dict[Key, Spec]:
@@ -111,12 +113,6 @@ def rows(rank: int, key: Key, index: torch.Tensor | Sequence[int],
     return spec, index
 
 
-def weight(rank: int, value: float) -> None:
-    """Raise `ConfigError` unless it can weigh a push."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < MOST:
-        raise ConfigError(f"rank {rank}: a push's weight is above 0 and finite, not {short(value)}")
-
-
 def dtypes(rank: int, given: Mapping[int, Slices], tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigError` unless a server can scale all that a push hands in, as a mean does.
 
@@ -173,16 +169,16 @@ def count(what: str, value: object, least: int) -> int:
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def seconds(what: str, value: Any, above: bool = True) -> float:
-    """`value` as a time, above 0 or at least 0."""
-    number = float("nan") if isinstance(value, bool) or not isinstance(value, Real) else value
-    if not 0 <= number < MOST or (above and not number):  # type: ignore[operator]
-        least = "above 0 s" if above else "of 0 s or more"
-        raise ConfigError(f"{what} is a time {least}, and finite, not {short(value)}")
+def amount(what: str, value: Any, above: bool = True, most: float = MOST) -> float:
+    """`value` as a float, above 0 or at least 0, and below `most`."""
+    number = not isinstance(value, bool) and isinstance(value, Real)
+    if not number or not 0 <= value < most or (above and value == 0):
+        least = "above 0" if above else "0 or more"
+        ends = "finite" if most == MOST else f"below {most:g}"
+        raise ConfigError(f"{what} is a number, {least} and {ends}, not {short(value)}")
     return float(value)
 
 
-MOST = 1e18  # of what is multiplied with tensors
 _INEXACT = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
             torch.complex128}
 _DATA = {True: "with data", False: 'without data (device "meta")'}

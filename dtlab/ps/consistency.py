@@ -12,7 +12,6 @@ own.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
@@ -28,56 +27,34 @@ class Clocks:
         self.of = dict.fromkeys(workers, 0)  # of those that are still at work
         self.ended: dict[int, int] = {}  # the last clock of those that are not
         self.closed = 0  # clocks whose update is made
-        self.passed: Counter[int] = Counter()  # clock → how many workers have passed it
-        self._at = Counter({0: len(self.of)})
-        self._left: Counter[int] = Counter()  # clock → how many have gone before passing it
-        self._gone = 0  # of them, those that don't take part in clock `closed`
-        self._slowest = 0
 
     @property
     def slowest(self) -> float:
         """The least clock of all that are still at work; infinity if none is."""
-        if not self.of:
-            return math.inf
-        while not self._at[self._slowest]:
-            self._slowest += 1
-        return self._slowest
+        return min(self.of.values(), default=math.inf)
+
+    @property
+    def passed(self) -> int:
+        """How many workers have passed the clock that closes next."""
+        return sum(clock > self.closed for clock in (*self.of.values(), *self.ended.values()))
 
     @property
     def taking_part(self) -> int:
-        """How many workers take part in the clock that closes next."""
-        return len(self.of) + len(self.ended) - self._gone - self._left[self.closed]
+        """How many workers take part in the clock that closes next: those that have left have
+        passed it before."""
+        return len(self.of) + sum(clock > self.closed for clock in self.ended.values())
 
     def tick(self, worker: int) -> None:
         """`worker` has ended an iteration."""
-        if self.of[worker] >= self.closed:
-            self.passed[self.of[worker]] += 1
-        self._move(worker, self.of[worker] + 1)
+        self.of[worker] += 1
 
     def catch_up(self, worker: int) -> None:
         """`worker` starts afresh from what is there now: it skips clocks that closed without it."""
-        if self.of[worker] < self.closed:
-            self._move(worker, self.closed)
+        self.of[worker] = max(self.of[worker], self.closed)
 
     def leave(self, worker: int) -> None:
         """`worker` has finished."""
-        clock = self.ended[worker] = self.of.pop(worker)
-        self._at[clock] -= 1
-        if clock < self.closed:
-            self._gone += 1
-        else:
-            self._left[clock] += 1
-
-    def close(self) -> None:
-        """The update of one more clock is made."""
-        self._gone += self._left.pop(self.closed, 0)
-        self.passed.pop(self.closed, None)
-        self.closed += 1
-
-    def _move(self, worker: int, clock: int) -> None:
-        self._at[self.of[worker]] -= 1
-        self._at[clock] += 1
-        self.of[worker] = clock
+        self.ended[worker] = self.of.pop(worker)
 
 
 @dataclass(frozen=True)

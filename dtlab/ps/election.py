@@ -18,7 +18,7 @@ from dtlab.checks import short
 from dtlab.collectives.registry import check_comm
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.ps.checks import seconds
+from dtlab.ps.checks import amount
 from dtlab.ps.messages import Endpoint
 
 
@@ -59,7 +59,7 @@ class Copy:
             raise ConfigError(f"wait_s is two times, the shortest and the longest, not "
                               f"{short(wait_s)}")
         for name, value in (("beat_s", beat_s), *(("each of wait_s", each) for each in wait_s)):
-            seconds(name, value)
+            amount(name, value)
         self.comm, self.draw, self.wait_s, self.beat_s = comm, draw, wait_s, beat_s
         self.endpoint = Endpoint(comm, range(comm.size), may_die=range(comm.size))
         self.term = 0

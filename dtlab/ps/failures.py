@@ -85,12 +85,6 @@ def silent(server: ServerState, endpoint: Endpoint) -> list[int]:
     return sorted(lost)
 
 
-def give_up_silent(server: ServerState, endpoint: Endpoint) -> None:
-    """Go on without the workers that are `silent`."""
-    for worker in silent(server, endpoint):
-        server.lose(worker)
-
-
 def _check_may_be_lost(server: ServerState, worker: int) -> None:
     policy = server.policy
     if policy.lost_worker == "stop":

@@ -86,12 +86,13 @@ def join(
     chosen = checks.active(len(logical) if active is None else active, logical)
     policy = Policy(logical, workers, chosen, consistency, update, partition, nan,
                     checkpoints=checkpoints, patience_s=patience_s, lost_worker=lost_worker)
-    _check_losses(policy)
-    grace_s = _grace(grace_s, lease_s)
+    if grace_s is None:
+        grace_s = GRACE * lease_s
+    grace_s = checks.amount("grace_s, if it is not None,", grace_s, above=False)
     if copies:
-        _check_patience(patience_s, lease_s)
         policy = replace(policy, replication=replication, copies=copies, master=servers,
                          lease_s=float(lease_s), grace_s=grace_s)
+    _check_losses(policy)
     if not copies:  # else a rank may be dead already
         _check_equal(comm, policy)
         comm = comm.split(0)  # type: ignore[assignment]  # its messages meet no others
@@ -113,23 +114,20 @@ def _check_losses(policy: Policy) -> None:
     if policy.lost_worker not in ("stop", "go on"):
         raise ConfigError(f'lost_worker is "stop" or "go on", not {short(policy.lost_worker)}')
     if policy.patience_s is not None:
-        checks.seconds("patience_s, if it is not None,", policy.patience_s)
+        patience_s = checks.amount("patience_s, if it is not None,", policy.patience_s)
+        if patience_s <= 2 * policy.lease_s:
+            raise ConfigError(f"patience_s={patience_s} is too short with replicas: a worker may "
+                              f"wait 2 leases for another server's new head; take more than "
+                              f"{2 * policy.lease_s:g} s")
     if policy.checkpoints is not None and not isinstance(policy.checkpoints, Checkpoints):
         raise ConfigError(f"checkpoints is a ps.Checkpoints, not {short(policy.checkpoints)}")
-
-
-def _check_patience(patience_s: float | None, lease_s: float) -> None:
-    if patience_s is not None and patience_s <= 2 * lease_s:
-        raise ConfigError(f"patience_s={patience_s} is too short with replicas: a worker may wait "
-                          f"2 leases for another server's new head; take more than "
-                          f"{2 * lease_s:g} s")
 
 
 def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
             ranks: int) -> dict[int, tuple[int, ...]]:
     """Server → the ranks of its copies, head first; empty if there is one copy of all."""
     replicas = checks.count("replicas", replicas, 0)
-    checks.seconds("lease_s", lease_s)
+    checks.amount("lease_s", lease_s)
     if not replicas:
         return {}
     if colocated:
@@ -142,12 +140,6 @@ def _copies(servers: int, replicas: int, lease_s: float, colocated: bool,
                           f"there are {ranks}")
     groups = servers // (replicas + 1)
     return {server: tuple(range(server, servers, groups)) for server in range(groups)}
-
-
-def _grace(grace_s: float | None, lease_s: float) -> float:
-    if grace_s is None:
-        return GRACE * lease_s
-    return checks.seconds("grace_s, if it is not None,", grace_s, above=False)
 
 
 def _check_kind(name: str, value: Any, kind: type[Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.ps import checks, failures, slices
+from dtlab.ps import checks, slices
 from dtlab.ps.handle import Handle
 from dtlab.ps.index import Shard
 from dtlab.ps.master import Master, MasterLog
@@ -111,7 +111,7 @@ class Node:
                    out: Mapping[Key, torch.Tensor] | None = None) -> Handle:
         """`pull`, without waiting: `wait()` on the handle returns the weights."""
         self._check("pull")
-        if isinstance(out, Buffer) and keys is out and self._is_sound(out):
+        if isinstance(out, Buffer) and keys is out and out.plan.age is self._shards.age:
             return self._pull(dict(out.tensors), out.slices)
         if out is not None:
             checks.by_key(self.comm.rank, "pull's out", out)
@@ -132,9 +132,9 @@ class Node:
     def push_async(self, grads: Mapping[Key, torch.Tensor], weight: float = 1.0) -> Handle:
         """`push`, without waiting; leave the gradients unchanged until `wait()` has returned."""
         self._check("push")
-        if isinstance(grads, Buffer) and self._is_sound(grads):
-            return self._push(grads.slices, weight)
         rank, shards = self.comm.rank, self._shards
+        if isinstance(grads, Buffer) and grads.plan.age is shards.age:
+            return self._push(grads.slices, weight)
         checks.by_key(rank, "push", grads)
         plan, xs = shards.plan(rank, tuple(grads)), list(grads.values())
         all_fit(rank, "push", plan, xs)
@@ -153,7 +153,8 @@ class Node:
                 g = g.to_dense().to_sparse(1)
             g = g.detach().coalesce()
             values = g.values().reshape(-1, spec.width)
-            given = slices.both(given, shards.some_rows(key, g.indices()[0], values, True))
+            for server, found in shards.some_rows(key, g.indices()[0], values, True).items():
+                given.setdefault(server, []).extend(found)
         return self._push(given, weight)
 
     def buffer(self, keys: Iterable[Key]) -> Buffer:
@@ -235,7 +236,7 @@ class Node:
         elif self._requests:
             self._requests.check()
         if self._server is not None:
-            failures.give_up_silent(self._server, self._endpoint)
+            self._server.give_up_silent(self._endpoint)
 
     def unavailable(self) -> None:
         """A call raises `Unavailable`."""
@@ -316,7 +317,7 @@ class Node:
         return handle
 
     def _push(self, by_server: Mapping[int, Slices], weight: float) -> Handle:
-        checks.weight(self.comm.rank, weight)
+        checks.amount(f"rank {self.comm.rank}: a push's weight", weight)
         handle = Handle(self)
         values = {server: [each.read() for each in given] for server, given in by_server.items()}
         sent = [*chain(*values.values())]
@@ -331,10 +332,6 @@ class Node:
             more = (slices.runs(given), slices.counts(given), weight, nans)
             self._ask(handle, server, "push", more, payload)
         return handle
-
-    def _is_sound(self, buffer: Buffer) -> bool:
-        """Is it this node's, and cut as the servers are now?"""
-        return buffer.plan.age is self._shards.age
 
     def _check(self, what: str) -> None:
         if not self.is_worker:

@@ -8,6 +8,7 @@ units, or an array of their numbers.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,14 +34,12 @@ class Spec(NamedTuple):
     @property
     def width(self) -> int:
         """Elements a unit."""
-        return int(np.prod(self.shape[1:], dtype=np.int64)) if self.table else 1
+        return math.prod(self.shape[1:]) if self.table else 1
 
     @property
     def units(self) -> int:
         """How many units there are."""
-        if self.table:
-            return self.shape[0]
-        return int(np.prod(self.shape, dtype=np.int64))
+        return self.shape[0] if self.table else math.prod(self.shape)
 
 
 class MetaSpec(Spec):

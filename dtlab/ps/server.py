@@ -6,7 +6,6 @@ Consistency says when, the update rule says what; here is only the order of thin
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from dtlab.ps.index import Shard
 from dtlab.ps.messages import Endpoint
 from dtlab.ps.migration import Migration
 from dtlab.ps.packing import pack, unpack
-from dtlab.ps.partition import Key, Shards, Spec, has_data
+from dtlab.ps.partition import Key, Spec, has_data
 from dtlab.ps.policy import Policy
 from dtlab.ps.server_state import Held, Outbox, ServerState
 from dtlab.ps.statistics import Statistics
@@ -26,10 +25,7 @@ from dtlab.ps.store import NOW, Entry, joined
 
 
 class Server(ServerState):
-    """The serving half of a node. `handle` never blocks; `over` once every worker has finished.
-
-    number: which of `policy.servers` it is, or a copy of.
-    """
+    """The serving half of a node. `handle` never blocks; `over` once every worker has finished."""
 
     def __init__(self, comm: Comm, outbox: Outbox, policy: Policy, number: int):
         super().__init__(comm, outbox, policy, number)
@@ -215,12 +211,10 @@ class Server(ServerState):
 
     # ---- what follows from it -------------------------------------------------------------------
 
-    def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
-        """Make an update, on a copy of the weights if these are still being sent."""
-        if self.outbox.lends(entry.value):
-            entry.value = entry.value.clone()
-        entry.update(bucket, absent)
-        self.statistics.updates += entry.count
+    def give_up_silent(self, endpoint: Endpoint) -> None:
+        """Called now and then: go on without workers that have died or fallen silent."""
+        for worker in failures.silent(self, endpoint):
+            self.lose(worker)
 
     def lose(self, worker: int) -> None:
         """Go on without `worker`: its clock holds up no other worker any more."""
@@ -234,26 +228,19 @@ class Server(ServerState):
         """A clock has moved: close those that can be closed, answer pulls that waited for it."""
         clocks, rule = self.clocks, self.policy.consistency
         while not self._group and (part := clocks.taking_part):
-            passed = clocks.passed[clocks.closed]
+            passed = clocks.passed
             if not passed or passed < rule.quorum(part):
                 break
             for entry in self.store.entries:
                 if clocks.closed in entry.sums:
                     workers = len(entry.sums[clocks.closed].weights)
                     self.update(entry, clocks.closed, max(passed - workers, 0))
-            clocks.close()
+            clocks.closed += 1
         failures.save_if_due(self)
         limit = rule.limit(clocks)
         for clock in sorted(clock for clock in self.held if clock <= limit):
             for pull in self.held.pop(clock):
                 self._answer(pull)
-
-    def shards(self, servers: Sequence[int]) -> Shards:
-        """The shards of all keys if `servers` hold them."""
-        found: Shards = {}
-        for specs in self.batches:
-            found |= self.policy.partition.place(specs, servers)
-        return found
 
     def snapshot(self) -> dict[str, Any]:
         """All that decides what this server does from here on, to be pickled at once."""
@@ -273,8 +260,8 @@ class Server(ServerState):
         seen.held_bytes = sum(entry.value.nbytes for entry in self.store.entries)
         seen.received_bytes, seen.sent_bytes = endpoint.received_bytes, endpoint.sent_bytes
         if all(map(has_data, map(dict.values, self.batches))):
-            for key, w in sorted(self.store.each(), key=lambda shard: repr(shard[0])):
-                data = w.contiguous().view(torch.uint8).numpy(force=True).tobytes()
+            for key, entry in sorted(self.store.one_by_one().items(), key=lambda x: repr(x[0])):
+                data = entry.value.contiguous().view(torch.uint8).numpy(force=True).tobytes()
                 seen.checksum = zlib.crc32(repr(key).encode() + data, seen.checksum)
         return seen
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -41,8 +40,8 @@ class Held(NamedTuple):
     since_s: float
 
 
-class ServerState(ABC):
-    """What a server keeps, and the steps that failures and migration ask of it.
+class ServerState:
+    """What a server keeps, and what failures and migration ask of it.
 
     number: which of `policy.servers` it is, or a copy of.
     """
@@ -75,22 +74,16 @@ class ServerState(ABC):
         """Answer request `number` of `dst`, which may be this very node."""
         self.outbox.send(dst, ("reply", number, more), pack(tensors))
 
-    @abstractmethod
-    def made(self) -> None:
-        """Once every worker has called init: the keys are there."""
-
-    @abstractmethod
-    def advance(self) -> None:
-        """A clock has moved: close those that can be closed, answer pulls that waited for it."""
-
-    @abstractmethod
     def update(self, entry: Entry, bucket: int, absent: int = 0) -> None:
         """Make an update, on a copy of the weights if these are still being sent."""
+        if self.outbox.lends(entry.value):
+            entry.value = entry.value.clone()
+        entry.update(bucket, absent)
+        self.statistics.updates += entry.count
 
-    @abstractmethod
     def shards(self, servers: Sequence[int]) -> Shards:
         """The shards of all keys if `servers` hold them."""
-
-    @abstractmethod
-    def lose(self, worker: int) -> None:
-        """Go on without `worker`: its clock holds up no other worker any more."""
+        found: Shards = {}
+        for specs in self.batches:
+            found |= self.policy.partition.place(specs, servers)
+        return found

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     dtypes: list[torch.dtype]
     is_meta: bool  # the keys hold no data
     slots: dict[int, list[Slot]]  # by server
-    age: object  # it holds for this one: see `ShardMap`
+    age: object  # it holds as long as this one of its `ShardMap` does
 
     def cut(self, tensors: Sequence[torch.Tensor]) -> dict[int, Slices]:
         """By server, the slices of whole keys; the tensors are those of the keys, contiguous."""
@@ -61,26 +61,23 @@ class Buffer(Mapping[Key, torch.Tensor]):
 
     def __init__(self, plan: Plan, device: torch.device):
         self.plan = plan
-        found: dict[int, torch.Tensor] = {}
-        memories: dict[int, list[torch.Tensor | None]] = {}
+        xs = [torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in plan.specs]
+        spots: dict[tuple[int, Run], torch.Tensor] = {}
         for server, slots in plan.slots.items():
             for slot in slots:
-                lying = None
                 if len(slot.keys) > 1:
                     dtype = plan.dtypes[slot.which[0]]
-                    lying = torch.empty(sum(slot.numels), dtype=dtype, device=device)
-                    views = torch.unsafe_split_with_sizes(lying, slot.numels)
-                    found.update(zip(slot.which, views, strict=True))
-                memories.setdefault(server, []).append(lying)
-        self.tensors = {
-            key: found[i].view(spec.shape) if i in found
-            else torch.empty(spec.shape, dtype=spec.dtype, device=device)
-            for i, (key, spec) in enumerate(zip(plan.keys, plan.specs, strict=True))}
-        self.slices = plan.cut(list(self.tensors.values()))
-        for server, found_slices in self.slices.items():
-            for each, lying in zip(found_slices, memories[server], strict=True):
+                    spot = torch.empty(sum(slot.numels), dtype=dtype, device=device)
+                    spots[server, slot.run] = spot
+                    views = torch.unsafe_split_with_sizes(spot, slot.numels)
+                    for i, view in zip(slot.which, views, strict=True):
+                        xs[i] = view.view(plan.shapes[i])
+        self.tensors = dict(zip(plan.keys, xs, strict=True))
+        self.slices = plan.cut(xs)
+        for server, found in self.slices.items():
+            for each in found:
                 if isinstance(each, Bundle):
-                    each.spot = lying
+                    each.spot = spots[server, each.run]
 
     def __getitem__(self, key: Key) -> torch.Tensor:
         return self.tensors[key]
@@ -160,7 +157,8 @@ class ShardMap:
         for i, key in enumerate(keys):
             for server, units in self.shards[key]:
                 number = self.index[server].of[key]
-                wanted.setdefault(server, []).append((number, i, _where(units)))
+                where = positions(units, range(specs[i].units))
+                wanted.setdefault(server, []).append((number, i, where))
         slots = {}
         for server, found in wanted.items():
             by_number = {number: (i, where) for number, i, where in found}
@@ -174,12 +172,6 @@ class ShardMap:
         if which == [*range(len(which))]:
             which = range(len(which))
         return Slot(run, index.keys[slice(*run)], which, index.numels(run), by_number[run[0]][1])
-
-
-def _where(units: Units) -> Any:
-    if isinstance(units, range):
-        return slice(units.start, units.stop)
-    return torch.as_tensor(units)
 
 
 def _within(numbers: np.ndarray, units: Units) -> np.ndarray:

@@ -38,20 +38,14 @@ class Slice:
 
     def read(self) -> torch.Tensor:
         """The slice, flat: a view where it can be one."""
-        return (self.x if self._is_all else self.x[self.where]).reshape(-1)
-
-    @property
-    def _is_all(self) -> bool:
-        """Is it the whole tensor?"""
-        where = self.where
-        return where.__class__ is slice and where.start == 0 and where.stop == len(self.x)
+        return self.x[self.where].reshape(-1)
 
     @cached_property
     def spot(self) -> torch.Tensor | None:
         """Where the slice can be received into directly; None: nowhere."""
         if not isinstance(self.where, slice):
             return None
-        view = self.x if self._is_all else self.x[self.where]
+        view = self.x[self.where]
         return view.view(-1) if view.is_contiguous() else None
 
     def write(self, value: torch.Tensor) -> None:
@@ -127,12 +121,6 @@ def write_all(slices: Slices, payload: list[torch.Tensor]) -> None:
         if spot is not x:
             for i in group:
                 slices[i].write(values[i])
-
-
-def both(one: dict[int, Slices], two: dict[int, Slices]) -> dict[int, Slices]:
-    """Slices of two kinds, by server, in one request."""
-    return {server: [*one.get(server, []), *two.get(server, [])]
-            for server in sorted({*one, *two})}
 
 
 def row_numbers(slices: Slices) -> Iterator[torch.Tensor]:

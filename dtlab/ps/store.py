@@ -9,7 +9,7 @@ half goes on with the history that both have had.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -209,14 +209,6 @@ class Store:
     def values(self, run: Run) -> torch.Tensor:
         """The weights of a run, or of a table (rows, width); not a copy if in one entry."""
         return joined([entry.value for entry in self.at(run)])
-
-    def each(self) -> Iterator[tuple[Key, torch.Tensor]]:
-        """Every key and its weights."""
-        for entry in self.entries:
-            run = entry.first, entry.last
-            parts = [entry.value] if entry.count == 1 else entry.value.split(
-                self.index.numels(run))
-            yield from zip(self.keys(run), parts, strict=True)
 
     def one_by_one(self) -> dict[Key, Entry]:
         """An entry a key."""

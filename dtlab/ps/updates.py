@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar
 
 import torch
 
 from dtlab.checks import check_flag, short
 from dtlab.errors import ConfigError
+from dtlab.ps.checks import MOST, amount
 
-MOST = 1e18  # torch takes no larger factor
 State = dict[Any, Any]  # name → tensor like w, or a number
 
 
@@ -194,7 +193,4 @@ class FedAvg(Update):
 def _check(rule: str, most: float = MOST, **numbers: float) -> None:
     """Raise `ConfigError` unless all are at least 0 and below `most`."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < most:
-            ends = "finite" if most == MOST else f"below {most:g}"
-            raise ConfigError(f"{rule}'s {name} is a number, 0 or more and {ends}, not "
-                              f"{short(value)}")
+        amount(f"{rule}'s {name}", value, above=False, most=most)

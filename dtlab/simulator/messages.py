@@ -82,17 +82,21 @@ class ObjectBuffer:
 class Queue:
     """Messages that have one side only, oldest first, each holding on to the next.
 
-    It has two references and no more, for there are as many queues as pairs of ranks.
+    There are as many queues as pairs of ranks, so they are small. closed: one of the two ranks has
+    died, or has called `shrink`.
     """
 
-    __slots__ = ("first", "last")
+    __slots__ = ("closed", "first", "last")
 
     def __init__(self) -> None:
         self.first: PendingMessage | None = None
         self.last: PendingMessage | None = None
+        self.closed = False
 
     def put(self, message: PendingMessage) -> None:
-        """`message` is the newest."""
+        """`message` is the newest; it is lost if the queue is closed."""
+        if self.closed:
+            return
         message.next = None
         if self.first is None:
             self.first = message
@@ -107,6 +111,10 @@ class Queue:
         self.first = message.next
         return message
 
+    def close(self) -> None:
+        """What waits here is lost, and all that would wait here later."""
+        self.first, self.closed = None, True
+
     def __iter__(self) -> Iterator[PendingMessage]:
         message = self.first
         while message is not None:
@@ -119,7 +127,6 @@ class Channel(Queue):
     """From one rank to another in one context: sends that wait for their receives, or receives that
     wait for their sends."""
 
-    closed = False
     __slots__ = ("dst", "from_anyone", "latency_s", "links", "peer", "shared", "src")
 
     def __init__(self, src: int, dst: int, peer: int, from_anyone: ReceiveQueue,
@@ -135,7 +142,7 @@ class Channel(Queue):
     def put_send(self, message: PendingMessage) -> None:
         """`message` is not asked for yet."""
         self.put(message)
-        if self.shared:
+        if self.shared and not self.closed:
             self.from_anyone.sends[message] = None
 
     def take_send(self) -> PendingMessage | None:
@@ -154,29 +161,14 @@ class Channel(Queue):
         return self.from_anyone.take() if self.from_anyone.first is not None else None
 
 
-class ClosedChannel(Channel):
-    """A channel once one of the two ranks has died, or has called `shrink`: messages that enter it
-    are lost."""
-
-    __slots__ = ()
-    closed = True
-
-    def put(self, message: PendingMessage) -> None:
-        """It is lost."""
-
-    def take_send(self) -> None:
-        """There is none."""
-
-    def take_recv(self) -> None:
-        """There is none."""
-
-
 class ReceiveQueue(Queue):
-    """The receives from anyone of one rank in one context that wait for their sends."""
+    """The receives from anyone of one rank in one context that wait for their sends.
+
+    Once it is closed, receives still find what has been sent by ranks that live.
+    """
 
     __slots__ = ("anyone", "channels", "named", "opened", "ranks", "sends")
     shared = True
-    closed = False
     src = dst = ANY_SOURCE
 
     def __init__(self) -> None:
@@ -227,20 +219,6 @@ class ReceiveQueue(Queue):
         message.channel.take()
         return message
 
-    def close(self) -> None:
-        """One that might send has died, or has called `shrink`: receives wait here no more."""
-        self.first, self.__class__ = None, ClosedReceiveQueue
-
-
-class ClosedReceiveQueue(ReceiveQueue):
-    """What has been sent is there; a receive of anything else is lost."""
-
-    __slots__ = ()
-    closed = True
-
-    def put(self, message: PendingMessage) -> None:
-        """It is lost."""
-
 
 class Channels:
     """All channels of a run."""
@@ -263,7 +241,7 @@ class Channels:
                 if link in channel.links:
                     channel.latency_s += slower_s
             if self.closed & {(generation(context), rank) for rank in (src, dst)}:
-                channel.__class__ = ClosedChannel
+                channel.close()
         return self._channels[key]
 
     def receive_queue(self, context: tuple[Any, ...], dst: int) -> ReceiveQueue:
@@ -278,7 +256,7 @@ class Channels:
             if generation(context) == number and rank in (src, dst):
                 for message in channel:
                     channel.from_anyone.sends.pop(message, None)
-                channel.__class__ = ClosedChannel
+                channel.close()
         for (context, _), queue in self._queues.items():
             if generation(context) == number and rank in queue.ranks:
                 queue.close()

@@ -263,8 +263,9 @@ def test_a_snapshot_holds_no_memory_twice() -> None:
     store.one_by_one()
     data = pickle.dumps(store)
     assert len(data) < 10 * 2000 * 4
-    again = dict(pickle.loads(data).each())
-    assert all(torch.equal(again[key], w) for key, w in store.each())
+    again = pickle.loads(data).one_by_one()
+    assert all(torch.equal(again[key].value, entry.value)
+               for key, entry in store.one_by_one().items())
 
 
 def test_places_are_the_same_on_both_sides() -> None:

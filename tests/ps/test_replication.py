@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import networkx as nx
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtlab import Comm, ConfigError, Result, ps, simulate
-from dtlab.topology import Topology, uniform, with_link
-from dtlab.topology.graphs import ShortestPaths, from_paths, join
+from dtlab import Comm, ConfigError, Result, ps, recording, simulate
+from dtlab.topology import Topology, uniform
 
 STRONG = [ps.Chain(), ps.Leader(sync=True)]
 WEAK = ps.Leader(sync=False)
@@ -139,17 +137,7 @@ CUT_S, HEALED_S, NEAR = 0.02, 0.12, 5
 
 def islands(near: tuple[int, ...] = (0, NEAR), ranks: int = 6) -> Topology:
     """Some ranks on one side, the others on the other: copies 1 and 2, the master, worker 4."""
-    graph = nx.DiGraph()
-    for rank in range(ranks):
-        graph.add_node(rank, kind="host", host=rank)
-    for side in ("near", "far"):
-        graph.add_node(side, kind="switch")
-    for rank in range(ranks):
-        join(graph, rank, "near" if rank in near else "far", 5e-6, 1e9)
-    join(graph, "near", "far", 5e-6, 1e9)
-    network = from_paths(graph, "islands", ShortestPaths(graph).path)
-    network = with_link(network, "near", "far", bandwidth_Bps=0, at_s=CUT_S)
-    return with_link(network, "near", "far", bandwidth_Bps=1e9, at_s=HEALED_S)
+    return recording.islands(CUT_S, HEALED_S, near, ranks, link_s=5e-6)
 
 
 def cut_off(comm: Comm, rule: ps.Replication) -> Any:
