@@ -213,6 +213,9 @@ def encode(value: Any, blobs: list[Blob]) -> Any:
         return ["int", str(int(value))]
     if isinstance(value, float):
         return ["float", float(value).hex()]
+    if isinstance(value, bytes) and len(value) <= LARGE_BYTES:
+        blobs.append(value)
+        return ["bytes", len(blobs) - 1]
     if isinstance(value, (tuple, list)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return [kind, [encode(item, blobs) for item in value]]
@@ -239,6 +242,8 @@ def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
         return number if abs(number) < sys.hash_info.modulus else Opaque(content[:40])
     if kind == "float":
         return float.fromhex(content)
+    if kind == "bytes" and len(blobs[content]) <= LARGE_BYTES:
+        return bytes(blobs[content])
     if kind == "tuple":
         return tuple(decode(item, blobs) for item in content)
     if kind == "list":
