@@ -69,8 +69,9 @@ def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[T
 
 
 def _cut(w: Tensor, ranks: int) -> list[Tensor]:
+    """Copies: a view would bring all of the vector to each rank."""
     padded = torch.cat([w, w.new_zeros(-len(w) % ranks)])
-    return list(padded.view(ranks, -1).clone())
+    return [part.clone() for part in padded.chunk(ranks)]
 
 
 def gradients(layers: list[Layer], weights: list[Tensor], x: Tensor) -> list[Tensor]:
