@@ -135,7 +135,8 @@ class Kills:
         last = self._rank == len(kills)
         if step and not self._over[plan] and (last or taken < kills[self._rank]):
             self.notes[plan] += 1
-            return _step(*self._samples[plan], *step)
+            x, y = self._samples[plan]
+            return _step(x, y, *step)
         if not self._over[plan] and not last:
             comm.send([disk], self._rank + 1)
         self._over[plan] = True
@@ -145,8 +146,8 @@ class Kills:
 def _step(x: Tensor, y: Tensor, indices: Tensor, mask: Tensor, rate: float,
           weights: Sequence[Tensor], velocities: Sequence[Tensor]
           ) -> tuple[list[Tensor], list[Tensor]]:
-    """v ← 0.9 v + gradient; w ← w − rate · v. Here, as bits differ between processes that know their
-    CPU and those that don't."""
+    """v ← 0.9 v + gradient; w ← w − rate · v. Here, as bits differ between processes that know
+    their CPU and those that don't."""
     if indices.numel() > len(x):  # memory here
         raise ConfigError(f"a step on {indices.numel()} samples, and there are {len(x)}")
     sizes = [(len(indices), HIDDEN), *2 * SHAPES]
