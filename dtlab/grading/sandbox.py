@@ -126,7 +126,7 @@ def _simulate(referee: Referee) -> None:
     except DtlabError as error:
         outcome.failure = outcome.failure or referee.unwaited(error) or referee.ended(error)
     else:
-        outcome.failure = referee.unwaited() or referee.mismatch()
+        outcome.failure = referee.unwaited() or referee.mismatch
         outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
 
 
