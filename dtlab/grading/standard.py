@@ -45,6 +45,12 @@ def ring_bytes(p: int, n: int, item: int = 8) -> int:
     return 2 * (p - 1) * max(-(-n // p) * item, MESSAGE_BYTES)
 
 
+def mean_bytes(p: int, n: int) -> int:
+    """What a rank sends at most for the mean of n numbers over all samples: one all-reduce; the
+    count may travel alone."""
+    return ring_bytes(p, n + 1) + ring_bytes(p, 1)
+
+
 def sum_bytes(p: int, nbytes: int, givers: int | None = None) -> int:
     """The least that p ranks send in all until each has the sum of what `givers` of them have
     (default: all): the sum comes together in one, and goes to the others."""
