@@ -55,7 +55,9 @@ def grade_class(
     hand_ins = find_hand_ins(folder, out / "unpacked")
     kept = out / "graded"
     kept.mkdir(parents=True, exist_ok=True)
-    rules = f"{seed} {dtlab.__version__} {_digest_of(course_folder(course))} {_checks_digest()}"
+    graders = (PACKAGE / "grading").rglob("*.py")  # a changed check grades anew
+    rules = (f"{seed} {dtlab.__version__} {_digest_of(course_folder(course).glob('*.ipynb'))} "
+             f"{_digest_of(graders)}")
 
     def file_of(hand_in: HandIn) -> Path:
         key = hashlib.sha256(f"{rules} {hand_in.name} {hand_in.digest}".encode()).hexdigest()[:24]
@@ -127,15 +129,8 @@ def _leave_the_last(graded: list[Graded]) -> None:
         last[key] = each
 
 
-def _digest_of(folder: Path) -> str:
-    files = sorted(folder.glob("*.ipynb"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _checks_digest() -> str:
-    """Of all that grades: a changed check grades anew."""
-    files = sorted((PACKAGE / "grading").rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+def _digest_of(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
 def _write_whole(file: Path, text: str) -> None:

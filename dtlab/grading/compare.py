@@ -148,7 +148,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
         for key, value in tree.items():
             yield str(key)
             yield from _leaves(value)
-    elif isinstance(tree, Sequence) and not isinstance(tree, str):
+    elif isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
         yield f"list of {len(tree)}"
         for value in tree:
             yield from _leaves(value)

@@ -6,10 +6,8 @@ so the worst that a hostile rank can send is an invalid frame, which is an error
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import pickle
 import re
 import select
 import socket
@@ -19,12 +17,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 
 MAX_HEADER_BYTES = 1 << 22
 Blob = bytes | bytearray | memoryview
 MAX_BYTES = 1 << 27  # of all blobs of a frame
+MOST_BYTES = 1 << 20  # of one value that is bytes
 MOST_KEYS = 10_000  # of a dictionary: right answers have a fifth
 _LENGTH = struct.Struct("!Q")
 
@@ -161,46 +159,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).split(".")[-1]
 
 
-LARGE_BYTES = 1 << 20
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Leaves large tensors out, as numbers of `tensors`."""
-
-    tensors: list[Blob]
-
-    def persistent_id(self, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or x.nbytes < LARGE_BYTES or not x.is_contiguous():
-            return None
-        self.tensors.append(tensor_bytes(x))
-        return len(self.tensors) - 1, dtype_name(x.dtype), list(x.shape)
-
-
-def pickled(value: Any, tensors: list[Blob]) -> bytes:
-    """`value`, for `unpickled`. Large tensors go to `tensors`: where they come, they take their
-    memory once."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.tensors = tensors
-    pickler.dump(value)
-    return file.getvalue()
-
-
-class _Unpickler(pickle.Unpickler):
-    tensors: Sequence[Blob]
-
-    def persistent_load(self, of: Any) -> torch.Tensor:
-        number, dtype, shape = of
-        return tensor_from(self.tensors[number], dtype, shape)
-
-
-def unpickled(data: Blob, tensors: Sequence[Blob]) -> Any:
-    """What `pickled` made `data` of. Only what our own process has made: a pickle runs code."""
-    unpickler = _Unpickler(io.BytesIO(data))
-    unpickler.tensors = tensors
-    return unpickler.load()
-
-
 class Opaque(str):
     """What is neither number, text, tensor nor a collection of those: its `repr`."""
 
@@ -213,6 +171,9 @@ def encode(value: Any, blobs: list[Blob]) -> Any:
         return ["int", str(int(value))]
     if isinstance(value, float):
         return ["float", float(value).hex()]
+    if isinstance(value, bytes) and len(value) <= MOST_BYTES:
+        blobs.append(value)
+        return ["bytes", len(blobs) - 1]
     if isinstance(value, (tuple, list)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return [kind, [encode(item, blobs) for item in value]]
@@ -239,6 +200,8 @@ def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
         return number if abs(number) < sys.hash_info.modulus else Opaque(content[:40])
     if kind == "float":
         return float.fromhex(content)
+    if kind == "bytes" and len(blobs[content]) <= MOST_BYTES:
+        return bytes(blobs[content])
     if kind == "tuple":
         return tuple(decode(item, blobs) for item in content)
     if kind == "list":

@@ -12,10 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dtlab.errors import ConfigError, DtlabError
+from dtlab.errors import ConfigError
+from dtlab.grading.class_grading import grade_hand_ins
 from dtlab.grading.class_report import gradescope_results
-from dtlab.grading.notebook import grade_notebook
-from dtlab.grading.report import Report
+from dtlab.grading.isolation import choose_sandbox
 from dtlab.grading.submissions import find_hand_ins
 
 SETTINGS = "settings.json"  # beside setup.sh: the class's seed, and the notebooks to hand in
@@ -25,20 +25,15 @@ def grade_submission(root: Path) -> None:
     """Grade what is in `root`/submission by the notebooks in `root`/source/course."""
     settings = json.loads((root / "source" / SETTINGS).read_text("utf-8"))
     course = root / "source" / "course"
-    graded: dict[str, list[Report]] = {}
-    notes = []
     with tempfile.TemporaryDirectory() as unpacked:
         try:
-            for each in find_hand_ins(root / "submission", Path(unpacked)):
-                try:
-                    if each.problem:
-                        raise ConfigError(f"{each.file}: {each.problem}")
-                    report = grade_notebook(each.file, course, settings["seed"])
-                    graded[report.chapter] = report.exercises
-                except DtlabError as error:
-                    notes.append(str(error).replace(str(each.file), each.name))
+            hand_ins = find_hand_ins(root / "submission", Path(unpacked))
+            told = grade_hand_ins(hand_ins, course, settings["seed"], choose_sandbox())
+            found = list(told.values())
+            notes = [f"{report.path}: {report.error}" for report in found if report.error]
         except ConfigError as error:
-            notes.append(str(error).replace(str(root), ""))
+            found, notes = [], [str(error).replace(str(root), "")]
+    graded = {report.chapter: report.exercises for report in found if not report.error}
     notes += [f"{chapter} is not there: hand it in, too" for chapter in settings["notebooks"]
               if chapter not in graded]
     reports = [report for chapter in sorted(graded) for report in graded[chapter]]

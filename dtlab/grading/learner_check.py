@@ -79,7 +79,7 @@ def seal(function: Callable[..., Any], name: str) -> Submission:
         )
     try:
         # With its module, unless that is an installed one: a learner's file may not be found there.
-        pickled = pickled_by_value(function, own_module(function))
+        pickled = pickled_by_value(function, own_module(function)).data
     except Exception as error:
         raise ConfigError(
             f"{name} can't be sent to the processes that try it: {error}; create what it needs "

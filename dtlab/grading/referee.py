@@ -48,7 +48,6 @@ class RankState:
         self.places: dict[int, str] = {}  # stream → its line when it last made a request
         self.requests = 0
         self.agreements = 0
-        self.mismatch: CaseFailure | None = None  # its messages must not tell sizes that differ
 
 
 class Referee:
@@ -57,6 +56,8 @@ class Referee:
     def __init__(self, case: Case, outcome: Outcome, processes: list[UntrustedProcess]):
         self.case, self.outcome, self.processes = case, outcome, processes
         self.nbytes = 0  # of all requests
+        # A message whose ends differ in size fails the case, even if a rank has caught the error.
+        self.mismatch: CaseFailure | None = None
         self.ranks = [RankState(case.oracle and case.oracle(rank)) for rank in range(case.ranks)]
         outcome.notes = [getattr(state.oracle, "notes", None) for state in self.ranks]
 
@@ -71,11 +72,6 @@ class Referee:
                 if not isinstance(error, Deadlock):
                     return CaseFailure("pending", rank, message=pending.what, at=pending.begun_at)
         return None
-
-    def mismatch(self) -> CaseFailure | None:
-        """A message whose ends differ in size fails the case, even if a rank has caught the error.
-        """
-        return next((state.mismatch for state in self.ranks if state.mismatch), None)
 
     def ended(self, error: DtlabError) -> CaseFailure:
         """Why the simulation ended, though no rank's process has reported an error."""

@@ -82,8 +82,8 @@ class RequestHandler:
         """A mismatch fails the case, also if nobody waits to hear of it: that it came tells enough.
         """
         if isinstance(error, ShapeMismatch):
-            self.state.mismatch = CaseFailure("raised", self.rank, "ShapeMismatch", str(error),
-                                              str(request.fields.get("at", "")))
+            self.referee.mismatch = self.referee.mismatch or CaseFailure(
+                "raised", self.rank, "ShapeMismatch", str(error), str(request.fields.get("at", "")))
 
     # ---- requests; None: no answer is due -------------------------------------------------------
 

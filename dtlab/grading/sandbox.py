@@ -19,14 +19,14 @@ import cloudpickle
 from dtlab.errors import DtlabError
 from dtlab.grading import exercises
 from dtlab.grading.case import Case, CaseFailure, Outcome, Submission
-from dtlab.grading.frames import Blob, ConnectionClosed, FrameTimeout, pickled
+from dtlab.grading.frames import ConnectionClosed, FrameTimeout
 from dtlab.grading.rank_server import RankServer
 from dtlab.grading.referee import CASE_LIMIT_S, INVALID, Referee, note_end
 from dtlab.grading.request_handler import RequestHandler
 from dtlab.grading.untrusted_process import UntrustedProcess
 from dtlab.processes.endpoint import Reply
 from dtlab.processes.run import merge
-from dtlab.ranks.pickling import Pickler
+from dtlab.ranks.pickling import Pickled, Pickler
 from dtlab.simulator import simulate_shared
 
 GLOO_LIMIT_S = 10.0
@@ -83,33 +83,30 @@ def new_outcome(case: Case) -> Outcome:
 def send_calls(case: Case, submission: Submission, processes: Sequence[UntrustedProcess],
                port: int = 0) -> None:
     """Let every rank's process begin. port: where they meet over Gloo; 0: in the simulator."""
-    harness = pickled_by_value(case.harness, exercises)  # which the sandbox does not have
-    oracle = pickled_by_value(case.oracle if port else None, exercises)  # else it stays here
+    harness = pickled_by_value(case.harness, exercises).data  # which the sandbox does not have
+    oracle = pickled_by_value(case.oracle if port else None, exercises).data  # else it stays here
     for rank, args in enumerate(case.args):
-        process, tensors = processes[rank], list[Blob]()
+        process = processes[rank]
         process.start_timing()
-        given = pickled_by_value(args, exercises, tensors)
+        given = pickled_by_value(args, exercises, lends=True)
         # Errors show when the rank's next frame is awaited.
         with suppress(FrameTimeout, ConnectionClosed):
             process.socket.send(
-                "call", submission.pickled, given, harness, oracle, *tensors,
+                "call", submission.pickled, harness, oracle, given.data, *given.buffers,
                 until_s=time.monotonic() + CASE_LIMIT_S, path=submission.path,
                 cwd=submission.cwd, sources=submission.sources, rank=rank, size=case.ranks,
                 comm=case.comm, asks=case.oracle is not None, meter=case.meter,
                 library=case.library, port=port)
 
 
-def pickled_by_value(value: Any, module: ModuleType | None, tensors: list[Blob] | None = None
-                     ) -> bytes:
-    """`value` with what it uses of `module`, which where it goes may not be there to import. Large
-    tensors go to `tensors`, if it is given."""
+def pickled_by_value(value: Any, module: ModuleType | None, lends: bool = False) -> Pickled:
+    """`value` with what it uses of `module`, which where it goes may not be there to import.
+    lends: large tensors stay beside the pickle, and take their memory once where they come."""
     if module is None:
-        if tensors is None:
-            return Pickler(lends=False).pickled(value).data
-        return pickled(value, tensors)
+        return Pickler(lends).pickled(value)
     cloudpickle.register_pickle_by_value(module)
     try:
-        return pickled_by_value(value, None, tensors)
+        return Pickler(lends).pickled(value)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 
@@ -129,7 +126,7 @@ def _simulate(referee: Referee) -> None:
     except DtlabError as error:
         outcome.failure = outcome.failure or referee.unwaited(error) or referee.ended(error)
     else:
-        outcome.failure = referee.unwaited() or referee.mismatch()
+        outcome.failure = referee.unwaited() or referee.mismatch
         outcome.elapsed_s, outcome.trace = result.elapsed_s, result.trace
 
 

@@ -35,18 +35,15 @@ class SandboxWork(Work):
     def wait(self) -> Any:
         if not self.ended:
             requests = self._connection.current()
+            self.ended = True
             with requests.paused_meter():
-                self._wait(requests)
+                try:
+                    self._take(requests.ask("wait", work=self.number))
+                except errors.DtlabError as error:
+                    self.error = error
         if self.error is not None:
             raise self.error
         return self._value
-
-    def _wait(self, requests: StreamRequests) -> None:
-        self.ended = True
-        try:
-            self._take(requests.ask("wait", work=self.number))
-        except errors.DtlabError as error:
-            self.error = error
 
     def _take(self, answer: Frame) -> None:
         """It is done."""

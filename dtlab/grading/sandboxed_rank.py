@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.absent import NotYourOwn
-from dtlab.grading.frames import Blob, Frame, FrameSocket, encode, unpickled
+from dtlab.grading.frames import Blob, Frame, FrameSocket, encode
 from dtlab.grading.learner_errors import describe_error
 from dtlab.grading.meter import Meter
 from dtlab.grading.rank_connection import RankConnection
@@ -59,8 +59,8 @@ def _make_call(connection: RankConnection, call: Frame) -> None:
     requests = connection.add_stream()
     requests.attach()
     try:
-        submission, arguments, ours, answers, *tensors = call.blobs
-        given: tuple[Any, ...] = unpickled(arguments, tensors)
+        submission, ours, answers, arguments, *tensors = call.blobs
+        given: tuple[Any, ...] = pickle.loads(arguments, buffers=tensors)
         # What is given, even if the function puts other tensors into its lists and dictionaries.
         kept = tuple(copy(x) if isinstance(x, (list, dict)) else x for x in given)
         harness, oracle = pickle.loads(ours), pickle.loads(answers)

@@ -17,7 +17,6 @@ from dtlab.trace import Trace
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 MESSAGE_BYTES = 8  # that each message counts at least
 SCALAR_BYTES = 256  # of numbers that are printed, or compared: no part of what an answer holds
-DTYPES = (F64, I64, torch.int32, BF16, torch.complex64)
 COLLECTIVES: dict[str, Any] = {  # of a case in which the library's collectives may be called
     "library": True, "latency_s": 1e-6, "bandwidth_Bps": 1e9}
 
@@ -44,6 +43,12 @@ def padded(outcome: Outcome) -> Trace:
 def ring_bytes(p: int, n: int, item: int = 8) -> int:
     """What a rank sends at most in a ring all-reduce of n elements: 2(p−1) chunks."""
     return 2 * (p - 1) * max(-(-n // p) * item, MESSAGE_BYTES)
+
+
+def mean_bytes(p: int, n: int) -> int:
+    """What a rank sends at most for the mean of n numbers over all samples: one all-reduce; the
+    count may travel alone."""
+    return ring_bytes(p, n + 1) + ring_bytes(p, 1)
 
 
 def sum_bytes(p: int, nbytes: int, givers: int | None = None) -> int:
@@ -112,7 +117,7 @@ def _parts(case: Case, outcome: Outcome, rank: int, names: Sequence[str] | None
 
 def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | None = None
          ) -> Check:
-    """The same on real processes; what they hold is judged in cases of `VAST` elements."""
+    """The same on real processes."""
     cases = [cases] if isinstance(cases, Case) else cases
     return Check("real", 1, f"{cases[0].ranks} processes over Gloo", cases, judge, provided)
 
@@ -131,6 +136,15 @@ def grows_at_most(bound: Bound, what: str) -> Judge:
         return Verdict(False, FAR_MORE, f"{what} beside x")
 
     return judge
+
+
+def memory(tried: str, bound: Bound, what: str, cases: Sequence[Case], processes: Sequence[Case]
+           ) -> tuple[Check, Check]:
+    """Does no rank hold more than `bound(case)` bytes, as it says itself in `cases`, and not much
+    more as the system says of `processes`, some of them with `VAST` elements?"""
+    return (Check("memory", 1, tried, cases, held_at_most(bound, f": {what}"), values,
+                  metered=True),
+            real(processes, grows_at_most(bound, what)))
 
 
 # ---- what runs cost -----------------------------------------------------------------------------
@@ -189,8 +203,14 @@ def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype
                 facts={"n": n, "nbytes": nbytes, "root": root}, **options)
 
 
-def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, **options: Any
-                 ) -> Case:
+def any_dtype(case: Callable[[torch.dtype], Case], judge: Judge = values) -> Check:
+    """Cases of many dtypes."""
+    return Check("any dtype", 1, "float64, bfloat16, complex, integers", [
+        case(dtype) for dtype in (F64, I64, torch.int32, BF16, torch.complex64)], judge)
+
+
+def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, said: str = "",
+                 **options: Any) -> Case:
     """The function is given x of n elements, and `more`; it leaves the sum of all ranks' x."""
     args = [(repeated((seed, ranks, n, dtype, *more, rank), n, dtype, most=9), *more)
             for rank in range(ranks)]
@@ -198,5 +218,5 @@ def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, 
     item = dtype.itemsize
     wanted = Wanted(leaves=[(total,)] * ranks, what="the sum",
                     least_bytes=sum_bytes(ranks, n * item))
-    return Case(describe_case(ranks, n, dtype), args, wanted=wanted,
+    return Case(describe_case(ranks, n, dtype) + said, args, wanted=wanted,
                 facts={"n": n, "item": item, "nbytes": n * item}, **options)

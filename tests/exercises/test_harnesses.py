@@ -14,6 +14,8 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
+from torch.utils._pytree import tree_leaves
 
 from dtlab.grading import catalogue, exercises
 
@@ -45,6 +47,16 @@ def test_a_harness_carries_neither_the_grader_nor_the_answer(exercise, by_value)
         assert not {f for f in files if f.startswith("dtlab.grading")
                     and not f.startswith("dtlab.grading.exercises")}  # names of what is by value
         assert "dtlab.grading" not in " ".join(words(pickle.dumps(case.args)))
+
+
+@pytest.mark.parametrize("exercise", catalogue())
+def test_no_tensor_that_a_rank_gets_is_a_part_of_more(exercise):
+    """Its memory comes along, and with it what other ranks have."""
+    for args in (args for check in catalogue()[exercise].build(0) for case in check.cases
+                 for args in case.args):
+        tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+        memory = {x.data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        assert sum(memory.values()) <= sum(x.nbytes for x in tensors)
 
 
 def test_harnesses_open_where_the_graders_cannot_be_imported(by_value, tmp_path):

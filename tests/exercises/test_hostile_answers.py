@@ -240,9 +240,9 @@ def test_checks_may_run_in_threads_at_once():
 @pytest.mark.parametrize(("exercise", "answer", "came"), [
     ("find-rings", lambda *_: [torch.zeros(50_000_000, dtype=torch.bool)] * 2, "returned [["),
     ("one-f-one-b", lambda p, m: [["0F0 " * 900_000]], "900,000 actions"),
-    ("restart-bits", lambda job, disk: job._trained(
-        torch.arange(4), torch.ones(30_000_000, 1, 1, dtype=torch.bool), 0.1, job.weights(),
-        job.optimizer.velocities), "ConfigError: a step on weights of other shapes"),
+    ("restart-bits", lambda job, disk: job._ask(
+        job._plan, disk.data, torch.arange(4), torch.ones(30_000_000, 1, 1, dtype=torch.bool), 0.1,
+        job.weights(), job.optimizer.velocities), "ConfigError: a step on weights of other shapes"),
 ], ids=["each number is looked at", "a text of many actions", "a mask that broadcasts"])
 def test_what_returns_takes_no_time_or_memory_of_the_judge(exercise, answer, came):
     began = time.monotonic()

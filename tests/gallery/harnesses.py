@@ -84,11 +84,9 @@ def checkpoints(disk):
     return save, load
 """
 _A_DISK_THAT_LIVES = _IN_PLACE.replace("{first}", "pass").replace("{before}", """
-    for kind in type(disk), *(type(value) for value in vars(disk).values()):
-        if kind.__module__ != "builtins":
-            kind._operation = kind._change = kind.change = lambda self, *of: None
-            kind.after = lambda self, became: dict(getattr(self, "_files", None) or self.files)
-    disk.dies = -1
+    kind = type(disk)
+    kind.log = property(lambda self: [], lambda self, log: None)  # what it does is not told
+    kind.after = lambda self, became: dict(self._files)
 """)
 _PADDED = _IN_PLACE.replace("{before}", "").replace(
     "{first}", 'for _ in range(50): disk.write("padding", b"")')

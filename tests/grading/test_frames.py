@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dtlab.grading.frames import (
+    MOST_BYTES,
     ConnectionClosed,
     FrameTimeout,
     Opaque,
@@ -46,9 +47,17 @@ def test_a_tensor_that_is_not_contiguous_arrives_in_order():
 
 @pytest.mark.parametrize("value", [
     None, True, 3, -(10**18), 2.5, float("inf"), "text", (1, 2), [1, (2.0, None)], {"a": [1], 2: 3},
+    b"", {"a": b"1"},
 ])
 def test_plain_values_survive(value):
-    assert decode(encode(value, []), []) == value
+    blobs = []
+    assert decode(encode(value, blobs), blobs) == value
+
+
+def test_only_few_bytes_come():
+    many, blobs = bytes(MOST_BYTES + 1), []
+    assert isinstance(decode(encode(many, blobs), blobs), Opaque)
+    assert isinstance(decode(["bytes", 0], [many]), Opaque)
 
 
 def test_nothing_comes_whose_hashes_are_all_one():

@@ -105,7 +105,7 @@ def test_a_full_a_stub_and_a_broken_submission_get_their_points(autograder: Path
     assert "Not written yet" in json.dumps(stub)
     broken = results(autograder, ("x.ipynb", "{"))
     assert broken["score"] == 0
-    assert broken["output"].startswith("x.ipynb is not a notebook")
+    assert broken["output"].startswith("x.ipynb: it is not a notebook")
     assert "00_welcome is not there" in results(autograder)["output"]
 
 

@@ -12,6 +12,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 CLIENT, MASTER = "client", "master"
@@ -47,7 +48,7 @@ class Client:
         # it was sent, and those that were sent before its answer.
         self.reads: list[tuple[int | None, set[int], set[int]]] = []
         self._before: dict[int, set[int]] = {}
-        self._numbers = 0
+        self._numbers = count(1)
         self._script: deque[str] = deque()
         for _ in range(ADDS):
             self._script += ["add", *["again"] * again, *["read"] * choice.randrange(2)]
@@ -70,13 +71,13 @@ class Client:
     def add(self) -> None:
         """Send one more add to the head."""
         place = len(self.adds)
-        message = ("add", self._number(), KEYS[place % 2], 4**place)
+        message = ("add", next(self._numbers), KEYS[place % 2], 4**place)
         self.adds[message[1]] = self.open[message[1]] = message
         self._post(self.chain[0], message)
 
     def read(self, key: str) -> None:
         """Ask the tail for a value."""
-        message = ("read", self._number(), key)
+        message = ("read", next(self._numbers), key)
         self.open[message[1]], self._before[message[1]] = message, set(self.certain)
         self._post(self.chain[-1], message)
 
@@ -101,10 +102,6 @@ class Client:
         seen = {place for place in sent if number is not None and number // 4**place % 4}
         self.certain |= seen
         self.guessed |= seen - known
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
 
 class ChainRun:

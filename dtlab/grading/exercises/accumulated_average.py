@@ -12,7 +12,7 @@ from dtlab.comm import Comm
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
-from dtlab.grading.standard import COLLECTIVES, real, ring_bytes, sent_at_most, sum_bytes, values
+from dtlab.grading.standard import COLLECTIVES, mean_bytes, real, sent_at_most, sum_bytes, values
 
 
 def mean_gradient(samples: Tensor) -> Tensor:
@@ -36,10 +36,6 @@ def _build(seed: int) -> list[Check]:
         return Case(f"{len(sizes)} ranks, {tried}", [(batches, length) for batches in ranks],
                     wanted=wanted, harness=run_batches, **COLLECTIVES, **more)
 
-    def allowed(case: Case) -> int:
-        """One all-reduce; the count may travel alone."""
-        return ring_bytes(case.ranks, case.args[0][1] + 1) + ring_bytes(case.ranks, 1)
-
     equal = [case("equal micro-batches", 8, [4, 4], [4, 4]),
              case("equal micro-batches", 12, *[[2, 2, 2]] * 4)]
     uneven = [case("unequal micro-batches", 8, [5, 2], [1, 4]),
@@ -55,7 +51,8 @@ def _build(seed: int) -> list[Check]:
         Check("unequal", 2, "unequal micro-batches and ranks", uneven, values),
         Check("empty", 1, "ranks without samples; one rank", empty, values),
         Check("traffic", 2, "bytes that a rank sends", large,
-              sent_at_most(allowed, "one all-reduce"), values),
+              sent_at_most(lambda case: mean_bytes(case.ranks, case.args[0][1]),
+                           "one all-reduce"), values),
         real(case("over Gloo", 50, [2, 3], [1], [4, 1, 1], gloo=True)),
     ]
 

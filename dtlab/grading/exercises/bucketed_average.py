@@ -12,11 +12,11 @@ from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sum_bytes, values
 
 
-def _buckets(sizes: list[int], least: int) -> list[int]:
+def _buckets(case: Case) -> list[int]:
     """Elements in each bucket: from the last tensor on, closed once it holds `least`."""
-    closed, now = [], 0
-    for size in reversed(sizes):
-        now += size
+    (grads, least), closed, now = case.args[0], list[int](), 0
+    for grad in reversed(grads):
+        now += len(grad)
         if now >= least:
             closed.append(now)
             now = 0
@@ -35,18 +35,15 @@ def _rings(outcome: Outcome, ranks: int) -> list[int]:
 
 
 def _messages(case: Case, outcome: Outcome) -> Verdict:
-    grads, least = case.args[0]
-    allowed, rings = len(_buckets([len(g) for g in grads], least)), _rings(outcome, case.ranks)
+    allowed, rings = len(_buckets(case)), _rings(outcome, case.ranks)
     return Verdict(len(rings) == allowed, counted(len(rings), "all-reduce"),
                    f"{allowed}, one for each bucket", rounds=f"{len(rings)} / {allowed}",
                    shows=rings)
 
 
 def _order(case: Case, outcome: Outcome) -> Verdict:
-    grads, least = case.args[0]
-    wanted = [2 * (case.ranks - 1) * n * grads[0].itemsize
-              for n in _buckets([len(g) for g in grads], least)]
-    came = _rings(outcome, case.ranks)
+    item, came = case.args[0][0][0].itemsize, _rings(outcome, case.ranks)
+    wanted = [2 * (case.ranks - 1) * n * item for n in _buckets(case)]
     return Verdict(came == wanted, "last gradients first" if came == wanted else "other buckets",
                    "from the last gradient to the first", shows=came)
 

@@ -31,9 +31,8 @@ def elsewhere(place: Place, keys: list[str], servers: list[str], copies: int, fa
 
 def _placed(case: Case, outcome: Outcome) -> Verdict:
     """Is every key on as many different servers as it should be?"""
-    keys = case.facts["keys"]
-    for placed, servers in zip(outcome.values, case.facts["servers"], strict=True):
-        count = min(case.facts["copies"], len(servers))
+    for placed, (keys, servers, copies, *_) in zip(outcome.values, case.args, strict=True):
+        count = min(copies, len(servers))
         wanted = f"a dict: each key → a list of {count} of the servers"
         if set(placed) != set(keys):
             return Verdict(False, f"{len(placed)} keys", wanted)
@@ -49,7 +48,7 @@ def _placed(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _balance(case: Case, outcome: Outcome) -> Verdict:
-    (placed,), (servers,) = outcome.values, case.facts["servers"]
+    (placed,), ((_, servers, _),) = outcome.values, case.args
     loads = Counter(mine[0] for mine in placed.values())
     most = max(loads.values()) * len(servers) / len(placed)
     return Verdict(most <= BUSIEST, f"busiest server: {most:.2f} × the mean",
@@ -58,11 +57,11 @@ def _balance(case: Case, outcome: Outcome) -> Verdict:
 
 def _moved(case: Case, outcome: Outcome) -> Verdict:
     """From the first list of servers to the second, which has one more."""
-    before, after = outcome.values
-    (new,) = set(case.facts["servers"][1]) - set(case.facts["servers"][0])
+    (before, after), ((_, old, _), (_, servers, _)) = outcome.values, case.args
+    (new,) = set(servers) - set(old)
     moved = [key for key in before if before[key][0] != after[key][0]]
     astray = [key for key in moved if after[key][0] != new]
-    fair = len(before) / len(case.facts["servers"][1])
+    fair = len(before) / len(servers)
     came = f"{len(moved)} keys move" + f", {len(astray)} of them astray" * bool(astray)
     return Verdict(not astray and fair / LEAST <= len(moved) <= SHARE * fair, came,
                    f"about {fair:.0f} of {len(before)} keys, all to {new}",
@@ -71,8 +70,8 @@ def _moved(case: Case, outcome: Outcome) -> Verdict:
 
 def _gone(case: Case, outcome: Outcome) -> Verdict:
     """From the first list of servers to the second, which has one fewer; two copies each."""
-    before, after = outcome.values
-    (dead,) = set(case.facts["servers"][0]) - set(case.facts["servers"][1])
+    (before, after), ((_, old, _), (_, servers, _)) = outcome.values, case.args
+    (dead,), share = set(old) - set(servers), len(before) / len(old)
     needless = [key for key in before if dead not in before[key] and before[key] != after[key]]
     if needless:
         return Verdict(False, f"{len(needless)} keys move that {dead} never held", "none of them")
@@ -80,19 +79,19 @@ def _gone(case: Case, outcome: Outcome) -> Verdict:
     if cold := [key for key in orphans if after[key][0] != before[key][1]]:
         return Verdict(False, f"{len(cold)} of {len(orphans)} keys go to a server without a copy",
                        "each to the server with its second copy")
-    if len(orphans) < len(before) / len(case.facts["servers"][0]) / LEAST:
+    if len(orphans) < share / LEAST:
         return Verdict(False, f"{dead} held {len(orphans)} of {len(before)} keys, too few",
-                       f"about {len(before) / len(case.facts['servers'][0]):.0f}")
+                       f"about {share:.0f}")
     heirs = Counter(after[key][0] for key in orphans)
-    most, fair = max(heirs.values(), default=0), len(orphans) / len(case.facts["servers"][1])
+    most, fair = max(heirs.values(), default=0), len(orphans) / len(servers)
     return Verdict(most <= 3 * fair, f"one server inherits {most} of {len(orphans)} keys",
                    f"about {fair:.0f} each")
 
 
 def _stable(case: Case, outcome: Outcome) -> Verdict:
     here, there, reordered = outcome.values
-    for other, where in ((there, "in another process"), (reordered, "if the lists are in another "
-                                                                    "order")):
+    for other, where in ((there, "in another process"),
+                         (reordered, "if the lists are in another order")):
         if moved := sum(here[key] != other[key] for key in here):
             return Verdict(False, f"{moved} of {len(here)} keys elsewhere {where}",
                            "the same everywhere")
@@ -115,8 +114,7 @@ def _build(seed: int) -> list[Check]:
     def case(text: str, servers: list[list[str]], copies: int = 1, n: int = KEYS) -> Case:
         """Each list of servers on a rank of its own, which can't remember the others' answers."""
         keys = drawn_keys(n)
-        return Case(text, [(keys, some, copies) for some in servers], comm=False,
-                    facts={"keys": keys, "servers": servers, "copies": copies})
+        return Case(text, [(keys, some, copies) for some in servers], comm=False)
 
     def comes(n: int) -> Case:
         after = named(n + 1)
@@ -137,8 +135,7 @@ def _build(seed: int) -> list[Check]:
     fewer = [dies(n, d) for n, d in ((4, 1), (8, 0), (6, 5))]
     keys, five = drawn_keys(200), named(5)
     calls = [(keys, five, 2, False), (keys, five, 2, True), (keys[::-1], five[::-1], 2, False)]
-    other = Case("3 calls, 5 servers", calls, comm=False, harness=elsewhere,
-                 facts={"keys": keys, "servers": [five] * 3, "copies": 2})
+    other = Case("3 calls, 5 servers", calls, comm=False, harness=elsewhere)
     return [
         Check("a placement", 1, "1 to 9, 13 servers", one, _placed),
         Check("copies", 2, "2 and 3 copies", many, _placed),

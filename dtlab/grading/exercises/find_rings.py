@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import networkx as nx
 
-from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import generator
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import always
-from dtlab.topology import edge_disjoint_cycles, from_graph
 from dtlab.topology.cycles import edges_of
-from dtlab.topology.graphs import join
 from dtlab.topology.servers import V100_LINKS
 
 Links = dict[tuple[int, int], int]
@@ -108,39 +105,21 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
 
 def greedy_fails(ranks: int, links: Links) -> bool:
     """Does the first ring in the order of the numbers leave wires that hold no second one?"""
-    neighbours = {r: {b for pair in links for b in pair if r in pair and b != r}
-                  for r in range(ranks)}
-    path = [0]
-    first = _first_ring(path, neighbours)
-    if not first:
-        return True
-    left = dict(links)
-    for pair in _edges(path):
-        left[pair] -= 1
-    return not _holds_a_ring(ranks, {pair: wires for pair, wires in left.items() if wires})
+    first = _first_ring(ranks, links)
+    left = links | {pair: links[pair] - 1 for pair in _edges(first)}
+    return not _first_ring(ranks, {pair: wires for pair, wires in left.items() if wires})
 
 
-def _first_ring(path: list[int], neighbours: dict[int, set[int]]) -> bool:
-    if len(path) == len(neighbours):
-        return path[0] in neighbours[path[-1]]
-    for following in sorted(neighbours[path[-1]] - set(path)):
-        path.append(following)
-        if _first_ring(path, neighbours):
-            return True
-        path.pop()
-    return False
+def _first_ring(ranks: int, links: Links, path: Sequence[int] = (0,)) -> list[int]:
+    """The first one that goes on as `path` begins; [] if there is none."""
+    def joined(a: int, b: int) -> bool:
+        return (min(a, b), max(a, b)) in links
 
-
-def _holds_a_ring(ranks: int, links: Links) -> bool:
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(ranks), kind="host")
-    for a, b in links:
-        join(graph, a, b, 0.0, 1.0)
-    try:
-        edge_disjoint_cycles(from_graph(graph, "mesh"), 1)
-    except ConfigError:
-        return False
-    return True
+    if len(path) == ranks:
+        return [*path] if joined(path[-1], path[0]) else []
+    rings = (_first_ring(ranks, links, (*path, following)) for following in range(ranks)
+             if following not in path and joined(path[-1], following))
+    return next(filter(None, rings), [])
 
 
 def _misleading(ranks: int, seed: int) -> Case:

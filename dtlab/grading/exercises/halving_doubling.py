@@ -6,14 +6,12 @@ from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import (
-    DTYPES,
     F32,
     MESSAGE_BYTES,
     VAST,
+    any_dtype,
     bytes_sent,
-    grows_at_most,
-    held_at_most,
-    real,
+    memory,
     rounds_at_most,
     summing_case,
     values,
@@ -64,17 +62,14 @@ def _build(seed: int) -> list[Check]:
         Check("sums", 1, "2, 4, 8 ranks", plain, values),
         Check("any p", 2, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, values),
         Check("any n", 1, "uneven halves; n < p; n = 0", [*uneven, *both], values),
-        Check("any dtype", 1, "float64, bfloat16, complex, integers",
-              [summing_case(4, 8, dtype, seed) for dtype in DTYPES], values),
+        any_dtype(lambda dtype: summing_case(4, 8, dtype, seed)),
         Check("bytes", 2, "2 to 13 ranks", timed, _bytes, values),
         Check("rounds", 1, "2 to 13 ranks, simulated", timed, rounds_at_most(
             lambda case: 2 * _core(case.ranks)[1] + 2 * (_core(case.ranks)[2] > 0),
             "2 lg p′, and 2 for folding,"), values),
-        Check("memory", 1, "4 and 6 ranks, 96000 × float32",
-              [summing_case(p, 96_000, F32, seed, meter=True) for p in (4, 6)], held_at_most(room),
-              values, metered=True),
-        real([summing_case(5, 1_000, F32, seed, gloo=True),
-              summing_case(2, VAST, F32, seed, gloo=True)], grows_at_most(room, "half of x")),
+        *memory("4 and 6 ranks, 96000 × float32", room, "half of x, or all of it to fold",
+                [summing_case(p, 96_000, F32, seed, meter=True) for p in (4, 6)],
+                [summing_case(p, n, F32, seed, gloo=True) for p, n in ((5, 1_000), (2, VAST))]),
     ]
 
 

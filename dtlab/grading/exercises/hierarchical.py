@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +10,15 @@ import torch
 from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import DTYPES, F32, padded, real, rounds_at_most, summing_case, values
+from dtlab.grading.standard import (
+    F32,
+    any_dtype,
+    padded,
+    real,
+    rounds_at_most,
+    summing_case,
+    values,
+)
 from dtlab.topology import link_bytes, racks
 from dtlab.wires import enter
 
@@ -22,11 +29,10 @@ def _case(ranks: int, group: int, n: int, seed: int, dtype: torch.dtype = F32, *
           in_racks: bool = False, **options: Any) -> Case:
     """Groups of `group` ranks; in_racks: each in a rack of its own, whose uplink is as fast as
     one rank's port, and nothing takes time but bytes."""
-    case = summing_case(ranks, n, dtype, seed, group, library=True, **options)
     cluster = racks(ranks // group, group, oversubscription=group, latency_s=0.0,
                     bandwidth_Bps=1e6) if in_racks else None
-    return replace(case, tried=f"{case.tried}, groups of {group}", cluster=cluster,
-                   facts={**case.facts, "group": group})
+    return summing_case(ranks, n, dtype, seed, group, said=f", groups of {group}", library=True,
+                        cluster=cluster, **options)
 
 
 def _own_sums(case: Case, outcome: Outcome) -> Verdict:
@@ -39,7 +45,7 @@ def _own_sums(case: Case, outcome: Outcome) -> Verdict:
 
 def _slow_links(case: Case, outcome: Outcome) -> Verdict:
     """Out of each rack, and into it, as much as a ring of p/k leaders sends: 2(p/k−1)/(p/k)·n."""
-    count = case.ranks // case.facts["group"]
+    count = case.ranks // case.args[0][1]
     allowed = 2 * (count - 1) * case.facts["n"] * case.facts["item"] // count
     crossed = {link: nbytes for link, nbytes in link_bytes(case.network, padded(outcome)).items()
                if "spine" in link}
@@ -52,7 +58,7 @@ def _slow_links(case: Case, outcome: Outcome) -> Verdict:
 def _time(case: Case, outcome: Outcome) -> Verdict:
     """In racks, no latency: as fast as the course's own."""
     n = case.facts["n"] * case.facts["item"]
-    ours_s = enter(case.network, n, "hierarchical", {"group": case.facts["group"]}).elapsed_s
+    ours_s = enter(case.network, n, "hierarchical", {"group": case.args[0][1]}).elapsed_s
     allowed, took = SLACK * ours_s, outcome.elapsed_s
     return Verdict(took <= allowed, f"{took:.3g} s", f"≤ {allowed:.3g} s",
                    rounds=f"{took:.3g} s / {allowed:.3g} s", shows=took)
@@ -65,7 +71,7 @@ def _build(seed: int) -> list[Check]:
                 for p, k, n in what]
 
     def rounds(case: Case) -> int:
-        k = case.facts["group"]
+        k = case.args[0][1]
         return int(4 * (k - 1) + 2 * (case.ranks // k - 1))
 
     plain = cases((4, 2, 8), (8, 4, 32), (6, 3, 12))
@@ -79,8 +85,7 @@ def _build(seed: int) -> list[Check]:
         Check("sums", 2, "4, 6, 8 ranks", plain, _own_sums),
         Check("any groups", 1, "1 to 13 ranks; groups of 1; one group", any_group, _own_sums),
         Check("any n", 1, "uneven; n < p; n = 0", uneven, _own_sums),
-        Check("any dtype", 1, "float64, bfloat16, complex, integers",
-              [_case(4, 2, 8, seed, dtype) for dtype in DTYPES], _own_sums),
+        any_dtype(lambda dtype: _case(4, 2, 8, seed, dtype), _own_sums),
         Check("slow links", 2, "2 to 4 racks of 3 or 4", slow, _slow_links, _own_sums),
         Check("time", 1, "in racks, simulated", timed, _time, _own_sums),
         Check("rounds", 1, "9 to 16 ranks", in_rounds, rounds_at_most(rounds, "4(k−1) + 2(p/k−1)"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from dtlab import cost
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.grading.case import Case, Outcome, Wanted
+from dtlab.grading.case import Case, Outcome, Wanted, counted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import real, sum_bytes, values
@@ -83,9 +83,8 @@ def _build(seed: int) -> list[Check]:
         grads = [normals((seed, sizes, rank), *sizes) for rank in range(ranks)]
         mean = [torch.stack(each).mean(0) for each in zip(*grads, strict=True)]
         seconds = [LAYER_S * factor for factor in islice(cycle(factors), len(sizes))]
-        return Case(f"{ranks} rank{'s' * (ranks > 1)}, {len(sizes)} layers",
-                    [(len(sizes),)] * ranks, library=True, latency_s=ALPHA,
-                    bandwidth_Bps=1 / BETA, harness=run_layers,
+        return Case(f"{counted(ranks, 'rank')}, {len(sizes)} layers", [(len(sizes),)] * ranks,
+                    library=True, latency_s=ALPHA, bandwidth_Bps=1 / BETA, harness=run_layers,
                     oracle=partial(oracle, grads, seconds),
                     facts={"gradients": grads[0], "seconds": seconds},
                     wanted=Wanted([mean] * ranks, what="the average", rtol=1e-12,

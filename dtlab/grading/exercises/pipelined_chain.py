@@ -17,9 +17,7 @@ from dtlab.grading.standard import (
     VAST,
     broadcast_case,
     bytes_sent,
-    grows_at_most,
-    held_at_most,
-    real,
+    memory,
     sent_at_most,
     values,
 )
@@ -66,11 +64,9 @@ def _build(seed: int) -> list[Check]:
         Check("edges", 1, "more segments than elements; dtypes", edges, values),
         Check("time", 3, "2 to 13 ranks, simulated", timed, _time, values),
         Check("bytes", 1, "2 to 13 ranks", timed, _bytes, values),
-        Check("memory", 1, "4 ranks, 192000 × float32, 8 segments",
-              [case(4, 192_000, 0, 8, meter=True)],
-              held_at_most(segment, ": one segment"), values, metered=True),
-        real([case(4, 1000, 2, 5, gloo=True), case(2, VAST, 0, 8, gloo=True)],
-             grows_at_most(segment, "one segment")),
+        *memory("4 ranks, 192000 × float32, 8 segments", segment, "one segment",
+                [case(4, 192_000, 0, 8, meter=True)],
+                [case(4, 1000, 2, 5, gloo=True), case(2, VAST, 0, 8, gloo=True)]),
     ]
 
 

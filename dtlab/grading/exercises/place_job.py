@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-import networkx as nx
 import torch
 
 from dtlab.collectives import all_reduce
@@ -14,7 +13,7 @@ from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import generator, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.simulator import simulate
-from dtlab.topology import Topology, from_graph, link_bytes, racks
+from dtlab.topology import link_bytes, racks
 
 VECTOR_BYTES = 64_000_000  # of the job's ring all-reduce
 
@@ -25,10 +24,12 @@ class Hall(NamedTuple):
 
     racks: int
     hosts: int  # in each
-    seed: int  # hosts have their numbers by chance
-    oversubscription: float
+    numbers: tuple[int, ...]  # of the hosts, rack by rack
     free: tuple[int, ...]
-    rack_of: tuple[int, ...]
+
+    def rack_of(self, host: int) -> int:
+        """The rack in which it stands."""
+        return self.numbers.index(host) // self.hosts
 
 
 class Cost(NamedTuple):
@@ -39,39 +40,25 @@ class Cost(NamedTuple):
 
 
 def hall(racks: int, hosts: int, taken: tuple[int, ...], seed: int) -> Hall:
-    """`taken[r]` hosts of rack r are in use. With hosts:1 oversubscription, a rack's uplink is as
-    fast as one host."""
-    drawn = generator(seed, racks, hosts, taken).permutation(racks * hosts)
-    number = drawn.tolist()  # of the host that stands in this place
-    rack_of = [0] * len(number)
-    for place, host in enumerate(number):
-        rack_of[host] = place // hosts
-    offered = [number[rack * hosts + slot] for slot in range(hosts) for rack in range(racks)
+    """`taken[r]` hosts of rack r are in use. Hosts have their numbers by chance."""
+    numbers = generator(seed, racks, hosts, taken).permutation(racks * hosts).tolist()
+    offered = [numbers[rack * hosts + slot] for slot in range(hosts) for rack in range(racks)
                if slot < hosts - taken[rack]]
-    return Hall(racks, hosts, seed, float(hosts), tuple(offered), tuple(rack_of))
-
-
-@cache
-def cluster_of(where: Hall) -> Topology:
-    """The hall as a topology: racks under a spine, hosts numbered as `rack_of` says."""
-    plain = racks(where.racks, where.hosts, oversubscription=where.oversubscription).graph()
-    rest = {rack: iter(range(rack * where.hosts, (rack + 1) * where.hosts))
-            for rack in range(where.racks)}
-    graph = nx.relabel_nodes(plain, {next(rest[r]): host for host, r in enumerate(where.rack_of)})
-    return from_graph(graph, f"{where.racks} racks of {where.hosts}")
+    return Hall(racks, hosts, tuple(numbers), tuple(offered))
 
 
 @cache
 def cost_of(where: Hall, placed: tuple[int, ...]) -> Cost:
-    """Simulate the job on the hosts `placed`, its ring going round in this order."""
-    order = {host: position for position, host in enumerate(placed)}
+    """Simulate the job on the hosts `placed`, its ring going round in this order. A rack's uplink
+    is as fast as one host."""
+    order = {where.numbers.index(host): position for position, host in enumerate(placed)}
 
     def job(comm: Comm) -> None:
         ring = comm.split(0 if comm.rank in order else None, key=order.get(comm.rank, 0))
         if ring is not None:
             all_reduce(ring, torch.empty(VECTOR_BYTES // 4, device="meta"), algorithm="ring")
 
-    cluster = cluster_of(where)
+    cluster = racks(where.racks, where.hosts, oversubscription=where.hosts)
     result = simulate(job, network=cluster, echo=False)
     crossed = link_bytes(cluster, result.trace)
     return Cost(result.elapsed_s, sum(n for (_, to), n in crossed.items() if to == "spine"))
@@ -81,15 +68,16 @@ def compact(where: Hall, ranks: int) -> tuple[int, ...]:
     """As few racks as will do, each visited once: those with most room first."""
     room: dict[int, list[int]] = {}
     for host in where.free:
-        room.setdefault(where.rack_of[host], []).append(host)
+        room.setdefault(where.rack_of(host), []).append(host)
     fullest = sorted(room.values(), key=len, reverse=True)
     return tuple([host for hosts in fullest for host in hosts][:ranks])
 
 
 def _case(where: Hall, ranks: int) -> Case:
-    busy = len(where.rack_of) - len(where.free)
+    every = range(len(where.numbers))
+    busy = len(every) - len(where.free)
     text = f"{ranks} ranks, {where.racks} racks of {where.hosts}" + f", {busy} taken" * bool(busy)
-    return Case(text, [(list(where.rack_of), list(where.free), ranks)], comm=False,
+    return Case(text, [(list(map(where.rack_of, every)), list(where.free), ranks)], comm=False,
                 facts={"hall": where, "ranks": ranks})
 
 
@@ -126,9 +114,9 @@ def _spine(case: Case, outcome: Outcome) -> Verdict:
 def _lies(case: Case, outcome: Outcome) -> str:
     """Does it visit racks again and again, or too many of them?"""
     where, ranks = case.facts["hall"], case.facts["ranks"]
-    visited = [where.rack_of[host] for host in outcome.values[0]]
+    visited = list(map(where.rack_of, outcome.values[0]))
     hops = sum(a != b for a, b in zip(visited, visited[1:] + visited[:1], strict=True))
-    few = {where.rack_of[host] for host in compact(where, ranks)}
+    few = set(map(where.rack_of, compact(where, ranks)))
     comes_back, too_many = hops > len(set(visited)), len(set(visited)) > len(few)
     return f"comes back to a rack: {comes_back}, too many racks: {too_many}"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 from collections import UserDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from dtlab.grading.standard import always
 
 F64 = torch.float64
 HIDDEN = 8  # units, which dropout masks
+SHAPES = [(HIDDEN, 6), (HIDDEN,), (3, HIDDEN), (3,)]  # of the weights
 Plan = Sequence[int]  # of kills: process number i dies as it begins step `plan[i]` of its own
 
 
@@ -37,69 +38,52 @@ class Disk(UserDict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         file = io.BytesIO()
         torch.save(value, file)
-        self.data[name] = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        self.data[name] = file.getvalue()
 
     def __getitem__(self, name: str) -> Any:
-        return torch.load(io.BytesIO(self.data[name].numpy().tobytes()), weights_only=False)
+        return torch.load(io.BytesIO(self.data[name]), weights_only=False)
 
 
-class Momentum:
-    """The optimizer: v ← 0.9 v + gradient; w ← w − rate · v, as the referee computes them."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]):
-        self.rate = 0.2
-        self.velocities = [torch.zeros_like(p) for p in parameters]
+class Part(SimpleNamespace):
+    """An optimizer or a scheduler, as far as a script sees it: a state to save and to restore."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rate": self.rate, "velocities": self.velocities}
+        return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rate, self.velocities = state["rate"], state["velocities"]
-
-
-class Falling:
-    """The scheduler: after each third step the optimizer's rate is 0.7 of what it was."""
-
-    def __init__(self, optimizer: Momentum):
-        self._optimizer, self._steps = optimizer, 0
-
-    def step(self) -> None:
-        self._steps += 1
-        self._optimizer.rate *= 1 if self._steps % 3 else 0.7
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steps = state["steps"]
+        vars(self).update(state)
 
 
 class Job:
-    """What a script builds before it trains. trained(indices, mask, rate, weights, velocities) →
-    the next weights and velocities, by samples that it does not show; None: the process dies."""
+    """What a script builds before it trains. The referee takes its steps: from the disk, indices,
+    mask, rate, weights and velocities it makes the next weights and velocities, by samples that it
+    does not show; None: the process dies."""
 
-    def __init__(self, trained: Callable[..., Any], weights: Sequence[Tensor], samples: int,
-                 batch: int, steps: int, every: int, seed: int):
+    def __init__(self, ask: Callable[..., Any], plan: int, disk: Disk, weights: Sequence[Tensor],
+                 samples: int, batch: int, steps: int, every: int, seed: int):
         self.samples, self.batch, self.steps, self.every = samples, batch, steps, every
-        self.seed, self._trained = seed, trained
+        self.seed, self._ask, self._plan, self._disk = seed, ask, plan, disk
         torch.manual_seed(seed)
         self._dropout = nn.Dropout(0.5)
         self.model = nn.Sequential(nn.Linear(6, HIDDEN, dtype=F64), nn.Tanh(), self._dropout,
                                    nn.Linear(HIDDEN, 3, dtype=F64))
         self._set(weights)
-        self.optimizer = Momentum(self.model.parameters())
-        self.scheduler = Falling(self.optimizer)
+        self.optimizer = Part(rate=0.2, velocities=[torch.zeros_like(w) for w in weights])
+        self.scheduler = Part(steps=0)
 
     def step(self, indices: Any) -> None:
-        """Train on these samples: forward, backward, the optimizer's step and the scheduler's."""
+        """Train on these samples: forward, backward, the optimizer's step, and the scheduler's:
+        after each third step, the rate is 0.7 of what it was."""
         chosen, optimizer = torch.arange(self.samples)[indices], self.optimizer
         mask = self._dropout(torch.ones(len(chosen), HIDDEN, dtype=F64))
-        new = self._trained(chosen, mask, optimizer.rate, self.weights(), optimizer.velocities)
+        new = self._ask(self._plan, self._disk.data, chosen, mask, optimizer.rate, self.weights(),
+                        optimizer.velocities)
         if new is None:
             raise Killed
         self._set(new[0])
         optimizer.velocities = new[1]
-        self.scheduler.step()
+        self.scheduler.steps += 1
+        optimizer.rate *= 1 if self.scheduler.steps % 3 else 0.7
 
     def weights(self) -> list[Tensor]:
         """A copy."""
@@ -118,16 +102,12 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
     for plan in plans:
         disk = Disk()
         disk.data, weights = ask(plan)
-        now = Job(partial(_train, ask, plan, disk), weights, *job)
+        now = Job(ask, plan, disk, weights, *job)
         with suppress(Killed):
             function(now, disk)
         ask(plan, disk.data)
         found.append(now.weights())
     return found
-
-
-def _train(ask: Callable[..., Any], plan: int, disk: Disk, *step: Any) -> Any:
-    return ask(plan, disk.data, *step)
 
 
 class Kills:
@@ -141,8 +121,7 @@ class Kills:
         self._plans, self._rank = plans, rank
         self._samples = [normals((of, plan), (samples, 6), (samples, 3))
                          for plan in range(len(plans))]
-        self._weights = [normals((of, plan, "weights"), (HIDDEN, 6), HIDDEN, (3, HIDDEN), 3)
-                         for plan in range(len(plans))]
+        self._weights = [normals((of, plan, "weights"), *SHAPES) for plan in range(len(plans))]
         self.notes = [0] * len(plans)
         self._over = [rank > len(plan) for plan in plans]
 
@@ -157,10 +136,6 @@ class Kills:
         if step and not self._over[plan] and (last or taken < kills[self._rank]):
             self.notes[plan] += 1
             x, y = self._samples[plan]
-            indices, mask, _, *tensors = step
-            sizes = [(len(indices), HIDDEN), *2 * [w.shape for w in self._weights[plan]]]
-            if [x.shape for x in (mask, *chain(*tensors))] != sizes:
-                raise ConfigError("a step on weights of other shapes")  # memory here
             return _step(x, y, *step)
         if not self._over[plan] and not last:
             comm.send([disk], self._rank + 1)
@@ -171,9 +146,13 @@ class Kills:
 def _step(x: Tensor, y: Tensor, indices: Tensor, mask: Tensor, rate: float,
           weights: Sequence[Tensor], velocities: Sequence[Tensor]
           ) -> tuple[list[Tensor], list[Tensor]]:
-    """Here, as bits differ between processes that know their CPU and those that don't."""
+    """v ← 0.9 v + gradient; w ← w − rate · v. Here, as bits differ between processes that know
+    their CPU and those that don't."""
     if indices.numel() > len(x):  # memory here
         raise ConfigError(f"a step on {indices.numel()} samples, and there are {len(x)}")
+    sizes = [(len(indices), HIDDEN), *2 * SHAPES]
+    if [each.shape for each in (mask, *weights, *velocities)] != sizes:
+        raise ConfigError("a step on weights of other shapes")
     w1, b1, w2, b2 = new = [w.clone().requires_grad_() for w in weights]
     hidden = linear(x[indices], w1, b1).tanh() * mask
     gradients = torch.autograd.grad(mse_loss(linear(hidden, w2, b2), y[indices]), new)

@@ -6,12 +6,10 @@ from dtlab.grading.case import Case
 from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise
 from dtlab.grading.standard import (
-    DTYPES,
     F32,
     VAST,
-    grows_at_most,
-    held_at_most,
-    real,
+    any_dtype,
+    memory,
     ring_bytes,
     rounds_at_most,
     sent_at_most,
@@ -37,18 +35,15 @@ def _build(seed: int) -> list[Check]:
         Check("sums", 2, "2, 4, 8 ranks", plain, values),
         Check("any p", 1, "1, 3, 5, 6, 7, 9, 13 ranks", any_p, values),
         Check("any n", 1, "n not a multiple of p; n < p; n = 0", any_n, values),
-        Check("any dtype", 1, "float64, bfloat16, complex, integers",
-              [summing_case(4, 8, dtype, seed) for dtype in DTYPES], values),
+        any_dtype(lambda dtype: summing_case(4, 8, dtype, seed)),
         Check("bytes", 2, "2 to 13 ranks", timed, sent_at_most(
             lambda case: ring_bytes(case.ranks, case.facts["n"], case.facts["item"]),
             "2(p−1)·⌈n/p⌉ elements"), values),
         Check("rounds", 1, "2 to 13 ranks, simulated", timed,
               rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)"), values),
-        Check("memory", 1, "4 ranks, 192000 × float32",
-              [summing_case(4, 192_000, F32, seed, meter=True)], held_at_most(
-                  chunk, ": one chunk"), values, metered=True),
-        real([summing_case(4, 1_000, F32, seed, gloo=True),
-              summing_case(2, VAST, F32, seed, gloo=True)], grows_at_most(chunk, "one chunk")),
+        *memory("4 ranks, 192000 × float32", chunk, "one chunk",
+                [summing_case(4, 192_000, F32, seed, meter=True)],
+                [summing_case(p, n, F32, seed, gloo=True) for p, n in ((4, 1_000), (2, VAST))]),
     ]
 
 

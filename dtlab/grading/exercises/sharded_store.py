@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ LATE = 1.25  # of time
 BANDWIDTH_BPS = 1e6  # where time is judged
 
 
-def _case(servers: int, workers: int, sizes: list[int], seed: int, dtype: torch.dtype = F32,
+def _case(seed: int, servers: int, workers: int, *elements: int, dtype: torch.dtype = F32,
           shuffled: bool = False, **options: Any) -> Case:
-    """shuffled: each rank's dictionaries list the keys in an order of its own."""
+    """elements: of each key. shuffled: each rank's dictionaries list the keys in an order of its
+    own."""
+    sizes = list(elements)
+
     def drawn(whose: object) -> dict[str, torch.Tensor]:
         return {f"w{i}": numbers((seed, servers, workers, sizes, dtype, whose, i), (n,), dtype,
                                  most=9)
@@ -90,11 +94,7 @@ def _through_servers(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _build(seed: int) -> list[Check]:
-    k = varied(seed, 6)
-
-    def case(servers: int, workers: int, *sizes: int, **options: Any) -> Case:
-        return _case(servers, workers, list(sizes), seed, **options)
-
+    k, case = varied(seed, 6), partial(_case, seed)
     plain = [case(1, 1, 6, 4), case(1, 3, 12, 6 + k), case(2, 2, 12, 24), case(2, 3, 12, 24, 6)]
     many = [case(n, m, 60 * n, 24) for n, m in ((1, 2), (3, 3), (4, 2), (3, 6), (4, 9), (6, 1))]
     many.append(case(2, 2, 12, 24, dtype=F64))

@@ -7,14 +7,13 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import cloudpickle
-import numpy as np
 import torch
 from torch import Tensor
 
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
-from dtlab.grading.case import Case, Outcome
-from dtlab.grading.compare import difference
+from dtlab.grading.case import ANY, Case, Outcome
+from dtlab.grading.compare import Difference, difference
 from dtlab.grading.draws import generator, numbers, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import F32, always
@@ -29,74 +28,45 @@ NEVER = -1  # the number of the operation at which a process dies that does not
 Kill = tuple[int, str]  # at which operation the process dies, and what became of unsynced data
 
 
-class Files:
-    """Files in memory. Names change at once and for good; what `write` brings is safe once it has
-    been synced."""
-
-    def __init__(self, files: dict[str, Tensor]):
-        self.files, self._unsynced = dict(files), set[str]()
-
-    def write(self, name: str, data: Tensor) -> None:
-        self.files[name] = data.flatten()
-        self._unsynced.add(name)
-
-    def sync(self, name: str) -> None:
-        self._unsynced.discard(name)
-
-    def rename(self, old: str, new: str) -> None:
-        self.files[new] = self.files.pop(old)
-        self._unsynced = {new if name == old else name for name in self._unsynced - {new}}
-
-    def remove(self, name: str) -> None:
-        del self.files[name]
-        self._unsynced.discard(name)
-
-    def change(self, operation: str, *of: Any) -> None:
-        """One of the above, as a process says that it has done it."""
-        if operation not in ("write", "sync", "rename", "remove"):
-            raise ConfigError(f"a disk has no {operation!r:.20}")
-        getattr(self, operation)(*of)
-        if sum(len(name) + len(data) for name, data in self.files.items()) > ROOM:
-            raise ConfigError(f"the disk is full: it has room for {ROOM:,} bytes")
-
-    def after(self, became: str) -> dict[str, Tensor]:
-        """What the next process finds."""
-        return {name: data[:int(len(data) * SAFE[became])] if name in self._unsynced else data
-                for name, data in self.files.items()}
-
-
 class Disk:
-    """In the sandbox: a process's disk, and what it has done with it."""
+    """Files in memory. Names change at once and for good; what `write` brings is safe once it has
+    been synced. log: what was done with them."""
 
-    def __init__(self, files: dict[str, Tensor]):
-        self._files, self._log = Files(files), list[tuple[Any, ...]]()
+    def __init__(self, files: dict[str, bytes]):
+        self.log: list[tuple[Any, ...]] = []
+        self._files, self._unsynced = dict(files), set[str]()
 
     def names(self) -> list[str]:
-        return sorted(self._files.files)
+        return sorted(self._files)
 
     def read(self, name: str) -> bytes:
-        return self._files.files[name].numpy().tobytes()
+        return self._files[name]
 
     def write(self, name: str, data: bytes) -> None:
-        self._change("write", name, torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)))
+        self._files[name] = bytes(memoryview(data))  # of no number, which would be as many zeros
+        self._unsynced.add(name)
+        self.log.append(("write", name, self._files[name]))
+        if sum(len(name) + len(data) for name, data in self._files.items()) > ROOM:
+            raise ConfigError(f"the disk is full: it has room for {ROOM:,} bytes")
 
     def sync(self, name: str) -> None:
-        self._change("sync", name)
+        self._unsynced.discard(name)
+        self.log.append(("sync", name))
 
     def rename(self, old: str, new: str) -> None:
-        self._change("rename", old, new)
+        self._files[new] = self._files.pop(old)
+        self._unsynced = {new if name == old else name for name in self._unsynced - {new}}
+        self.log.append(("rename", old, new))
 
     def remove(self, name: str) -> None:
-        self._change("remove", name)
+        del self._files[name]
+        self._unsynced.discard(name)
+        self.log.append(("remove", name))
 
-    def _change(self, operation: str, *of: Any) -> None:
-        getattr(self._files, operation)(*of)
-        self._log.append((operation, *of))
-
-    def log(self) -> list[tuple[Any, ...]]:
-        """The operations since the last call."""
-        log, self._log = self._log, []
-        return log
+    def after(self, became: str) -> dict[str, bytes]:
+        """What the next process finds."""
+        return {name: data[:int(len(data) * SAFE[became])] if name in self._unsynced else data
+                for name, data in self._files.items()}
 
 
 def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[int], moves: bool
@@ -114,15 +84,16 @@ def live(function: Callable[..., Any], ask: Callable[..., Any], plans: Sequence[
                             f"and load")
         save, load = pair
         loaded = load()
-        given = ask(plan, disk.log(), loaded)
+        given = ask(plan, disk.log, loaded)
         while given:
+            disk.log = []
             state["step"] = given[0]
             state["weights"].copy_(given[1])
             saving = save(state)
             next(saving, None)
             state["weights"] += int(moves)
             list(saving)
-            given = ask(plan, disk.log())
+            given = ask(plan, disk.log)
     return len(plans)
 
 
@@ -135,17 +106,6 @@ class Plan(NamedTuple):
     damage: int = POINTS
 
 
-class Found(NamedTuple):
-    """What a process has loaded. done: the last step whose save had ended; begun: that had begun.
-    """
-
-    done: int
-    begun: int
-    step: int | None  # None: it loaded nothing; -1: something that is no state
-    wrong: tuple[str, str] | None  # of its weights: what came, what was saved
-    files: int
-
-
 class Process:
     """In the referee: the process number `rank` of a plan, and its disk. It dies where its log
     holds more operations than it lives for: what is after them has not happened."""
@@ -153,68 +113,68 @@ class Process:
     def __init__(self, plan: Plan, of: object, rank: int):
         self._of, self._rank, self.last = of, rank, rank == len(plan.kills) + 1
         self.left, self._became = plan.kills[rank] if rank < len(plan.kills) else (NEVER, "whole")
-        self._damage, self.damaged = plan.damage, self.last and plan.damage < POINTS
+        self._damage, self._damaged = plan.damage, self.last and plan.damage < POINTS
         self.may_die, self.died = NEVER < self.left < POINTS, False
         self.saves = 0 if self.last else plan.saves  # that are still to end
-        self._files = Files({})
-        self._done = self._begun = self._step = 0
-        self.found: Found | None = None
+        self._disk = Disk({})
+        self._done = self._begun = 0  # the last step whose save has ended; has begun
+        # What it has loaded. -1: something that is no state; None: nothing.
+        self.step: int | None = -1
+        self.wrong: Difference | None = None  # of the weights that it has loaded
+        self.least = self.most = self.files = 0  # the steps that it may load; how many files
+        self._loaded = False
 
-    def begin(self, comm: Comm) -> dict[str, Tensor]:
+    def begin(self, comm: Comm) -> dict[str, bytes]:
         """What the process before has left."""
-        files: dict[str, Tensor] = {}
+        files: dict[str, bytes] = {}
         if self._rank:
-            left, self._done, self._begun = comm.recv_object(self._rank - 1)
-            files = {name: torch.from_numpy(data) for name, data in left.items()}
+            files, self._done, self._begun = comm.recv_object(self._rank - 1)
         for name in sorted(files)[self._damage:self._damage + 1] if self.last else ():
             files[name] = _damaged(files[name])
-        self._files = Files(files)
+        self._disk = Disk(files)
         return files
 
     def go_on(self, comm: Comm, log: Sequence[Sequence[Any]], *loaded: Any
               ) -> tuple[int, Tensor] | None:
         """The process has loaded or saved. What it saves next; None: it ends."""
-        first = self.found is None
-        for operation in log[:LOG]:
-            self.died = self.died or (not first and self.left == 0)
+        for operation, *of in log[:LOG]:
+            if operation not in ("write", "sync", "rename", "remove"):
+                raise ConfigError(f"a disk has no {operation!r:.20}")
+            self.died = self.died or (self._loaded and self.left == 0)
             if not self.died:
-                self.left -= not first
-                self._files.change(*operation)
-        if first:
+                self.left -= self._loaded
+                getattr(self._disk, operation)(*of)
+        if not self._loaded:
             self._load(*loaded)
         elif not self.died:
-            self._done, self.saves = self._step, self.saves - 1
+            self._done, self.saves = self._begun, self.saves - 1
         if self.saves and not self.died:
-            self._begun = self._step = self._step + 1
-            return self._step, self._weights(self._step)
+            self._begun = self._done + 1
+            return self._begun, _drawn(self._of, self._begun)
         if not self.last:
-            left = self._files.after(self._became)  # as arrays: tensors take long to pickle
-            comm.send([{name: data.numpy() for name, data in left.items()}, self._done,
-                       self._begun], self._rank + 1)
+            comm.send([self._disk.after(self._became), self._done, self._begun], self._rank + 1)
         return None
 
     def _load(self, state: Any) -> None:
-        step = state.get("step", -1) if isinstance(state, dict) else None if state is None else -1
-        step = step if step is None or type(step) is int else -1
-        wrong = difference("weights", state.get("weights"), self._weights(step)) if (
-            isinstance(state, dict) and step) else None
-        self.found = Found(self._done, self._begun, step, wrong, len(self._files.files))
-        self._step = max(self._done, min(step or 0, self._begun))
-        self._done = self._step
+        self._loaded = True
+        self.least, self.most = max(0, self._done - self._damaged), self._begun
+        self.files = len(self._disk.names())
+        if state is None:
+            self.step = None
+        elif isinstance(state, dict) and type(state.get("step")) is int:
+            self.step = state["step"]
+            wanted = _drawn(self._of, self.step) if self.step else ANY
+            self.wrong = difference("weights", state.get("weights"), wanted)
+        self._done = max(self._done, min(self.step or 0, self._begun))
 
-    def _weights(self, step: int | None) -> Tensor:
-        return _drawn(self._of, step)
 
-
-def _damaged(data: Tensor) -> Tensor:
+def _damaged(data: bytes) -> bytes:
     """Other bytes: of a pickled state such that pickle alone does not notice it."""
-    was = data.numpy().tobytes()
-    other = was.replace(b"step", b"stop") if b"step" in was else was[:-9] + b"*" * len(was[-9:])
-    return torch.from_numpy(np.frombuffer(bytearray(other), np.uint8))
+    return data.replace(b"step", b"stop") if b"step" in data else data[:-9] + b"*" * len(data[-9:])
 
 
 @cache  # each process of a plan compares with what the ones before have saved
-def _drawn(of: object, step: int | None) -> Tensor:
+def _drawn(of: object, step: int) -> Tensor:
     return numbers((of, step), (SIZE,), F32) / 8
 
 
@@ -239,16 +199,14 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
     processes = [outcome.notes[rank][number] for number, plan in enumerate(plans)
                  for rank in range(len(plan.kills) + 2)]
     for number, process in enumerate(processes):
-        found = process.found or Found(0, 0, -1, None, 0)
-        least = max(0, found.done - process.damaged)
-        newest = f"step {least}" + f" or {found.begun}" * (found.begun > least)
-        step = found.step or 0
-        if not least <= step <= found.begun:
+        least, most, step = process.least, process.most, process.step or 0
+        newest = f"step {least}" + f" or {most}" * (most > least)
+        if not least <= step <= most:
             came = {None: "no checkpoint loads", -1: "what was loaded is no state"}.get(
-                found.step, f"step {step} was loaded")
+                process.step, f"step {step} was loaded")
             return Verdict(False, came, newest, shows=[step, number])
-        if found.wrong:
-            return Verdict(False, f"step {step}: {found.wrong[0]}", found.wrong[1],
+        if process.wrong:
+            return Verdict(False, f"step {step}: {process.wrong[0]}", process.wrong[1],
                            shows=[step, number])
         if process.died and not process.may_die:
             return Verdict(False, f"more than {POINTS} operations", f"≤ {POINTS} operations")
@@ -256,7 +214,7 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _room(case: Case, outcome: Outcome) -> Verdict:
-    most = outcome.notes[1][0].found.files
+    most = outcome.notes[1][0].files
     return Verdict(most <= MOST_FILES, f"{most} files", f"≤ {MOST_FILES} files", shows=most)
 
 

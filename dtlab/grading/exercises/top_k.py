@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dtlab.comm import Comm
-from dtlab.grading.case import Case, Wanted
+from dtlab.grading.case import Case, Wanted, counted
 from dtlab.grading.draws import generator, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
 from dtlab.grading.standard import F64, sent_at_most, values
@@ -48,7 +48,7 @@ def _case(ranks: int, n: int, k: int, steps: int, seed: int) -> Case:
             drawn = (random.permutation(n) + 1) * random.choice([-1, 1], n)
             rows.append(torch.from_numpy(drawn) - waiting)
         gs.append(torch.stack(rows))
-    text = f"{ranks} rank{'s' * (ranks > 1)}, n = {n}, k = {k}, {steps} step{'s' * (steps > 1)}"
+    text = f"{counted(ranks, 'rank')}, n = {n}, k = {k}, {counted(steps, 'step')}"
     means, memories = follow(gs, k)
     # What ranks send of one place comes together in one rank, and goes to the others.
     least = F64.itemsize * (ranks > 1) * sum(

@@ -8,14 +8,7 @@ from dtlab.grading.case import Case, Outcome, Wanted
 from dtlab.grading.compare import difference
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import (
-    COLLECTIVES,
-    real,
-    ring_bytes,
-    sent_at_most,
-    sum_bytes,
-    values,
-)
+from dtlab.grading.standard import COLLECTIVES, mean_bytes, real, sent_at_most, sum_bytes, values
 
 
 def _unchanged(case: Case, outcome: Outcome) -> Verdict:
@@ -35,10 +28,6 @@ def _build(seed: int) -> list[Check]:
         return Case(f"{len(samples)} ranks, {tried}", list(zip(grads, samples, strict=True)),
                     wanted=wanted, gloo=gloo, **COLLECTIVES)
 
-    def allowed(case: Case) -> int:
-        """One all-reduce; the count may travel alone."""
-        return ring_bytes(case.ranks, len(case.args[0][0]) + 1) + ring_bytes(case.ranks, 1)
-
     k = varied(seed, 20)
     equal = [case("equal shards", 5, 8, 8), case("equal shards", 12, *[3 + k] * 4)]
     uneven = [case("unequal shards", 6, 5, 2 + k), case("unequal shards", 9, 1, 7, 3),
@@ -52,7 +41,8 @@ def _build(seed: int) -> list[Check]:
         Check("empty shards", 1, "ranks without samples; one rank", empty, values),
         Check("unchanged", 1, "the gradient that came in", [*equal, *uneven], _unchanged, values),
         Check("bytes", 1, "bytes that a rank sends", large,
-              sent_at_most(allowed, "one all-reduce of the gradient and a number"), values),
+              sent_at_most(lambda case: mean_bytes(case.ranks, len(case.args[0][0])),
+                           "one all-reduce of the gradient and a number"), values),
         real(case("over Gloo", 50, 2, 5, 1, gloo=True)),
     ]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from dtlab.comm import Comm
-from dtlab.grading.case import ANY, Case, Outcome, Wanted
+from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.standard import (
@@ -69,8 +69,9 @@ def call(step: Callable[..., Any], comm: Comm, widths: list[int], shards: list[T
 
 
 def _cut(w: Tensor, ranks: int) -> list[Tensor]:
+    """Copies: a view would bring all of the vector to each rank."""
     padded = torch.cat([w, w.new_zeros(-len(w) % ranks)])
-    return list(padded.view(ranks, -1).clone())
+    return [part.clone() for part in padded.chunk(ranks)]
 
 
 def gradients(layers: list[Layer], weights: list[Tensor], x: Tensor) -> list[Tensor]:
@@ -111,14 +112,13 @@ def _build(seed: int) -> list[Check]:
              for rank in range(ranks)], items=("the gradients", "held", "shards"),
             what="each layer's mean gradient, this rank's shard", rtol=1e-10,
             least_bytes=sum_bytes(ranks, 8 * sum(la.numel for la in layers)))
-        return Case(f"{ranks} rank{'s' * (ranks > 1)}, {len(widths)} layers of {widths[0]}²",
+        return Case(f"{counted(ranks, 'rank')}, {len(widths)} layers of {widths[0]}²",
                     [(list(widths), *pair) for pair in zip(shards, xs, strict=True)],
                     harness=call, wanted=wanted, **COLLECTIVES, **options, facts={
-                        "layers": layers, "padded": padded, "nbytes": padded,
-                        "n": VAST * (widths[0] == WIDE)})
+                        "layers": layers, "nbytes": padded, "n": VAST * (widths[0] == WIDE)})
 
     def allowed(case: Case) -> float:
-        return float(SLACK * 3 * case.facts["padded"] * (case.ranks - 1) / case.ranks)
+        return float(SLACK * 3 * case.facts["nbytes"] * (case.ranks - 1) / case.ranks)
 
     k = 2 * varied(seed, 3)
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
