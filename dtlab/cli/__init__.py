@@ -69,7 +69,8 @@ def loaded(name: str) -> Any:
         one.command(name=name, context_settings=SETTINGS | PASSED_ON.get(name, {}))(found)
         command = get_command(one)
     for each in (command, *getattr(command, "commands", {}).values()):  # break lines anew
-        each.help = "\n\n".join(" ".join(part.split()) for part in each.help.split("\n\n"))
+        each.help = "\n\n".join(
+            " ".join(part.split()) for part in (each.help or "").split("\n\n"))  # none with -OO
     return command
 
 

@@ -143,6 +143,14 @@ class CodeCell(NamedTuple):
         """The names of those that it defines."""
         return {s.name for s in self.statements if isinstance(s, ast.FunctionDef)}
 
+    @property
+    def written(self) -> set[str]:
+        """The names of those that are no stubs."""
+        return {s.name for s in self.statements if isinstance(s, ast.FunctionDef) and not any(
+            isinstance(line, ast.Raise) and "NotImplementedError" in (
+                getattr(line.exc, "id", ""), getattr(getattr(line.exc, "func", None), "id", ""))
+            for line in s.body)}
+
     def helpers(self, settled: Set[str]) -> str:
         """The statements that only define something, none of it `settled`."""
         try:
@@ -211,8 +219,7 @@ def _answers(cells: list[CodeCell], chosen: dict[str, list[int]], wanted: dict[s
     last one does; what other cells have under its name does not count, once it is written. At the
     end, one for each answer that is missing."""
     settled = {name for grade_id, parts in chosen.items() for i in parts
-               if "NotImplementedError" not in cells[i].text
-               for name in wanted[grade_id] & cells[i].functions}
+               for name in wanted[grade_id] & cells[i].written}
     grade_ids = {parts[-1]: grade_id for grade_id, parts in chosen.items()}
     earlier = {i for parts in chosen.values() for i in parts[:-1]}
     found = []

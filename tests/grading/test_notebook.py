@@ -141,7 +141,9 @@ def test_of_two_functions_of_a_name_the_one_in_the_answers_cell_counts_once_it_i
     for here, below in ((f"raise ValueError\n{right}", "def hello(comm):\n    return 1"),
                         (f"from __future__ import annotations\n{right}"
                          .replace("Comm", "NotImported", 1), "hello = math.sin"),
-                        ("def hello(comm):\n    raise NotImplementedError", right)):
+                        ("def hello(comm):\n    raise NotImplementedError", right),
+                        (right.replace(":\n", ":\n    if not comm.size:\n        raise "
+                                       "NotImplementedError\n", 1), "hello = math.sin")):
         answer["source"] = here
         welcome["cells"].append(code_cell(f"import math\n{below}"))
         assert points(submit(welcome)) == {"hello-ranks": 4, "fix-deadlock": 4}
