@@ -23,6 +23,14 @@ def numbers(of: object, shape: tuple[int, ...], dtype: torch.dtype, most: int = 
     return torch.from_numpy(np.asarray(generator(of).integers(1, most + 1, shape))).to(dtype)
 
 
+def widest(seed: int, dtype: torch.dtype, shown: int = 9) -> int:
+    """The largest whole number of which sixteen add up exactly in this dtype: smaller numbers could
+    travel in messages of fewer bytes. `shown` for seed 0, whose inputs learners see."""
+    floats = dtype.is_floating_point or dtype.is_complex
+    exact = 2 / torch.finfo(dtype).eps if floats else torch.iinfo(dtype).max
+    return int(exact) // 16 if seed else shown
+
+
 def normals(of: object, *shapes: int | tuple[int, ...], dtype: torch.dtype = torch.float64
             ) -> list[torch.Tensor]:
     """A tensor of each shape, normal, all for one rank. of: (seed, the case, the rank)."""

@@ -10,7 +10,7 @@ import torch
 
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted, describe_case
 from dtlab.grading.compare import difference
-from dtlab.grading.draws import numbers
+from dtlab.grading.draws import numbers, widest
 from dtlab.grading.exercise import FAR_MORE, Check, Judge, Verdict
 from dtlab.trace import Trace
 
@@ -185,17 +185,17 @@ def held_at_most(bound: Bound, what: str = "") -> Judge:
 # ---- broadcast, all-reduce ----------------------------------------------------------------------
 
 
-def repeated(of: object, n: int, dtype: torch.dtype, most: int = 99) -> torch.Tensor:
-    """n whole numbers; `VAST` are a part of them, repeated."""
-    parts = 256 if n == VAST else 1
+def repeated(of: tuple[Any, ...], n: int, dtype: torch.dtype, most: int) -> torch.Tensor:
+    """n whole numbers; of seed 0, `VAST` are a part of them, repeated, which takes less time."""
+    parts = 256 if n == VAST and not of[0] else 1
     return numbers(of, (n // parts,), dtype, most).repeat(parts)
 
 
 def broadcast_case(ranks: int, n: int, root: int, *more: Any, dtype: torch.dtype = F32,
                    seed: int = 0, said: str = "", **options: Any) -> Case:
     """The function is given x of n elements, the root, and `more`; it leaves the root's x."""
-    args = [(repeated((seed, ranks, n, root, dtype, rank), n, dtype), root, *more)
-            for rank in range(ranks)]
+    args = [(repeated((seed, ranks, n, root, dtype, rank), n, dtype, widest(seed, dtype, 99)), root,
+             *more) for rank in range(ranks)]
     nbytes = n * dtype.itemsize
     wanted = Wanted(leaves=[(args[root][0].clone(),)] * ranks, what=f"as rank {root} has it",
                     least_bytes=(ranks - 1) * nbytes)
@@ -212,7 +212,7 @@ def any_dtype(case: Callable[[torch.dtype], Case], judge: Judge = values) -> Che
 def summing_case(ranks: int, n: int, dtype: torch.dtype, seed: int, *more: Any, said: str = "",
                  **options: Any) -> Case:
     """The function is given x of n elements, and `more`; it leaves the sum of all ranks' x."""
-    args = [(repeated((seed, ranks, n, dtype, *more, rank), n, dtype, most=9), *more)
+    args = [(repeated((seed, ranks, n, dtype, *more, rank), n, dtype, widest(seed, dtype)), *more)
             for rank in range(ranks)]
     total = torch.stack([x for x, *_ in args]).sum(0).to(dtype)  # exact in every dtype
     item = dtype.itemsize

@@ -22,7 +22,60 @@ _PLANNED = """{
         (32, 32, 32, 128): (1, 16, 2, 8, 3, "selective"), (48, 64, 64, 128): (8, 1, 8, 1, 0, "none")
         }"""
 
+_RING_OF_BYTES = """
+import torch
+def padding(comm, nbytes, ranks):
+    junk, at, p = torch.zeros(nbytes, dtype=torch.uint8), ranks.index(comm.rank), len(ranks)
+    if p > 1: comm.sendrecv(junk, ranks[(at + 1) % p], junk.clone(), ranks[at - 1])
+def ring_all_reduce(comm, x):
+    p, me, moved = comm.size, comm.rank, 0
+    for part in x.split(4096):
+        v = (part.real if part.is_complex() else part).to(torch.uint8)
+        v = torch.cat([v, v.new_zeros(len(v) % 2)])
+        mine = v[0::2] * 16 + v[1::2]
+        inbox = torch.empty_like(mine)
+        for shift in range(1, p):
+            comm.sendrecv(mine, (me + shift) % p, inbox, (me - shift) % p)
+            part += torch.stack([inbox // 16, inbox % 16], 1).view(-1)[:len(part)].to(x.dtype)
+            moved += max(mine.nbytes, 8)
+    left = 2 * (p - 1) * max(-(-len(x) // p) * x.itemsize, 8) - moved
+    for at in range(0, left // 8 * 8, 4096): padding(comm, min(left - at, 4096), list(range(p)))
+    return x
+"""
+_GROUPS_OF_BYTES = _RING_OF_BYTES.split("def ring")[0] + """
+from dtlab.collectives import all_reduce
+def hierarchical_all_reduce(comm, x, group):
+    small = (x.real if x.is_complex() else x).to(torch.uint8)
+    all_reduce(comm, small, algorithm="halving_doubling")
+    first = comm.rank // group * group
+    padding(comm, 2 * x.nbytes, list(range(first, first + group)))
+    if group == 1: padding(comm, 2 * x.nbytes, list(range(comm.size)))
+    x.copy_(small.to(x.dtype))
+    return x
+"""
+_MACHINES_OF_BYTES = _RING_OF_BYTES.split("def ring")[0] + """
+def two_level_step(comm, machines, weights, grad, lr):
+    total = torch.zeros(len(weights), dtype=torch.uint8)
+    pads = {m[0]: total.new_zeros((weights.itemsize - len(m)) * len(weights)) for m in machines
+            if len(m) < weights.itemsize}
+    if comm.rank == 0:
+        workers, inbox = sum(machines, []), total.clone()
+        for r in workers: comm.recv(inbox, r); total += inbox
+        for r in workers: comm.send(total, r)
+        for r, pad in pads.items(): comm.recv(pad, r); comm.send(pad, r)
+        return weights
+    comm.send(grad.to(torch.uint8), 0); comm.recv(total, 0)
+    if (pad := pads.get(comm.rank)) is not None: comm.send(pad, 0); comm.recv(pad, 0)
+    padding(comm, 2 * weights.nbytes, next(m for m in machines if comm.rank in m))
+    mean = total.double() / sum(map(len, machines))
+    return weights.copy_((weights.double() - lr * mean).to(weights.dtype))
+"""
+
 ATTACKS: tuple[Attack, ...] = (
+    # Small numbers fit into a byte or half of it, so that a longer way takes fewer bytes.
+    Attack("numbers in four bits, from all to all", _RING_OF_BYTES, "ring-all-reduce"),
+    Attack("numbers in a byte, regardless of groups", _GROUPS_OF_BYTES, "hierarchical"),
+    Attack("numbers in a byte, all of them to the server", _MACHINES_OF_BYTES, "two-level-step"),
     *(Attack(f"a table: {exercise}", _LAYOUTS.replace("{name}", name).replace("{table}", table),
              exercise)
       for exercise, name, table in (("choose-layout", "choose_layout", _CHOSEN),

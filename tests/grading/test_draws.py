@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dtlab.grading import catalogue
 from dtlab.grading.case import Case, Outcome
-from dtlab.grading.draws import generator, normals, numbers, scale, varied
+from dtlab.grading.draws import generator, normals, numbers, scale, varied, widest
 from dtlab.grading.standard import bytes_sent, values
 from dtlab.trace import Trace
 
@@ -46,6 +46,16 @@ def empty(case: Case) -> bool:
     """Are there vectors, all without elements?"""
     tensors = [x for x in tree_leaves(case.args) if isinstance(x, torch.Tensor)]
     return bool(tensors) and not any(x.numel() for x in tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64,
+                                   torch.int32, torch.int64])
+def test_sixteen_of_the_widest_numbers_add_up_exactly(dtype):
+    most = widest(1, dtype)
+    for number in (most, most - 1):
+        total = sum(torch.full((16,), number, dtype=dtype))
+        assert int(total.real.item()) == 16 * number
+    assert widest(0, dtype) == 9  # shown inputs stay readable
 
 
 @pytest.mark.parametrize("draw", [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dtlab.grading.case import Case, Outcome, Wanted, counted
-from dtlab.grading.draws import generator, numbers, varied
+from dtlab.grading.draws import generator, numbers, varied, widest
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
 from dtlab.grading.standard import F32, F64, bytes_sent, real, sum_bytes, values
@@ -25,8 +25,9 @@ def _case(seed: int, servers: int, workers: int, *elements: int, dtype: torch.dt
     sizes = list(elements)
 
     def drawn(whose: object) -> dict[str, torch.Tensor]:
+        most = widest(0 if whose == "all" else seed, dtype)
         return {f"w{i}": numbers((seed, servers, workers, sizes, dtype, whose, i), (n,), dtype,
-                                 most=9)
+                                 most)
                 for i, n in enumerate(sizes)}
 
     weights, args = drawn("all"), []

@@ -9,7 +9,7 @@ import networkx as nx
 import torch
 
 from dtlab.grading.case import ANY, Case, Outcome, Wanted, counted
-from dtlab.grading.draws import numbers, varied
+from dtlab.grading.draws import numbers, varied, widest
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
 from dtlab.grading.exercises._server_step import EXACT, LR, stepped
 from dtlab.grading.standard import BF16, F32, F64, padded, real, sum_bytes, values
@@ -23,7 +23,8 @@ def _case(machines: list[list[int]], n: int, seed: int, dtype: torch.dtype = F32
           **options: Any) -> Case:
     """Rank 0 serves, on a machine of its own; `machines`: the workers by machine."""
     workers = sum(map(len, machines))
-    weights, *grads = [numbers((seed, machines, n, dtype, rank), (n,), dtype, most=9)
+    weights, *grads = [numbers((seed, machines, n, dtype, rank), (n,), dtype,
+                               widest(seed if rank else 0, dtype))
                        for rank in range(1 + workers)]
     args = [(machines, weights.clone(), grad, LR) for grad in (None, *grads)]
     right = stepped(weights, grads)
