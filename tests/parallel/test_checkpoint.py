@@ -151,20 +151,6 @@ def test_a_part_of_a_tensor_parallel_layer_goes_to_its_rank_only(tmp_path: Path)
         on("simulator", fn, ranks=4)
 
 
-def test_a_rank_that_dies_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    def dying(comm: dtlab.Comm) -> None:
-        model, optimizer = wrapped(comm, 3)
-        if comm.rank == 1:
-            torch.save = None  # type: ignore[assignment]
-        save(tmp_path / "c", model, optimizer)
-
-    dtlab.run(first_half, tmp_path / "c", 3, ranks=2)
-    with pytest.raises(dtlab.RankFailed):
-        dtlab.run(dying, ranks=2)
-    state = dtlab.run(second_half, tmp_path / "c", 3, ranks=3).values[0]
-    assert difference(state, one_device("mlp", "adam", 2 * HALF)) < 1e-12
-
-
 def test_a_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(dtlab.RankFailed, match="exists and is not a checkpoint"):
