@@ -65,7 +65,7 @@ def test_bytes_are_those_of_the_formulas(prose: str) -> None:
     assert (64 - 1) / 8 == 2 * (64 - 1) / 64 * 4
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2])  # 0 is printed
 def test_what_is_kept_trains_as_well_as_the_whole_and_what_is_forgotten_does_not(
     prose: str, chapter: dict[str, Any], seed: int
 ) -> None:

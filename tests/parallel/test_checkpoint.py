@@ -125,16 +125,6 @@ def test_a_layer_may_have_two_names() -> None:
             assert torch.equal(state["0.weight"], state["2.weight"])
 
 
-def test_parts_of_tensor_parallel_layers_are_no_full_state() -> None:
-    def attempt(comm: dtlab.Comm) -> None:
-        half = ColumnLinear(comm, 4, 6)
-        alone = comm.subgroup([comm.rank])
-        with pytest.raises(dtlab.ConfigError, match="weight is this rank's part of a tensor"):
-            full_state_dict(DataParallel(half, alone))
-
-    on("simulator", attempt, ranks=2)
-
-
 def test_a_part_of_a_tensor_parallel_layer_goes_to_its_rank_only(tmp_path: Path) -> None:
     def fn(comm: dtlab.Comm) -> None:
         mesh = Mesh(comm, dp=2, tp=2)
@@ -447,6 +437,9 @@ def other_optimizer(comm: dtlab.Comm, folder: Path) -> None:
     (other_context, r"'positions.weight' has shape \(4, 8\), but the model's is \(8, 8\)"),
     (other_models, r"it has '2.bias' of shape \(2,\), but the model has none"),
     (other_optimizer, r"it holds the state of Adam, not of SGD"),
+    (lambda comm, folder: full_state_dict(
+        DataParallel(ColumnLinear(comm, 4, 6), comm.subgroup([comm.rank]))),
+     "weight is this rank's part of a tensor"),
     (lambda comm, folder: save(folder, constant(comm), adam(constant(comm))),
      r"the optimizer doesn't step this model's parameters"),
     (lambda comm, folder: save(folder, constant(comm), extra={"step": 1, "do": [0.1, abs]}),
@@ -566,36 +559,25 @@ def test_a_run_whose_folder_was_removed_makes_it_anew(tmp_path: Path) -> None:
     assert loaded(tmp_path / "c") == 1.0
 
 
-def test_a_run_that_was_overtaken_does_not_move_the_pointer(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one began before it, and has made its own checkpoint the latest meanwhile."""
-    saved(tmp_path / "c", 1.0)
-
-    def other(what: str, path: str) -> None:
-        if (what, Path(path).name) == ("write", "latest") and not (tmp_path / "c/0").exists():
-            shutil.copytree(tmp_path / "c/1", tmp_path / "c/0")
-            (tmp_path / "c/latest").write_text("0")
-
-    Files(monkeypatch, other)
-    with pytest.raises(dtlab.ConfigError, match="saves checkpoints here at the same time"):
-        saved(tmp_path / "c", 3.0)
-    monkeypatch.undo()
-    assert loaded(tmp_path / "c") == 1.0
-
-
-@pytest.mark.parametrize("moment", ["rank0.pt", "latest"])
+@pytest.mark.parametrize(("moment", "overtaken"), [
+    ("rank0.pt", False), ("latest", False), ("latest", True)])
 def test_two_runs_that_save_at_the_same_moment_are_told(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, overtaken: bool) -> None:
+    """overtaken: the other one began before, and has made its own checkpoint the latest."""
     saved(tmp_path / "c", 1.0)
     begun = []
 
     def another(what: str, path: str) -> None:
         if (what, Path(path).name) == ("write", moment) and not begun:
             begun.append(True)
-            saved(tmp_path / "c", 2.0)
+            if overtaken:
+                shutil.copytree(tmp_path / "c/1", tmp_path / "c/0")
+                (tmp_path / "c/latest").write_text("0")
+            else:
+                saved(tmp_path / "c", 2.0)
 
     Files(monkeypatch, another)
     with pytest.raises(dtlab.ConfigError, match="saves checkpoints here at the same time"):
         saved(tmp_path / "c", 3.0)
     monkeypatch.undo()
-    assert loaded(tmp_path / "c") == 2.0
+    assert loaded(tmp_path / "c") == (1.0 if overtaken else 2.0)
