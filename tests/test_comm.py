@@ -327,17 +327,6 @@ def test_ranks_that_do_not_exist(peer: Any) -> None:
         simulate(fn, network=topology.uniform(2, 0, 1))
 
 
-def test_numbers_of_numpy_are_ranks_too() -> None:
-    import numpy as np
-
-    def fn(comm: Comm) -> int:
-        box = torch.zeros(1)
-        comm.sendrecv(torch.ones(1), np.int64(1 - comm.rank), box, np.int32(1 - comm.rank))
-        return int(box)
-
-    assert simulate(fn, network=topology.uniform(2, 0, 1)).values == [1, 1]
-
-
 @BOTH
 def test_objects_of_any_kind(where: str) -> None:
     def fn(comm: Comm) -> Any:

@@ -106,20 +106,20 @@ def test_losses_that_the_text_names_are_those_that_are_printed(prose: str) -> No
     assert "53%" in printed("feedback-sum")
 
 
-def test_the_times(prose: str, chapter: dict[str, Any]) -> None:
-    ring, sparse, two = chapter["milliseconds"](8)
+def test_the_times(prose: str) -> None:
+    rows = {int(ranks): [float(x) for x in ms] for ranks, *ms in re.findall(
+        r"(\d+) +(\d+) ms +(\d+) ms +(\d+) ms", printed("time-table"))}
+    ring, sparse, two = rows[8]
     assert "one entry in a thousand takes 1 ms instead of 144" in prose
-    assert (round(ring), round(sparse)) == (144, 1)
+    assert (ring, sparse) == (144, 1)
     assert two == pytest.approx(ring / 4, rel=0.02)
-    ring, sparse, _ = chapter["milliseconds"](64)
     assert "With 64 it takes a thirteenth of the ring's time" in prose
-    assert ring / sparse == pytest.approx(13, abs=0.6)
-    ring, sparse, _ = chapter["milliseconds"](4096)
+    assert rows[64][0] / rows[64][1] == pytest.approx(13, abs=0.6)
     assert "that takes more than twice as long" in prose
-    assert 2 < sparse / ring < 3
+    assert 2 < rows[4096][1] / rows[4096][0] < 3
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2])  # 0 is printed
 def test_diloco_sends_a_hth_of_the_bytes_for_a_loss_of_the_same_order(
     prose: str, chapter: dict[str, Any], seed: int
 ) -> None:
