@@ -22,7 +22,6 @@ from dtlab.topology import (
     torus,
     uniform,
     v100_nvlink,
-    with_link,
 )
 from dtlab.topology.cycles import edges_of
 from dtlab.topology.servers import V100_LINKS
@@ -71,11 +70,9 @@ def test_a_naive_ring_takes_six_times_what_the_wires_of_eight_v100_allow(prose: 
 
 def test_four_gpus_in_60_80_and_15_ms(prose: str) -> None:
     assert "60, 80 and 15: the claim holds, if all GPUs hang on one switch" in prose
-    assert ms(pcie_server(4, 1, 0.0), "flat") == pytest.approx(60)
-    assert ms(uniform(5, 0.0, 16e9), "flat") == pytest.approx(80)
     assert "in quarters takes 20 ms, and the ring still takes 15" in prose
-    for switches in (1, 2):
-        assert ms(pcie_server(4, switches, 0.0), "ring") == pytest.approx(15)
+    assert re.findall(r"([\d.]+) ms", printed("four-ways-run")) == [
+        "80", "60", "15", "15", "60", "20", "15"]
     assert "so four quarters leave a switch through its one uplink, in each of the two phases" in \
         prose
     ring = wires.enter(pcie_server(4, 2), N, "ring").crossed["pcie0", "cpu"]
@@ -128,13 +125,12 @@ def test_two_rings_beat_three_and_six_miss_the_bound_by_latency(prose: str) -> N
 
 def test_what_a_broken_link_costs(prose: str) -> None:
     assert "Rank 0 has four wires left, 100 GB/s, so nothing can be faster than 2.80 ms" in prose
-    broken = with_link(v100_nvlink(), 0, 3, bandwidth_Bps=0)
     out = sum(n for pair, n in V100_LINKS.items() if 0 in pair and pair != (0, 3))
     assert out == 4
     bound = 2 * 7 / 8 * N / (out * 25e9) * 1e3
     assert bound == pytest.approx(2.8)
     assert "four rings found anew reach that within 1.5 %" in prose
-    anew = ms(broken, "two_ring", {"cycles": edge_disjoint_cycles(broken, 4)})
+    anew = float(re.findall(r"anew: +([\d.]+) ms", printed("breaks-link-run"))[0])
     assert bound < anew < 1.015 * bound
 
 
@@ -204,8 +200,8 @@ def test_hierarchical_pays_where_a_group_is_a_server_and_not_in_plain_racks(
     assert ms(servers, "hierarchical", {"group": 8}) < ms(servers, "ring")
     assert "Groups of four, in a cluster whose servers have eight GPUs: right sums, too slow" in \
         prose
-    took = {k: ms(servers, "hierarchical", {"group": k}) for k in (2, 4, 8, 16)}
-    assert min(took, key=took.__getitem__) == 8
+    took = dict(re.findall(r"groups of +(\d+): +([\d.]+) ms", printed("breaks-groups-run")))
+    assert min(took, key=lambda group: float(took[group])) == "8"
 
 
 # ---- the torus ---------------------------------------------------------------------------------
