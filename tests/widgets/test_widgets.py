@@ -29,7 +29,10 @@ from dtlab.widgets import (
     PlanExplorer,
     RankGrid,
     ReplicaExplorer,
+    ScheduleExplorer,
     ShardedMatrixExplorer,
+    Stepper,
+    TopologyExplorer,
     TrainingTimeExplorer,
 )
 from dtlab.widgets.explorer import Explorer
@@ -161,6 +164,8 @@ def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatc
     lambda: MemoryExplorer("GPT-9"), lambda: MemoryExplorer(ranks=0),
     lambda: MemoryExplorer(stage=4), lambda: MemoryExplorer(device_bytes=0),
     lambda: PlacementExplorer(nbytes=0), lambda: PlacementExplorer(gpus=3, switches=2),
+    lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
+    lambda: Stepper(ranks=0), lambda: TopologyExplorer({}), lambda: ScheduleExplorer("waltz"),
 ])
 def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
