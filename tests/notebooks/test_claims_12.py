@@ -36,14 +36,8 @@ printed = CHAPTER.printed
 near = pytest.approx
 
 
-def test_the_guess(prose: str) -> None:
-    assert "A rank waits for 9 s of 33 s" in prose
-    for generate in (gpipe, one_f_one_b):
-        timing = generate(4, 8).time(1, 2)
-        assert (timing.bubble, timing.longest) == (9, 33)
-
-
 def test_why_the_bubble_is_what_it_is(prose: str) -> None:
+    assert "A rank waits for 9 s of 33 s" in prose
     assert "The last rank can't begin before the first micro-batch has come down" in prose
     assert "between the two it never waits. So the bubble is (p−1)(F+B)" in prose
     for p, m in ((2, 2), (4, 8), (5, 3)):
@@ -53,6 +47,7 @@ def test_why_the_bubble_is_what_it_is(prose: str) -> None:
             assert timing.end[-1] == timing.start[-1] + timing.busy[-1]
             assert timing.end[0] == timing.end[-1] + (p - 1) * 2
             assert timing.bubble == timing.end[0] - 3 * m == (p - 1) * 3
+            assert (timing.bubble, timing.longest) == (9, 33) or (p, m) != (4, 8)
 
 
 def test_the_bubble_is_counted_on_one_rank(prose: str) -> None:

@@ -12,9 +12,8 @@ import torch
 
 from dtlab import Comm, cost, run, simulate
 from dtlab.models import GPT, GPTConfig
-from dtlab.parallel import MemoryMeter, full_state_dict
+from dtlab.parallel import full_state_dict
 from dtlab.parallel.zero import zero
-from dtlab.topology import uniform
 from tests.notebooks.chapter import Chapter
 
 CHAPTER = Chapter("13b")
@@ -182,16 +181,3 @@ def _still_whole(comm: Comm) -> list[str]:
 def test_a_root_that_is_told_to_reshard_does(prose: str) -> None:
     assert "Say `reshard_after_forward=True` to the root" in prose
     assert run(_still_whole, ranks=2, echo=False).values == [[], []]
-
-
-def test_the_root_is_freed_after_a_forward_without_gradients(prose: str) -> None:
-    assert "Ours frees it always, and gathers it once more in backward" in prose
-    space = chapter()
-
-    def whole_bytes(comm: Comm) -> int:
-        model, optimizer = zero(space["GPT"](space["CONFIG"]), comm, 3)
-        with torch.no_grad(), MemoryMeter(model, optimizer):
-            model(space["tokens_of"](0))
-        return sum(unit.numel for unit in model.units if unit.whole is not None)
-
-    assert simulate(whole_bytes, network=uniform(2, 1e-6, 1e9)).values == [0, 0]

@@ -422,16 +422,13 @@ def test_zero_over_one_rank_shards_nothing():
         assert alone.memory == none.memory
 
 
-def test_a_torus_too():
+def test_one_device_and_a_torus_are_planned_too():
+    assert plan(SMALL, uniform(1, 0, 1e9), 4)[0].layout.mesh == {"dp": 1}
     assert plan(SMALL, torus(2, 4), 16)[0].layout.batch == 16
 
 
 def test_a_shape_by_its_sizes_has_the_parameters_of_the_model():
     assert gpt_shape(12, 768, 12, 50_257, 1024).parameters == SHAPES["GPT-2 small"].parameters
-
-
-def test_layouts_of_one_device():
-    assert plan(SMALL, uniform(1, 0, 1e9), 4)[0].layout.mesh == {"dp": 1}
 
 
 def small(**options):
