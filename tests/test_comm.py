@@ -271,24 +271,17 @@ def test_the_second_of_two_receives_from_anyone_is_checked_too(
 
 
 @BOTH
-def test_a_label_is_on_the_messages_of_the_communicator_that_labelled_returns(where: str) -> None:
+def test_a_label_is_the_communicators_that_labelled_returns_and_collectives_add_theirs(where: str
+                                                                                       ) -> None:
     def fn(comm: Comm) -> list[str]:
-        named = comm.labelled("outer")
-        return [comm.label, named.label, named.labelled("inner").label, named.subgroup([0]).label]
-
-    assert on(where, fn, 1)[0] == ["", "outer", "inner", "outer"]
-
-
-@BOTH
-def test_a_collective_within_a_collective_goes_by_both_names(where: str) -> None:
-    def fn(comm: Comm) -> list[str]:
-        mine = comm.labelled("push").collective("all_reduce(mine)")
-        inner = mine.collective("gather(x)").collective("scatter(x)")
-        return [mine.label, inner.label, comm.collective("gather(x)").label, comm.label]
+        named, push = comm.labelled("outer"), comm.labelled("push").collective("all_reduce(mine)")
+        return [comm.label, named.label, named.labelled("inner").label, named.subgroup([0]).label,
+                push.label, push.collective("gather(x)").collective("scatter(x)").label,
+                comm.collective("gather(x)").label, comm.label]
 
     assert on(where, fn, 1)[0] == [
-        "push: all_reduce(mine)", "push: all_reduce(mine) > gather(x) > scatter(x)", "gather(x)", ""
-    ]
+        "", "outer", "inner", "outer", "push: all_reduce(mine)",
+        "push: all_reduce(mine) > gather(x) > scatter(x)", "gather(x)", ""]
 
 
 def test_accumulate_changes_its_first_argument_and_returns_it() -> None:
@@ -325,17 +318,6 @@ def test_ranks_that_do_not_exist(peer: Any) -> None:
 
     with pytest.raises(dtlab.ConfigError, match="rank 0: can't send to rank"):
         simulate(fn, network=topology.uniform(2, 0, 1))
-
-
-def test_numbers_of_numpy_are_ranks_too() -> None:
-    import numpy as np
-
-    def fn(comm: Comm) -> int:
-        box = torch.zeros(1)
-        comm.sendrecv(torch.ones(1), np.int64(1 - comm.rank), box, np.int32(1 - comm.rank))
-        return int(box)
-
-    assert simulate(fn, network=topology.uniform(2, 0, 1)).values == [1, 1]
 
 
 @BOTH

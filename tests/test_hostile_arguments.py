@@ -503,6 +503,7 @@ def test_whole_numbers_may_be_numpys() -> None:
 
     def summed(comm: Comm) -> float:
         x = collectives.broadcast(comm, X * comm.rank, root=i(1))
+        comm.sendrecv(x.clone(), i(1 - comm.rank), x, np.int32(1 - comm.rank))
         collectives.all_reduce(comm, x, algorithm="double_tree", segments=i(2))
         return x.sum().item()
 

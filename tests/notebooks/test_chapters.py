@@ -1,20 +1,19 @@
-"""Every chapter is built alike, and each answer to its guess has a sentence of its own."""
+"""Every chapter is built alike, and leads to those beside it; each answer to its guess has a
+sentence of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import re
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 
 import dtlab
+from tests.notebooks.chapter import CHAPTERS, NOTEBOOKS, Chapter
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 RIGHT = {"00_welcome": "B", "01_why_distribute": "D", "02_machine_room": "B", "03_messages": "C",
          "04_collectives": "C", "04b_everyone_to_everyone": "C",
          "05_all_reduce": "C", "05b_fewer_rounds": "C", "06_wires": "D",
@@ -30,16 +29,18 @@ HALVES = [name for name in RIGHT if name[:2] in ("01", "04", "05", "09", "10", "
 NEAR = ("00_welcome", "03_messages")  # the answer stands in sight of the question
 
 
-def cells(name: str, kind: str) -> list[str]:
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
+EVERY = [Chapter(path.stem.partition("_")[0]) for path in CHAPTERS]
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_it_is_built_as_the_readme_of_the_notebooks_says(name: str) -> None:
-    text = "\n".join(cells(name, "markdown"))
-    number = name.partition("_")[0]
-    order = [r"^# ", rf"^\*Chapter {number}\. Before it: ", r"^\*\*The question\.\*\*",
+def parametrized(chapters: list[Chapter]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("chapter", chapters, ids=lambda chapter: chapter.path.stem)
+
+
+@parametrized(EVERY)
+def test_it_is_built_as_the_readme_of_the_notebooks_says(chapter: Chapter) -> None:
+    text = "\n".join(chapter.sources("markdown"))
+    number = chapter.path.stem.partition("_")[0]
+    order = [r"^# ", rf"^\*Chapter {number}\. Before it: ", r"^\*\*The question\.\*\* ",
              r"Your guess$", r"What breaks, and why$", r"Now you$", r"^## Further reading$"]
     starts = [place.start() for pattern in order if (place := re.search(pattern, text, re.M))]
     assert len(starts) == len(order)
@@ -48,18 +49,48 @@ def test_it_is_built_as_the_readme_of_the_notebooks_says(name: str) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-@pytest.mark.parametrize("name", HALVES)
-def test_links_lead_somewhere_and_to_the_glossary_and_the_cheat_sheet(name: str) -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)", "\n".join(cells(name, "markdown")))
+@parametrized(EVERY)
+def test_the_opening_is_a_title_a_line_and_a_short_question_and_a_picture(chapter: Chapter) -> None:
+    first = [*chapter.cells.values()][:4]
+    _, line, question = first[0].source.split("\n\n")
+    assert re.search(r"About \d+\sminutes", line)
+    assert len(question) <= 320  # letters: about three lines
+    assert any("image/png" in output.get("data", {}) for cell in first
+               for output in cell.get("outputs", ()))
+
+
+@parametrized(EVERY)
+def test_links_lead_somewhere_and_to_the_glossary_and_the_cheat_sheet(chapter: Chapter) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", "\n".join(chapter.sources("markdown")))
+    assert links
     assert [link for link in links if not (NOTEBOOKS / link).exists()] == []
-    assert {"glossary.md", "cheat_sheet.md"} <= set(links)
+    if chapter.path.stem in HALVES:
+        assert {"glossary.md", "cheat_sheet.md"} <= set(links)
+
+
+@parametrized(EVERY)
+def test_it_links_the_chapters_beside_it_and_its_exercises(chapter: Chapter) -> None:
+    sources = [cell.source for cell in chapter.cells.values()]
+    number = EVERY.index(chapter)
+    for before in EVERY[:number][-1:]:
+        assert f"]({before.path.name})" in sources[0]
+    (exercises,) = re.findall(r"\]\(\.\./(exercises/\w+\.ipynb)\)", sources[-1])
+    assert exercises.startswith(f"exercises/{chapter.path.stem[:2]}_")
+    for following in EVERY[number + 1 :][:1]:
+        assert f"]({following.path.name})" in sources[-1]
+
+
+@parametrized([chapter for chapter in EVERY if chapter.path.stem[:3] in ("00_", "02_", "03_")])
+def test_cells_are_short(chapter: Chapter) -> None:
+    assert [c for c in chapter.sources("code") if len(c.splitlines()) > 17] == []
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_every_option_of_the_guess_has_a_sentence_of_its_own(name: str) -> None:
-    text = "\n".join(cells(name, "markdown"))
+    chapter = Chapter(name.partition("_")[0])
+    text = "\n".join(chapter.sources("markdown"))
     assert re.findall(r"^- \*\*([A-Z])\*\*", text, re.M) == list("ABCD")
-    (check,) = [source for source in cells(name, "code") if "my_guess).strip()" in source]
+    check = chapter.code_with("my_guess).strip()")
 
     scope = {"np": np, "losses": {}, "x": torch.tensor(10),
              "result": dtlab.Result([1] * 4, 0.0, dtlab.Trace(4), ["x"] * 4)}

@@ -4,62 +4,20 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 
 import dtlab
-from dtlab import Comm, Deadlock, calibration, cost, run, simulate
+from dtlab import Comm, Deadlock, calibration, run, simulate
 from dtlab.topology import uniform
+from tests.notebooks.chapter import Chapter
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-MINE = ("00_welcome.ipynb", "03_messages.ipynb")
+FIRST, MESSAGES = Chapter("00"), Chapter("03")
 ALPHA, BETA = 20e-6, 0.8e-9  # chapter 03's Ethernet
 MB = 1_000_000
-
-
-def cells(name: str, kind: str) -> list[str]:
-    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
-    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
-
-
-def code_with(name: str, words: str) -> str:
-    """The one code cell that holds `words`."""
-    (source,) = [source for source in cells(name, "code") if words in source]
-    return source
-
-
-# ---- what holds for every chapter ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", MINE)
-def test_links_into_the_repository_lead_somewhere(name: str) -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)", "\n".join(cells(name, "markdown")))
-    assert links
-    assert [link for link in links if not (NOTEBOOKS / link).exists()] == []
-
-
-@pytest.mark.parametrize("name", MINE)
-def test_it_is_built_as_the_readme_of_the_notebooks_says(name: str) -> None:
-    text = "\n".join(cells(name, "markdown"))
-    order = [r"^# ", r"^\*Chapter \d\d\. Before it: ", r"^\*\*The question\.\*\*", r"Your guess$",
-             r"What breaks, and why$", r"Now you$", r"^## Further reading$"]
-    places = [re.search(pattern, text, flags=re.M) for pattern in order]
-    assert all(places)
-    starts = [place.start() for place in places if place]
-    assert starts == sorted(starts)
-    numbers = [int(n) for n in re.findall(r"^## (\d+)\. ", text, flags=re.M)]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
-@pytest.mark.parametrize("name", MINE)
-def test_cells_are_short(name: str) -> None:
-    assert [c for c in cells(name, "code") if len(c.splitlines()) > 17] == []
 
 
 # ---- chapter 00 ---------------------------------------------------------------------------------
@@ -67,20 +25,16 @@ def test_cells_are_short(name: str) -> None:
 
 def test_hello_gives_the_same_in_the_simulator() -> None:
     scope: dict[str, Any] = {"torch": torch}
-    exec(code_with(MINE[0], "def hello"), scope)
+    exec(FIRST.code_with("def hello"), scope)
     simulated = simulate(scope["hello"], network=uniform(4, 1e-6, 1e9), echo=False)
     assert simulated.values == [10, 11, 12, 13]
     assert scope["x"].item() == 10
 
 
-def test_arguments_follow_comm() -> None:
-    assert run(lambda comm, a, b: (a, b), 1, 2, ranks=2, echo=False).values == [(1, 2)] * 2
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
 def test_around_never_has_two_messages_under_way(ranks: int) -> None:
     scope: dict[str, Any] = {"torch": torch}
-    exec(code_with(MINE[0], "def around"), scope)
+    exec(FIRST.code_with("def around"), scope)
     result = simulate(scope["around"], network=uniform(ranks, 5e-6, 10e9))
     assert result.values[0] == sum(range(ranks))
     moves = result.trace.transfers
@@ -90,15 +44,12 @@ def test_around_never_has_two_messages_under_way(ranks: int) -> None:
     assert [m.end_s - m.start_s for m in moves] == pytest.approx([5.0004e-6] * ranks)
 
 
-def test_chapter_05_sums_a_thousand_numbers_in_20_rounds() -> None:
-    assert cost.rounds("all_reduce", "tree", 1000, 4) == 20
-
-
 def test_a_run_gives_up_after_60_seconds() -> None:
     assert inspect.signature(run).parameters["timeout"].default == 60
 
 
 def test_no_message_is_so_small_that_it_hides_the_deadlock() -> None:
+    """Nor on processes: tests/processes/test_faults.py."""
     def send_first(comm: Comm, length: int) -> None:
         x = torch.zeros(length, dtype=torch.uint8)
         comm.send(x, (comm.rank + 1) % comm.size)
@@ -107,8 +58,6 @@ def test_no_message_is_so_small_that_it_hides_the_deadlock() -> None:
     for length in (0, 1, 1000):
         with pytest.raises(Deadlock):
             simulate(send_first, length, network=uniform(4, 1e-6, 1e9))
-        with pytest.raises(Deadlock):
-            run(send_first, length, ranks=3, echo=False)
 
 
 # ---- chapter 03 ---------------------------------------------------------------------------------
@@ -151,21 +100,8 @@ def test_work_before_wait_hides_the_message(work_s: float) -> None:
     assert took_s == pytest.approx(max(work_s, one_message_s(MB)), rel=1e-9)
 
 
-@pytest.mark.parametrize("messages", [2, 3, 5])
-def test_messages_out_of_one_port_share_it(messages: int) -> None:
-    def fan_out(comm: Comm) -> None:
-        x = torch.zeros(MB, dtype=torch.uint8)
-        if comm.rank == 0:
-            comm.exchange(*(dtlab.Send(x, dst) for dst in range(1, comm.size)))
-        else:
-            comm.recv(x, 0)
-
-    took_s = simulate(fan_out, network=uniform(messages + 1, ALPHA, 1 / BETA)).elapsed_s
-    assert took_s == pytest.approx(ALPHA + messages * MB * BETA, rel=1e-9)
-
-
 def test_two_messages_posted_together_take_what_is_said() -> None:
-    prose = " ".join(" ".join(cells(MINE[1], "markdown")).split())
+    prose = MESSAGES.prose
     assert "the first one's bytes move: 1620 µs. One after the other they take 1640 µs" in prose
     assert "| shared port (o = α) | kα | α + 2nβ |" in prose
 
@@ -181,22 +117,6 @@ def test_two_messages_posted_together_take_what_is_said() -> None:
         bytes_s = nbytes * BETA
         large = bytes_s >= ALPHA
         assert took_s == pytest.approx(ALPHA + 2 * bytes_s if large else 2 * ALPHA + bytes_s)
-
-
-def test_a_tensor_left_alone_until_wait_arrives_whole() -> None:
-    def patient(comm: Comm) -> list[float]:
-        x = torch.ones(3)
-        if comm.rank == 0:
-            message = comm.isend(x, 1)
-            message.wait()
-            x.zero_()
-        else:
-            comm.recv(x, 0)
-        return x.tolist()
-
-    for result in (run(patient, ranks=2, echo=False),
-                   simulate(patient, network=uniform(2, ALPHA, 1 / BETA))):
-        assert result.values[1] == [1.0] * 3
 
 
 def test_a_careless_fit_loses_alpha_and_a_careful_one_does_not() -> None:
@@ -223,7 +143,7 @@ def test_answers_to_the_first_question_to_carry_along() -> None:
 
 def test_ping_pong_sizes_span_a_quarter_of_a_million_and_the_test_goes_15_times_beyond() -> None:
     scope: dict[str, Any] = {}
-    lines = code_with(MINE[1], "seen = [").splitlines()[:2]
+    lines = MESSAGES.code_with("seen = [").splitlines()[:2]
     exec("\n".join(lines), scope)
     seen, held_out = scope["seen"], scope["held_out"]
     assert max(seen) / min(seen) == pytest.approx(250_000, rel=0.05)
@@ -232,12 +152,12 @@ def test_ping_pong_sizes_span_a_quarter_of_a_million_and_the_test_goes_15_times_
 
 
 def test_one_port_postal_and_loggp_differ_in_what_empty_messages_posted_together_take() -> None:
-    prose = " ".join(" ".join(cells(MINE[1], "markdown")).split())
+    prose = MESSAGES.prose
     for row in ("one-port | kα | 2α + 2nβ", "LogGP | α + (k−1)o | α + 2nβ",
                 "(o = 0) | α | α + 2nβ"):
         assert row in prose
     scope: dict[str, Any] = {"torch": torch, "Send": dtlab.Send, "Recv": dtlab.Recv}
-    exec(code_with(MINE[1], "def several").split("\n\n\nfor")[0], scope)
+    exec(MESSAGES.code_with("def several").split("\n\n\nfor")[0], scope)
     for k in (1, 2, 7, 32):
         for overhead_s in (ALPHA, 2e-6, 0.0):
             for nbytes in (0, MB):

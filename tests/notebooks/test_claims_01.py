@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import nbformat
 import pytest
 
 from dtlab import ConfigError, cost
 from dtlab.models import SHAPES
 from dtlab.widgets import TrainingTimeExplorer
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "01_why_distribute.ipynb", as_version=4)
+CHAPTER = Chapter("01")
+printed = CHAPTER.printed
 near = pytest.approx
-
-
-def output(name: str) -> str:
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == name]
-    return "".join(out.get("text", "") for out in cell.outputs)
 
 
 def knobs() -> dict[str, tuple[float, float, float, int]]:
     """Utilization on one device, scale factor, their product, minutes, as the chapter prints."""
     rows = {}
-    for line in output("knob-run").splitlines():
+    for line in printed("knob-run").splitlines():
         name, alone, scale, both, minutes = re.fullmatch(
             r"(.*?) +([\d.]+)% × +([\d.]+)% = +([\d.]+)%: +(\d+) minutes", line).groups()
         rows[name] = float(alone) / 100, float(scale) / 100, float(both) / 100, int(minutes)
@@ -91,14 +85,14 @@ def test_sixteen_bytes_a_parameter_are_one_recipe(prose: str) -> None:
 def test_a_doubled_gradient_doubles_a_step_of_sgd_and_none_of_adam(prose: str) -> None:
     assert "With SGD it is as if the learning rate had doubled" in prose
     assert "by the root of its second, so a constant factor cancels" in prose
-    assert re.findall(r"goes ([\d.]+) times", output("doubled")) == ["2.000", "1.000"]
+    assert re.findall(r"goes ([\d.]+) times", printed("doubled")) == ["2.000", "1.000"]
 
 
 def test_overlap_moves_the_limit_of_strong_scaling(prose: str) -> None:
     assert "the limit of a step that computes first and sends afterwards" in prose
     rows = {int(n): [float(x) for x in rest] for n, *rest in re.findall(
         r"(\d+) devices: after backward +([\d.]+)%, overlapped +([\d.]+)%, at best +([\d.]+)%",
-        output("overlap"))}
+        printed("overlap"))}
     assert "20 ms of messages fit beside 21 ms of backward" in prose
     assert (all_reduce_s(64), 2 / 64 * 2 / 3) == (near(0.020, rel=0.02), near(0.021, rel=0.02))
     assert "96 % instead of 61, and 100 at best" in prose
@@ -115,10 +109,10 @@ def test_overlap_moves_the_limit_of_strong_scaling(prose: str) -> None:
 
 
 def test_weak_scaling_in_samples_a_second_is_the_efficiency_of_the_times() -> None:
-    by_rate = dict(re.findall(r"(\d+) devices, .* = ([\d.]+)%", output("throughput")))
-    by_time = dict(re.findall(r"(\d+) devices: .*weak .*efficiency +([\d.]+)%", output("scaling")))
+    by_rate = dict(re.findall(r"(\d+) devices, .* = ([\d.]+)%", printed("throughput")))
+    by_time = dict(re.findall(r"(\d+) devices: .*weak .*efficiency +([\d.]+)%", printed("scaling")))
     assert {n: by_time[n] for n in by_rate} == by_rate
-    rates = re.findall(r"([\d,]+) samples/s", output("throughput"))
+    rates = re.findall(r"([\d,]+) samples/s", printed("throughput"))
     assert int(rates[-1].replace(",", "")) == near(1024 * 1024 / (2 + all_reduce_s(1024)), rel=1e-3)
 
 

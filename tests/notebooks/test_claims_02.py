@@ -7,41 +7,28 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from dtlab import Comm, collectives, simulate, topology
+from dtlab import Comm, collectives, cost, simulate, topology
 from dtlab.cli import app
 from dtlab.collectives import all_reduce
 from dtlab.simulator import replay
-from dtlab.topology import Topology, fat_tree, link_bytes, racks, send_together, uniform
+from dtlab.topology import Topology, fat_tree, link_bytes, racks, send_together
 from dtlab.units import bandwidth_of
 from dtlab.widgets.topology import CLUSTERS
+from tests.notebooks.chapter import Chapter
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+CHAPTER = Chapter("02")
+printed = CHAPTER.printed
 GB = 10**9
 TEN_GIGABIT_BPS = 1.25e9
 
 
-def cells(kind: str) -> list[str]:
-    notebook = nbformat.read(NOTEBOOKS / "02_machine_room.ipynb", as_version=4)
-    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
-
-
-def code_with(words: str) -> str:
-    """The one code cell that holds `words`."""
-    (source,) = [source for source in cells("code") if words in source]
-    return source
-
-
-def said(words: str) -> str:
-    """The chapter's prose, on one line; fails unless `words` are in it."""
-    prose = " ".join(" ".join(cells("markdown")).split())
-    assert words in prose, words
-    return prose
+def said(words: str) -> None:
+    assert words.replace("*", "") in CHAPTER.prose
 
 
 def elapsed_s(cluster: Topology, flows: dict[tuple[int, int], int]) -> float:
@@ -50,30 +37,6 @@ def elapsed_s(cluster: Topology, flows: dict[tuple[int, int], int]) -> float:
 
 def two_by_two() -> Topology:
     return racks(2, 2, oversubscription=2, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
-
-
-# ---- how it is built ---------------------------------------------------------------------------
-
-
-def test_links_into_the_repository_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)", "\n".join(cells("markdown")))
-    assert links
-    assert [link for link in links if not (NOTEBOOKS / link).exists()] == []
-
-
-def test_it_is_built_as_the_readme_of_the_notebooks_says() -> None:
-    text = "\n".join(cells("markdown"))
-    order = [r"^# ", r"^\*Chapter \d\d\. Before it: ", r"^\*\*The question\.\*\*", r"Your guess$",
-             r"What breaks, and why$", r"Now you$", r"^## Further reading$"]
-    starts = [place.start() for pattern in order if (place := re.search(pattern, text, re.M))]
-    assert len(starts) == len(order)
-    assert starts == sorted(starts)
-    numbers = [int(n) for n in re.findall(r"^## (\d+)\. ", text, flags=re.M)]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
-def test_cells_are_short() -> None:
-    assert [c for c in cells("code") if len(c.splitlines()) > 17] == []
 
 
 # ---- bits, bytes, and parts --------------------------------------------------------------------
@@ -87,16 +50,13 @@ def test_a_terabyte_over_200_gigabit_takes_40_seconds() -> None:
 def test_gpt3_flat_and_ring() -> None:
     n = 175_000_000_000 * 4
     assert n == 700 * GB
-    for algorithm, busiest, total in (("flat", 2 * n, 4 * n), ("ring", 4 / 3 * n, 4 * n)):
-        def average(comm: Comm, algorithm: str = algorithm) -> None:
-            all_reduce(comm, torch.empty(n // 4, device="meta"), algorithm=algorithm)
-
-        result = simulate(average, network=uniform(3, 5e-6, 25e9))
-        sent = [result.trace.sent_bytes(rank) for rank in range(3)]
+    for algorithm, busiest, seconds in (("flat", 2 * n, 4 * n / 25e9),
+                                        ("ring", 4 / 3 * n, 4 / 3 * n / 25e9)):
+        sent = cost.sent_bytes("all_reduce", algorithm, 3, n)
         assert max(sent) == pytest.approx(busiest)
-        assert sum(sent) == pytest.approx(total) == 2800 * GB
-        assert result.elapsed_s == pytest.approx(2 * busiest / 25e9 if algorithm == "flat"
-                                                 else busiest / 25e9, rel=1e-5)
+        assert sum(sent) == pytest.approx(4 * n) == 2800 * GB
+        assert cost.time_s("all_reduce", algorithm, 3, n, 5e-6, 1 / 25e9) == pytest.approx(
+            seconds, rel=1e-5)
     said("no rank sends more than 933 GB")
     said("It takes a third of the time")
     assert round(4 / 3 * n / GB) == 933
@@ -212,7 +172,7 @@ def test_racks_in_turn_take_four_times_as_long_over_uplinks_with_four_times_the_
 
 def test_the_file_of_the_chapter_runs_on_the_command_line(tmp_path: Path) -> None:
     said("`dtlab simulate all_reduce --topology closet.yaml`")
-    (text,) = re.findall(r'text = """(.*?)"""', code_with('text = """'), flags=re.S)
+    (text,) = re.findall(r'text = """(.*?)"""', CHAPTER.code_with('text = """'), flags=re.S)
     (tmp_path / "closet.yaml").write_text(text)
     done = CliRunner().invoke(app, ["simulate", "all_reduce", "--topology",
                                     str(tmp_path / "closet.yaml")])
@@ -244,9 +204,8 @@ def test_in_the_fat_tree_all_could_send_at_full_speed_and_only_one_does() -> Non
 
 def test_a_neighbour_makes_it_three_times_as_long() -> None:
     said("it takes three times as long")
-    beside = topology.with_traffic(two_by_two(), 1, 3, 1e9, start_s=0.0, end_s=2.0)
-    alone_s = elapsed_s(two_by_two(), {(0, 2): GB})
-    assert elapsed_s(beside, {(0, 2): GB}) == pytest.approx(3 * alone_s)
+    alone, beside = map(float, re.findall(r": ([\d.]+) s", printed("neighbour")))
+    assert beside == pytest.approx(3 * alone)
 
 
 def test_incast_is_bound_by_the_receivers_own_cable() -> None:
@@ -260,7 +219,7 @@ def test_incast_is_bound_by_the_receivers_own_cable() -> None:
 def test_a_hash_costs_an_exchange_on_a_fat_tree_a_factor_of_two_and_d_mod_k_nothing() -> None:
     scope: dict[str, object] = {"torch": torch, "collectives": collectives, "topology": topology,
                                 "simulate": simulate}
-    exec(code_with("def exchange_all").split("\n\n\nfor")[0], scope)
+    exec(CHAPTER.code_with("def exchange_all").split("\n\n\nfor")[0], scope)
 
     def over_full_speed(k: int, routing: str) -> float:
         cluster = fat_tree(k, routing=routing)
@@ -292,21 +251,17 @@ def test_the_newer_sheets_add_both_directions_up() -> None:
 
 def test_two_senders_and_one_receiver_are_incast_not_oversubscription() -> None:
     said("1.6 s, whether the uplink is oversubscribed or not")
-    for ratio, two_receivers_s in ((1, 0.8), (2, 1.6)):
-        hall = racks(2, 2, oversubscription=ratio, latency_s=0, bandwidth_Bps=TEN_GIGABIT_BPS)
-        assert elapsed_s(hall, {(0, 2): GB, (1, 2): GB}) == pytest.approx(1.6)
-        assert elapsed_s(hall, {(0, 2): GB, (1, 3): GB}) == pytest.approx(two_receivers_s)
+    assert re.findall(r"(\d):1, to 2 and (\d): ([\d.]+) s", printed("incast")) == [
+        ("2", "2", "1.6"), ("2", "3", "1.6"), ("1", "2", "1.6"), ("1", "3", "0.8")]
 
 
 def test_sockets_take_three_to_five_and_seven_to_fourteen_times_as_long_as_rdma() -> None:
     said("three to five times as long if they are large, seven to fourteen times if they are")
-    space: dict[str, object] = {}
-    exec(code_with("stacks = {").splitlines()[0], space)
-    stacks = space["stacks"]
-    assert isinstance(stacks, dict)
-    for nbytes, low, high in ((GB, 3, 4.8), (4_000, 6.8, 14)):
-        rdma, *slower = (elapsed_s(uniform(2, *pair), {(0, 1): nbytes}) for pair in stacks.values())
-        assert [t / rdma for t in slower] == pytest.approx([low, high], rel=0.04)
+    rows = re.findall(r"4 kB: +([\d.]+) µs; .*1 GB: +([\d,.]+) µs;", printed("stacks"))
+    small, large = ([float(us.replace(",", "")) for us in column]
+                    for column in zip(*rows, strict=True))
+    for (rdma, *slower), low, high in ((large, 3, 4.8), (small, 6.8, 14)):
+        assert [us / rdma for us in slower] == pytest.approx([low, high], rel=0.04)
 
 
 def test_one_message_does_not_feel_the_cable_between_the_cpus_and_four_do() -> None:
@@ -314,11 +269,10 @@ def test_one_message_does_not_feel_the_cable_between_the_cpus_and_four_do() -> N
     assert 9.6 * 2 == 19.2
     plain, pairs = topology.v100_nvlink("pcie"), [(0, 5), (1, 4), (2, 7), (3, 6)]
     assert not [pair for pair in pairs if plain.graph().has_edge(*pair)]
-    alone, all_four = (elapsed_s(plain, dict.fromkeys(pairs[:count], 125_000_000))
-                       for count in (1, 4))
-    assert alone == pytest.approx(0.125 / 16, rel=0.01)
+    alone, *_, all_four = map(float, re.findall(r"QPI +([\d.]+) ms", printed("qpi")))
+    assert alone == pytest.approx(125 / 16, rel=0.01)
     said("26 ms")
-    assert all_four == pytest.approx(0.5 / 19.2, rel=0.01)
+    assert all_four == pytest.approx(500 / 19.2, rel=0.01)
 
 
 def test_four_gpus_want_more_lanes_than_a_desktop_cpu_has() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 
@@ -20,6 +19,7 @@ from dtlab.collectives.all_reduce_doubling import binary_digits
 from dtlab.collectives.all_reduce_trees import Tree
 from dtlab.machine import TYPICAL
 from dtlab.topology import uniform
+from tests.notebooks.chapter import Chapter
 from tests.notebooks.test_claims_05 import (
     ALPHA,
     BETA,
@@ -30,7 +30,8 @@ from tests.notebooks.test_claims_05 import (
     took_s,
 )
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "05b_fewer_rounds.ipynb"
+CHAPTER = Chapter("05b")
+printed = CHAPTER.printed
 EVERY = list(ALGORITHMS["all_reduce"])
 TOLD = ["flat", "tree", "ring", "recursive_doubling", "halving_doubling", "binary_blocks",
         "double_tree"]
@@ -73,16 +74,12 @@ def test_halving_leaves_one_complete_chunk_and_sends_the_rings_bytes(
 
 
 @pytest.mark.parametrize("ranks", POWERS)
-def test_for_powers_of_two_the_ring_is_never_faster_than_halving_and_doubling(
+def test_for_powers_of_two_halving_is_no_slower_than_the_ring_and_as_fast_as_blocks(
     prose: str, ranks: int
 ) -> None:
     assert "the ring is nowhere the faster one, for any power of two" in prose
     for nbytes in (4096, 4096**2, 4096**3):
         assert time_s("halving_doubling", ranks, nbytes) <= time_s("ring", ranks, nbytes) * 1.0001
-
-
-@pytest.mark.parametrize("ranks", POWERS)
-def test_halving_and_blocks_differ_by_the_rounding_of_their_chunks(prose: str, ranks: int) -> None:
     assert "cost the same but for the rounding of the chunks (under 1 %)" in prose
     for nbytes in (1264, 40_000, 100_000, 10**6, N):
         blocks, halving = (time_s(a, ranks, nbytes) for a in ("binary_blocks", "halving_doubling"))
@@ -112,20 +109,17 @@ def test_balanced_blocks_pay_and_lopsided_ones_do_not(prose: str) -> None:
     assert "16 + 1 is lopsided" in prose
     assert "And 8 + 4 + 1 is a little worse than folding" in prose
 
-    def against(other: str, ranks: int) -> float:
-        return took_s("binary_blocks", ranks, N) / took_s(other, ranks, N)
-
+    found = {int(p): [float(ms) for ms in row] for p, *row in re.findall(
+        r"^ *(\d+) .*?([\d.]+\.\d) +([\d.]+) +([\d.]+) +([\d.]+)$", printed("more-22"), re.M)}
     assert [len(binary_digits(p)) for p in (12, 24, 17, 13)] == [2, 2, 2, 3]
-    for ranks in (12, 24):
-        assert against("halving_doubling", ranks) < 0.65
-        assert 1 < against("ring", ranks) < 1.25
     for ranks, percent in ((12, 23), (24, 11)):
-        bound_s = cost.lower_bound_s("all_reduce", ranks, N, ALPHA, BETA)
-        assert took_s("binary_blocks", ranks, N) / bound_s == pytest.approx(
-            1 + percent / 100, abs=0.01)
-        assert took_s("halving_doubling", ranks, N) > 2 * bound_s
-    assert against("halving_doubling", 17) == pytest.approx(1, abs=0.01)
-    assert 1 < against("halving_doubling", 13) < 1.1
+        folded, blocks, ring, bound = found[ranks]
+        assert blocks / folded < 0.65
+        assert 1 < blocks / ring < 1.25
+        assert blocks / bound == pytest.approx(1 + percent / 100, abs=0.01)
+        assert folded > 2 * bound
+    assert found[17][1] / found[17][0] == pytest.approx(1, abs=0.01)
+    assert 1 < found[13][1] / found[13][0] < 1.1
 
 
 def test_what_the_ranks_hold_when_the_blocks_hand_up(prose: str) -> None:
@@ -176,39 +170,35 @@ def test_two_trees_beat_one_and_the_ring_only_where_latency_rules(prose: str) ->
     assert "for large vectors they are better than the single tree, but behind the ring" in prose
     assert "for 100 kB on 63 ranks" in prose
     assert "so that even the single tree is ahead" in prose
-    assert took_s("tree", 63, 100_000) < took_s("double_tree", 63, 100_000)
     assert "on many ranks they leave the ring behind for all but large vectors" in prose
+    large, small = ({name: float(ms) for name, ms in re.findall(
+        rf"^(\w+) .*{size}: +([\d.]+) ms", printed("more-29"), re.M)}
+        for size in ("8 ranks, 102.4 MB", "63 ranks, 100 kB"))
+    assert small["tree"] < small["double_tree"] < small["ring"]
+    assert large["ring"] < large["double_tree"] < large["tree"]
+    assert took_s("ring", 63, N) < took_s("double_tree", 63, N) < took_s("tree", 63, N)
     animation = recording.stepper_frames("all_reduce", "double_tree", 8)
     assert sorted(arrow.src for arrow in animation[1].arrows) == list(range(8)), "leaves hand up"
-    for ranks in (8, 63):
-        assert took_s("ring", ranks, N) < took_s("double_tree", ranks, N)
-        assert took_s("double_tree", ranks, N) < took_s("tree", ranks, N)
-    assert took_s("double_tree", 63, 100_000) < took_s("ring", 63, 100_000)
     assert "by that estimate (8 ranks, 102.4 MB: 164 ms, the ring 144)" in prose
     assert round((2 * math.log2(8) * ALPHA + 2 * N * BETA) * 1e3) == 164
-    assert round(took_s("ring", 8, N) * 1e3) == 144
     assert "Why do they take 267 ms" in prose
-    assert round(took_s("double_tree", 8, N) * 1e3) == 267
+    assert (round(large["ring"]), round(large["double_tree"])) == (144, 267)
 
 
-@pytest.mark.parametrize("ranks", [6, 8, 12, 16])
-def test_who_meets_which_bound(prose: str, ranks: int) -> None:
+def test_who_meets_which_bound(prose: str) -> None:
     assert "recursive doubling alone meets the bound, for powers of two" in prose
     assert "the pipelined ring and two of chapter 06's meet both for any p" in prose
     assert "All three: nobody here. Halving–doubling and binary blocks come nearest" in prose
-    elements, power = 4800, ranks & (ranks - 1) == 0
-    fewest = {a for a in EVERY if rounds(a, ranks, elements) == (ranks - 1).bit_length()}
-    assert fewest == ({"recursive_doubling"} if power else set())
-    least = {a for a in EVERY if max(sent(a, ranks, elements)) == 2 * (ranks - 1) * 19200 // ranks}
+    of_8, of_12 = printed("more-39").strip().split("\n\n")
     rings = {"ring", "pipelined_ring", "torus", "two_ring"}
     halving = {"halving_doubling", "halving_doubling_near", "binary_blocks"}
-    assert least == rings | (halving if power else set())
-    for algorithm in EVERY:
-        added = simulate(reduced, algorithm, elements, network=uniform(ranks, 0.0, FREE),
-                         gamma=1.0).elapsed_s
-        bound = (ranks - 1) / ranks * 19200
-        assert (added == pytest.approx(bound)) == (algorithm in least)
-        assert added >= bound * (1 - 1e-9)
+    for table, fewest, least in ((of_8, {"recursive_doubling"}, rings | halving),
+                                 (of_12, set(), rings)):
+        rows = dict(re.findall(r"^(\w+) +\d+ (.*)$", table, re.M))
+        assert {*EVERY, "bound"} == rows.keys()
+        assert {name for name, row in rows.items() if row.startswith("✓")} == fewest
+        assert {name for name, row in rows.items() if row.lstrip("✓ ").count("✓") == 2} == least
+        assert {row.lstrip("✓ ").count("✓") for row in rows.values()} == {0, 2}
 
 
 def test_with_1000_ranks_the_ring_is_fastest_from_162_mb_and_with_1024_never(prose: str) -> None:
@@ -332,12 +322,12 @@ def test_the_thirteenth_algorithm_fills_the_gap_that_it_is_said_to_fill(prose: s
     for ranks in (3, 5, 6, 7, 9, 11, 12, 13):
         assert min(rounds(name, ranks) for name in twelve) > (ranks - 1).bit_length() + 0.9
 
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    cell = next(cell.source for cell in notebook.cells if "def gather_and_add" in cell.source)
-    exec(cell, {"dtlab": dtlab, "cost": cost, "all_gather": all_gather})
+    exec(CHAPTER.code_with("def gather_and_add"),
+         {"dtlab": dtlab, "cost": cost, "all_gather": all_gather})
     for ranks in (*RANKS, 16):
         assert rounds("gather_and_add", ranks) == pytest.approx((ranks - 1).bit_length())
-        assert sent("gather_and_add", ranks, 1003) == [(ranks - 1) * 4012] * ranks
+        trace = simulate(reduced, "gather_and_add", 1003, network=uniform(ranks, 1.0, FREE)).trace
+        assert [trace.sent_bytes(rank) for rank in range(ranks)] == [(ranks - 1) * 4012] * ranks
     assert "Each rank receives (p−1)·n bytes" in prose
     assert "For small vectors, and where p is no power of two, it beats all twelve" in prose
     for ranks in (3, 5, 6, 7, 9, 11, 12, 13, 17):
@@ -345,7 +335,7 @@ def test_the_thirteenth_algorithm_fills_the_gap_that_it_is_said_to_fill(prose: s
                    for name in ALGORITHMS["all_reduce"]}
         assert min(seconds, key=seconds.__getitem__) == "gather_and_add"
     assert "Run section 7 once more: its tables have a row for it now" in prose
-    assert any('EVERY = list(ALGORITHMS["all_reduce"])' in c.source for c in notebook.cells)
+    assert CHAPTER.code_with('EVERY = list(ALGORITHMS["all_reduce"])')
     first = plots.crossovers("all_reduce", [*twelve, "gather_and_add"], 7, ALPHA, BETA)[0]
     assert (first.before, first.after) == ("gather_and_add", "recursive_doubling")
     assert first.nbytes == pytest.approx(12_500, rel=0.01)  # 3α + 6nβ = 4α + 4nβ
@@ -356,8 +346,7 @@ def test_the_thirteenth_algorithm_fills_the_gap_that_it_is_said_to_fill(prose: s
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 def test_each_chunk_of_a_ring_has_a_tree_of_its_own(prose: str, ranks: int) -> None:
     space: dict[str, Any] = {"recording": recording}
-    cell = next(c for c in nbformat.read(NOTEBOOK, 4).cells if c.id == "p-trees")
-    exec(cell.source.split("for algorithm in")[0], space)
+    exec(CHAPTER.source("p-trees").split("for algorithm in")[0], space)
     journeys, root_of = space["journeys"], space["root_of"]
 
     def roots(algorithm: str) -> list[int]:

@@ -4,41 +4,26 @@ the chapter prints, which nbval has computed again, or recomputed with the chapt
 
 from __future__ import annotations
 
-import io
 import math
 import re
-from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 
-from dtlab import Deadlock, ps, recording, simulate
+from dtlab import ps, recording, simulate
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08_waiting_less.ipynb", as_version=4)
+CHAPTER = Chapter("08")
+printed = CHAPTER.printed
 DEFINITIONS = ("setup", "seconds", "cluster", "train-code", "train-iteration", "final-losses",
-               "largest-step", "biased", "federated", "elastic", "breaks-dead",
-               "copies", "spare-run", "svrg")
+               "largest-step", "federated", "copies", "svrg")
 
 
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """The chapter's functions."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    for cell in NOTEBOOK.cells:
-        if cell.id in DEFINITIONS:
-            exec(cell.source, space)
-    return space
-
-
-def printed(cell_id: str) -> str:
-    """What a cell prints, pictures in words. Only for cells whose output nbval compares."""
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == cell_id]
-    assert "nbval-ignore-output" not in cell.metadata.get("tags", [])
-    return "".join(out.get("text") or out.data["text/plain"] for out in cell.outputs)
+    return CHAPTER.defined(*DEFINITIONS)
 
 
 def gradient_s(pauses: float, workers: int) -> float:
@@ -73,22 +58,14 @@ def test_no_bounded_rule_outruns_a_worker_that_is_always_slow(prose: str, pace: 
     assert sum(i.done_s > end_s / 2 for i in free.of[1]) > 1.8 * max(late)
 
 
-def test_the_bound_is_kept_and_reached_and_each_step_of_it_saves_one_clock_once(
-    prose: str, chapter: dict[str, Any]
-) -> None:
+def test_the_bound_is_kept_and_reached_and_each_step_of_it_saves_one_clock_once(prose: str) -> None:
     assert "The bound is kept, and it is reached" in prose
     assert "0.04 s, the time that the slow worker takes for one clock, once" in prose
-
-    def one_slow(worker: int, step: int) -> float:
-        return 0.04 if worker == 3 else 0.02
-
-    servers = [simulate(chapter["clocks_only"], rule, 20, one_slow, trace=False,
-                        network=chapter["cluster"](5)).values[0]
-               for rule in (ps.BSP(), *map(ps.SSP, range(6)))]
-    assert [max(server.ahead) for server in servers] == [0, 0, 1, 2, 3, 4, 5]
-    waited = [server.waits[1] for server in servers[1:]]
-    assert waited[0] == servers[0].waits[1]
-    assert -np.diff(waited) == pytest.approx([0.04] * 5, abs=0.002)
+    rows = re.findall(r"at most +(\d+) ahead; worker 1 waited ([\d.]+) s", printed("bound-table"))
+    ahead, waited = zip(*((int(most), float(s)) for most, s in rows), strict=True)
+    assert ahead[:7] == (0, 0, 1, 2, 3, 4, 5)  # BSP, and SSP with 0 to 5
+    assert waited[0] == waited[1]
+    assert -np.diff(waited[1:7]) == pytest.approx([0.04] * 5, abs=0.002)
 
 
 def test_against_time_who_waits_less_is_ahead_and_against_gradients_nobody_is(
@@ -108,21 +85,16 @@ def test_against_time_who_waits_less_is_ahead_and_against_gradients_nobody_is(
     assert max(loss.values()) < 1.2 * min(loss.values())
 
 
-@pytest.mark.parametrize("n", [1, 4, 8, 16])
-def test_the_staleness_of_n_softsync_is_close_to_n_and_a_little_below(
-    prose: str, chapter: dict[str, Any], n: int
-) -> None:
+def test_the_staleness_of_n_softsync_is_close_to_n_and_a_little_below(prose: str) -> None:
     assert "The mean is close to n, and a little below it" in prose
     assert "1-softsync makes as many updates as BSP" in prose
-
-    def equal(worker: int, step: int) -> float:
-        return 0.02 * math.exp(0.2 * math.sin(37 * worker + step))
-
-    server = simulate(chapter["clocks_only"], ps.SoftSync(n), 30, equal, trace=False,
-                      network=chapter["cluster"](16)).values[0]
-    assert n * (1 - 1 / 16) == pytest.approx(server.mean_staleness, rel=0.1)
-    assert server.mean_staleness < n
-    assert server.updates == 30 * n
+    rows = re.findall(r"(\d+)-softsync +mean staleness +([\d.]+), +(\d+) updates",
+                      printed("staleness-plot"))
+    for n, mean, updates in ((int(n), float(mean), int(updates)) for n, mean, updates in rows):
+        assert n * (1 - 1 / 16) == pytest.approx(mean, rel=0.1)
+        assert mean < n
+        assert updates == 30 * n
+    assert len(rows) == 4
 
 
 def test_the_largest_stable_step_is_that_of_the_recursion(
@@ -245,15 +217,12 @@ def test_talking_less(prose: str, chapter: dict[str, Any]) -> None:
     assert apart[1] > 3 * seldom[1]
 
 
-def test_who_gets_how_far_after_a_death(prose: str, chapter: dict[str, Any]) -> None:
+def test_who_gets_how_far_after_a_death(prose: str) -> None:
     assert "BSP stops at once, SSP two clocks later" in prose
     assert "one backup worker replaces the dead one, and ASP doesn't notice" in prose
-    reached = {}
-    for rule in (ps.BSP(), ps.SSP(2), ps.BackupWorkers(1), ps.ASP()):
-        with redirect_stdout(io.StringIO()) as printed, pytest.raises(Deadlock):
-            simulate(chapter["dies"], rule, network=chapter["cluster"](3))
-        reached[rule] = int(re.findall(r"rank 1\] (\d+)", printed.getvalue())[-1])
-    assert list(reached.values()) == [5, 7, 10, 10]
+    done = printed("breaks-dead-run")
+    assert re.findall(r"done: \{1: (\d+)", done) == ["5", "7", "10", "10"]
+    assert "deadlock" in done
 
 
 def test_copies_save_as_much_as_a_backup_worker_and_lose_no_gradient(
@@ -310,9 +279,11 @@ def test_svrg_goes_on_where_sgd_stands_still_and_the_cliff_stays(
     far, ridge_gradient = chapter["far_from_best"], chapter["ridge_gradient"]
     assert abs(ridge_gradient(chapter["at_best"])).max() < 1e-9
     assert "SGD stands still at 0.02 to 0.03 above the least loss" in prose
-    for delay in (0, 15):
-        ends = [far(delay, False, 600 * epochs) for epochs in (10, 30, 50)]
-        assert all(0.008 < end < 0.04 for end in ends)
-        assert far(delay, True, 30_000) < 1e-10  # "SVRG goes on"
+    for name, *ends in re.findall(r"(SGD|SVRG) +([\de-]+) +([\de-]+) +([\de-]+)",
+                                  printed("svrg-run")):
+        if name == "SGD":
+            assert all(0.008 < float(end) < 0.04 for end in ends)
+        else:
+            assert float(ends[-1]) < 1e-10  # "SVRG goes on"
     assert "at step 0.2 SVRG still converges with fresh gradients, and with a delay of 15" in prose
     assert far(0, True, 60_000, lr=0.2) < 1e-5 < 1e-3 < far(15, True, 60_000, lr=0.2)

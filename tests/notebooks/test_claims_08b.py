@@ -7,18 +7,17 @@ from __future__ import annotations
 import importlib
 import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 
 from dtlab import simulate
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "08b_sending_less.ipynb", as_version=4)
+CHAPTER = Chapter("08b")
+printed = CHAPTER.printed
 DEFINITIONS = ("setup", "model", "train", "top-k-source", "feedback-source", "bits-int8",
                "bits-sign", "bits-two", "time-table", "diloco-adamw", "diloco-source",
                "diloco-sync", "momentum-paths", "momentum-train")
@@ -29,17 +28,7 @@ WHOLE = 2 * (P - 1) / P * 4 * N
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """The chapter's functions."""
-    space: dict[str, Any] = {"__name__": "__main__", "try_out": lambda *_: None}
-    for cell in NOTEBOOK.cells:
-        if cell.id in DEFINITIONS:
-            exec(cell.source, space)
-    return space
-
-
-def printed(cell_id: str) -> str:
-    """What a cell prints, pictures in words."""
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == cell_id]
-    return "".join(out.get("text") or out.data["text/plain"] for out in cell.outputs)
+    return CHAPTER.defined(*DEFINITIONS, try_out=lambda *_: None)
 
 
 def rows(*cell_ids: str) -> dict[str, tuple[float, float]]:
@@ -76,7 +65,7 @@ def test_bytes_are_those_of_the_formulas(prose: str) -> None:
     assert (64 - 1) / 8 == 2 * (64 - 1) / 64 * 4
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2])  # 0 is printed
 def test_what_is_kept_trains_as_well_as_the_whole_and_what_is_forgotten_does_not(
     prose: str, chapter: dict[str, Any], seed: int
 ) -> None:
@@ -117,20 +106,20 @@ def test_losses_that_the_text_names_are_those_that_are_printed(prose: str) -> No
     assert "53%" in printed("feedback-sum")
 
 
-def test_the_times(prose: str, chapter: dict[str, Any]) -> None:
-    ring, sparse, two = chapter["milliseconds"](8)
+def test_the_times(prose: str) -> None:
+    rows = {int(ranks): [float(x) for x in ms] for ranks, *ms in re.findall(
+        r"(\d+) +(\d+) ms +(\d+) ms +(\d+) ms", printed("time-table"))}
+    ring, sparse, two = rows[8]
     assert "one entry in a thousand takes 1 ms instead of 144" in prose
-    assert (round(ring), round(sparse)) == (144, 1)
+    assert (ring, sparse) == (144, 1)
     assert two == pytest.approx(ring / 4, rel=0.02)
-    ring, sparse, _ = chapter["milliseconds"](64)
     assert "With 64 it takes a thirteenth of the ring's time" in prose
-    assert ring / sparse == pytest.approx(13, abs=0.6)
-    ring, sparse, _ = chapter["milliseconds"](4096)
+    assert rows[64][0] / rows[64][1] == pytest.approx(13, abs=0.6)
     assert "that takes more than twice as long" in prose
-    assert 2 < sparse / ring < 3
+    assert 2 < rows[4096][1] / rows[4096][0] < 3
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2])  # 0 is printed
 def test_diloco_sends_a_hth_of_the_bytes_for_a_loss_of_the_same_order(
     prose: str, chapter: dict[str, Any], seed: int
 ) -> None:
@@ -180,7 +169,7 @@ def test_the_outer_step_is_nesterov_momentum_of_torch(chapter: dict[str, Any]) -
         velocity = 0.9 * velocity + d
         w = w - 0.7 * (d + 0.9 * velocity)
     assert torch.allclose(w, theirs.detach())
-    (source,) = [cell.source for cell in NOTEBOOK.cells if cell.id == "diloco-source"]
+    source = CHAPTER.source("diloco-source")
     assert "velocity = momentum * velocity + outer" in source
     assert "w = w - outer_lr * (outer + momentum * velocity)" in source
 

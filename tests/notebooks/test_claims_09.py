@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
-import torch
 
 from dtlab import ps
 from dtlab.ps.master import PATIENCE
-from dtlab.ps.partition import Spec
 from dtlab.recording import replica_run
 from dtlab.recording.replica_run import LEASE_S
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09_server_dies.ipynb", as_version=4)
-KEYS = {f"key{number}": Spec((100,), torch.float32) for number in range(4000)}
-
-
-def cell(cell_id: str) -> str:
-    """The source of a code cell."""
-    return str(next(c.source for c in NOTEBOOK.cells if c.id == cell_id))
+CHAPTER = Chapter("09")
+printed = CHAPTER.printed
 
 
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
     """What the cells that only define things define."""
-    space: dict[str, Any] = {}
-    for name in ("setup", "zipf", "hot-readers", "every-body"):
-        exec(cell(name), space)
-    exec(cell("hot-loads").split("\n\nhot = ")[0], space)
+    space = CHAPTER.defined("setup", "zipf", "hot-readers", "every-body")
+    exec(CHAPTER.source("hot-loads").split("\n\nhot = ")[0], space)
     return space
-
-
-def homes(partition: ps.Partition, servers: int) -> dict[Any, int]:
-    return {key: pieces[0][0] for key, pieces in partition.place(KEYS, range(servers)).items()}
 
 
 def test_the_hottest_word_is_more_than_a_servers_share(prose: str) -> None:
@@ -54,9 +39,8 @@ def test_replicas_relieve_the_hot_server(prose: str) -> None:
     """The picture in words, which nbval draws again and compares."""
     assert "The busiest server has 1.7 times its share" in prose
     assert "with four copies, it is 13 % above the mean" in prose
-    (words,) = [c.outputs[0].data["text/plain"] for c in NOTEBOOK.cells if c.id == "hot-loads"]
     loads = [[int(reads) for reads in row.split(", ")]
-             for row in re.findall(r"cop(?:y|ies): ([\d, ]+)[;.]", words)]
+             for row in re.findall(r"cop(?:y|ies): ([\d, ]+)[;.]", printed("hot-loads"))]
     assert [len(row) for row in loads] == [8, 8, 8]
     assert [sum(row) for row in loads] == [8 * 250] * 3
     one, two, four = (max(row) / 250 for row in loads)
@@ -66,19 +50,16 @@ def test_replicas_relieve_the_hot_server(prose: str) -> None:
     assert round(four, 2) == 1.13
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3, 4, 7, 8, 12, 16])
-def test_a_newcomer_moves_s_in_s_plus_1_by_mod_and_1_in_s_plus_1_by_the_ring(
-    prose: str, servers: int
-) -> None:
+def test_a_newcomer_moves_s_in_s_plus_1_by_mod_and_1_in_s_plus_1_by_the_ring(prose: str) -> None:
+    """That nothing moves between the others: tests/ps/test_partition.py."""
     assert "In general s/(s+1) of the keys, for s servers" in prose
     assert "about 1/(s+1), and nothing between the others" in prose
-    for partition, wanted in ((ps.Hash(), servers / (servers + 1)),
-                              (ps.ConsistentHash(256), 1 / (servers + 1))):
-        before, after = homes(partition, servers), homes(partition, servers + 1)
-        moved = [key for key in KEYS if before[key] != after[key]]
-        assert len(moved) / len(KEYS) == pytest.approx(wanted, abs=0.035)
-        if isinstance(partition, ps.ConsistentHash):
-            assert {after[key] for key in moved} == {servers}
+    rows = re.findall(r"(\d+) → +\d+ +([\d.]+)% +([\d.]+)%", printed("ring-moved"))
+    assert len(rows) == 5
+    for servers, mod, ring in ((int(s), float(mod) / 100, float(ring) / 100)
+                               for s, mod, ring in rows):
+        assert mod == pytest.approx(servers / (servers + 1), abs=0.035)
+        assert ring == pytest.approx(1 / (servers + 1), abs=0.035)
 
 
 def test_four_in_twenty_hashes_stay(prose: str) -> None:
@@ -98,12 +79,9 @@ def test_shares_scatter_by_about_one_over_the_root_of_v(prose: str, vnodes: int)
 def test_a_chain_and_a_waiting_leader_take_as_long_and_answering_at_once_half(prose: str) -> None:
     assert "take about equally long here" in prose
     assert "Answering at once takes half of the time" in prose
-    median = []
-    for rule in (ps.Chain(), ps.Leader(), ps.Leader(sync=False)):
-        waits = sorted(told.replied_s - told.asked_s for told in replica_run(rule).replies)
-        median.append(waits[len(waits) // 2])
-    assert median[0] == pytest.approx(median[1], rel=0.05)
-    assert median[2] == pytest.approx(median[0] / 2, rel=0.05)
+    chain, leader, at_once = map(float, re.findall(r"takes +([\d.]+) ms", printed("copies-times")))
+    assert chain == pytest.approx(leader, rel=0.05)
+    assert at_once == pytest.approx(chain / 2, rel=0.05)
 
 
 def test_the_leader_sends_a_push_to_every_follower_and_a_copy_of_a_chain_once(prose: str) -> None:
@@ -145,8 +123,8 @@ def test_every_moment(prose: str) -> None:
     assert "not one acknowledged push is lost, and none counts twice" in prose
     assert "loses a push if it dies in the short while between its answer and its" in prose
     assert "Its followers may die as they like" in prose
-    (table,) = [c.outputs[0].text for c in NOTEBOOK.cells if c.id == "every-table"]
-    rows = re.findall(r"^(.*?) +copy (\d) dies, (\d+) moments: +(\d+) +(\d+) +(\d+)$", table, re.M)
+    rows = re.findall(r"^(.*?) +copy (\d) dies, (\d+) moments: +(\d+) +(\d+) +(\d+)$",
+                      printed("every-table"), re.M)
     assert len(rows) == 3 * 3
     for rule, victim, *numbers in rows:
         moments, three, two, four = map(int, numbers)
@@ -164,7 +142,6 @@ def test_every_moment(prose: str) -> None:
 
 def test_a_pull_never_goes_back_and_a_peek_may(prose: str) -> None:
     assert "it reads a number from one copy and then a smaller one from another" in prose
-    (printed,) = [c.outputs[0].text for c in NOTEBOOK.cells if c.id == "breaks-stale"]
-    peek, pull = printed.splitlines()
+    peek, pull = printed("breaks-stale").splitlines()
     assert re.search(r"backwards: (\d+) → (\d+)", peek)
     assert pull.endswith("backwards: never")

@@ -7,7 +7,6 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 
@@ -18,14 +17,10 @@ from dtlab.ps.replication import Replication
 from dtlab.recording import replica_run
 from dtlab.recording.replica_run import FAR, MASTER, NEAR
 from dtlab.topology import uniform
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "09b_cut_off.ipynb", as_version=4)
-
-
-def cell(cell_id: str) -> str:
-    """The source of a code cell."""
-    return str(next(c.source for c in NOTEBOOK.cells if c.id == cell_id))
+CHAPTER = Chapter("09b")
+printed, source = CHAPTER.printed, CHAPTER.source
 
 
 def test_a_cut_makes_the_strong_refuse_and_the_weak_differ(prose: str) -> None:
@@ -50,22 +45,10 @@ def test_a_cut_makes_the_strong_refuse_and_the_weak_differ(prose: str) -> None:
 
 def test_a_push_without_a_number_counts_twice(prose: str) -> None:
     assert "Without numbers a push counted twice" in prose
-    space: dict[str, Any] = {}
-    exec(cell("again-toy"), space)
+    space = CHAPTER.defined("again-toy")
     for numbered, total in ((False, 4), (True, 3)):
         assert simulate(space["impatient"], numbered,
                         network=uniform(2, 1e-4, 1e9)).values[0] == total
-
-
-@pytest.mark.parametrize("victim", range(4))
-def test_any_ranks_death_stalls_an_all_reduce(prose: str, victim: int) -> None:
-    from dtlab import Deadlock
-
-    assert "Any rank's death stalls it" in prose
-    for event in (0, 3, 11):
-        with pytest.raises(Deadlock):
-            simulate(lambda comm: [all_reduce(comm, torch.ones(8)) for _ in range(10)],
-                     network=uniform(4, 1e-5, 1e9), crash={victim: event})
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 13])
@@ -94,25 +77,11 @@ def test_of_three_copies_one_writes_and_what_it_wrote_is_resumed(
     assert "One file a checkpoint. All copies read the same log" in prose
     space: dict[str, Any] = {"where": tmp_path, "model": MLP((64, 32, 10))}
     for name in ("setup", "torn-train", "torn-tear", "torn-cut"):
-        exec(cell(name).replace("Path(tempfile.mkdtemp())", "where"), space)
+        exec(source(name).replace("Path(tempfile.mkdtemp())", "where"), space)
     told = capsys.readouterr().out.splitlines()
     assert "all copies of server 0 have died" in told[-4]
     assert told[-3:-1] == ["server0-clock00000020.ckpt", "server0-clock00000030.ckpt"]
     assert told[-1] == "resumed after step 30; the same weights as without the accident: True"
-
-
-@pytest.mark.parametrize("copies", range(1, 8))
-def test_any_two_majorities_share_a_copy_and_no_smaller_sets_do(prose: str, copies: int) -> None:
-    assert "any two majorities of the same t copies share at least one" in prose
-    assert "5 copies bear 2 deaths, where a chain of 5 with a living master bears 4" in prose
-
-    def share(size: int) -> bool:
-        some = [set(chosen) for chosen in combinations(range(copies), size)]
-        return all(one & other for one in some for other in some)
-
-    majority = copies // 2 + 1
-    assert share(majority)
-    assert copies == 1 or not share(majority - 1)
 
 
 def test_dtlabs_quorum_counts_workers_not_copies(prose: str) -> None:
@@ -120,10 +89,6 @@ def test_dtlabs_quorum_counts_workers_not_copies(prose: str) -> None:
     assert ps.Quorum(0.9).quorum(10) == 9
     assert isinstance(ps.Quorum(), ps.Consistency)
     assert not isinstance(ps.Quorum(), Replication)
-
-
-def printed(cell_id: str) -> str:
-    return str(next(c for c in NOTEBOOK.cells if c.id == cell_id).outputs[0].text)
 
 
 def test_two_leaders_at_a_time_but_never_in_one_term_and_equal_waits_elect_nobody(
@@ -155,6 +120,7 @@ def test_reads_are_never_old_if_r_and_w_are_more_than_n(prose: str) -> None:
         assert float(read) == pytest.approx({1: 0.4, 2: 90.4, 3: 90.4}[int(r)])
     assert [row[-1] for row in rows].count("0") == 4
     assert "W = 1 and R = 2 read nothing old here" in prose
+    assert "any two majorities of the same t copies share at least one" in prose
     for copies in range(1, 7):  # each R share a copy with each W exactly if R + W > N
         for w in range(1, copies + 1):
             for r in range(1, copies + 1):

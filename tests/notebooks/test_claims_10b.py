@@ -7,23 +7,16 @@ from __future__ import annotations
 import importlib
 import re
 from itertools import pairwise
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 
 from dtlab import cost
 from dtlab.widgets import CriticalBatchExplorer
+from tests.notebooks.chapter import Chapter
 
-NOTEBOOK = nbformat.read(
-    Path(__file__).parents[2] / "notebooks" / "10b_large_batches.ipynb", as_version=4)
-
-
-def printed(cell_id: str) -> str:
-    """What a cell prints."""
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == cell_id]
-    return "".join(out.get("text", "") for out in cell.outputs)
+CHAPTER = Chapter("10b")
+printed = CHAPTER.printed
 
 
 def numbers(cell_id: str, pattern: str) -> list[tuple[float, ...]]:
@@ -149,8 +142,7 @@ def test_linear_scaling(prose: str) -> None:
 def test_warm_up(prose: str) -> None:
     assert "with fifteen steps of warm-up the same rate trains it" in prose
     rows = dict(re.findall(r"^(\w+),? lr .*?(without.*)$", printed("warm-up"), re.M))
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == "warm-up"]
-    assert "LinearLR(optimizer, 0.05 if warm_up else 1.0, 1.0, 15)" in cell.source
+    assert "LinearLR(optimizer, 0.05 if warm_up else 1.0, 1.0, 15)" in CHAPTER.source("warm-up")
     p = torch.zeros(1, requires_grad=True)
     for start, first in ((0.05, 0.05), (1.0, 1.0)):
         optimizer = torch.optim.SGD([p], lr=1.0)

@@ -5,37 +5,26 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 
 from dtlab import Comm, cost, run, simulate
 from dtlab.models import GPT, GPTConfig
-from dtlab.parallel import MemoryMeter, full_state_dict
+from dtlab.parallel import full_state_dict
 from dtlab.parallel.zero import zero
-from dtlab.topology import uniform
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "13b_zero_in_use.ipynb", as_version=4)
+CHAPTER = Chapter("13b")
+printed = CHAPTER.printed
 GB = 1e9
 
 
 @cache
 def chapter() -> dict[str, Any]:
     """What the chapter's own cells define, without what they run."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    for name in ("setup", "model", "hide-gathers"):
-        (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == name]
-        exec(cell.source, space)
-    return space
-
-
-def output(name: str) -> str:
-    (cell,) = [cell for cell in NOTEBOOK.cells if cell.id == name]
-    return "".join(out.get("text", "") for out in cell.outputs)
+    return CHAPTER.defined("setup", "model", "hide-gathers")
 
 
 # ---- traffic -----------------------------------------------------------------------------------
@@ -46,13 +35,6 @@ def test_stage_3_keeps_a_64th(prose: str) -> None:
     assert round(cost.model_state_bytes(7.5e9, 64, 3) / GB, 1) == 1.9
     assert "for 64 ranks 12.5 % more than for 8" in prose
     assert (63 / 64) / (7 / 8) == 1.125
-
-
-@pytest.mark.parametrize(("stage", "sent"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-@pytest.mark.parametrize("ranks", [1, 2, 8, 64])
-def test_traffic_is_two_or_three_crossings(prose: str, stage: int, sent: int, ranks: int) -> None:
-    assert "Traffic is 2, 2 and 3 times (N−1)/N·Ψ elements" in prose
-    assert cost.zero_sent_bytes(1, ranks, stage, 1) == pytest.approx(sent * (ranks - 1) / ranks)
 
 
 def test_the_answers_to_the_open_questions(prose: str) -> None:
@@ -91,7 +73,7 @@ def test_micro_batches_of_stage_3(prose: str, kept: bool) -> None:
 
 def exposed() -> dict[str, tuple[float, float, float]]:
     """Milliseconds exposed with layers of 0.02 and 1 ms, and kB sent, as the chapter prints."""
-    lines = [re.split(r"  +", line) for line in output("hide-run").splitlines()[1:]]
+    lines = [re.split(r"  +", line) for line in printed("hide-run").splitlines()[1:]]
     return {name: (float(short.split()[0]), float(long.split()[0]), float(sent.split()[0]))
             for name, short, long, sent in lines}
 
@@ -143,7 +125,7 @@ def test_the_bytes_of_the_recipes(prose: str) -> None:
         assert kept == pytest.approx(6 + 12 / ranks)
     assert "so the two bytes are half as much again" in prose
     rows = {line[:28].strip(): [float(x) for x in line[28:].split()]
-            for line in output("recipes-table").splitlines()[1:]}
+            for line in printed("recipes-table").splitlines()[1:]}
     two, four = rows["bf16, bf16 gradients"], rows["bf16, float32 gradients"]
     more = [b / a - 1 for a, b in zip(two, four, strict=True)]
     assert more[1] == pytest.approx(0.5, abs=0.03) == max(more[:4])
@@ -152,7 +134,7 @@ def test_the_bytes_of_the_recipes(prose: str) -> None:
 def test_a_sum_in_bf16_drifts_and_one_in_float32_does_not(prose: str) -> None:
     assert "In float32 the errors of single gradients average out; in bf16" in prose
     rows = [tuple(map(float, re.findall(r"([\d.]+)%", line)))
-            for line in output("bf16-sums").splitlines()]
+            for line in printed("bf16-sums").splitlines()]
     assert rows[0][0] == rows[0][1]
     assert rows[0][0] < rows[1][0] < rows[2][0]
     assert rows[0][1] > rows[1][1] > rows[2][1]
@@ -168,7 +150,7 @@ def test_offload_is_for_few_ranks(prose: str) -> None:
 
 def test_clipping_each_by_its_own_norm_turns_the_gradient(prose: str) -> None:
     assert "every shard would be scaled by another factor" in prose
-    lines = output("clip-run").splitlines()
+    lines = printed("clip-run").splitlines()
     whole = lines[0].split()[-1]
     own = [float(re.findall(r"shards ([\d.]+),", line)[0]) for line in lines[1:]]
     assert all(line.endswith(whole) for line in lines[1:])
@@ -177,9 +159,9 @@ def test_clipping_each_by_its_own_norm_turns_the_gradient(prose: str) -> None:
 
 
 def test_everything_agrees_with_one_device_and_with_torch() -> None:
-    assert "never stopped: True" in output("checkpoint-run")
-    assert output("torch-zero-redundancy").count("1e-12: True") == 2
-    assert "tokens.weight" in output("torch-zero-redundancy")
+    assert "never stopped: True" in printed("checkpoint-run")
+    assert printed("torch-zero-redundancy").count("1e-12: True") == 2
+    assert "tokens.weight" in printed("torch-zero-redundancy")
 
 
 def _still_whole(comm: Comm) -> list[str]:
@@ -199,16 +181,3 @@ def _still_whole(comm: Comm) -> list[str]:
 def test_a_root_that_is_told_to_reshard_does(prose: str) -> None:
     assert "Say `reshard_after_forward=True` to the root" in prose
     assert run(_still_whole, ranks=2, echo=False).values == [[], []]
-
-
-def test_the_root_is_freed_after_a_forward_without_gradients(prose: str) -> None:
-    assert "Ours frees it always, and gathers it once more in backward" in prose
-    space = chapter()
-
-    def whole_bytes(comm: Comm) -> int:
-        model, optimizer = zero(space["GPT"](space["CONFIG"]), comm, 3)
-        with torch.no_grad(), MemoryMeter(model, optimizer):
-            model(space["tokens_of"](0))
-        return sum(unit.numel for unit in model.units if unit.whole is not None)
-
-    assert simulate(whole_bytes, network=uniform(2, 1e-6, 1e9)).values == [0, 0]

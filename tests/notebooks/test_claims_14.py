@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import nbformat
 import pytest
 
 from dtlab import ConfigError, simulate
@@ -16,31 +14,25 @@ from dtlab.parallel.planner.wires import wire_of
 from dtlab.parallel.planner.work import OPTIMIZER_TRAFFIC
 from dtlab.published import MEGATRON_TABLE_1, MEGATRON_TABLE_2, fsdp, megatron_plan, nemo
 from dtlab.published.layouts import layout_plan, measured_layouts
-from dtlab.topology import compose, nvswitch, uniform
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "14_all_together.ipynb", as_version=4)
+CHAPTER = Chapter("14")
+printed = CHAPTER.printed
 LLAMA, LARGE, HUGE = (SHAPES[f"Llama 3 {size}"] for size in ("8B", "70B", "405B"))
 
 
-def output(name: str) -> str:
-    """What the cell of this name prints."""
-    (text,) = [cell.outputs[0].text for cell in NOTEBOOK.cells if cell.id == name]
-    return str(text)
-
-
 def numbers(name: str, pattern: str) -> list[float]:
-    return [float(text.replace(",", "")) for text in re.findall(pattern, output(name))]
+    return [float(text.replace(",", "")) for text in re.findall(pattern, printed(name))]
 
 
 def test_the_order_of_axes_makes_a_step_three_times_as_long(prose: str) -> None:
     assert "C Two to four times as long." in prose
-    shared = compose(nvswitch(8), uniform(2, 3e-6, 25e9), nic_Bps=25e9)
-    inside, spread = (predict(LLAMA, shared, Layout(mesh, 1, 8, stage=1))
-                      for mesh in ({"dp": 2, "tp": 8}, {"tp": 8, "dp": 2}))
-    assert f"{spread.step_s / inside.step_s:.1f}" == "3.1"
-    assert round(spread.terms["tensor parallel"] / inside.terms["tensor parallel"]) == 23
-    (answers,) = [cell.source for cell in NOTEBOOK.cells if cell.id == "guess-compare"]
+    step_s, tensor_s = zip(*(map(float, row) for row in re.findall(
+        r": +([\d.]+) s, of which tensor parallelism +([\d.]+) s", printed("guess-steps"))),
+        strict=True)
+    assert f"{step_s[1] / step_s[0]:.1f}" == "3.1"
+    assert round(tensor_s[1] / tensor_s[0]) == 23
+    answers = CHAPTER.source("guess-compare")
     assert answers.count("3.1 times") == 5
     assert "Messages of tp take 23 times as long" in answers
 
@@ -99,7 +91,7 @@ def test_the_optimizer_moves_28_bytes_a_parameter(prose: str) -> None:
 
 def test_all_ways_train_as_one_device(prose: str) -> None:
     assert "seven times the same curve" in prose
-    assert output("hybrid-run").count("as on one device") == 7
+    assert printed("hybrid-run").count("as on one device") == 7
 
 
 def test_flash_attention_halves_the_step_and_keeps_an_eighth(prose: str) -> None:
@@ -127,12 +119,12 @@ def test_the_spread_of_all_layouts_and_the_ties(prose: str) -> None:
     steps = numbers("plan", r": ([\d.,]+) s,")
     assert round(max(steps) / min(steps)) == 30
     assert "the best 25 are a tie" in prose
-    assert "25 are within 10%" in output("plan")
+    assert "25 are within 10%" in printed("plan")
     assert f"{HEADROOM:.0%}".replace("%", " %") + " of the memory stays free" in prose
 
 
 def test_who_trains_alone(prose: str) -> None:
-    lines = output("table").splitlines()
+    lines = printed("table").splitlines()
     rates = [float(found[1].replace(",", "")) if (found := re.search(r"(?:alone|with tp) +([\d,]+)",
              line)) else None for line in lines]
     small, large = rates[1:7], rates[8:]
@@ -160,7 +152,7 @@ def test_what_the_network_buys(prose: str) -> None:
 
 
 def test_why_llama_3_is_laid_out_as_it_is(prose: str) -> None:
-    lines = {line[:27].strip(): line for line in output("llama-405b").splitlines()[1:]}
+    lines = {line[:27].strip(): line for line in printed("llama-405b").splitlines()[1:]}
     flops = {name: float(line[27:].split()[0]) for name, line in lines.items()}
     assert "The prediction for theirs is 420 TFLOP/s where they measured 430." in prose
     theirs = flops.pop("theirs: pp 16, dp 64, tp 8")
@@ -185,17 +177,11 @@ def test_rails_and_overlap_would_make_zero_3_of_2021_too_fast(prose: str) -> Non
         _, topology = cluster(f"a100:{row[6] // 8}x8")
         shown = megatron_plan(*row[:-1])
         assert shown.work is not None
-        today = predict(_shape(row), topology, shown.layout._replace(overlap=True),
+        today = predict(gpt_shape(*row[1:4]), topology, shown.layout._replace(overlap=True),
                         software=MEGATRON)
         times.append(today.device_flops / shown.device_flops)
     assert min(times) > 1.7
     assert round(max(times)) == 4
-
-
-def _shape(row: tuple[object, ...]):  # type: ignore[no-untyped-def]
-    from dtlab.models import gpt_shape
-
-    return gpt_shape(*row[1:4])  # type: ignore[arg-type]
 
 
 def test_how_many_layouts_were_measured(prose: str) -> None:

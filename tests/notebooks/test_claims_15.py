@@ -3,27 +3,13 @@ failures cost: test_claims_15b.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import nbformat
-
 from dtlab import cost
 from dtlab.published.failures import INTERRUPTIONS
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "15_everything_fails.ipynb", as_version=4)
+CHAPTER = Chapter("15")
+printed, source = CHAPTER.printed, CHAPTER.source
 PER_NODE_DAY = 6.5 / 1000
-
-
-def source(name: str) -> str:
-    (text,) = [cell.source for cell in NOTEBOOK.cells if cell.id == name]
-    return str(text)
-
-
-def output(name: str) -> str:
-    """What the cell of this name prints."""
-    (text,) = [cell.outputs[0].text for cell in NOTEBOOK.cells if cell.id == name]
-    return str(text)
 
 
 def hours(gpus: float) -> float:
@@ -55,10 +41,10 @@ def test_the_first_picture_shows_what_the_text_says(prose: str) -> None:
 def test_what_each_answer_does_again(prose: str) -> None:
     assert "rank 2 is killed when it has taken five" in prose
     assert "step == dies_in" in source("restart-body")
-    assert "the second life began with step 4" in output("restart-run")
+    assert "the second life began with step 4" in printed("restart-run")
     assert "The fifth step, number 4, was taken twice" in prose
     assert "step 2 was begun again without rank 2" in prose
-    left_out = [line for line in output("replicas").splitlines() if line.endswith("[0, 1, 3]")]
+    left_out = [line for line in printed("replicas").splitlines() if line.endswith("[0, 1, 3]")]
     assert left_out == ["step 2: samples of groups [0, 1, 3]"]
 
 

@@ -6,27 +6,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from dtlab import Goodput, cost, goodput
 from dtlab.published.failures import INTERRUPTIONS
+from tests.notebooks.chapter import Chapter
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "15b_what_failures_cost.ipynb", as_version=4)
+CHAPTER = Chapter("15b")
+printed, source = CHAPTER.printed, CHAPTER.source
 PER_NODE_DAY = 6.5 / 1000
 MTTF_S = cost.job_mttf_s(2048, PER_NODE_DAY)
-
-
-def source(name: str) -> str:
-    (text,) = [cell.source for cell in NOTEBOOK.cells if cell.id == name]
-    return str(text)
-
-
-def output(name: str) -> str:
-    """What the cell of this name prints."""
-    (text,) = [cell.outputs[0].text for cell in NOTEBOOK.cells if cell.id == name]
-    return str(text)
 
 
 def useful(minutes: float) -> int:
@@ -39,8 +28,7 @@ def hours(gpus: float) -> float:
 
 def test_the_first_picture_is_the_day_of_chapter_15_with_another_answer(prose: str) -> None:
     assert "The first day of chapter 15 again; only the answer is another" in prose
-    chapter = nbformat.read(ROOT / "notebooks" / "15_everything_fails.ipynb", as_version=4)
-    (day,) = [cell.source for cell in chapter.cells if "day = goodput(" in cell.source]
+    day = Chapter("15").code_with("day = goodput(")
     assert source("month-picture") == day.replace("=3600)", '=3600, answer="shrink")')
     case = {"save_s": 120, "restart_s": 600, "interval_s": 1800, "repair_s": 3600}
     restart, shrink = (goodput(8, 0.75, **case, answer=answer) for answer in ("restart", "shrink"))
@@ -78,7 +66,7 @@ def test_the_interval_goes_with_the_square_root(prose: str) -> None:
 
 def test_saves_that_are_rare(prose: str) -> None:
     rows = {hour: [float(x) for x in re.findall(r"([.\d]+)%", line)] for hour, line in
-            re.findall(r"([.\d]+) h(.*)", output("month-rarely"))}
+            re.findall(r"([.\d]+) h(.*)", printed("month-rarely"))}
     assert "restart from the disk loses three quarters of the time, the others two or three " \
         "hundredths" in prose
     disk, copies, shrink, replicas = rows["4"]
@@ -92,7 +80,7 @@ def test_saves_that_are_rare(prose: str) -> None:
 
 def test_which_failures_count(prose: str) -> None:
     rows = [[float(x) for x in re.findall(r"[.\d]+", line[33:])]
-            for line in output("together-table").splitlines()[1:]]
+            for line in printed("together-table").splitlines()[1:]]
     alone, weibull, racks, bad, replaced = rows
     assert "The law of a single node hardly matters" in prose
     assert weibull[1:] == pytest.approx(alone[1:], abs=0.2)
@@ -119,7 +107,7 @@ def test_shrink_goes_back_to_the_disk_more_often_if_racks_fail(prose: str) -> No
 def test_a_restart_that_takes_too_long(prose: str) -> None:
     assert "most restarts of six hours are struck by the next failure" in prose
     assert 1 - 2.718281828 ** (-6 / hours(16_384)) > 0.9
-    assert "a restart of 12 hours: 0.1% productive" in output("breaks-run")
+    assert "a restart of 12 hours: 0.1% productive" in printed("breaks-run")
 
 
 def test_a_job_that_barely_gets_on(prose: str) -> None:
@@ -129,7 +117,7 @@ def test_a_job_that_barely_gets_on(prose: str) -> None:
     assert round(100 * cost.useful_share(cost.daly_interval_s(300, 3600), *case)) == 39
     assert round(100 * cost.availability(cost.availability_interval_s(*case), *case)) == 48
     assert "save_s=300, restart_s=1800, mttf_s=3600" in source("interval-picture")
-    shares = re.findall(r"share ([.\d]+), availability ([.\d]+)", output("interval-numbers"))
+    shares = re.findall(r"share ([.\d]+), availability ([.\d]+)", printed("interval-numbers"))
     young, daly, best = ([float(text) for text in pair] for pair in shares)
     assert daly[0] == max(young[0], daly[0], best[0])
     assert best[1] == max(young[1], daly[1], best[1])
@@ -138,8 +126,8 @@ def test_a_job_that_barely_gets_on(prose: str) -> None:
 
 def test_the_month(prose: str) -> None:
     rows = {name.strip(): [float(x) for x in re.findall(r"([.\d]+)%", rest)] for name, rest in
-            re.findall(r"^(.{28})(.*%)$", output("month-print"), re.M)}
-    form = float(re.search(r"closed form of the first: ([.\d]+)%", output("month-print"))[1])
+            re.findall(r"^(.{28})(.*%)$", printed("month-print"), re.M)}
+    form = float(re.search(r"closed form of the first: ([.\d]+)%", printed("month-print"))[1])
     assert abs(rows["restart, spares at once"][0] - form) < 0.5
     assert "Without spares almost all of the month is lost" in prose
     assert rows["restart, no spares"][0] < 3
@@ -163,10 +151,10 @@ def test_the_errors_in_the_paper(prose: str) -> None:
     assert "148 of 419 is 35.3 %, not 30.1, and the kinds of GPU trouble add up to 64.0 %" in prose
     assert sum(INTERRUPTIONS.values()) == 419
     assert round(100 * INTERRUPTIONS["faulty GPU"] / 419, 1) == 35.3
-    assert re.search(r"all kinds of GPU trouble .* ours 63.96", output("paper-rows"))
-    assert output("paper-rows").count("disagrees") == 5
+    assert re.search(r"all kinds of GPU trouble .* ours 63.96", printed("paper-rows"))
+    assert printed("paper-rows").count("disagrees") == 5
     assert "Played for a year, 0.821 is 0.834" in prose
-    assert "0.821 share, ours 0.8339" in output("paper-rows")
+    assert "0.821 share, ours 0.8339" in printed("paper-rows")
 
 
 def test_the_figures_of_the_torus_are_those_that_the_other_file_proves(prose: str) -> None:
@@ -174,6 +162,6 @@ def test_the_figures_of_the_torus_are_those_that_the_other_file_proves(prose: st
     section = prose[prose.index("A torus with a dead node"):prose.index("What breaks, and why")]
     for figure in re.findall(r"\d+\.\d\d", section):
         assert figure in proved, figure
-    assert "8.82 ms" in output("torus-remedies")
+    assert "8.82 ms" in printed("torus-remedies")
     assert 2 < 19.04 / 8.82 < 29.90 / 8.82 < 3.5
     assert round(100 * 32 / 1088) == 3

@@ -209,13 +209,20 @@ def test_what_does_not_fit_says_so(axes: dict[str, int], options: dict[str, Any]
         on("simulator", train, axes, CONFIG, "adam", size, options, ranks=4)
 
 
-def test_more_tokens_than_its_context_are_refused_as_by_a_gpt() -> None:
-    def fn(comm: dtlab.Comm) -> None:
+def test_what_this_gpt_can_not_do_says_so() -> None:
+    def long(comm: dtlab.Comm) -> None:
         model, _ = built(comm, {"pp": 2}, CONFIG, "adam", {})
         model.backward(*torch.zeros(2, 4, 9, dtype=torch.int64))
 
-    with pytest.raises(dtlab.ConfigError, match="9 positions are more than its context of 8"):
-        on("simulator", fn, ranks=2)
+    def frozen(comm: dtlab.Comm) -> None:
+        gpt = GPT(CONFIG)
+        gpt.norm.requires_grad_(False)
+        hybrid(gpt, Mesh(comm, dp=2))
+
+    for fn, says in ((long, "9 positions are more than its context of 8"),
+                     (frozen, "some of this one are frozen")):
+        with pytest.raises(dtlab.ConfigError, match=says):
+            on("simulator", fn, ranks=2)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -256,16 +263,6 @@ def test_dropout_without_seeds_is_that_of_one_device_with_rank_zeros_generator(
                                     targets.flatten())) for mode in (True, False)]
     for found in on("simulator", fn, ranks=8).values:
         assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_frozen_parameter_says_so() -> None:
-    def fn(comm: dtlab.Comm) -> None:
-        gpt = GPT(CONFIG)
-        gpt.norm.requires_grad_(False)
-        hybrid(gpt, Mesh(comm, dp=2))
-
-    with pytest.raises(dtlab.ConfigError, match="some of this one are frozen"):
-        on("simulator", fn, ranks=2)
 
 
 @pytest.mark.parametrize("vocab", [256, 50_000])

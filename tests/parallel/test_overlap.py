@@ -55,22 +55,6 @@ def test_exposed_communication_is_the_closed_form(
         assert max(measured) == pytest.approx(expected, rel=1e-6)
 
 
-def test_it_falls_from_strategy_to_strategy() -> None:
-    parameter, flat, overlap = (max(exposed_s(4, strategy, 4, 4e-5))
-                                for strategy in ("parameter", "flat", "overlap"))
-    assert parameter > 1.5 * flat > 1.5 * 2 * overlap
-
-
-def test_the_best_number_of_buckets_is_the_best_when_simulated() -> None:
-    best = cost.best_buckets(2 * 2e-5 * LAYERS, LAYERS * LAYER_BYTES, LAYERS, 4, ALPHA, BETA)
-    choices = [1, 2, 3, 4, 6, 12]
-    simulated = {k: max(exposed_s(4, "overlap", k, 2e-5)) for k in choices}
-    predicted = {k: cost.exposed_s(2 * 2e-5 * LAYERS, LAYERS * LAYER_BYTES, k, 4, ALPHA, BETA)
-                 for k in choices}
-    assert min(simulated, key=simulated.__getitem__) == min(predicted, key=predicted.__getitem__)
-    assert 1 < best < LAYERS
-
-
 def test_stage_3_hides_its_gathers_behind_the_layers() -> None:
     def train(comm: dtlab.Comm, forward_s: float) -> float:
         model, optimizer = zero(layers(), comm, 3, torch.optim.SGD, algorithm="ring", lr=0.1)

@@ -75,7 +75,7 @@ def test_torchs_schedules_can_be_read_and_are_ours(
     from torch.distributed.pipelining import schedules
     from torch.distributed.pipelining.schedules import _Action as TorchAction
 
-    for m in (2 * p, 4 * p):
+    for m in (m for m in range(2 * p - 1, 5 * p) if m % (m // p) == 0):  # others torch refuses
         theirs = Schedule.from_csv(torchs(getattr(schedules, name), p, m)).check()
         assert generate is None or generate(p, m) == theirs
         for line in theirs.to_csv().splitlines():

@@ -134,40 +134,35 @@ def shrinking(comm: Comm, stage: int, folder: Path | None = None,
             comm = comm.shrink()
 
 
+def survivors(stage: int, ranks: int, crash: dict[int, int]) -> int:
+    """How many they are at the end; what they have is what one device has."""
+    values = dtlab.simulate(shrinking, stage, network=dtlab.topology.uniform(ranks, 1e-5, 1e9),
+                            crash=crash, detect_s=1e-3, trace=False).values
+    found = [value for value in values if value is not None]
+    for state, size, _ in found:
+        assert difference(state, one_device("mlp", "adam", STEPS)) < 1e-10
+        assert size in (len(found), ranks)  # the last events are after the end
+    return len(found)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_survivors_of_any_death_equal_one_device(stage: int) -> None:
-    expected, sizes = one_device("mlp", "adam", STEPS), set()
-    for event in range(0, 700, 67 - 11 * stage):
-        values = dtlab.simulate(shrinking, stage, network=NETWORK, crash={event % RANKS: event},
-                                detect_s=1e-3, trace=False).values
-        living = [value for value in values if value is not None]
-        for state, size, _ in living:
-            assert difference(state, expected) < 1e-10
-            assert size in (len(living), RANKS)
-        sizes |= {len(living)}
-    assert sizes == {RANKS - 1, RANKS}  # the last events are after the end
+    sizes = {survivors(stage, RANKS, {event % RANKS: event})
+             for event in range(0, 700, 67 - 11 * stage)}
+    assert sizes == {RANKS - 1, RANKS}
 
 
 def test_a_death_within_a_copy_leaves_the_copies_before() -> None:
     """Some ranks have their neighbour's part of the new checkpoint by then, others have not."""
-    expected, six = one_device("mlp", "adam", STEPS), dtlab.topology.uniform(6, 1e-5, 1e9)
     for event in range(33, 38):
-        values = dtlab.simulate(shrinking, 1, network=six, crash={3: event}, detect_s=1e-3).values
-        for state, size, _ in filter(None, values):
-            assert size == 5
-            assert difference(state, expected) < 1e-10
+        assert survivors(1, 6, {3: event}) == 5
 
 
 def test_two_may_die_but_not_two_neighbours_at_once() -> None:
-    expected = one_device("mlp", "adam", STEPS)
-    five = dtlab.topology.uniform(5, 1e-5, 1e9)
     for crash in ({1: 60, 3: 60}, {1: 40, 2: 70}, {0: 60, 4: 65}):
-        values = dtlab.simulate(shrinking, 2, network=five, crash=crash, detect_s=1e-3).values
-        for state, size, _ in filter(None, values):
-            assert size == 3
-            assert difference(state, expected) < 1e-10
+        assert survivors(2, 5, crash) == 3
     with pytest.raises(dtlab.ConfigError, match=r"the parts of rank \d died with them"):
-        dtlab.simulate(shrinking, 2, network=five, crash={1: 60, 2: 60}, detect_s=1e-3)
+        survivors(2, 5, {1: 60, 2: 60})
 
 
 # ---- replicas -----------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def test_layers_made_by_hand_are_those_of_torch_seed_by_seed(backend: str, ranks
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_a_gather_in_chunks_overlaps_with_the_product(ranks: int, chunks: int) -> None:
+def test_a_gather_in_chunks_gives_the_product_of_the_whole(ranks: int, chunks: int) -> None:
     def product(comm: dtlab.Comm) -> tuple[Tensor, Tensor, Tensor]:
         random = torch.Generator().manual_seed(0)
         whole = torch.randn(2, 12, 5, generator=random, dtype=torch.float64)

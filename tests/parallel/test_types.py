@@ -178,39 +178,6 @@ def test_dropout_that_draws_no_numbers_is_accepted() -> None:
 # ---- the rules -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("left", "right", "operation", "makes"), [
-    ("R", "R", "mul", "R"), ("I", "I", "mul", "I"), ("V", "V", "mul", "V"), ("R", "V", "mul", "V"),
-    ("P", "P", "add", "P"), ("P", "R", "mul", "P"), ("P", "R", "matmul", "P"),
-    ("I", "R", "add", ""), ("I", "V", "mul", ""), ("I", "P", "add", ""), ("P", "R", "add", ""),
-    ("P", "V", "add", ""), ("P", "P", "mul", ""), ("P", "V", "mul", ""), ("R", "P", "div", ""),
-])
-def test_what_meets_makes(left: str, right: str, operation: str, makes: str) -> None:
-    def step(comm: dtlab.Comm) -> None:
-        a, b = (torch.zeros(2, 2, requires_grad=True) for _ in range(2))
-        types.declare(a, comm, left)
-        types.declare(b, comm, right)
-        getattr(torch, operation)(a, b)
-
-    if makes:
-        assert simulated(step, ranks=2)[-1].letters == {"ranks": makes}
-    else:
-        with pytest.raises(dtlab.TypeMismatch):
-            simulated(step, ranks=2)
-
-
-@pytest.mark.parametrize("operation", ["relu", "exp", "softmax", "gelu"])
-def test_partial_goes_through_linear_operations_only(operation: str) -> None:
-    def step(comm: dtlab.Comm) -> None:
-        a = torch.zeros(2, 2, requires_grad=True)
-        types.declare(a, comm, types.PARTIAL)
-        (a * 2).sum(0).view(2, 1).T.transpose(0, 1)
-        options = {"dim": -1} if operation == "softmax" else {}
-        getattr(torch.nn.functional if operation == "gelu" else torch, operation)(a, **options)
-
-    with pytest.raises(dtlab.TypeMismatch, match=f"{operation} of a, which is Partial"):
-        simulated(step, ranks=2)
-
-
 def test_metadata_of_partial_and_a_partial_loss_are_accepted() -> None:
     def step(comm: dtlab.Comm, x: Tensor) -> None:
         types.declare(x, comm, types.PARTIAL)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dtlab
+from dtlab import cost
 from dtlab.models import GPT, MLP, GPTConfig
 from dtlab.parallel import (
     DataParallel,
@@ -101,6 +102,7 @@ def test_traffic_is_that_of_the_paper(stage: int, model: str, ranks: int) -> Non
     for rank in range(ranks):
         sent = twice.trace.sent_bytes(rank) - once.trace.sent_bytes(rank)
         assert sent == {1: 2, 2: 2, 3: 3}[stage] * 8 * count * (ranks - 1) // ranks
+        assert sent == pytest.approx(cost.zero_sent_bytes(count, ranks, stage, itemsize=8))
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -103,3 +104,12 @@ def on(backend: str, fn: Callable[..., Any], *args: Any, ranks: int) -> dtlab.Re
     if backend == "gloo":
         return dtlab.run(fn, *args, ranks=ranks)
     return dtlab.simulate(fn, *args, network=dtlab.topology.uniform(ranks, 1e-6, 1e9))
+
+
+def refused(fn: Callable[..., Any], ranks: int = 2) -> str:
+    """The sentence of the `ConfigError` that ends it, without the traceback below."""
+    with pytest.raises(dtlab.RankFailed) as caught:
+        on("simulator", lambda comm: fn(comm) and None, ranks=ranks)
+    first = str(caught.value).splitlines()[0]
+    assert "raised ConfigError" in first
+    return first

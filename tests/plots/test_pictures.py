@@ -354,6 +354,10 @@ def test_the_grid_shows_what_a_run_returned() -> None:
     lambda: plots.flows(racks(2, 2), Trace(4)),
     lambda: plots.flows(racks(2, 2), Trace(3, virtual=True)),
     lambda: plots.link_loads(UNEQUAL, UNEQUAL_RUN, [("rack0", "rack1")]),
+    lambda: plots.hash_ring(4, (1,)), lambda: plots.server_load({}),
+    lambda: plots.server_load({"x": []}),
+    *(lambda fate=fate: recording.replica_run(ps.Chain(), **fate) for fate in (
+        {"victim": 3}, {"cut_s": 0.0}, {"cut_s": 0.1, "healed_s": 0.05})),
 ])
 def test_nonsense_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):

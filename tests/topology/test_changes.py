@@ -1,4 +1,5 @@
-"""Links that change while messages are on them, fail, come back, or carry others' traffic."""
+"""Links that messages share, that change while messages are on them, fail, come back, or carry
+others' traffic."""
 
 from __future__ import annotations
 
@@ -35,6 +36,25 @@ def end_s(cluster: Topology, *flows: tuple[int, int], start_s: float = 0.0,
     arrived = {(m.src, m.dst): m.end_s
                for m in dtlab.simulate(fn, network=cluster).trace.transfers}
     return [arrived[flow] for flow in flows]
+
+
+@pytest.mark.parametrize(("latency_s", "flows", "ends"), [
+    (0, [(0, 2), (1, 3)], [2, 2]),  # two servers into one uplink
+    (0, [(0, 2), (2, 0)], [1, 1]),  # the two directions of a link do not slow each other
+    (1e-3, [(0, 3)], [1 + 4e-3])])  # all links' latencies come before the bytes
+def test_messages_share_links_as_on_wires(
+        latency_s: float, flows: list[tuple[int, int]], ends: list[float]) -> None:
+    assert end_s(rack(latency_s), *flows) == pytest.approx(ends)
+
+
+def test_a_ring_of_servers_is_bound_by_its_slowest_link() -> None:
+    cluster = compose(nvswitch(4), racks(1, 2, bandwidth_Bps=1e9, latency_s=0), nic_latency_s=0)
+
+    def ring(comm: Comm) -> None:
+        dtlab.collectives.all_reduce(comm, torch.empty(8 * 10**6, device="meta"), algorithm="ring")
+
+    took_s = dtlab.simulate(ring, network=cluster).elapsed_s
+    assert took_s == pytest.approx(2 * 7 / 8 * 32e6 / 1e9, rel=0.01)
 
 
 def test_a_link_that_slows_down_slows_the_message_on_it() -> None:

@@ -43,23 +43,16 @@ def test_every_builder_takes_an_overhead_and_has_one(name: str) -> None:
         BUILT[name](overhead_s=-1)
 
 
-def test_on_a_uniform_network_it_is_all_of_the_latency() -> None:
-    assert uniform(4, 7e-6, 1e9).overhead_s == 7e-6
+TORUS = torus(3, 3, overhead_s=2e-6)
 
 
-def test_changes_keep_it() -> None:
-    network = torus(3, 3, overhead_s=2e-6)
-    assert with_link(network, 0, 1, bandwidth_Bps=1e9).overhead_s == 2e-6
-    assert with_link(network, 0, 1, bandwidth_Bps=1e9, at_s=1.0).overhead_s == 2e-6
-    assert with_traffic(network, 0, 1, 1e9).overhead_s == 2e-6
-
-
-def test_of_servers_in_a_network_it_is_the_servers() -> None:
-    assert compose(nvswitch(2, overhead_s=3e-6), racks(2, 2)).overhead_s == 3e-6
-
-
-def test_a_name_can_say_it() -> None:
-    assert named("racks:2x2,overhead_s=2us").overhead_s == 2e-6
+@pytest.mark.parametrize("network", [
+    with_link(TORUS, 0, 1, bandwidth_Bps=1e9), with_link(TORUS, 0, 1, bandwidth_Bps=1e9, at_s=1.0),
+    with_traffic(TORUS, 0, 1, 1e9), compose(nvswitch(2, overhead_s=2e-6), racks(2, 2)),
+    named("racks:2x2,overhead_s=2us"), uniform(4, 2e-6, 1e9)])
+def test_what_is_made_of_a_cluster_keeps_it_and_on_a_uniform_network_it_is_the_latency(
+        network: Topology) -> None:
+    assert network.overhead_s == 2e-6
 
 
 @pytest.mark.parametrize("network", [racks(2, 2), racks(2, 2, overhead_s=2.5e-6),

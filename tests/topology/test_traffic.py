@@ -35,23 +35,6 @@ def test_a_link_carried_what_the_messages_over_it_carried(name: str) -> None:
     assert {link: nbytes for link, nbytes in crossed.items() if nbytes} == wanted
 
 
-def test_what_leaves_and_enters_the_hosts_is_what_they_sent_and_received() -> None:
-    cluster = topology.racks(3, 2)
-    trace = dtlab.simulate(ring, network=cluster).trace
-    crossed = link_bytes(cluster, trace)
-    for rank in range(6):
-        assert crossed[rank, f"rack{rank // 2}"] == trace.sent_bytes(rank)
-        assert crossed[f"rack{rank // 2}", rank] == trace.received_bytes(rank)
-
-
-def test_a_ring_in_order_crosses_the_spine_once_a_rack() -> None:
-    cluster = topology.racks(4, 4)
-    trace = dtlab.simulate(ring, network=cluster).trace
-    each = trace.sent_bytes(0)  # to its neighbour, in all rounds
-    crossed = link_bytes(cluster, trace)
-    assert [crossed[f"rack{rack}", "spine"] for rack in range(4)] == [each] * 4
-
-
 def test_failed_links_carry_nothing_and_detours_do() -> None:
     cluster: Topology = topology.with_link(topology.torus(4, 4), 0, 1, bandwidth_Bps=0)
     trace = Trace(16, [(0, 1, 10, 0, 0, 0, 1, "")])

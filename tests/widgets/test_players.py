@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, Deadlock, Trace, simulate
+from dtlab import Comm, Deadlock, Trace, simulate
 from dtlab.collectives import ALGORITHMS, all_reduce
 from dtlab.recording import stepper_frames
 from dtlab.topology import racks, send_together, uniform
@@ -126,15 +126,6 @@ def test_stepper_tells_of_a_deadlock_in_words_and_keeps_the_last_drawing() -> No
     assert "deadlock" not in player.words
     with pytest.raises(Deadlock):
         Stepper(fn=odd_only, ranks=3)
-
-
-@pytest.mark.parametrize("bad", [
-    lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
-    lambda: Stepper(ranks=0), lambda: TopologyExplorer({}), lambda: ScheduleExplorer("waltz"),
-])
-def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError):
-        bad()
 
 
 # ---- timeline ---------------------------------------------------------------------------------

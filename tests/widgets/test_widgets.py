@@ -6,6 +6,7 @@ import re
 import time
 from base64 import b64decode
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import psutil
@@ -28,7 +29,10 @@ from dtlab.widgets import (
     PlanExplorer,
     RankGrid,
     ReplicaExplorer,
+    ScheduleExplorer,
     ShardedMatrixExplorer,
+    Stepper,
+    TopologyExplorer,
     TrainingTimeExplorer,
 )
 from dtlab.widgets.explorer import Explorer
@@ -79,6 +83,12 @@ MOVES: dict[str, Callable[[Any], None]] = {
 }
 
 
+@cache
+def made(name: str) -> Explorer:
+    """For tests that move no control."""
+    return MAKE[name]()
+
+
 def size(svg: bytes) -> list[bytes]:
     return re.findall(rb'<svg[^>]* (?:width|height)="([^"]+)"', svg) + re.findall(
         rb'<svg[^>]* viewBox="([^"]+)"', svg)
@@ -96,7 +106,7 @@ def test_moving_a_control_changes_picture_and_words_but_no_size(name: str) -> No
 
 @pytest.mark.parametrize("name", MAKE)
 def test_there_is_a_text_alternative_from_the_first_moment(name: str) -> None:
-    widget = MAKE[name]()
+    widget = made(name)
     assert b"<svg" in bytes(widget.image.value)
     assert size(widget.image.value)
     assert "dtlab-words" in widget.words._dom_classes  # explorer.js makes it a live region
@@ -107,7 +117,7 @@ def test_there_is_a_text_alternative_from_the_first_moment(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAKE)
 def test_every_control_can_be_reached_by_keyboard(name: str) -> None:
-    widget = MAKE[name]()
+    widget = made(name)
     assert widget.controls
     assert all(control.tabbable is not False for control in widget.controls)
     shown = [child for row in widget.box.children[1:-2] for child in row.children]
@@ -117,7 +127,7 @@ def test_every_control_can_be_reached_by_keyboard(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAKE)
 def test_a_page_without_its_kernel_has_a_still_picture(name: str) -> None:
-    widget = MAKE[name]()
+    widget = made(name)
     data, about = widget._repr_mimebundle_()
     view = data["application/vnd.jupyter.widget-view+json"]
     assert view["model_id"] == widget.box.model_id
@@ -154,6 +164,8 @@ def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatc
     lambda: MemoryExplorer("GPT-9"), lambda: MemoryExplorer(ranks=0),
     lambda: MemoryExplorer(stage=4), lambda: MemoryExplorer(device_bytes=0),
     lambda: PlacementExplorer(nbytes=0), lambda: PlacementExplorer(gpus=3, switches=2),
+    lambda: Stepper("gossip"), lambda: Stepper("all_reduce", "telepathy"),
+    lambda: Stepper(ranks=0), lambda: TopologyExplorer({}), lambda: ScheduleExplorer("waltz"),
 ])
 def test_what_does_not_exist_is_a_config_error(bad: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
