@@ -22,7 +22,7 @@ import torch
 MAX_HEADER_BYTES = 1 << 22
 Blob = bytes | bytearray | memoryview
 MAX_BYTES = 1 << 27  # of all blobs of a frame
-MOST_BYTES = 1 << 20  # of one value that is bytes
+MAX_VALUE_BYTES = 1 << 20  # of one value that is bytes
 MOST_KEYS = 10_000  # of a dictionary: right answers have a fifth
 _LENGTH = struct.Struct("!Q")
 
@@ -171,7 +171,7 @@ def encode(value: Any, blobs: list[Blob]) -> Any:
         return ["int", str(int(value))]
     if isinstance(value, float):
         return ["float", float(value).hex()]
-    if isinstance(value, bytes) and len(value) <= MOST_BYTES:
+    if isinstance(value, bytes) and len(value) <= MAX_VALUE_BYTES:
         blobs.append(value)
         return ["bytes", len(blobs) - 1]
     if isinstance(value, (tuple, list)):
@@ -200,7 +200,7 @@ def decode(tree: Any, blobs: Sequence[Blob]) -> Any:
         return number if abs(number) < sys.hash_info.modulus else Opaque(content[:40])
     if kind == "float":
         return float.fromhex(content)
-    if kind == "bytes" and len(blobs[content]) <= MOST_BYTES:
+    if kind == "bytes" and len(blobs[content]) <= MAX_VALUE_BYTES:
         return bytes(blobs[content])
     if kind == "tuple":
         return tuple(decode(item, blobs) for item in content)

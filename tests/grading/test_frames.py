@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dtlab.grading.frames import (
-    MOST_BYTES,
+    MAX_VALUE_BYTES,
     ConnectionClosed,
     FrameTimeout,
     Opaque,
@@ -55,7 +55,7 @@ def test_plain_values_survive(value):
 
 
 def test_only_few_bytes_come():
-    many, blobs = bytes(MOST_BYTES + 1), []
+    many, blobs = bytes(MAX_VALUE_BYTES + 1), []
     assert isinstance(decode(encode(many, blobs), blobs), Opaque)
     assert isinstance(decode(["bytes", 0], [many]), Opaque)
 

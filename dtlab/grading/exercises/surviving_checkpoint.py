@@ -144,6 +144,7 @@ class Process:
             if not self.died:
                 self.left -= self._loaded
                 getattr(self._disk, operation)(*of)
+        self._disk.log = []  # it would keep what was written
         if not self._loaded:
             self._load(*loaded)
         elif not self.died:
