@@ -104,6 +104,12 @@ def test_a_full_disk_is_the_systems_word(words: tuple[str, ...]) -> None:
     assert told.stderr == "dtlab: the system says: No space left on device\n"
 
 
+def test_commands_work_where_python_keeps_no_docstrings() -> None:
+    told = script("simulate", "barrier", "--topology", "torus:2x2", PYTHONOPTIMIZE="2")
+    assert told.returncode == 0, told.stderr
+    assert "dissemination" in told.stdout
+
+
 def test_an_unknown_command_or_option_is_bad_input() -> None:
     typo = call("simulat")
     assert typo.exit_code == 2
