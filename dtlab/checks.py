@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from dtlab.errors import ConfigError
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """An int, or NumPy's, but no bool."""
+    return isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: quick
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """A number of any kind that can be compared, infinity and nan too, but no bool."""
+    return isinstance(value, (float, int, Real)) and not isinstance(value, bool)
+
+
 def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> None:
     """Raise `ConfigError` unless `value` is a whole number, `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+    if not is_whole(value) or int(value) < least:
         raise ConfigError(f"{name} must be a whole number, {least} or more, not {short(value)}")
     if int(value) > most:
         raise ConfigError(f"{name} must be {most:,} or less, not {short(value)}")
@@ -20,7 +30,7 @@ def check_whole(name: str, value: object, least: int = 1, most: int = 2**63 - 1)
 
 def check_number(name: str, value: object) -> None:
     """Raise `ConfigError` unless `value` is a real number; infinity is one, nan is not."""
-    if isinstance(value, bool) or not isinstance(value, Real) or value != value:
+    if not is_real(value) or value != value:
         raise ConfigError(f"{name} must be a number, not {short(value)}")
 
 
@@ -54,8 +64,7 @@ def check_members(ranks: Any, rank: int, size: int) -> tuple[int, ...]:
         members = (ranks,)
     plain = {*map(type, members)} == {int} and min(members) >= 0 and max(members) < size  # quick
     for member in () if plain else members:
-        known = isinstance(member, Integral) and not isinstance(member, bool)
-        if not known or member not in range(size):
+        if not is_whole(member) or member not in range(size):
             raise ConfigError(f"rank {rank}: a subgroup can't hold {member!r}; the ranks here are "
                               f"0 to {size - 1}")
     if len(set(members)) < len(members):

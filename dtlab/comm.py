@@ -18,12 +18,11 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from numbers import Integral
 from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 
-from dtlab.checks import check_members, check_name, check_split
+from dtlab.checks import check_members, check_name, check_split, is_whole
 from dtlab.errors import ConfigError
 from dtlab.machine import Machine, load
 from dtlab.reduction import combine_
@@ -286,7 +285,7 @@ class Comm(ABC):
         """Raise `ConfigError` unless `peer` is another rank of this communicator."""
         if peer is None and verb == "receive from":
             return
-        if not isinstance(peer, Integral) or isinstance(peer, bool):
+        if not is_whole(peer):
             raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer!r}; a rank is an int")
         if not 0 <= peer < self.size:
             raise ConfigError(f"rank {self.rank}: can't {verb} rank {peer}; the ranks here are 0 "

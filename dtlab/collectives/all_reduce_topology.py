@@ -6,10 +6,10 @@ In the registry of `all_reduce`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import torch
 
+from dtlab.checks import is_whole
 from dtlab.collectives.all_gather import ring as all_gather
 from dtlab.collectives.all_reduce import ring as all_reduce
 from dtlab.collectives.reduce_scatter import ring as reduce_scatter
@@ -110,7 +110,7 @@ def two_ring(
 
 def _is_count(value: object) -> bool:
     """Is it a whole number, 1 or more?"""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+    return is_whole(value) and int(value) >= 1
 
 
 def _columns(p: int, shape: tuple[int, int] | None) -> int:

@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
-from numbers import Integral
 from typing import Any, TypeVar, cast
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dtlab import cost
+from dtlab.checks import is_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.reduction import FOREIGN, named_op, not_dense, overlaps_itself
@@ -147,8 +147,7 @@ def choose(collective: str, name: str, options: dict[str, Any]) -> Callable[...,
             raise ConfigError(f"{collective} {name!r} has no option {key!r}; "
                               f"it has: {', '.join(own) or 'none'}")
         whole = parameters[key].annotation in ("int", int)
-        if whole and (isinstance(value, bool) or not isinstance(value, (int, Integral))
-                      or value < 1):
+        if whole and (not is_whole(value) or value < 1):
             raise ConfigError(f"{collective} {name!r}: {key} must be a whole number, 1 or more, "
                               f"not {value!r}")
     return functools.partial(function, **options)
@@ -254,7 +253,7 @@ def _span(x: torch.Tensor) -> int:
 
 def check_root(comm: Comm, root: int, collective: str) -> None:
     """Raise `ConfigError` unless `root` is one of the ranks."""
-    if isinstance(root, bool) or not isinstance(root, (int, Integral)) or not 0 <= root < comm.size:
+    if not is_whole(root) or not 0 <= root < comm.size:
         raise ConfigError(
             f"rank {comm.rank}: {collective} has no root {root!r}; "
             f"the ranks here are 0 to {comm.size - 1}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
-from dtlab.checks import check_amount, check_flag, check_whole, short
+from dtlab.checks import check_amount, check_flag, check_whole, is_whole, short
 from dtlab.errors import ConfigError
 
 RECOMPUTE = ("none", "selective", "full")  # which activations backward computes again
@@ -29,7 +27,7 @@ def model_state_bytes(
     for name, value in (("parameters", parameters), ("parameter_bytes", parameter_bytes),
                         ("gradient_bytes", gradient_bytes), ("optimizer_bytes", optimizer_bytes)):
         check_amount(name, value)
-    if not isinstance(stage, Integral) or isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+    if not is_whole(stage) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3 (0: none), not {short(stage)}")
     shared = ((optimizer_bytes, 1), (gradient_bytes, 2), (parameter_bytes, 3))
     return sum(parameters * size / (ranks if stage >= first else 1) for size, first in shared)

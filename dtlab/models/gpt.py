@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtlab.checks import check_flag, check_whole, short
+from dtlab.checks import check_flag, check_whole, is_whole, short
 from dtlab.errors import ConfigError
 from dtlab.models.dropout import CounterDropout, check_probability
 
@@ -43,7 +42,7 @@ class GPTConfig:
             value = getattr(self, name)
             if value is None and name == "kv_heads":
                 continue
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            if not is_whole(value) or value < 1:
                 raise ConfigError(f"GPTConfig: {name} must be a whole number of at least 1, "
                                   f"not {value!r}")
         if self.hidden % self.heads:

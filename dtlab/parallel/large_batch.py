@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dtlab.checks import check_amount, check_whole, short
+from dtlab.checks import check_amount, check_whole, is_real, short
 from dtlab.collectives import all_reduce
 from dtlab.errors import ConfigError
 from dtlab.parallel.sharded import holders
@@ -90,7 +89,7 @@ class LAMB(Layerwise):
                  weight_decay: float = 0.01):
         _check(lr=lr, eps=eps, weight_decay=weight_decay)
         two = isinstance(betas, (tuple, list)) and len(betas) == 2
-        if not two or not all(isinstance(beta, Real) and 0 <= beta < 1 for beta in betas):
+        if not two or not all(is_real(beta) and 0 <= beta < 1 for beta in betas):
             raise ConfigError(f"betas are two numbers, 0 or more and below 1, not {short(betas)}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps,
                                   "weight_decay": weight_decay})

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from dtlab.checks import is_whole
 from dtlab.collectives import all_gather, reduce_scatter
 from dtlab.comm import Comm, Work
 from dtlab.errors import ConfigError
@@ -75,7 +75,7 @@ def zero(
     tell each other which gradients they have, in messages of a few bytes that no trace shows.
     Raises `ConfigError` if ranks hold different models, or parameters have several dtypes.
     """
-    if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in STAGES:
+    if not is_whole(stage) or stage not in STAGES:
         raise ConfigError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
     check_elementwise(optimizer)
     model = STAGES[stage](module, comm, layers, param_dtype, offload, algorithm)

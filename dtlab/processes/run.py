@@ -7,13 +7,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence, Set
 from functools import partial
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dtlab.checks import check_flag, check_whole
+from dtlab.checks import check_flag, check_whole, is_real, is_whole
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError, DtlabError, RankDied, RankFailed, RunTimeout
 from dtlab.processes import torchrun
@@ -132,7 +131,7 @@ def introduce(comm: Comm) -> str:
 
 def check_ranks(ranks: Any) -> None:
     """Raise `ConfigError` unless this machine can hold that many ranks."""
-    if isinstance(ranks, bool) or not isinstance(ranks, Integral) or int(ranks) < 1:
+    if not is_whole(ranks) or int(ranks) < 1:
         raise ConfigError(f"ranks={ranks!r}: how many processes? Give a whole number, at least 1")
     cores = os.cpu_count() or 1
     if int(ranks) > _RANKS_PER_CORE * cores:
@@ -162,10 +161,9 @@ def check_backend(backend: str, device: str, ranks: int) -> None:
 
 def check_limits(timeout: Any, threads: Any) -> None:
     """Raise `ConfigError` unless both are positive numbers."""
-    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and timeout > 0):
+    if timeout is not None and not (is_real(timeout) and timeout > 0):
         raise ConfigError(f"timeout={timeout!r}: give seconds, more than 0, or None for no limit")
-    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
+    if not is_whole(threads) or threads < 1:
         raise ConfigError(f"threads={threads!r}: how many threads a rank? At least 1")
 
 
@@ -178,7 +176,7 @@ def check_flags(trace: Any, echo: Any) -> None:
 def check_may_die(may_die: Any, ranks: int) -> None:
     """Raise `ConfigError` unless these are ranks."""
     listed = isinstance(may_die, (Sequence, Set)) and not isinstance(may_die, (str, bytes))
-    known = listed and all(isinstance(r, Integral) for r in may_die)
+    known = listed and all(map(is_whole, may_die))
     if not known or not set(may_die) <= set(range(ranks)):
         raise ConfigError(f"may_die={may_die!r}: name ranks, which are 0 to {ranks - 1}")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from dtlab.checks import check_whole, short
+from dtlab.checks import check_whole, is_real, is_whole, short
 from dtlab.errors import ConfigError, ShapeMismatch
 from dtlab.ps.partition import Key, MetaSpec, Spec, has_data
 from dtlab.ps.slices import Slices
@@ -151,13 +150,12 @@ def _has_nan(x: torch.Tensor) -> bool:
 def active(servers: Any, all_servers: Sequence[int]) -> tuple[int, ...]:
     """The servers that shall hold keys, ascending."""
     ranks: Iterable[int] = ()
-    if isinstance(servers, Integral) and not isinstance(servers, bool):
+    if is_whole(servers):
         number = int(servers)
         ranks = all_servers[:number] if 0 < number <= len(all_servers) else ()
     elif isinstance(servers, (Sequence, Set)) and not isinstance(servers, (str, bytes)):
         ranks = list(servers)
-    if not ranks or any(isinstance(rank, bool) or not isinstance(rank, Integral)
-                        or rank not in all_servers for rank in ranks):
+    if not ranks or any(not is_whole(rank) or rank not in all_servers for rank in ranks):
         raise ConfigError(f"the servers that hold keys must be some of the ranks "
                           f"{', '.join(map(str, all_servers))}, not {short(servers)}")
     return tuple(sorted({int(rank) for rank in ranks}))
@@ -171,8 +169,7 @@ def count(what: str, value: object, least: int) -> int:
 
 def amount(what: str, value: Any, above: bool = True, most: float = MOST) -> float:
     """`value` as a float, above 0 or at least 0, and below `most`."""
-    number = not isinstance(value, bool) and isinstance(value, Real)
-    if not number or not 0 <= value < most or (above and value == 0):
+    if not is_real(value) or not 0 <= value < most or (above and value == 0):
         least = "above 0" if above else "0 or more"
         ends = "finite" if most == MOST else f"below {most:g}"
         raise ConfigError(f"{what} is a number, {least} and {ends}, not {short(value)}")

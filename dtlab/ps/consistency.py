@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Real
 
-from dtlab.checks import check_whole, short
+from dtlab.checks import check_whole, is_real, short
 from dtlab.errors import ConfigError
 
 
@@ -116,8 +115,7 @@ class SSP(Consistency):
 
     def __post_init__(self) -> None:
         s = self.staleness
-        whole = isinstance(s, Real) and not isinstance(s, bool) and (
-            s == math.inf or (s < 2**63 and s % 1 == 0))
+        whole = is_real(s) and (s == math.inf or (s < 2**63 and s % 1 == 0))
         if not whole or s < 0:
             raise ConfigError(f"SSP's staleness is a number of clocks: a whole number, 0 or more, "
                               f"or math.inf, not {short(s)}")
@@ -190,7 +188,7 @@ class Quorum(Consistency):
 
     def __post_init__(self) -> None:
         f = self.fraction
-        if isinstance(f, bool) or not isinstance(f, Real) or not 0 < f <= 1:
+        if not is_real(f) or not 0 < f <= 1:
             raise ConfigError(f"Quorum's fraction is above 0 and at most 1, not {short(f)}")
 
     def quorum(self, workers: int) -> int:

@@ -17,13 +17,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dtlab.checks import check_name
+from dtlab.checks import check_name, is_whole
 from dtlab.collectives import ALGORITHMS
 from dtlab.comm import Comm
 from dtlab.errors import ConfigError
@@ -97,7 +96,7 @@ def frames_of(
     check_name("collective", collective)
     if ranks > MOST_RANKS:
         raise ConfigError(f"frames of {ranks} ranks can't be read; take {MOST_RANKS} or fewer")
-    if not isinstance(root, Integral) or not 0 <= root < ranks:
+    if not is_whole(root) or not 0 <= root < ranks:
         raise ConfigError(f"no root {root!r}; the ranks here are 0 to {ranks - 1}")
     inner = getattr(fn, "func", fn)  # of a functools.partial
     title = title or f"{collective}, {getattr(inner, '__name__', 'your function')}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 
 import networkx as nx
 
-from dtlab.checks import check_amount, check_number, check_whole
+from dtlab.checks import check_amount, check_number, check_whole, is_whole
 from dtlab.errors import ConfigError
 
 Node = int | str  # ranks are numbered, all else has a name
@@ -165,7 +164,7 @@ def check_bandwidth(name: str, value: float) -> None:
 
 def check_rank(rank: object, ranks: int) -> None:
     """Raise `ConfigError` unless `rank` is one of `ranks`."""
-    if isinstance(rank, bool) or not isinstance(rank, Integral) or rank not in range(ranks):
+    if not is_whole(rank) or rank not in range(ranks):
         raise ConfigError(f"there is no rank {rank!r:.60}; ranks are 0 to {ranks - 1}")
 
 

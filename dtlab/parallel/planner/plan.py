@@ -167,10 +167,8 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         "gradients": gradients_s,
         "optimizer": work.optimizer_s,
     }
-    step_s, needed = sum(terms.values()), work.memory_bytes
-    why_not = "" if needed <= memory_bytes else (
-        f"needs {needed / 1e9:.4g} GB of {memory_bytes / 1e9:.4g} GB")
-    return Plan(layout, step_s, needed, terms, work.memory, why_not,
+    step_s = sum(terms.values())
+    return Plan(layout, step_s, work.memory_bytes, terms, work.memory, work.missing(memory_bytes),
                 work.model_flops / step_s / topology.ranks
                 / device.peak_flops[work.recipe.products],
                 work.hardware_flops / step_s / topology.ranks, idle_s, work, topology)
@@ -297,7 +295,7 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
          headroom: float = HEADROOM, masked: bool = True,
          only: Callable[[Layout], bool] | None = None) -> list[Plan]:
     """All layouts of `shape` on `topology`, in steps of `batch` samples: first those that fit, the
-    fastest first; then those that don't, with `why_not`, the nearest first.
+    fastest first; then those that don't, with `why_not` and no times, the nearest first.
 
     only: a function of a layout, which is left out if it returns False. The rest: see `predict`.
     Raises `ConfigError`, with the nearest miss, if nothing fits.
@@ -319,8 +317,12 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
             continue
         # The same for all orders of the axes.
         work = work_of(shape, layout, device, recipe, software, masked)
-        tried = orders(layout) if work.memory_bytes <= limit else [layout]
-        plans += [_predict(order, device, limit, wire, work, topology) for order in tried]
+        if why_not := work.missing(limit):
+            plans.append(Plan(layout, memory_bytes=work.memory_bytes, memory=work.memory,
+                              why_not=why_not))
+        else:
+            plans += [_predict(order, device, limit, wire, work, topology)
+                      for order in orders(layout)]
     plans.sort(key=lambda p: (bool(p.why_not), not p.why_not and p.step_s, p.memory_bytes))
     if not plans or plans[0].why_not:
         nearest = f"the nearest is {plans[0]}{_remedy(plans[0])}" if plans \

@@ -83,6 +83,12 @@ class RankWork(NamedTuple):
     def memory_bytes(self) -> float:
         return sum(self.memory.values())
 
+    def missing(self, available: float) -> str:
+        """What the rank needs, if it has too few bytes, or empty."""
+        if self.memory_bytes <= available:
+            return ""
+        return f"needs {self.memory_bytes / 1e9:.4g} GB of {available / 1e9:.4g} GB"
+
 
 def stage_layers(shape: Shape, layout: Layout) -> list[int]:
     """How many layers each stage has: as many, the first ones one more if they don't come out even.
