@@ -123,9 +123,11 @@ def full_tensors(module: nn.Module, comm: Comm, of: Callable[[Tensor], Tensor | 
             continue
         cut.add(key)
         whole.setdefault(key, mine.new_zeros(part.shape))
+        if not part.original:
+            continue
         pieces = mine.detach().split([len(rows) for rows in part.cut], part.dim)
         for rows, piece in zip(part.cut, pieces, strict=True):
-            whole[key].narrow(part.dim, rows.start, len(rows)).copy_(piece * part.original)
+            whole[key].narrow(part.dim, rows.start, len(rows)).copy_(piece)
     for key in sorted(cut):
         all_reduce(comm, whole[key])
     return whole

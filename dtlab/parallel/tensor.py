@@ -10,6 +10,7 @@ Source: Shoeybi et al. 2019 (Megatron-LM). Chapter: 11.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class RowLinear(Sharded):
                              out_features, in_features)
         self.sequence = checked(sequence)
         self.keep("weight", "weight", whole.weight, 1, [share(in_features, comm)])
-        self.bias = whole.bias
+        self.bias = copy.deepcopy(whole.bias)  # `like` may train on
 
     def forward(self, x: Tensor) -> Tensor:
         check_input(x, self.weight)
@@ -81,7 +82,8 @@ class RowLinear(Sharded):
         y: Tensor = leave(self.comm, partial)
         if self.bias is None:
             return y
-        return y + (copy_to(self.comm, self.bias) if self.sequence else self.bias)
+        bias = copy_to(self.comm, self.bias) if self.sequence else self.bias
+        return y + bias.to(y.dtype)  # the same, but within torch.autocast
 
 
 class QKVLinear(Sharded):
