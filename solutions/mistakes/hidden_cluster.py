@@ -6,7 +6,7 @@ HINTS = {
     "runs": "run gives None for what doesn't fit or can't be laid out (with dp = 1, say, there is "
         "no other stage than 0): count that as endless seconds, and return all six names.",
     **dict.fromkeys(("fast network", "slow network"), "Does your search try other values of what "
-        "is expected to differ?"),
+        "is expected to differ? Where each change alone is slower, change two at once."),
     "few runs": "Keep what each layout took, so that none runs twice; and climb from a few meshes "
         "instead of trying everything.",
 }

@@ -87,7 +87,8 @@ def test_what_the_first_rank_holds(prose: str) -> None:
 
 
 def test_what_interleaving_costs(prose: str) -> None:
-    assert "with v ≥ 2, 1F1B's times 1 + (p−1)/(pv). (v = 1 is 1F1B: factor 1.)" in prose
+    assert "for v ≥ 2 and m ≥ 2p, more memory: rank 0, which holds the most, holds 1 + (p−1)/" \
+        "(pv) times what it holds with 1F1B" in prose
     for p, v in ((4, 2), (4, 4), (3, 2), (8, 2)):
         factor = 1 + (p - 1) / (p * v)
         assert cost.micro_batches_in_flight("interleaved", p, 4 * p, v) == near(p * factor)

@@ -34,6 +34,8 @@ def test_the_order_of_axes_makes_a_step_three_times_as_long(prose: str) -> None:
     assert round(tensor_s[1] / tensor_s[0]) == 23
     answers = CHAPTER.source("guess-compare")
     assert answers.count("3.1 times") == 5
+    assert "tp's messages, a tenth of the first order's step" in answers
+    assert round(tensor_s[0] / step_s[0], 1) == 0.1
     assert "Messages of tp take 23 times as long" in answers
 
 
@@ -198,6 +200,15 @@ def test_how_many_layouts_were_measured(prose: str) -> None:
              and row is not other]
     assert twice == [19]
     assert 89 in [round(row.step_s or 0) for row in slow]
+    assert "Of 58 pipelines that differ in ZeRO 0 or 1 alone, 39 took about 0.5 s (two stages) " \
+        "or 1.1 s (more) longer for each micro-batch with ZeRO 0" in prose
+    step_s = {(row.model, row.gpus, str(row.layout)): row.step_s for row in rows if row.step_s}
+    longer = [(row.layout.pp, (row.step_s - other) / row.layout.micro_batches) for row in rows
+              if row.step_s and row.layout.pp > 1 and row.layout.mesh["dp"] > 1
+              and row.layout.stage == 0 and (other := step_s.get(
+                  (row.model, row.gpus, str(row.layout._replace(stage=1)))))]
+    assert len(longer) == 58
+    assert sum(0.45 < s < 0.6 if stages == 2 else 1 < s < 1.25 for stages, s in longer) == 39
     assert len(rows) == 887
     assert "the 22 rows of Megatron-LM's tables" in prose
     assert len([*MEGATRON_TABLE_1, *MEGATRON_TABLE_2]) == 22

@@ -3,8 +3,13 @@ failures cost: test_claims_15b.py."""
 
 from __future__ import annotations
 
-from dtlab import cost
+import pytest
+import torch
+
+from dtlab import Deadlock, cost, simulate
+from dtlab.collectives import all_reduce
 from dtlab.published.failures import INTERRUPTIONS
+from dtlab.topology import uniform
 from tests.notebooks.chapter import Chapter
 
 CHAPTER = Chapter("15")
@@ -36,6 +41,18 @@ def test_the_first_picture_shows_what_the_text_says(prose: str) -> None:
     assert cost.job_mttf_s(8, 0.75) == 4 * 3600
     assert "save_s=120, restart_s=600, interval_s=1800, repair_s=3600" in source("opening-picture")
     assert "A save takes two minutes, after each half hour of work; a restart takes ten" in prose
+
+
+def test_an_event_of_the_ring_is_an_exchange(prose: str) -> None:
+    assert "after two events (here exchanges with its neighbours; computations count, too)" in prose
+
+    def ring(events: int) -> None:
+        simulate(lambda comm: all_reduce(comm, torch.ones(8), algorithm="ring"),
+                 network=uniform(4, 1e-5, 1e9), crash={2: events})
+
+    with pytest.raises(Deadlock):
+        ring(2 * (4 - 1) - 1)
+    ring(2 * (4 - 1))
 
 
 def test_what_each_answer_does_again(prose: str) -> None:
