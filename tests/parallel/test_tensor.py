@@ -316,6 +316,41 @@ def test_under_autocast_positions_gathered_again_have_the_gradients_of_a_whole_g
     torch.testing.assert_close(again, whole, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_like_torchs_train_as_these_would_and_leave_them_alone(dtype: torch.dtype) -> None:
+    def trained(comm: dtlab.Comm | None) -> tuple[Tensor, bool]:
+        torch.manual_seed(0)
+        whole = up, down = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
+        before = [p.detach().clone() for p in whole.parameters()]
+        layers = whole if comm is None else nn.Sequential(
+            ColumnLinear(comm, 6, 8, like=up), RowLinear(comm, 8, 4, like=down))
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                y = layers(torch.eye(6))
+            y.square().sum().backward()
+            optimizer.step()
+        return y.detach(), all(map(torch.equal, whole.parameters(), before))
+
+    expected, _ = trained(None)
+    for y, unchanged in on("simulator", trained, ranks=2).values:
+        torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)  # of this dtype
+        assert unchanged
+
+
+def test_copies_of_an_infinite_weight_are_one_infinite_weight() -> None:
+    def fn(comm: dtlab.Comm) -> bool:
+        gpt = GPT(config_of(4, 1, layers=1))
+        weight = gpt.blocks[0].attention.qkv.weight
+        with torch.no_grad():
+            weight[-1, 0] = torch.inf
+        before = weight.detach().clone()
+        return before.equal(full_tensors(shard(gpt, comm), comm)["blocks.0.attention.qkv.weight"])
+
+    assert all(on("simulator", fn, ranks=2).values)
+
+
 @pytest.mark.parametrize("renewed", ["to_empty", "assign"])
 def test_new_parameters_of_a_layer_are_its_parts_as_the_first_ones_were(renewed: str) -> None:
     def fn(comm: dtlab.Comm) -> float:
