@@ -62,10 +62,12 @@ class Bucket:
 
     def assign_gradients(self) -> None:
         """Each parameter gets its averaged gradient, a view of this bucket; one that had none on
-        any rank has none: its optimizer leaves it alone, as on one device."""
+        any rank has none: its optimizer leaves it alone, as on one device. One that isn't
+        contiguous gets a copy with its own strides, which fused optimizers take for granted."""
         anybody = self.had if self.flat.is_meta else (self.counts.real > 0).tolist()
         for p, slot, used in zip(self.parameters, self.slots, anybody, strict=True):
-            p.grad = slot.to(p.dtype) if used else None
+            p.grad = None if not used else slot.to(p.dtype) if p.is_contiguous() \
+                else torch.empty_like(p).copy_(slot)
 
 
 def buckets_of(parameters: Iterable[nn.Parameter], nbytes: float,

@@ -64,6 +64,27 @@ def test_accumulated_gradients_are_averaged_once(strategy: str) -> None:
         assert_equal(values, gradients(one))
 
 
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float64])
+def test_gradients_lie_in_memory_as_their_parameters_do(reduce_dtype: Any) -> None:
+    """Fused optimizers go through both as they lie, and ask no questions."""
+    def train(comm: dtlab.Comm | None) -> list[Any]:
+        torch.manual_seed(0)
+        module: Any = nn.Conv2d(3, 4, 2, dtype=torch.float32).to(memory_format=torch.channels_last)
+        module.turned = nn.Parameter(torch.randn(5, 4).t())
+        model = module if comm is None else DataParallel(module, comm, reduce_dtype=reduce_dtype)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            y = model(torch.ones(2, 3, 4, 4)).mean((0, 2, 3)) @ module.turned
+            (y * torch.arange(5)).square().sum().backward()
+            optimizer.step()
+        return [p.detach() for p in module.parameters()]
+
+    expected = train(None)
+    for values in simulated(train, ranks=2):
+        assert_equal(values, expected, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_traffic_of_a_step_is_one_all_reduce(strategy: str) -> None:
     def step(comm: dtlab.Comm, steps: int) -> None:
