@@ -63,6 +63,7 @@ def zero(
         others whose class says `elementwise = True`; or LARS or LAMB, whose norms are added up.
     layers: the modules whose parameters travel together; None: the elements of `module`'s outermost
         nn.ModuleLists and nn.Sequentials. What belongs to none of them, or to several, is one more.
+        Stage 3 needs all ranks to call them: of experts that a rank may skip, name the whole block.
     param_dtype: of the parameters that compute, such as torch.bfloat16; the optimizer keeps them in
         the module's own dtype. None: the same.
     offload: keep optimizer state, and do its step, on the CPU.
