@@ -1,7 +1,7 @@
 """Right answers earn all points, whatever their style.
 
 Those of the course do so on the shown inputs in test_mistakes.py, and on hidden ones, in the
-processes of a hand-in, in tests/grading/test_notebook.py.
+processes of a hand-in, in tests/grading/test_notebook.py; here, on those of many seeds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 
 from dtlab.grading import catalogue
+from dtlab.grading.case import Outcome
+from dtlab.grading.exercise import find_exercise
 from tests.exercises.answers import judged_here, solution
 from tests.exercises.right_answers import RIGHT
 
@@ -20,6 +22,19 @@ def test_a_right_answer_in_another_style_earns_all_points(exercise, answer):
     report = judged_here(exercise, answer, seed=1)
     assert report.points == report.max_points, str(report)
     assert report.hints == []
+
+
+@pytest.mark.parametrize("exercise", ["efficiency", "fit-alpha-beta", "best-segments",
+                                      "best-interval"])
+def test_points_are_no_matter_of_luck(exercise):
+    """Two seeds once drew most of the times of one size as outliers (274), and a number of segments
+    between those that a learner rounds to (777777)."""
+    answer = solution(exercise)
+    for seed in (274, 777777, *range(300)):
+        for check in find_exercise(exercise).build(seed):
+            for case in check.cases:
+                verdict = check.judge(case, Outcome([answer(*case.args[0])]))
+                assert verdict.passed, (seed, check.name, verdict)
 
 
 @pytest.mark.parametrize("exercise", ["ring-all-reduce", "sharded-store", "halving-doubling"])

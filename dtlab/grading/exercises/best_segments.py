@@ -49,7 +49,7 @@ def _build(seed: int) -> list[Check]:
 
     long = [case(16, 100_000_000, ETHERNET), case(8, 10_000_000, NVLINK),
             case(64, 1_000_000, ETHERNET), case(1000, 50_000_000, NVLINK)]
-    short = [case(3, 100_000, ETHERNET), case(4, 60_000, ETHERNET), case(3, 5_000_000, NVLINK)]
+    short = [case(3, 150_000, ETHERNET), case(4, 60_000, ETHERNET), case(3, 11_300_000, NVLINK)]
     edges = [case(2, 100_000_000, ETHERNET), case(16, 4, ETHERNET), case(2, 4, NVLINK),
              case(8, 0, ETHERNET), case(5, 1000, NVLINK)]
     return [
