@@ -60,6 +60,8 @@ class RequestHandler:
                 if request.kind in ("return", "raise"):
                     self._end(request)
                     return
+                if request.kind != "oracle" and not self.referee.case.comm:
+                    raise ValueError("there is no communicator here")
                 answer = getattr(self, f"_do_{request.kind}")(request)
             except DtlabError as error:
                 self._note(error, request)

@@ -13,6 +13,7 @@ from tests.gallery import (
     harnesses,
     inspection,
     notebooks,
+    omissions,
     patches,
     shortcuts,
     siblings,
@@ -23,6 +24,6 @@ from tests.gallery.attack import Attack
 ATTACKS: tuple[Attack, ...] = (*values.ATTACKS, *patches.ATTACKS, *inspection.ATTACKS,
                                *endings.ATTACKS, *channels.ATTACKS, *notebooks.ATTACKS,
                                *shortcuts.ATTACKS, *harnesses.ATTACKS,
-                               *guesses.ATTACKS, *siblings.ATTACKS)
+                               *guesses.ATTACKS, *siblings.ATTACKS, *omissions.ATTACKS)
 
 __all__ = ["ATTACKS", "Attack"]

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["patches the report's points", "unpickled", "a channel: System V", "calls the solution",
          "the test's cell says 4", "kills its parent",
          "in colors and keys", "read and executed: find-rings", "layers that take no time",
-         "fill the referee's memory"]
+         "fill the referee's memory", "lives that", "in the name of a file", "once they are dead",
+         "gathered in each step", "on one rank: one-f-one-b"]
 
 
 def test_names_tell_the_attacks_apart():

@@ -50,6 +50,9 @@ def of_schedule(judge: Callable[[Case, Schedule], Verdict]) -> Judge:
                            f"{p} ranks, {m} micro-batches", clue="One list for each of the p "
                            "ranks, and micro-batches 0 to m − 1: begin with min(m, p − r) of "
                            "the forwards.")
+        if not all(schedule.rows):
+            return Verdict(False, f"rank {schedule.rows.index(())} does nothing", "a stage on each "
+                           "rank", clue=_CLUES["is on rank"])
         return judge(case, schedule)
 
     return judged

@@ -188,6 +188,9 @@ def _judge(case: Case, outcome: Outcome) -> Verdict:
         if wrong or not all(map(torch.equal, came, weights)):
             came_in_words, wanted = wrong or ("other bits", "the same bits")
             return Verdict(False, f"{when}: {came_in_words}", wanted, shows=came)
+        if early := [rank for rank, dies in enumerate(kills) if outcome.notes[rank][plan] < dies]:
+            return Verdict(False, f"{when}: process {early[0]} ended by itself, with steps left",
+                           "steps until all are taken")
         took, most = sum(notes[plan] for notes in outcome.notes), _most_steps(kills, *job)
         if took > most:
             return Verdict(False, f"{when}: the same bits in {took} steps", f"≤ {most} steps",

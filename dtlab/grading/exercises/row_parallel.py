@@ -43,7 +43,7 @@ def _build(seed: int) -> list[Check]:
     k, gradients = varied(seed, 5), items(*GRADIENTS)
     even = [case(3, 4 + k, 2, 2), case(5, 6 + k, 3, 3, 3), case(2, 8, 4, 4, 4, 4)]
     odd = [case(4, 5 + k, 3, 2), case(1, 1, 1, 2, 3), case(6, 3, 7)]
-    large = [case(64, 100 + k, 8, 8, 8, 8), case(50, 60, 10, 10)]
+    large = [case(64, 100 + k, *[80] * 4), case(50, 60, 80, 80)]
     forward = items("y")
     return [
         Check("forward", 2, "2 to 4 ranks", even, forward),

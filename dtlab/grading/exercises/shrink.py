@@ -114,6 +114,7 @@ def _build(seed: int) -> list[Check]:
             case(3, {0: -1, 2: -1})]
     # Some die late: messages without meaning, sent first, don't use up the deaths.
     one = [case(4, {rank: sends}) for rank in (0, 1, 3) for sends in (0, 1, 2, 3, 5, 7, 9, 11)]
+    one += [case(4, {2: -1, rank: sends}) for rank in (0, 3) for sends in (1, 2)]
     two = [case(5, dies) for dies in (
         {4: 1, 0: 5}, {0: 1, 4: 5}, {0: 1, 1: 5}, {3: 2, 1: 6}, {0: 0, 1: 1}, {2: 3, 4: 7},
         {0: 2, 1: 10}, {3: 5, 2: 13}, {4: 4, 0: 16}, {1: 3, 3: 19})]

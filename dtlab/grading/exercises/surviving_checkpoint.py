@@ -14,11 +14,12 @@ from dtlab.comm import Comm
 from dtlab.errors import ConfigError
 from dtlab.grading.case import ANY, Case, Outcome
 from dtlab.grading.compare import Difference, difference
-from dtlab.grading.draws import generator, numbers, varied
+from dtlab.grading.draws import generator, normals, varied
 from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import F32, always
 
-SIZE = 50  # numbers in a checkpoint
+SIZE = 1000  # numbers in a checkpoint: more than names hold
+NAME = 255  # bytes of a name, as on Linux
 POINTS = 40  # operations that are tried; a right answer needs about 15 for three saves
 MOST_FILES = 4  # that three checkpoints and a pointer may take
 SAFE = {"whole": 1.0, "torn": 0.5, "lost": 0.0}  # the share of unsynced data that is left
@@ -43,6 +44,7 @@ class Disk:
         return self._files[name]
 
     def write(self, name: str, data: bytes) -> None:
+        self._check(name)
         self._files[name] = bytes(memoryview(data))  # of no number, which would be as many zeros
         self._unsynced.add(name)
         self.log.append(("write", name, self._files[name]))
@@ -54,14 +56,20 @@ class Disk:
         self.log.append(("sync", name))
 
     def rename(self, old: str, new: str) -> None:
+        self._check(new)
         self._files[new] = self._files.pop(old)
-        self._unsynced = {new if name == old else name for name in self._unsynced - {new}}
+        self._unsynced = {new if name == old else name for name in self._unsynced - ({new} - {old})}
         self.log.append(("rename", old, new))
 
     def remove(self, name: str) -> None:
         del self._files[name]
         self._unsynced.discard(name)
         self.log.append(("remove", name))
+
+    def _check(self, name: str) -> None:
+        if not isinstance(name, str) or len(name.encode()) > NAME:
+            raise ConfigError(f"the name of a file is a text of at most {NAME} bytes, not "
+                              f"{name!r:.40}")
 
     def after(self, became: str) -> dict[str, bytes]:
         """What the next process finds."""
@@ -149,7 +157,7 @@ class Process:
             self._load(*loaded)
         elif not self.died:
             self._done, self.saves = self._begun, self.saves - 1
-        if self.saves and not self.died:
+        if self.saves > 0 and not self.died:
             self._begun = self._done + 1
             return self._begun, _drawn(self._of, self._begun)
         if not self.last:
@@ -170,13 +178,14 @@ class Process:
 
 
 def _damaged(data: bytes) -> bytes:
-    """Other bytes: of a pickled state such that pickle alone does not notice it."""
-    return data.replace(b"step", b"stop") if b"step" in data else data[:-9] + b"*" * len(data[-9:])
+    """One other bit: of a pickled state among its weights, which pickle alone does not notice."""
+    at = len(data) // 2
+    return data[:at] + bytes(byte ^ 64 for byte in data[at:at + 1]) + data[at + 1:]
 
 
 @cache  # each process of a plan compares with what the ones before have saved
 def _drawn(of: object, step: int) -> Tensor:
-    return numbers((of, step), (SIZE,), F32) / 8
+    return normals((of, step), SIZE, dtype=F32)[0]
 
 
 class Kills:

@@ -20,11 +20,12 @@ from dtlab.grading.standard import (
 
 
 def _build(seed: int) -> list[Check]:
-    def case(rows: int, *widths: int, scale: float = 1.0, gloo: bool = False) -> Case:
+    def case(rows: int, *widths: int, scale: float = 1.0, add: float = 0.0, gloo: bool = False
+             ) -> Case:
         words = sum(widths)
         draw = (seed, rows, widths, scale)
         targets = numbers((draw, "all"), (rows,), I64, most=words) - 1
-        logits = torch.cat([scale * normals((draw, rank), (rows, n))[0]
+        logits = torch.cat([add + scale * normals((draw, rank), (rows, n))[0]
                             for rank, n in enumerate(widths)], 1)
         whole = logits.clone().requires_grad_()
         loss = cross_entropy(whole, targets)
@@ -42,7 +43,7 @@ def _build(seed: int) -> list[Check]:
     k, loss, gradient = varied(seed, 6), items("loss"), items("the gradient")
     even = [case(4, 3, 3), case(6 + k, 5, 5, 5), case(9, 2, 2, 2, 2)]
     odd = [case(5 + k, 4, 2, 1), case(1, 1, 1), case(7, 9)]
-    stable = [case(4, 3, 3, scale=1e4), case(5, 4, 4, 4, scale=1e3)]
+    stable = [case(4, 3, 3, scale=1e4), case(5, 4, 4, 4, add=1e3)]
     large = [case(20 + k, 300, 300, 300), case(16, 1000, 1000)]
     return [
         Check("loss", 2, "2 to 4 ranks", even, loss),

@@ -13,7 +13,7 @@ from dtlab.comm import Comm
 from dtlab.grading.case import Case, Outcome, Wanted, describe_case
 from dtlab.grading.draws import normals
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise, Verdict
-from dtlab.grading.standard import COLLECTIVES, F32, F64, real, sent_at_most, sum_bytes, values
+from dtlab.grading.standard import COLLECTIVES, F32, F64, padded, real, sum_bytes, values
 
 LR, MU = 0.25, 0.9  # no share of a few ranks
 SLACK = 1.02  # of bytes: counts and other small messages
@@ -67,6 +67,23 @@ def _shard_bytes(case: Case) -> int:
     return -(-len(weights) // int(case.facts["shards"])) * int(weights.itemsize)
 
 
+def _inside(case: Case, outcome: Outcome) -> list[int]:
+    """What each rank has sent to those that train with it."""
+    n = case.facts["shards"]
+    return [sum(m.nbytes for m in padded(outcome).transfers
+                if m.src == rank and m.dst // n == rank // n) for rank in range(case.ranks)]
+
+
+def _traffic(case: Case, outcome: Outcome) -> Verdict:
+    """A reduce-scatter and an all-gather a step, also where others have trained before."""
+    step = SLACK * 2 * (case.facts["shards"] - 1) * _shard_bytes(case)
+    sent, allowed = _inside(case, outcome), [int(step * n) for n in case.facts["steps"]]
+    rank = max(range(case.ranks), key=lambda rank: sent[rank] - allowed[rank])
+    return Verdict(sent[rank] <= allowed[rank], f"rank {rank} sent {sent[rank]:,} B",
+                   f"≤ 2(N−1)/N·n a step = {allowed[rank]:,} B",
+                   f"{sent[rank]:,} / {allowed[rank]:,}", shows=sent)
+
+
 def _state(case: Case, outcome: Outcome) -> Verdict:
     """A shard of the momentum, no view of more, and not nothing."""
     allowed, half = _shard_bytes(case), case.facts["shards"]
@@ -75,9 +92,7 @@ def _state(case: Case, outcome: Outcome) -> Verdict:
              - case.args[0][0].nbytes for rank in range(half)]
     if max(moved) > allowed + PICKLED:
         kept = [max(pair) for pair in zip(kept, moved, strict=False)]
-    inside = [sum(m.nbytes for m in outcome.trace.transfers
-                  if m.src == rank and m.src // half == m.dst // half) for rank in range(2 * half)]
-    before = case.facts["steps"] - 1
+    inside, before = _inside(case, outcome), case.facts["steps"][0]
     if any(before * inside[rank + half] > SLACK * inside[rank] for rank in range(half)):
         return Verdict(False, "who goes on sends more than who began", "as many bytes a step: the "
                        "state is all that is kept", shows="more was kept than the state")
@@ -99,17 +114,15 @@ def _build(seed: int) -> list[Check]:
         if moves:  # after all steps but the last
             args = [(w, g[:-1]) for w, g in args] + [(torch.zeros_like(w), g[-1:]) for w, g in args]
             leaves = [(trained[-2],)] * ranks + leaves
+        by_rank = [steps - 1] * ranks + [1] * ranks if moves else [steps] * ranks
         wanted = Wanted(leaves=leaves, names=("weights",), what="weights − lr · v",
                         rtol=1e-12 if dtype == F64 else 1e-5,
                         least_bytes=steps * sum_bytes(ranks, weights.nbytes))
         said = f"{describe_case(ranks, n, dtype)}{', and as many go on' * moves}"
         return Case(said, args, harness=train_and_move if moves else train, wanted=wanted,
-                    facts={"steps": steps, "shards": ranks}, **COLLECTIVES, **options)
+                    facts={"shards": ranks, "steps": by_rank}, **COLLECTIVES, **options)
 
-    def allowed(case: Case) -> float:
-        return float(SLACK * case.facts["steps"] * 2 * (case.ranks - 1) * _shard_bytes(case))
-
-    k, traffic = seed % 3, sent_at_most(allowed, "2(N−1)/N·n a step")
+    k = seed % 3
     even = [case(2, 8), case(1, 5), case(3, 12), case(4, 40 + 4 * k)]
     uneven = [case(2, 7), case(3, 10 + 3 * k), case(4, 3), case(5, 1), case(4, 1001, F32)]
     sizes = (2, 4000), (4, 4000 + 400 * k), (3, 3001)
@@ -119,8 +132,8 @@ def _build(seed: int) -> list[Check]:
         Check("any length", 2, "lengths that N does not divide, float32", uneven, values),
         Check("state", 2, "what a rank keeps, and others go on with", moved,
               _state, values),
-        Check("traffic", 2, "bytes that a rank sends", large, traffic, values),
-        real(case(3, 100 + k, gloo=True), traffic, values),
+        Check("traffic", 2, "bytes that a rank sends", [*large, *moved], _traffic, values),
+        real(case(3, 100 + k, gloo=True), _traffic, values),
     ]
 
 

@@ -124,10 +124,10 @@ def _build(seed: int) -> list[Check]:
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
     uneven = [case(2, 3, 3), case(3, *[5 + 3 * (k // 2)] * 3), case(4, *[5] * 2), case(5, *[1] * 3)]
     deep = [case(2, *[128] * 14, meter=True), case(3, *[96 + 4 * k] * 14, meter=True)]
-    grows = grows_at_most(lambda case: (PEAK_LAYERS + 12) * 8 * WIDE**2, "a few layers")
+    grows = grows_at_most(lambda case: (PEAK_LAYERS + 4) * 8 * WIDE**2, "a few layers")
 
     def held(case: Case, outcome: Outcome) -> Verdict:
-        """The size of 12 layers is that of the gradients' shards."""
+        """The half of x that it may grow by besides is the size of the gradients' shards."""
         verdict = grows(case, outcome)
         return traffic(case, outcome) if verdict.passed else verdict
 
@@ -137,7 +137,7 @@ def _build(seed: int) -> list[Check]:
         Check("any size", 2, "layers that N does not divide", uneven, right),
         Check("peak", 2, "14 layers, live memory", deep, _peak, right, metered=True),
         Check("traffic", 2, "14 layers, bytes sent", deep, traffic, right),
-        real([case(3, *[10 + k] * 3, gloo=True), case(2, *[WIDE] * 24, gloo=True)],
+        real([case(3, *[10 + k] * 3, gloo=True), case(2, *[WIDE] * 32, gloo=True)],
              held, right),
     ]
 
