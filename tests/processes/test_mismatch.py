@@ -100,6 +100,8 @@ def long_names_that_differ_at_the_end(comm: Comm) -> None:
     (lambda comm: reduce(comm, torch.zeros(4), root=1) if comm.rank else
      broadcast(comm, torch.zeros(4)), r"(?s)broadcast.*reduce|reduce.*broadcast"),
     (lambda comm: all_reduce(comm, torch.zeros(4 + comm.rank)), r"(?s)\[4\].*\[5\]|\[5\].*\[4\]"),
+    (lambda comm: comm.begin(all_reduce if comm.rank else broadcast, torch.zeros(4)).wait(),
+     r"(?s)broadcast.*all_reduce|all_reduce.*broadcast"),
     (long_names_that_differ_at_the_end, "rank 1 is in a name that is long"),
 ])
 def test_calls_that_differ_are_named(call: Callable[[Comm], object], words: str) -> None:
