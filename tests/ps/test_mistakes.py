@@ -10,19 +10,15 @@ import torch
 
 from dtlab import Comm, ConfigError, Deadlock, DtlabError, ShapeMismatch, ps, run, simulate
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 
 def worker_calls(call: Callable[[ps.Node], object], ranks: int = 2, **how: Any) -> Any:
     """Run `call` on the workers after an init of w (3,) and the table e (4, 2)."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, **how)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(3), "e": torch.zeros(4, 2)}, tables=["e"])
+    @on_workers({"w": torch.zeros(3), "e": torch.zeros(4, 2)}, tables=["e"], **how)
+    def body(node: ps.Node) -> Any:
         call(node)
-        last = node.pull(["w"])["w"]
-        node.finish()
-        return last
+        return node.pull(["w"])["w"]
 
     return simulate(body, network=uniform(ranks, 1e-6, 1e9)).values
 
@@ -157,19 +153,15 @@ def test_a_mistake_on_processes_is_the_same_mistake() -> None:
 
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_keys_without_data_are_pulled_without_data(replicas: int) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, replicas=replicas, partition=ps.Range())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.empty(9, device="meta"), "emb": torch.empty(4, 3, device="meta")},
-                  tables=["emb"])
+    @on_workers({"w": torch.empty(9, device="meta"), "emb": torch.empty(4, 3, device="meta")},
+                tables=["emb"], servers=2, replicas=replicas, partition=ps.Range())
+    def body(node: ps.Node) -> Any:
         keys, buffer = ["w", "emb"], node.buffer(["w"])
         found = [*node.pull(keys).values(), *node.peek(keys).values(), node.pull_rows("emb", [1]),
                  *node.pull(buffer, out=buffer).values()]
         node.push({"w": found[0], "emb": found[1]})
         node.push_rows("emb", [1], found[4])
         node.clock()
-        node.finish()
         return [(x.device.type, tuple(x.shape)) for x in found]
 
     values = simulate(body, network=uniform(5, 1e-5, 1e9)).values
