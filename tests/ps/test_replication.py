@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dtlab import Comm, ConfigError, Result, ps, recording, simulate
 from dtlab.topology import Topology, uniform
+from tests.ps.shared import on_workers
 
 STRONG = [ps.Chain(), ps.Leader(sync=True)]
 WEAK = ps.Leader(sync=False)
@@ -201,19 +202,14 @@ def test_a_copy_that_comes_back_is_brought_up_to_date_while_training_goes_on(
 def test_pushes_that_come_while_a_copy_is_brought_up_to_date_reach_it(
     rule: ps.Replication
 ) -> None:
-    def hasty(comm: Comm) -> Any:
-        node = ps.join(comm, servers=3, replicas=2, replication=rule, update=ps.SGD(lr=1.0),
-                       consistency=ps.ASP(), lease_s=0.01)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        wait_s = HEALED_S - 1e-3 if comm.rank == 4 else HEALED_S + 0.03
-        with comm.compute("until the link is back", seconds=wait_s):
+    @on_workers({"w": torch.zeros(1)}, servers=3, replicas=2, replication=rule,
+                update=ps.SGD(lr=1.0), consistency=ps.ASP(), lease_s=0.01)
+    def hasty(node: ps.Node) -> None:
+        wait_s = HEALED_S - 1e-3 if node.comm.rank == 4 else HEALED_S + 0.03
+        with node.comm.compute("until the link is back", seconds=wait_s):
             pass
-        while comm.rank == 4 and comm.now() < HEALED_S + 2e-3:
+        while node.comm.rank == 4 and node.comm.now() < HEALED_S + 2e-3:
             node.push({"w": -torch.ones(1)})
-        node.finish()
-        return None
 
     copies = simulate(hasty, network=islands(), timeout=60).values[:3]
     assert copies[0].rejoined == 1
@@ -233,16 +229,11 @@ def test_a_copy_that_has_come_back_can_lead() -> None:
 
 
 def test_reading_from_any_copy_shares_the_load() -> None:
-    def reader(comm: Comm, peek: bool) -> Any:
-        node = ps.join(comm, servers=3, replicas=2, consistency=ps.ASP())
-        if node.is_server:
-            return node.serve()
-        node.init({"hot": torch.ones(4)})
+    @on_workers({"hot": torch.ones(4)}, servers=3, replicas=2, consistency=ps.ASP())
+    def reader(node: ps.Node, peek: bool) -> None:
         for _ in range(30):
             found = node.peek(["hot"]) if peek else node.pull(["hot"])
             assert found["hot"].tolist() == [1.0] * 4
-        node.finish()
-        return None
 
     sent = [[copy.sent_bytes for copy in simulate(
         lambda comm, peek=peek: reader(comm, peek), network=uniform(8, 1e-5, 1e9)).values[:3]]
