@@ -17,6 +17,7 @@ from dtlab import Comm, RankFailed, Result, ps, simulate
 from dtlab.ps.messages import Endpoint, Message
 from dtlab.topology import Topology, uniform
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
+from tests.ps.shared import on_workers
 from tests.ps.test_replication import STRONG, WEAK
 
 GONE = "have died, or had not caught up"
@@ -152,18 +153,13 @@ def test_with_a_leader_that_answers_first_the_training_ends_all_the_same(
     assert GONE in told
 
 
-def push_and_count(comm: Comm) -> Any:
-    node = ps.join(comm, servers=3, replicas=2, update=ps.SGD(lr=1.0), lease_s=LEASE_S)
-    if node.is_server:
-        return node.serve()
-    node.init({"w": torch.zeros(1)})
+@on_workers({"w": torch.zeros(1)}, servers=3, replicas=2, update=ps.SGD(lr=1.0), lease_s=LEASE_S)
+def push_and_count(node: ps.Node) -> Any:
     for _ in range(STEPS):
         node.pull(["w"])
         node.push({"w": -torch.ones(1)})
         node.clock()
-    last = node.pull(["w"])["w"].item()
-    node.finish()
-    return last
+    return node.pull(["w"])["w"].item()
 
 
 def test_a_head_that_sleeps_for_longer_than_its_lease_refuses_nothing_and_loses_no_clock() -> None:
@@ -214,17 +210,12 @@ def test_a_worker_that_is_refused_may_ask_again_and_its_clocks_count() -> None:
 @pytest.mark.parametrize("rule", STRONG, ids=repr)
 def test_an_answer_that_died_with_its_copy_is_given_by_another(rule: ps.Replication) -> None:
     """Even if a worker hears of the death sooner than the head, which sleeps, and asks it again."""
-    def ask(comm: Comm) -> Any:
-        node = ps.join(comm, servers=3, replicas=2, replication=rule, consistency=ps.ASP(),
-                       update=ps.SGD(lr=1.0), lease_s=LEASE_S)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
+    @on_workers({"w": torch.zeros(1)}, servers=3, replicas=2, replication=rule,
+                consistency=ps.ASP(), update=ps.SGD(lr=1.0), lease_s=LEASE_S)
+    def ask(node: ps.Node) -> Any:
         for _ in range(STEPS):
             node.push({"w": -torch.ones(1)})
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].item()
 
     for event in range(10, 30):
         for seed in range(4):
