@@ -157,10 +157,8 @@ def test_a_room_of_another_node_is_as_good_as_separate_tensors() -> None:
 
 
 def test_parameters_that_need_gradients_are_pulled_into_and_pushed() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.FedAvg())
-        if node.is_server:
-            return node.serve()
+    @on_workers(consistency=ps.ASP(), update=ps.FedAvg())
+    def body(node: ps.Node) -> Any:
         start = {i: torch.nn.Parameter(torch.full((2, i + 1), float(i))) for i in range(4)}
         node.init(start)
         mine = {i: torch.nn.Parameter(torch.zeros(2, i + 1)) for i in range(4)}
@@ -168,9 +166,7 @@ def test_parameters_that_need_gradients_are_pulled_into_and_pushed() -> None:
         sum(w.square().sum() for w in mine.values()).backward()
         gradients = [w.grad.mean().item() for w in mine.values() if w.grad is not None]
         node.push({i: w * 2 for i, w in mine.items()})
-        last = node.pull(range(4))
-        node.finish()
-        return gradients, [w.mean().item() for w in last.values()]
+        return gradients, [w.mean().item() for w in node.pull(range(4)).values()]
 
     wanted = [0, 2, 4, 6]
     assert simulate(body, network=uniform(2, 0, 1e9)).values[1] == (wanted, wanted)
@@ -192,15 +188,11 @@ def test_small_keys_of_a_room_lie_end_to_end() -> None:
 
 
 def test_a_letter_is_as_short_for_thousands_of_keys_as_for_two() -> None:
-    def body(comm: Comm, keys: int, steps: int) -> Any:
-        node = ps.join(comm, consistency=ps.ASP())
-        if node.is_server:
-            return node.serve()
+    @on_workers(consistency=ps.ASP())
+    def body(node: ps.Node, keys: int, steps: int) -> None:
         node.init({f"layer{i}": torch.zeros(3) for i in range(keys)})
         for _ in range(steps):
             node.push(node.pull([f"layer{i}" for i in range(keys)]))
-        node.finish()
-        return None
 
     def letters(keys: int) -> int:
         """The bytes that a worker sends in a step, without tensors."""
