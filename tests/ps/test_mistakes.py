@@ -117,11 +117,9 @@ def test_nan_is_left_out_or_let_through_by_choice_and_counted() -> None:
 
 
 def test_workers_that_make_different_keys_are_told() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm)
-        if node.is_server:
-            return node.serve()
-        return node.init({"w": torch.zeros(2 + comm.rank)})
+    @on_workers()
+    def body(node: ps.Node) -> None:
+        node.init({"w": torch.zeros(2 + node.comm.rank)})
 
     with pytest.raises(ConfigError, match=r"rank \d makes the key 'w' with .* rank \d with"):
         simulate(body, network=uniform(3, 1e-6, 1e9))
@@ -137,12 +135,9 @@ def test_a_worker_that_never_finishes_is_named() -> None:
 
 
 def test_a_mistake_on_processes_is_the_same_mistake() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(2)})
-        return node.pull(["v"])
+    @on_workers({"w": torch.zeros(2)})
+    def body(node: ps.Node) -> None:
+        node.pull(["v"])
 
     with pytest.raises(ConfigError, match="unknown key 'v'"):
         run(body, ranks=2)
@@ -180,14 +175,10 @@ META, REAL = torch.empty(3, device="meta"), torch.zeros(3)
 ])
 def test_data_and_no_data_do_not_mix(first: torch.Tensor, second: torch.Tensor,
                                      pushed: torch.Tensor, says: str) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": first if comm.rank == 1 else second})
+    @on_workers()
+    def body(node: ps.Node) -> None:
+        node.init({"w": first if node.comm.rank == 1 else second})
         node.push({"w": pushed})
-        node.finish()
-        return None
 
     with pytest.raises(DtlabError, match=says):
         simulate(body, network=uniform(3, 1e-5, 1e9))
