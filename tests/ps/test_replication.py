@@ -109,21 +109,17 @@ def test_when_all_copies_are_gone_workers_are_told() -> None:
 
 
 def test_keys_are_spread_over_servers_that_each_have_copies() -> None:
-    def many(comm: Comm) -> Any:
-        node = ps.join(comm, servers=4, replicas=1, update=ps.SGD(lr=1.0), lease_s=0.01)
-        if node.is_server:
-            return node.serve()
+    @on_workers(servers=4, replicas=1, update=ps.SGD(lr=1.0), lease_s=0.01)
+    def many(node: ps.Node) -> Any:
         keys = [f"k{i}" for i in range(10)]
         node.init({key: torch.zeros(3) for key in keys})
         for _ in range(3):
             node.pull(keys)
-            with comm.compute("step", seconds=0.01):
+            with node.comm.compute("step", seconds=0.01):
                 pass
             node.push({key: -torch.ones(3) for key in keys})
             node.clock()
-        last = node.pull(keys)
-        node.finish()
-        return [w.tolist() for w in last.values()]
+        return [w.tolist() for w in node.pull(keys).values()]
 
     values = simulate(many, network=uniform(7, 1e-5, 1e9), crash={0: 60, 3: 70}).values
     assert values[5] == values[6] == [[3.0] * 3] * 10
