@@ -254,13 +254,17 @@ def test_received_data_leaves_no_history() -> None:
 
 
 def test_a_simulation_inside_a_rank_prints_through_it() -> None:
+    def inside(comm: Comm) -> int:
+        print("inner", comm.rank)
+        return comm.rank
+
     def fn(comm: Comm) -> None:
-        simulate(lambda inner: print("inner", inner.rank), network=topology.uniform(2, 0, 1))
-        print("outer", comm.rank)
+        result = simulate(inside, network=topology.uniform(2, 0, 1))
+        print("outer", comm.rank, result.values)
 
     result = simulate(fn, network=topology.uniform(2, 0, 1), echo=False)
     assert result.output == [
-        f"[rank 0] inner 0\n[rank 1] inner 1\nouter {rank}\n" for rank in range(2)]
+        f"[rank 0] inner 0\n[rank 1] inner 1\nouter {rank} [0, 1]\n" for rank in range(2)]
 
 
 COUNT = 0
