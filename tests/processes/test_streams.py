@@ -121,20 +121,6 @@ def test_wait_any_tells_the_first_that_is_done_of_messages_and_begun_functions()
     assert run(work, ranks=2).values[0] == [True, True, True, 1, 2.0, None]
 
 
-def test_what_wait_any_returns_is_waited_for_unless_it_failed() -> None:
-    def work(comm: Comm, fails: bool) -> float:
-        x = torch.zeros(1)
-        if comm.rank:
-            return comm.wait_any([comm.irecv(x, 0)]) and x.item()
-        comm.send(torch.ones(1), 1)
-        comm.wait_any([comm.begin(lambda stream: 1 / 0 if fails else 1)])
-        return 0.0
-
-    assert run(work, False, ranks=2).values == [0.0, 1.0]
-    with pytest.raises(RankFailed, match="rank 0 raised ZeroDivisionError"):
-        run(work, True, ranks=2, echo=False)
-
-
 def test_waits_that_are_over_and_cancelled_messages_that_have_moved_keep_no_memory() -> None:
     def kept(comm: Comm) -> tuple[int, int]:
         other, apart = 1 - comm.rank, comm.split(0)
