@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dtlab import ConfigError, ps, simulate
 from dtlab.topology import uniform
 from tests.ps.shared import on_workers
+from tests.simulator.shared import pause
 
 STEPS = 8
 
@@ -27,8 +28,7 @@ def diaries(consistency: ps.Consistency, speeds: list[list[float]], servers: int
         for step in range(STEPS):
             node.pull(["w"])
             pulled.append(node.comm.now())
-            with node.comm.compute("step", seconds=speeds[node.comm.rank - servers][step]):
-                pass
+            pause(node.comm, "step", speeds[node.comm.rank - servers][step])
             node.push({"w": torch.ones(4)})
             clocked.append(node.comm.now())
             node.clock()
@@ -118,8 +118,7 @@ def test_an_update_is_the_mean_of_its_pushes_though_one_worker_made_them_all(
             for push in pushes:
                 node.push({"w": torch.tensor(push)})
         node.clock()
-        with node.comm.compute("until both pushes are in", seconds=1.0):
-            pass
+        pause(node.comm, "until both pushes are in", 1.0)
         return node.pull(["w"])["w"].tolist()
 
     for found in simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:]:
@@ -157,8 +156,7 @@ def test_a_late_worker_starts_again_at_the_open_clock() -> None:
         slow_first = [0.505, 0.001, 0.001] if node.comm.rank == 3 else [0.01] * 60
         for seconds in slow_first:
             node.pull(["w"])
-            with node.comm.compute("step", seconds=seconds):
-                pass
+            pause(node.comm, "step", seconds)
             node.push({"w": torch.full((1,), -1.0 if node.comm.rank == 3 else 0.0)})
             node.clock()
         return node.pull(["w"])["w"].item()
