@@ -21,6 +21,7 @@ from dtlab.ps.replica import Replica
 from dtlab.topology import uniform
 from tests.ps.shared import on_workers
 from tests.ps.test_stalls import GONE, sleepy, star
+from tests.simulator.shared import pause
 
 STRONG = [ps.Chain(), ps.Leader(sync=True)]
 SERVERS, MASTER, RANKS, STEPS = 4, 4, 7, 5  # two servers with two copies each: ranks 0, 2 and 1, 3
@@ -47,8 +48,7 @@ def moving(comm: Comm, rule: ps.Replication, plan: dict[int, Any], **how: Any) -
         weights = node.pull(KEYS)
         rows = [step, 7, comm.rank]
         table = node.pull_rows("table", rows)
-        with comm.compute("step", seconds=0.002):
-            pass
+        pause(comm, "step", 0.002)
         node.push({key: (w - comm.rank).sin() for key, w in weights.items()})
         node.push_rows("table", rows, table.cos())
         node.clock()
@@ -215,8 +215,7 @@ def saving(comm: Comm, folder: Path, steps: int, rule: ps.Replication) -> Any:
     node.init({"v": torch.ones(4, dtype=torch.float64)})
     for step in range(begin, steps):
         weights = node.pull(["w", "v"])
-        with comm.compute("step", seconds=0.003):
-            pass
+        pause(comm, "step", 0.003)
         node.push({key: (w + step).sin() for key, w in weights.items()})
         node.clock()
     last = node.pull(["w", "v"])
@@ -332,8 +331,7 @@ def count(node: ps.Node, clocks: int = 10) -> list[float]:
         if clock == clocks // 2:
             node.use_servers(1)
         node.pull(KEYS)
-        with node.comm.compute("step", seconds=0.003):
-            pass
+        pause(node.comm, "step", 0.003)
         node.push({key: -torch.ones(1) for key in KEYS})
         node.clock()
     return [w.item() for w in node.pull(KEYS).values()]
