@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dtlab import Comm, ConfigError, Result, ps, recording, simulate
 from dtlab.topology import Topology, uniform
 from tests.ps.shared import on_workers
+from tests.simulator.shared import pause
 
 STRONG = [ps.Chain(), ps.Leader(sync=True)]
 WEAK = ps.Leader(sync=False)
@@ -29,8 +30,7 @@ def body(comm: Comm, rule: ps.Replication, update: ps.Update, consistency: ps.Co
     node.init({"w": torch.zeros(2)})
     for _ in range(STEPS):
         node.pull(["w"])
-        with comm.compute("step", seconds=0.001 * comm.rank):
-            pass
+        pause(comm, "step", 0.001 * comm.rank)
         node.push({"w": -torch.ones(2)})  # returns: it is acknowledged
         node.clock()
     last = node.pull(["w"])["w"][0].item()
@@ -115,8 +115,7 @@ def test_keys_are_spread_over_servers_that_each_have_copies() -> None:
         node.init({key: torch.zeros(3) for key in keys})
         for _ in range(3):
             node.pull(keys)
-            with node.comm.compute("step", seconds=0.01):
-                pass
+            pause(node.comm, "step", 0.01)
             node.push({key: -torch.ones(3) for key in keys})
             node.clock()
         return [w.tolist() for w in node.pull(keys).values()]
@@ -146,8 +145,7 @@ def cut_off(comm: Comm, rule: ps.Replication) -> Any:
     node.init({"w": torch.zeros(1)})
     acknowledged, refused = [], []
     for _ in range(40):
-        with comm.compute("step", seconds=0.005):
-            pass
+        pause(comm, "step", 0.005)
         try:
             node.push({"w": -torch.ones(1)})
             acknowledged.append(comm.now())
@@ -202,8 +200,7 @@ def test_pushes_that_come_while_a_copy_is_brought_up_to_date_reach_it(
                 update=ps.SGD(lr=1.0), consistency=ps.ASP(), lease_s=0.01)
     def hasty(node: ps.Node) -> None:
         wait_s = HEALED_S - 1e-3 if node.comm.rank == 4 else HEALED_S + 0.03
-        with node.comm.compute("until the link is back", seconds=wait_s):
-            pass
+        pause(node.comm, "until the link is back", wait_s)
         while node.comm.rank == 4 and node.comm.now() < HEALED_S + 2e-3:
             node.push({"w": -torch.ones(1)})
 
