@@ -19,6 +19,7 @@ from dtlab.topology import Topology, uniform
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 from tests.ps.shared import on_workers
 from tests.ps.test_replication import STRONG, WEAK
+from tests.simulator.shared import pause
 
 GONE = "have died, or had not caught up"
 LEASE_S, STEPS, KEYS = 0.01, 8, ["a", "b", "c"]
@@ -35,8 +36,7 @@ def sleepy(seed: int, often: float, leases: float, ranks: range) -> Iterator[Non
         rng = dice.get(endpoint.comm.rank)
         if rng is not None and rng.random() < often:
             sleep_s = LEASE_S * leases * rng.random() * rng.choice([0.04, 0.2, 0.4, 1.0])
-            with endpoint.comm.compute("asleep", seconds=sleep_s):
-                pass
+            pause(endpoint.comm, "asleep", sleep_s)
         return receive(endpoint, timeout_s)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -55,8 +55,7 @@ def train(comm: Comm, servers: int, replicas: int, rule: ps.Replication,
     node.init({key: torch.zeros(3, 2) for key in KEYS}, tables=KEYS if kind == "rows" else ())
     for _ in range(STEPS):
         node.pull(KEYS)
-        with comm.compute("step", seconds=0.0007 * (comm.rank % 4)):
-            pass
+        pause(comm, "step", 0.0007 * (comm.rank % 4))
         if kind == "rows":
             for key in KEYS:
                 node.push_rows(key, [0, 2], -torch.ones(2, 2))
@@ -191,8 +190,7 @@ def test_a_worker_that_is_refused_may_ask_again_and_its_clocks_count() -> None:
                     return
 
         for _ in range(30):
-            with comm.compute("step", seconds=0.002):
-                pass
+            pause(comm, "step", 0.002)
             node.clock()
             again(lambda: node.pull(["w"]))
         again(node.finish)
