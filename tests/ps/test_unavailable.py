@@ -15,6 +15,7 @@ from dtlab.topology import Topology, uniform, with_link
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
 from tests.ps.shared import on_workers
 from tests.ps.test_replication import STRONG, WEAK, islands
+from tests.simulator.shared import pause
 
 RANKS, MASTER, WORKERS = 6, 3, (4, 5)
 LEASE_S = 0.01
@@ -30,8 +31,7 @@ def train(comm: Comm, rule: ps.Replication, consistency: ps.Consistency,
     try:
         node.init({"w": torch.zeros(1)})
         for _ in range(8):
-            with comm.compute("step", seconds=0.005):
-                pass
+            pause(comm, "step", 0.005)
             node.pull(["w"])
             node.push({"w": torch.ones(1)})
             node.clock()
@@ -111,8 +111,7 @@ def test_keys_that_move_over_a_link_that_has_failed_name_it() -> None:
     @on_workers({f"k{i}": torch.zeros(1) for i in range(8)}, servers=4, replicas=1, active=1,
                 lease_s=LEASE_S)
     def moves(node: ps.Node) -> None:
-        with node.comm.compute("until the link has failed", seconds=0.05):
-            pass
+        pause(node.comm, "until the link has failed", 0.05)
         node.use_servers(2)
 
     with pytest.raises(RankFailed, match="the link between rank 2 and rank 1 carries nothing"):
@@ -125,8 +124,7 @@ def test_a_worker_that_reaches_neither_the_copies_nor_the_master_says_so() -> No
         if node.is_server:
             return node.serve()
         node.init({"w": torch.zeros(1)})
-        with comm.compute("until the links have failed", seconds=0.05):
-            pass
+        pause(comm, "until the links have failed", 0.05)
         node.pull(["w"])
         return None
 
