@@ -119,7 +119,10 @@ def test_no_process_outlives_its_run_nor_does_what_it_started() -> None:
 
     for pids in run(start, ranks=2).values:
         wait_until_gone(pids)
-    assert psutil.Process(fork_server().pid).children() == []
+    server = psutil.Process(fork_server().pid)
+    until = time.monotonic() + SOON_S
+    while server.children():  # it has yet to reap them
+        assert time.monotonic() < until
 
 
 def test_a_killed_server_is_replaced() -> None:
