@@ -508,8 +508,7 @@ def test_whole_numbers_may_be_numpys() -> None:
         return x.sum().item()
 
     assert simulate(summed, network=NETWORK).values == [4.0, 4.0]
-    assert dtlab.run(lambda comm: comm.rank, ranks=i(2), threads=i(1), may_die=[i(1)]).values == [
-        0, 1]
+    assert dtlab.run(summed, ranks=i(2), threads=i(1), may_die=[i(1)]).values == [4.0, 4.0]
 
 
 def test_the_words_name_what_there_is_and_what_to_do() -> None:

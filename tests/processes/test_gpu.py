@@ -48,24 +48,27 @@ def as_nccl(comm: Any, monkeypatch: pytest.MonkeyPatch) -> NcclComm:
     return NcclComm(comm.end, comm.members, (*comm.context, "nccl"))
 
 
-def test_tensors_go_their_way_and_everything_else_over_gloo() -> None:
-    def lesson(plain: Comm) -> list[Any]:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            comm = as_nccl(plain, monkeypatch)
-            p, me = comm.size, comm.rank
-            right, left = (me + 1) % p, (me - 1) % p
-            x, things, nothing = torch.zeros(3, 4).t(), [], torch.empty(0)
-            comm.exchange(Send(torch.full((4, 3), float(me)), right), Recv(x, left),
-                          Send({"me": me}, right), Recv(things, left),
-                          Send(nothing, right), Recv(nothing.clone(), left))
-            total = all_reduce(comm, torch.ones(10)).sum().item()
-            half = comm.split(me % 2)
-            assert half is not None
-            assert isinstance(half, NcclComm)
-            pair = all_reduce(half, torch.ones(2)).tolist()
-            return [x.mean().item(), things[0]["me"], total, pair]
+def over_nccl(plain: Comm, fn: Callable[[Comm], Any]) -> Any:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return fn(as_nccl(plain, monkeypatch))
 
-    result = run(lesson, ranks=4)
+
+def test_tensors_go_their_way_and_everything_else_over_gloo() -> None:
+    def lesson(comm: Comm) -> list[Any]:
+        p, me = comm.size, comm.rank
+        right, left = (me + 1) % p, (me - 1) % p
+        x, things, nothing = torch.zeros(3, 4).t(), [], torch.empty(0)
+        comm.exchange(Send(torch.full((4, 3), float(me)), right), Recv(x, left),
+                      Send({"me": me}, right), Recv(things, left),
+                      Send(nothing, right), Recv(nothing.clone(), left))
+        total = all_reduce(comm, torch.ones(10)).sum().item()
+        half = comm.split(me % 2)
+        assert half is not None
+        assert isinstance(half, NcclComm)
+        pair = all_reduce(half, torch.ones(2)).tolist()
+        return [x.mean().item(), things[0]["me"], total, pair]
+
+    result = run(over_nccl, lesson, ranks=4)
     assert result.values == [
         [float((r - 1) % 4), (r - 1) % 4, 40.0, [2.0, 2.0]] for r in range(4)]
     assert result.trace.sent_bytes(0) > 48
@@ -90,10 +93,6 @@ def both_receive(comm: Comm) -> None:
 
 def test_a_message_waits_for_no_other_over_nccl() -> None:
     """Not for ranks that have no part in it, and not for those of another direction or group."""
-    def over_nccl(plain: Comm, fn: Callable[[Comm], Any]) -> Any:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            return fn(as_nccl(plain, monkeypatch))
-
     assert run(over_nccl, answers, ranks=3, timeout=20).values == [[2.0] * 3, [1.0] * 3, None]
     with pytest.raises(Deadlock, match="every rank waits"):
         run(over_nccl, both_receive, ranks=2, timeout=20)
@@ -115,22 +114,16 @@ def test_a_wait_for_a_key_lets_other_threads_use_the_store() -> None:
 
 
 def test_gpus_refuse_what_does_not_fit_and_receives_from_anyone() -> None:
-    def mismatch(plain: Comm) -> None:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            comm = as_nccl(plain, monkeypatch)
-            if comm.rank == 0:
-                comm.send(torch.zeros(3), 1)
-            else:
-                comm.recv(torch.zeros(4), 0)
-
-    def anyone(plain: Comm) -> None:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            as_nccl(plain, monkeypatch).recv(torch.zeros(1))
+    def mismatch(comm: Comm) -> None:
+        if comm.rank == 0:
+            comm.send(torch.zeros(3), 1)
+        else:
+            comm.recv(torch.zeros(4), 0)
 
     with pytest.raises(ShapeMismatch):
-        run(mismatch, ranks=2, timeout=20)
+        run(over_nccl, mismatch, ranks=2, timeout=20)
     with pytest.raises(ConfigError, match="NCCL can't receive from anyone"):
-        run(anyone, ranks=2, timeout=20)
+        run(over_nccl, lambda comm: comm.recv(torch.zeros(1)), ranks=2, timeout=20)
 
 
 @pytest.mark.cuda

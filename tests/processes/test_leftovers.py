@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ import torch.distributed as dist
 from dtlab import Comm, RankDied, run
 from dtlab.collectives import all_reduce
 from dtlab.processes.fork_server import fork_server
+from tests.processes.shared import SOON_S, alive, wait_until_gone
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
-LISTENING = "0A"
 # A process that a shell starts in the background ignores Ctrl-C, and so do all that it starts.
 PREAMBLE = """import dtlab, os, signal, time, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,29 +42,9 @@ def script(source: str, **how: Any) -> subprocess.Popen[str]:
     )
 
 
-SOON_S = 10.0  # on a busy machine; on an idle one it takes a part of a second
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """All descendants: the fork server and the ranks."""
-    return psutil.Process(pid).children(recursive=True)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE
-                   for p in processes if psutil.pid_exists(p.pid))
-
-
 @contextlib.contextmanager
-def endless_run(ranks: int = 3) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """A user whose ranks are busy, and all processes that this takes."""
+def endless_run(ranks: int = 3) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A user whose ranks are busy, and all processes that this takes: first the server."""
     with script(f"""
         def busy(comm):
             if comm.rank == 0:
@@ -79,9 +60,9 @@ def endless_run(ranks: int = 3) -> Iterator[tuple[subprocess.Popen[str], list[ps
         try:
             assert user.stdout is not None
             assert "ready" in user.stdout.readline()
-            processes = family(user.pid)
-            assert len(processes) == ranks + 1
-            yield user, processes
+            started = [child.pid for child in psutil.Process(user.pid).children(recursive=True)]
+            assert len(started) == ranks + 1
+            yield user, started
         finally:
             user.kill()
 
@@ -91,32 +72,32 @@ def endless_run(ranks: int = 3) -> Iterator[tuple[subprocess.Popen[str], list[ps
 
 @pytest.mark.slow
 def test_when_the_user_is_killed_all_are_gone_soon() -> None:
-    with endless_run() as (user, processes):
+    with endless_run() as (user, started):
         user.kill()
         user.wait()
-        wait_until(lambda: gone(processes), SOON_S)
+        wait_until_gone(started)
 
 
 @pytest.mark.slow
 def test_when_the_server_is_killed_the_ranks_go_and_the_user_hears_of_it() -> None:
-    with endless_run() as (user, processes):
-        processes[0].kill()
+    with endless_run() as (user, started):
+        os.kill(started[0], signal.SIGKILL)
         _, errors = user.communicate(timeout=20)
         assert "RankDied" in errors
-        assert gone(processes)
+        assert not any(map(alive, started))
 
 
 @pytest.mark.slow
 def test_ctrl_c_stops_all_ranks_and_the_next_run_works() -> None:
-    with endless_run() as (user, processes):
+    with endless_run() as (user, started):
         began = time.monotonic()
         user.send_signal(signal.SIGINT)
         assert user.stdout is not None
         assert user.stdout.readline().strip() == "interrupted [0, 1]"
         assert time.monotonic() - began < SOON_S  # to stop, and the next run
-        assert gone(processes[1:])
+        assert not any(map(alive, started[1:]))
         assert user.wait(timeout=10) == 0
-        wait_until(lambda: gone(processes), SOON_S)
+        wait_until_gone(started)
 
 
 @pytest.mark.slow
@@ -129,20 +110,26 @@ def test_a_session_that_nobody_closed_ends_with_its_user() -> None:
         out, errors = user.communicate(timeout=30)
     assert "ready" in out, errors
     pids = [int(word.strip("[],")) for word in out.split()[1:]]
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), SOON_S)
+    wait_until_gone(pids)
 
 
-def test_no_process_outlives_its_run() -> None:
-    pids = run(lambda comm: os.getpid(), ranks=3).values
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), SOON_S)
-    assert psutil.Process(fork_server().pid).children() == []
+def test_no_process_outlives_its_run_nor_does_what_it_started() -> None:
+    def start(comm: Comm) -> list[int]:
+        return [os.getpid(), subprocess.Popen(["sleep", "300"]).pid]
+
+    for pids in run(start, ranks=2).values:
+        wait_until_gone(pids)
+    server = psutil.Process(fork_server().pid)
+    until = time.monotonic() + SOON_S
+    while server.children():  # it has yet to reap them
+        assert time.monotonic() < until
 
 
 def test_a_killed_server_is_replaced() -> None:
     run(lambda comm: None, ranks=1)
     before = fork_server().pid
-    psutil.Process(before).kill()
-    wait_until(lambda: psutil.Process(before).status() == psutil.STATUS_ZOMBIE, 5)
+    os.kill(before, signal.SIGKILL)
+    wait_until_gone([before])
     assert run(lambda comm: comm.rank, ranks=2).values == [0, 1]
     assert fork_server().pid != before
 
@@ -231,35 +218,24 @@ def test_no_file_and_no_open_file_is_left(
     assert descriptors <= before[2]
 
 
-def sockets(pids: set[int]) -> tuple[list[str], list[str]]:
-    """The kernel's tables: local addresses of inet sockets, and names of unix sockets, of these."""
-    inodes = set()
+def bound(pids: set[int]) -> tuple[set[tuple[str, int]], set[str]]:
+    """Inet addresses, and names of unix sockets, at which these have sockets: psutil reads the
+    kernel's tables."""
+    inet, unix = set(), set()
     for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                target = os.readlink(fd)
-                if target.startswith("socket:"):
-                    inodes.add(target[8:-1])
-    inet = []
-    for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
-        rows = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        inet += [row.split()[1] for row in rows if row.split()[9] in inodes]
-    unix = Path("/proc/net/unix").read_text().splitlines()[1:]
-    return inet, [row.split()[7] for row in unix
-                  if row.split()[6] in inodes and len(row.split()) > 7]
+        with contextlib.suppress(psutil.Error):
+            for found in psutil.Process(pid).net_connections("all"):
+                (unix if found.family == socket.AF_UNIX else inet).add(found.laddr)
+    return inet, unix
 
 
-def is_loopback(address: str) -> bool:
-    host = bytes.fromhex(address.split(":")[0])
-    words = b"".join(host[n : n + 4][::-1] for n in range(0, len(host), 4))  # network order
-    if len(words) == 16 and words[:12] == bytes(10) + b"\xff\xff":
-        words = words[12:]  # an IPv4 address in IPv6 clothes
-    return words[0] == 127 if len(words) == 4 else words == bytes(15) + b"\1"
+def is_loopback(address: tuple[str, int]) -> bool:
+    found = ipaddress.ip_address(address[0])
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def test_nothing_is_bound_beyond_loopback_at_any_time() -> None:
-    """Read from the kernel's own tables, again and again, while ranks meet, talk and part."""
-
+    """Looked at again and again, while ranks meet, talk and part."""
     def talk(comm: Comm) -> None:
         all_reduce(comm, torch.ones(10))
         dist.all_reduce(torch.ones(10))
@@ -268,8 +244,7 @@ def test_nothing_is_bound_beyond_loopback_at_any_time() -> None:
         time.sleep(0.3)
 
     run(talk, ranks=1)  # the server is there
-    parent = os.getpid()
-    seen_inet: set[str] = set()
+    seen_inet: set[tuple[str, int]] = set()
     seen_unix: set[str] = set()
     child = os.fork()
     if child == 0:  # a fork starts its own server, so that start is watched too
@@ -281,10 +256,9 @@ def test_nothing_is_bound_beyond_loopback_at_any_time() -> None:
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         with contextlib.suppress(psutil.Error, OSError):
             pids = {p.pid for p in psutil.Process(child).children(recursive=True)} | {child}
-            inet, unix = sockets(pids)
+            inet, unix = bound(pids)
             seen_inet.update(inet)
             seen_unix.update(unix)
-    assert parent == os.getpid()
     assert len(seen_inet) > 6  # it did look
     assert [address for address in seen_inet if not is_loopback(address)] == []
     assert [name for name in seen_unix if "dtlab" in name or "torch" in name] == []
@@ -296,9 +270,8 @@ def test_the_watch_for_sockets_would_notice() -> None:
         everywhere.listen()
         local.bind(("127.0.0.1", 0))
         local.listen()
-        inet, _ = sockets({os.getpid()})
-    assert sorted(map(is_loopback, inet))[:1] == [False]
-    assert any(map(is_loopback, inet))
+        inet, _ = bound({os.getpid()})
+    assert set(map(is_loopback, inet)) == {False, True}
 
 
 # ---- others -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,6 @@ def one_message(
     sent: Any, wanted: Any, src: int | None = 0, late_rank: int = 0
 ) -> Callable[[Comm], None]:
     def function(comm: Comm) -> None:
-        import time
-
         if comm.rank == late_rank:
             time.sleep(late)
         if comm.rank == 0:
@@ -63,8 +62,6 @@ def test_the_second_to_come_refuses(
 
 def test_whoever_catches_it_may_try_again() -> None:
     def stubborn(comm: Comm) -> float | None:
-        import time
-
         if comm.rank == 0:
             time.sleep(late)
             with pytest.raises(ShapeMismatch):
@@ -80,15 +77,6 @@ def test_whoever_catches_it_may_try_again() -> None:
     assert run(stubborn, ranks=2, timeout=20).values[1] == 6.0
 
 
-def test_collectives_that_differ_are_named() -> None:
-    def mixed(comm: Comm) -> None:
-        x = torch.zeros(4)
-        broadcast(comm, x) if comm.rank == 0 else reduce(comm, x, root=1)
-
-    with pytest.raises(ShapeMismatch, match=r"(?s)broadcast.*reduce|reduce.*broadcast"):
-        run(mixed, ranks=2, timeout=20)
-
-
 @pytest.mark.parametrize("how", [
     lambda fn: simulate(fn, network=uniform(3, 1e-5, 1e9)), lambda fn: run(fn, ranks=3, timeout=30),
 ], ids=["simulate", "run"])
@@ -100,39 +88,25 @@ def test_roots_that_differ_are_named_though_no_message_ever_meets(how: Callable[
         how(each_its_own_root)
 
 
-def test_calls_differ_also_where_only_the_end_of_a_long_name_tells() -> None:
-    def work(comm: Comm) -> None:
-        comm = comm.labelled("a name that is long, " * 10 + str(comm.rank))
-        if comm.rank:
-            comm.send(torch.zeros(1), 0)
-        else:
-            comm.recv(torch.zeros(1), 1)
-
-    with pytest.raises(ShapeMismatch, match="rank 1 is in a name that is long"):
-        run(work, ranks=2)
+def long_names_that_differ_at_the_end(comm: Comm) -> None:
+    comm = comm.labelled("a name that is long, " * 10 + str(comm.rank))
+    if comm.rank:
+        comm.send(torch.zeros(1), 0)
+    else:
+        comm.recv(torch.zeros(1), 1)
 
 
-def test_sizes_that_differ_are_named() -> None:
-    def uneven(comm: Comm) -> None:
-        all_reduce(comm, torch.zeros(4 + comm.rank // 2))
-
-    with pytest.raises(ShapeMismatch, match=r"(?s)\[4\].*\[5\]|\[5\].*\[4\]"):
-        run(uneven, ranks=3, timeout=20)
-
-
-def test_more_messages_than_the_ledger_keeps_still_arrive() -> None:
-    def burst(comm: Comm) -> float | None:
-        sizes = [1 + n % 7 for n in range(100)]
-        if comm.rank == 0:
-            for work in [comm.isend(torch.ones(size), 1) for size in sizes]:
-                work.wait()
-            return None
-        into = [torch.zeros(size) for size in sizes]
-        for work in [comm.irecv(x, 0) for x in into]:
-            work.wait()
-        return sum(x.sum().item() for x in into)
-
-    assert run(burst, ranks=2).values[1] == sum(1 + n % 7 for n in range(100))
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda comm: reduce(comm, torch.zeros(4), root=1) if comm.rank else
+     broadcast(comm, torch.zeros(4)), r"(?s)broadcast.*reduce|reduce.*broadcast"),
+    (lambda comm: all_reduce(comm, torch.zeros(4 + comm.rank)), r"(?s)\[4\].*\[5\]|\[5\].*\[4\]"),
+    (lambda comm: comm.begin(all_reduce if comm.rank else broadcast, torch.zeros(4)).wait(),
+     r"(?s)broadcast.*all_reduce|all_reduce.*broadcast"),
+    (long_names_that_differ_at_the_end, "rank 1 is in a name that is long"),
+])
+def test_calls_that_differ_are_named(call: Callable[[Comm], object], words: str) -> None:
+    with pytest.raises(ShapeMismatch, match=words):
+        run(call, ranks=2, timeout=20)
 
 
 def test_a_header_survives_its_text_and_a_long_one_is_left_out() -> None:

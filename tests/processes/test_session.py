@@ -6,8 +6,6 @@ import gc
 import os
 import re
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import nbclient
@@ -15,11 +13,11 @@ import nbformat
 import pytest
 import torch
 
-import dtlab
 from dtlab import Comm, ConfigError, Deadlock, RankDied, RankFailed, Session
 from dtlab.processes import rank_monitor
 from dtlab.processes.launcher import RankGroup
 from dtlab.processes.rank_monitor import RankHandle
+from tests.processes.shared import wait_until_gone
 
 
 def test_variables_last_from_call_to_call(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,10 +160,7 @@ def test_a_session_that_nobody_holds_ends() -> None:
     session = Session(ranks=2, echo=False)
     pids = [int(pid) for pid in session.execute("import os; os.getpid()").values]
     del session
-    until = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until_gone(pids)
 
 
 @pytest.mark.parametrize(("owner", "moment"), [
@@ -243,10 +238,6 @@ def test_a_notebook_runs_cells_on_ranks() -> None:
     assert texts[10] == "[rank 0] False\n[rank 1] False\n[rank 2] False\n"
     assert "use %%ranks [how many]" in texts[11]
     assert "SyntaxError" in texts[12]
-
-
-def test_the_front_door() -> None:
-    assert dtlab.Session is Session
 
 
 def test_a_call_that_does_not_fit_is_refused_and_the_ranks_stay() -> None:

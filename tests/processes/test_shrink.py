@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,33 +55,24 @@ class NeverOver:
         threading.Event().wait()
 
 
-def test_a_send_that_gloo_forgets_ends_with_its_peer() -> None:
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_send_that_gloo_forgets_ends_with_its_peer(anew: bool, tmp_path: Path) -> None:
+    """Also that of a rank that was started anew."""
     def body(comm: Comm) -> bool:
+        if anew and comm.global_ranks[comm.rank] == 1:
+            while not comm.joining():
+                time.sleep(0.01)
+            comm = comm.shrink()
+        elif anew and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            dies(comm, 0)
         comm.end.transport.start = lambda operations: [NeverOver() for _ in operations]  # type: ignore[attr-defined]
         dies(comm, 1)
         with pytest.raises(RankDied, match="rank 1"):
             comm.send(torch.ones(2), 1)
         return True
 
-    assert dtlab.run(body, ranks=2, may_die=[1], timeout=20).values == [True, None]
-
-
-def test_a_rank_that_was_started_anew_is_told_so_too(tmp_path: Path) -> None:
-    def body(comm: Comm) -> bool:
-        if comm.global_ranks[comm.rank] == 0:
-            if not (tmp_path / "died").exists():
-                (tmp_path / "died").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            comm.end.transport.start = lambda operations: [NeverOver() for _ in operations]  # type: ignore[attr-defined]
-            with pytest.raises(RankDied, match="rank 1"):
-                comm.send(torch.ones(2), 1)
-            return True
-        while not comm.joining():
-            time.sleep(0.01)
-        comm.shrink()
-        return bool(os.kill(os.getpid(), signal.SIGKILL))
-
-    values = dtlab.run(body, ranks=2, may_die=range(2), max_restarts=1, timeout=20).values
+    values = dtlab.run(body, ranks=2, may_die=range(2), max_restarts=int(anew), timeout=20).values
     assert values == [True, None]
 
 
@@ -89,14 +81,15 @@ def test_who_looks_for_the_address_of_a_rank_that_has_died_is_told_so() -> None:
     server, pairs = StoreServer(2), [socket.socketpair() for _ in range(2)]
     ranks = [RankStore(ControlChannel(there)) for _, there in pairs]
     ends = [ControlChannel(here) for here, _ in pairs]
-    asking = [threading.Thread(target=store.shrink, args=(rank,), daemon=True)
-              for rank, store in enumerate(ranks)]
-    for thread, end in zip(asking, ends, strict=True):
-        thread.start()
-        select.select([end], [], [])
-        server.serve(end)
-    server.left(1, died=True)
     told: list[str] = []
+
+    def asked(rank: int, question: Callable[[], object]) -> threading.Thread:
+        """The thread in which `rank` asks it, once the server has it before it."""
+        thread = threading.Thread(target=question, daemon=True)
+        thread.start()
+        select.select([ends[rank]], [], [])
+        server.serve(ends[rank])
+        return thread
 
     def look() -> None:
         try:
@@ -104,22 +97,13 @@ def test_who_looks_for_the_address_of_a_rank_that_has_died_is_told_so() -> None:
         except dist.DistStoreError as error:
             told.append(str(error))
 
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    select.select([ends[0]], [], [])
-    server.serve(ends[0])
-    looking.join(5)
+    for rank in (0, 1):
+        asked(rank, partial(ranks[rank].shrink, rank))
+    server.left(1, died=True)
+    asked(0, look).join(5)
     assert told == ["a rank has died"]
-    again = threading.Thread(target=ranks[0].shrink, args=(0,), daemon=True)
-    again.start()
-    select.select([ends[0]], [], [])
-    server.serve(ends[0])
-    again.join(5)
-    looking = threading.Thread(target=look, daemon=True)  # Gloo's thread of the time before
-    looking.start()
-    select.select([ends[0]], [], [])
-    server.serve(ends[0])
-    looking.join(5)
+    asked(0, partial(ranks[0].shrink, 0)).join(5)
+    asked(0, look).join(5)  # Gloo's thread of the time before
     assert told == ["a rank has died"] * 2
 
 

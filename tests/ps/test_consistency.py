@@ -11,30 +11,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtlab import Comm, ConfigError, ps, simulate
+from dtlab import ConfigError, ps, simulate
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
+from tests.simulator.shared import pause
 
 STEPS = 8
 
 
 def diaries(consistency: ps.Consistency, speeds: list[list[float]], servers: int = 1) -> Any:
     """The servers' statistics; and of each worker, when it ended each pull and each clock."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=servers, consistency=consistency, update=ps.SGD(lr=1.0),
-                       partition=ps.Range())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(4)})
+    @on_workers({"w": torch.zeros(4)}, servers=servers, consistency=consistency,
+                update=ps.SGD(lr=1.0), partition=ps.Range())
+    def body(node: ps.Node) -> Any:
         pulled, clocked = [], []
         for step in range(STEPS):
             node.pull(["w"])
-            pulled.append(comm.now())
-            with comm.compute("step", seconds=speeds[comm.rank - servers][step]):
-                pass
+            pulled.append(node.comm.now())
+            pause(node.comm, "step", speeds[node.comm.rank - servers][step])
             node.push({"w": torch.ones(4)})
-            clocked.append(comm.now())
+            clocked.append(node.comm.now())
             node.clock()
-        node.finish()
         return pulled, clocked
 
     values = simulate(body, network=uniform(servers + len(speeds), 1e-7, 1e12)).values
@@ -115,20 +112,14 @@ def test_an_update_is_the_mean_of_its_pushes_though_one_worker_made_them_all(
     consistency: ps.Consistency, rule: ps.Update, pushes: tuple[list[float], ...],
     stored: list[float],
 ) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=consistency, update=rule)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(2)})
-        if comm.rank == 1:
+    @on_workers({"w": torch.zeros(2)}, consistency=consistency, update=rule)
+    def body(node: ps.Node) -> Any:
+        if node.comm.rank == 1:
             for push in pushes:
                 node.push({"w": torch.tensor(push)})
         node.clock()
-        with comm.compute("until both pushes are in", seconds=1.0):
-            pass
-        found = node.pull(["w"])["w"].tolist()
-        node.finish()
-        return found
+        pause(node.comm, "until both pushes are in", 1.0)
+        return node.pull(["w"])["w"].tolist()
 
     for found in simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:]:
         assert found == pytest.approx(stored)
@@ -160,21 +151,15 @@ def test_bsp_waits_for_the_straggler_and_drops_nothing() -> None:
 
 def test_a_late_worker_starts_again_at_the_open_clock() -> None:
     """Its next gradient counts again: it is not late for ever."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.BackupWorkers(1), update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        slow_first = [0.505, 0.001, 0.001] if comm.rank == 3 else [0.01] * 60
+    @on_workers({"w": torch.zeros(1)}, consistency=ps.BackupWorkers(1), update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
+        slow_first = [0.505, 0.001, 0.001] if node.comm.rank == 3 else [0.01] * 60
         for seconds in slow_first:
             node.pull(["w"])
-            with comm.compute("step", seconds=seconds):
-                pass
-            node.push({"w": torch.full((1,), -1.0 if comm.rank == 3 else 0.0)})
+            pause(node.comm, "step", seconds)
+            node.push({"w": torch.full((1,), -1.0 if node.comm.rank == 3 else 0.0)})
             node.clock()
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].item()
 
     server, last, _, _ = simulate(body, network=uniform(4, 1e-7, 1e12)).values
     assert server.clocks[3] > 40  # it skipped what had closed without it
@@ -189,18 +174,13 @@ def test_a_quorum_is_that_fraction_rounded_up(fraction: float, workers: int, nee
 
 
 def test_a_worker_that_finishes_early_holds_nobody_up() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        for _ in range(comm.rank):  # worker 1 leaves first
+    @on_workers({"w": torch.zeros(1)}, update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
+        for _ in range(node.comm.rank):  # worker 1 leaves first
             node.pull(["w"])
             node.push({"w": -torch.ones(1)})
             node.clock()
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].item()
 
     assert simulate(body, network=uniform(4, 1e-6, 1e9)).values[1:] == [1.0, 2.0, 3.0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,16 +19,15 @@ from dtlab import Comm, RankDied, RankFailed, Result, ps, run, simulate
 from dtlab.ps import Checkpoints
 from dtlab.ps.replica import Replica
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 from tests.ps.test_stalls import GONE, sleepy, star
+from tests.simulator.shared import pause
 
 STRONG = [ps.Chain(), ps.Leader(sync=True)]
 SERVERS, MASTER, RANKS, STEPS = 4, 4, 7, 5  # two servers with two copies each: ranks 0, 2 and 1, 3
 KEYS = [f"k{i}" for i in range(6)]
 NETWORK = uniform(RANKS, 1e-5, 1e9)
-
-
-def joined(comm: Comm, **how: Any) -> ps.Node:
-    return ps.join(comm, servers=SERVERS, replicas=1, **{"lease_s": 0.01} | how)
+COPIES: dict[str, Any] = {"servers": SERVERS, "replicas": 1, "lease_s": 0.01}
 
 
 # ---- keys move ----------------------------------------------------------------------------------
@@ -36,7 +35,8 @@ def joined(comm: Comm, **how: Any) -> ps.Node:
 
 def moving(comm: Comm, rule: ps.Replication, plan: dict[int, Any], **how: Any) -> Any:
     """`plan`: before which step, which servers shall hold the keys."""
-    node = joined(comm, replication=rule, active=1, update=ps.SGD(0.1, momentum=0.9), **how)
+    node = ps.join(comm, replication=rule, active=1, update=ps.SGD(0.1, momentum=0.9),
+                   **COPIES, **how)
     if node.is_server:
         return node.serve()
     node.init({key: torch.full((5,), float(i), dtype=torch.float64) for i, key in enumerate(KEYS)}
@@ -48,8 +48,7 @@ def moving(comm: Comm, rule: ps.Replication, plan: dict[int, Any], **how: Any) -
         weights = node.pull(KEYS)
         rows = [step, 7, comm.rank]
         table = node.pull_rows("table", rows)
-        with comm.compute("step", seconds=0.002):
-            pass
+        pause(comm, "step", 0.002)
         node.push({key: (w - comm.rank).sin() for key, w in weights.items()})
         node.push_rows("table", rows, table.cos())
         node.clock()
@@ -89,16 +88,12 @@ EVENTS = st.none() | st.integers(0, 420)
 @pytest.mark.parametrize("victim", range(SERVERS))
 @pytest.mark.parametrize("rule", STRONG, ids=repr)
 def test_a_copy_may_die_at_every_single_event(rule: ps.Replication, victim: int) -> None:
-    def body(comm: Comm) -> Any:
-        node = joined(comm, replication=rule, active=1, partition=ps.Range())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.arange(6.0)})
+    @on_workers({"w": torch.arange(6.0)}, **COPIES, replication=rule, active=1,
+                partition=ps.Range())
+    def body(node: ps.Node) -> Any:
         for servers in (2, 1):
             node.use_servers(servers)
-        last = node.pull(["w"])["w"]
-        node.finish()
-        return last.tolist()
+        return node.pull(["w"])["w"].tolist()
 
     events, values = 0, [None] * 6
     while values[victim] is None:
@@ -148,17 +143,14 @@ def test_what_was_asked_before_keys_move_is_answered_before(
     rule: ps.Replication, victim: int
 ) -> None:
     """Keys are named by their places, and these change; who has no answer asks again."""
-    def body(comm: Comm) -> Any:
-        node = joined(comm, replication=rule, update=ps.SGD(1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({key: torch.arange(4.0) for key in KEYS})
+    @on_workers({key: torch.arange(4.0) for key in KEYS}, **COPIES, replication=rule,
+                update=ps.SGD(1.0))
+    def body(node: ps.Node) -> Any:
         early = node.pull_async(KEYS)
         node.push_async({key: -torch.ones(4) for key in KEYS})
         node.use_servers([1])
         node.clock()
         last = node.pull(KEYS)
-        node.finish()
         return [[w.tolist() for w in weights.values()] for weights in (early.wait(), last)]
 
     for event in range(10, 60):
@@ -177,7 +169,7 @@ class Sent(list[Any]):
 def with_two_copies(what: Any) -> Any:
     """`what(replica, another of the same server, what they sent)`."""
     def body(comm: Comm) -> Any:
-        policy, sent = joined(comm).policy, Sent()
+        policy, sent = ps.join(comm, **COPIES).policy, Sent()
         copies = (Replica(comm, sent, policy, 0, ps.Chain()) for _ in range(2))  # type: ignore[arg-type]
         return what(*copies, sent)
 
@@ -215,7 +207,7 @@ def test_a_copy_shows_nothing_until_its_keys_have_moved_as_well() -> None:
 
 def saving(comm: Comm, folder: Path, steps: int, rule: ps.Replication) -> Any:
     """`steps` iterations in all, from the last checkpoint on; half of the keys are made late."""
-    node = joined(comm, replication=rule, update=ps.Adam(lr=0.1), partition=ps.Range(),
+    node = ps.join(comm, **COPIES, replication=rule, update=ps.Adam(lr=0.1), partition=ps.Range(),
                   checkpoints=Checkpoints(folder, every=4))
     if node.is_server:
         return node.serve()
@@ -223,8 +215,7 @@ def saving(comm: Comm, folder: Path, steps: int, rule: ps.Replication) -> Any:
     node.init({"v": torch.ones(4, dtype=torch.float64)})
     for step in range(begin, steps):
         weights = node.pull(["w", "v"])
-        with comm.compute("step", seconds=0.003):
-            pass
+        pause(comm, "step", 0.003)
         node.push({key: (w + step).sin() for key, w in weights.items()})
         node.clock()
     last = node.pull(["w", "v"])
@@ -316,17 +307,14 @@ def test_a_copy_that_comes_back_knows_what_was_resumed(
 
 def test_keys_that_are_made_late_count_no_clock_twice(tmp_path: Path) -> None:
     """Without copies, too: what this run has written itself is nothing to go on from."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, checkpoints=Checkpoints(tmp_path, every=2))
-        if node.is_server:
-            return node.serve()
+    @on_workers(checkpoints=Checkpoints(tmp_path, every=2))
+    def body(node: ps.Node) -> Any:
         begins = [node.init({"w": torch.zeros(1)})]
         for step in range(4):
             if step == 3:
                 begins.append(node.init({"v": torch.zeros(1)}))
             node.pull(["w"])
             node.clock()
-        node.finish()
         return begins
 
     assert simulate(body, network=uniform(2, 1e-5, 1e9)).values[1] == [0, 0]
@@ -336,35 +324,31 @@ def test_keys_that_are_made_late_count_no_clock_twice(tmp_path: Path) -> None:
 # ---- workers that are lost ----------------------------------------------------------------------
 
 
-def count(comm: Comm, node: ps.Node, clocks: int) -> list[float]:
+def count(node: ps.Node, clocks: int = 10) -> list[float]:
     """Under BSP each clock adds one to the weights, from any worker; keys move halfway."""
     node.init({key: torch.zeros(1) for key in KEYS})
     for clock in range(clocks):
         if clock == clocks // 2:
             node.use_servers(1)
         node.pull(KEYS)
-        with comm.compute("step", seconds=0.003):
-            pass
+        pause(node.comm, "step", 0.003)
         node.push({key: -torch.ones(1) for key in KEYS})
         node.clock()
-    last = node.pull(KEYS)
-    node.finish()
-    return [w.item() for w in last.values()]
+    return [w.item() for w in node.pull(KEYS).values()]
 
 
-def counting(comm: Comm, servers: int, rule: ps.Replication, lost_worker: str,
+def counting(servers: int, rule: ps.Replication, lost_worker: str,
              patience_s: float | None = 0.05) -> Any:
-    node = ps.join(comm, servers=servers, replicas=1, replication=rule, update=ps.SGD(lr=1.0),
-                   lease_s=0.01, grace_s=20.0, patience_s=patience_s, lost_worker=lost_worker)
-    return node.serve() if node.is_server else count(comm, node, 10)
+    how = {"servers": servers, "replicas": 1, "replication": rule, "update": ps.SGD(lr=1.0),
+           "lease_s": 0.01, "grace_s": 20.0, "patience_s": patience_s, "lost_worker": lost_worker}
+    return on_workers(**how)(count)
 
 
 def counted(rule: ps.Replication, crash: dict[int, int], lost_worker: str = "go on",
             closes: bool = False) -> Result:
     """closes: a crash breaks connections, as that of a process does, so that nobody has to be
     patient."""
-    return simulate(lambda comm: counting(comm, SERVERS, rule, lost_worker,
-                                          None if closes else 0.05), crash=crash,
+    return simulate(counting(SERVERS, rule, lost_worker, None if closes else 0.05), crash=crash,
                     detect_s=0.001 if closes else None, network=uniform(8, 1e-5, 1e9), timeout=60,
                     trace=False)
 
@@ -400,7 +384,7 @@ def test_nobody_is_lost_because_servers_sleep(
     """What workers have written meanwhile lies there unread."""
     try:
         with sleepy(seed, 0.02, leases, range(3)):
-            result = simulate(lambda comm: counting(comm, 2, rule, "go on"), trace=False,
+            result = simulate(counting(2, rule, "go on"), trace=False,
                               network=uniform(5, 1e-5, 1e9), timeout=60)
     except RankFailed as failed:  # all copies were given up at the same time
         told = str(failed)
@@ -413,10 +397,8 @@ def test_nobody_is_lost_because_servers_sleep(
 
 @pytest.mark.parametrize("patience_s", [None, 0.05])
 def test_without_copies_a_worker_may_be_lost_and_a_server_may_not(patience_s: float | None) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, update=ps.SGD(lr=1.0), patience_s=patience_s,
-                       lost_worker="go on")
-        return node.serve() if node.is_server else count(comm, node, 10)
+    body = on_workers(servers=2, update=ps.SGD(lr=1.0), patience_s=patience_s,
+                      lost_worker="go on")(count)
 
     def values(crash: dict[int, int]) -> list[Any]:
         return simulate(body, network=uniform(5, 1e-5, 1e9), crash=crash, detect_s=0.001,
@@ -431,10 +413,7 @@ def test_without_copies_a_worker_may_be_lost_and_a_server_may_not(patience_s: fl
 
 
 def test_nor_without_copies() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, patience_s=0.05, lost_worker="go on")
-        return node.serve() if node.is_server else count(comm, node, 20)
-
+    body = on_workers(patience_s=0.05, lost_worker="go on")(partial(count, clocks=20))
     for seed in range(5):
         with sleepy(seed, 0.1, 15, range(1)):
             server = simulate(body, network=uniform(3, 1e-5, 1e9), trace=False).values[0]
@@ -444,11 +423,8 @@ def test_nor_without_copies() -> None:
 @pytest.mark.parametrize("event", range(8, 60, 3))
 def test_who_waits_for_one_server_is_not_lost_for_another(event: int) -> None:
     """Worker 5 dies between its messages to two servers; one of them answers the others at once."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, update=ps.SGD(lr=1.0), patience_s=0.05,
-                       lost_worker="go on")
-        return node.serve() if node.is_server else count(comm, node, 5)
-
+    body = on_workers(servers=2, update=ps.SGD(lr=1.0), patience_s=0.05,
+                      lost_worker="go on")(partial(count, clocks=5))
     values = simulate(body, network=uniform(6, 1e-5, 1e9), crash={5: event}, trace=False).values
     assert values[3] == values[4] == [5.0] * 6
     assert all(server.lost_workers == [5] for server in values[:2])

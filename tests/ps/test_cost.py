@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, cost, ps, simulate
+from dtlab import ConfigError, cost, ps, simulate
 from dtlab.topology import uniform, with_link
 from dtlab.topology.base import Topology
+from tests.ps.shared import on_workers
 
 BYTES = 64 << 20
 PORT_BPS = 10e9
@@ -17,18 +18,14 @@ PORT_BPS = 10e9
 
 def iteration_s(workers: int, servers: int, network: Topology) -> float:
     """One pull and one push by every worker at once, on tensors without data."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=servers, consistency=ps.ASP(), partition=ps.Range())
-        if node.is_server:
-            return node.serve()
+    @on_workers(servers=servers, consistency=ps.ASP(), partition=ps.Range())
+    def body(node: ps.Node) -> Any:
         w = torch.empty(BYTES // 4, device="meta")
         node.init({"w": w})
-        begin_s = comm.now()
+        begin_s = node.comm.now()
         node.pull(["w"], out={"w": torch.empty_like(w)})
         node.push({"w": w})
-        end_s = comm.now()
-        node.finish()
-        return begin_s, end_s
+        return begin_s, node.comm.now()
 
     times = simulate(body, network=network, trace=False).values[servers:]
     return max(end for _, end in times) - min(begin for begin, _ in times)

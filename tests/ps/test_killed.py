@@ -89,15 +89,6 @@ def test_the_death_of_any_other_rank_still_ends_the_run() -> None:
         run(dies, ranks=2, may_die=[0])
 
 
-def test_the_value_of_a_rank_that_died_is_none() -> None:
-    def dies(comm: Comm) -> Any:
-        if comm.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return comm.rank
-
-    assert run(dies, ranks=3, may_die=[1]).values == [0, None, 2]
-
-
 def test_who_was_not_ready_for_a_death_is_told_whose_it_was() -> None:
     def unready(comm: Comm) -> None:
         if comm.rank == 1:

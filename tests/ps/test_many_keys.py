@@ -17,6 +17,7 @@ from dtlab.ps.index import KeyIndex, Shard
 from dtlab.ps.partition import Spec
 from dtlab.ps.store import Store
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 WORKERS, STEPS = 3, 7
 SHAPES: list[tuple[int, ...]] = [(4,), (2, 3), (), (0,), (7,), (1, 2, 2), (5,), (3,)]
@@ -101,11 +102,9 @@ def test_replicas_agree_on_keys_that_were_asked_for_apart() -> None:
 @pytest.mark.parametrize("backend", ["simulator", "processes"])
 @pytest.mark.parametrize("partition", [ps.Hash(), ps.Range()], ids=repr)
 def test_a_room_holds_what_separate_tensors_hold(backend: str, partition: ps.Partition) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, active=1, partition=partition, consistency=ps.ASP())
-        if node.is_server:
-            return node.serve()
-        node.init(start(), tables=["table"])
+    @on_workers(start(), tables=["table"], servers=2, active=1, partition=partition,
+                consistency=ps.ASP())
+    def body(node: ps.Node) -> Any:
         weights, grads = node.buffer(start()), node.buffer(start())
         found = []
         for step in range(4):
@@ -122,7 +121,6 @@ def test_a_room_holds_what_separate_tensors_hold(backend: str, partition: ps.Par
             else:
                 node.push({key: g.clone() for key, g in grads.items()})
             found.append({key: w.clone() for key, w in separate.items()})
-        node.finish()
         return found
 
     values = (run(body, ranks=3) if backend == "processes"
@@ -159,10 +157,8 @@ def test_a_room_of_another_node_is_as_good_as_separate_tensors() -> None:
 
 
 def test_parameters_that_need_gradients_are_pulled_into_and_pushed() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.FedAvg())
-        if node.is_server:
-            return node.serve()
+    @on_workers(consistency=ps.ASP(), update=ps.FedAvg())
+    def body(node: ps.Node) -> Any:
         start = {i: torch.nn.Parameter(torch.full((2, i + 1), float(i))) for i in range(4)}
         node.init(start)
         mine = {i: torch.nn.Parameter(torch.zeros(2, i + 1)) for i in range(4)}
@@ -170,9 +166,7 @@ def test_parameters_that_need_gradients_are_pulled_into_and_pushed() -> None:
         sum(w.square().sum() for w in mine.values()).backward()
         gradients = [w.grad.mean().item() for w in mine.values() if w.grad is not None]
         node.push({i: w * 2 for i, w in mine.items()})
-        last = node.pull(range(4))
-        node.finish()
-        return gradients, [w.mean().item() for w in last.values()]
+        return gradients, [w.mean().item() for w in node.pull(range(4)).values()]
 
     wanted = [0, 2, 4, 6]
     assert simulate(body, network=uniform(2, 0, 1e9)).values[1] == (wanted, wanted)
@@ -194,15 +188,11 @@ def test_small_keys_of_a_room_lie_end_to_end() -> None:
 
 
 def test_a_letter_is_as_short_for_thousands_of_keys_as_for_two() -> None:
-    def body(comm: Comm, keys: int, steps: int) -> Any:
-        node = ps.join(comm, consistency=ps.ASP())
-        if node.is_server:
-            return node.serve()
+    @on_workers(consistency=ps.ASP())
+    def body(node: ps.Node, keys: int, steps: int) -> None:
         node.init({f"layer{i}": torch.zeros(3) for i in range(keys)})
         for _ in range(steps):
             node.push(node.pull([f"layer{i}" for i in range(keys)]))
-        node.finish()
-        return None
 
     def letters(keys: int) -> int:
         """The bytes that a worker sends in a step, without tensors."""
@@ -215,16 +205,12 @@ def test_a_letter_is_as_short_for_thousands_of_keys_as_for_two() -> None:
 
 
 def test_nan_is_dropped_key_by_key() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(1.0), nan="drop")
-        if node.is_server:
-            return node.serve()
-        node.init({i: torch.zeros(2) for i in range(5)})
+    @on_workers({i: torch.zeros(2) for i in range(5)}, consistency=ps.ASP(), update=ps.SGD(1.0),
+                nan="drop")
+    def body(node: ps.Node) -> Any:
         node.push({i: torch.tensor([1.0, float("nan") if i in (0, 3) else 1.0])
                    for i in range(5)})
-        weights = node.pull(range(5))
-        node.finish()
-        return [w.tolist() for w in weights.values()]
+        return [w.tolist() for w in node.pull(range(5)).values()]
 
     server, weights = simulate(body, network=uniform(2, 0, 1e9)).values
     assert weights == [[0, 0], [-1, -1], [-1, -1], [0, 0], [-1, -1]]
@@ -232,18 +218,14 @@ def test_nan_is_dropped_key_by_key() -> None:
 
 
 def test_what_was_saved_of_keys_with_different_histories_is_resumed(tmp_path: Path) -> None:
-    def body(comm: Comm, steps: int) -> Any:
-        node = ps.join(comm, update=ps.Adam(0.1), checkpoints=ps.Checkpoints(tmp_path, every=1))
-        if node.is_server:
-            return node.serve()
-        node.init({i: torch.full((3,), float(i)) for i in range(6)})
+    @on_workers({i: torch.full((3,), float(i)) for i in range(6)}, update=ps.Adam(0.1),
+                checkpoints=ps.Checkpoints(tmp_path, every=1))
+    def body(node: ps.Node, steps: int) -> Any:
         for step in range(steps):
             weights = node.pull(range(6))
             node.push({i: weights[i] + 1 for i in range(6) if i % 3 <= step % 3})
             node.clock()
-        last = node.pull(range(6))
-        node.finish()
-        return last
+        return node.pull(range(6))
 
     def after(steps: int) -> Any:
         return simulate(lambda comm: body(comm, steps), network=uniform(2, 0, 1e9)).values[1]

@@ -12,6 +12,7 @@ import torch
 from dtlab import Comm, ConfigError, ps, run, simulate
 from dtlab.ps.messages import Endpoint
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 NETWORK = uniform(2, 1e-6, 1e9)
 
@@ -76,23 +77,17 @@ def test_what_a_peer_that_never_answers_has_received_is_let_go() -> None:
 
 
 def test_training_is_the_same_bit_for_bit() -> None:
-    def train(comm: Comm) -> list[float]:
-        node = ps.join(comm, consistency=ps.BSP(), update=ps.Adam(lr=0.1))
-        if node.is_server:
-            node.serve()
-            return []
-        node.init({"small": torch.zeros(7), "large": torch.zeros(3000),
-                   "half": torch.zeros(2, 3, dtype=torch.bfloat16)})
+    @on_workers({"small": torch.zeros(7), "large": torch.zeros(3000),
+                 "half": torch.zeros(2, 3, dtype=torch.bfloat16)}, update=ps.Adam(lr=0.1))
+    def train(node: ps.Node) -> list[float]:
         for step in range(5):
             w = node.pull(["small", "large", "half"])
-            node.push({key: x * 0.5 + step + comm.rank for key, x in w.items()})
+            node.push({key: x * 0.5 + step + node.comm.rank for key, x in w.items()})
             node.clock()
-        last = node.pull(["small", "large", "half"])
-        node.finish()
-        return [x.double().sum().item() for x in last.values()]
+        return [x.double().sum().item() for x in node.pull(["small", "large", "half"]).values()]
 
-    here = run(train, ranks=3).values
-    assert here == simulate(train, network=uniform(3, 1e-6, 1e9)).values
+    here = run(train, ranks=3).values[1:]
+    assert here == simulate(train, network=uniform(3, 1e-6, 1e9)).values[1:]
 
 
 RULES = [ps.SGD(lr=0.1), ps.SGD(lr=0.1, momentum=0.9), ps.Adam(), ps.StalenessAwareSGD(),
@@ -139,19 +134,14 @@ def test_a_buffer_may_be_reused_once_its_push_is_answered(
 
 def test_a_push_is_answered_once_it_has_been_read() -> None:
     """Adding 16 MB takes longer than telling the worker so."""
-    def train(comm: Comm) -> list[float]:
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
-        if node.is_server:
-            node.serve()
-            return []
-        node.init({"w": torch.zeros(4_000_000)})
+    @on_workers({"w": torch.zeros(4_000_000)}, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
+    def train(node: ps.Node) -> list[float]:
         buffer = node.buffer(["w"])
         for _ in range(5):
             buffer["w"].fill_(-1)
             node.push(buffer)
             buffer["w"].fill_(torch.inf)
         w = node.pull(["w"])["w"]
-        node.finish()
         return [w.min().item(), w.max().item()]
 
     assert run(train, ranks=2).values[1] == [5.0, 5.0]
@@ -159,11 +149,8 @@ def test_a_push_is_answered_once_it_has_been_read() -> None:
 
 def test_keys_move_while_their_weights_are_being_sent() -> None:
     """A server that gives up its weights changes none that a worker has pulled."""
-    def work(comm: Comm) -> list[float]:
-        node = ps.join(comm, servers=2, active=1, consistency=ps.BSP(), update=ps.SGD(lr=1.0))
-        if node.is_server:
-            node.serve()
-            return []
+    @on_workers(servers=2, active=1, consistency=ps.BSP(), update=ps.SGD(lr=1.0))
+    def work(node: ps.Node) -> list[float]:
         keys = {f"w{i}": torch.full((30_000,), float(i)) for i in range(6)}
         node.init(keys)
         for step in range(6):
@@ -172,11 +159,9 @@ def test_keys_move_while_their_weights_are_being_sent() -> None:
             node.push({key: torch.full_like(x, -1) for key, x in w.items()})
             node.clock()
         w = node.pull(keys)
-        node.finish()
         return [x.sum().item() / 30_000 for x in w.values()]
 
-    found = run(work, ranks=4).values
-    assert found == [[], [], [6.0 + i for i in range(6)], [6.0 + i for i in range(6)]]
+    assert run(work, ranks=4).values[2:] == [[6.0 + i for i in range(6)]] * 2
 
 
 @pytest.mark.parametrize("colocated", [False, True])

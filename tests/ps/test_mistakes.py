@@ -10,19 +10,15 @@ import torch
 
 from dtlab import Comm, ConfigError, Deadlock, DtlabError, ShapeMismatch, ps, run, simulate
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 
 def worker_calls(call: Callable[[ps.Node], object], ranks: int = 2, **how: Any) -> Any:
     """Run `call` on the workers after an init of w (3,) and the table e (4, 2)."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, **how)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(3), "e": torch.zeros(4, 2)}, tables=["e"])
+    @on_workers({"w": torch.zeros(3), "e": torch.zeros(4, 2)}, tables=["e"], **how)
+    def body(node: ps.Node) -> Any:
         call(node)
-        last = node.pull(["w"])["w"]
-        node.finish()
-        return last
+        return node.pull(["w"])["w"]
 
     return simulate(body, network=uniform(ranks, 1e-6, 1e9)).values
 
@@ -121,11 +117,9 @@ def test_nan_is_left_out_or_let_through_by_choice_and_counted() -> None:
 
 
 def test_workers_that_make_different_keys_are_told() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm)
-        if node.is_server:
-            return node.serve()
-        return node.init({"w": torch.zeros(2 + comm.rank)})
+    @on_workers()
+    def body(node: ps.Node) -> None:
+        node.init({"w": torch.zeros(2 + node.comm.rank)})
 
     with pytest.raises(ConfigError, match=r"rank \d makes the key 'w' with .* rank \d with"):
         simulate(body, network=uniform(3, 1e-6, 1e9))
@@ -141,12 +135,9 @@ def test_a_worker_that_never_finishes_is_named() -> None:
 
 
 def test_a_mistake_on_processes_is_the_same_mistake() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(2)})
-        return node.pull(["v"])
+    @on_workers({"w": torch.zeros(2)})
+    def body(node: ps.Node) -> None:
+        node.pull(["v"])
 
     with pytest.raises(ConfigError, match="unknown key 'v'"):
         run(body, ranks=2)
@@ -157,19 +148,15 @@ def test_a_mistake_on_processes_is_the_same_mistake() -> None:
 
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_keys_without_data_are_pulled_without_data(replicas: int) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, replicas=replicas, partition=ps.Range())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.empty(9, device="meta"), "emb": torch.empty(4, 3, device="meta")},
-                  tables=["emb"])
+    @on_workers({"w": torch.empty(9, device="meta"), "emb": torch.empty(4, 3, device="meta")},
+                tables=["emb"], servers=2, replicas=replicas, partition=ps.Range())
+    def body(node: ps.Node) -> Any:
         keys, buffer = ["w", "emb"], node.buffer(["w"])
         found = [*node.pull(keys).values(), *node.peek(keys).values(), node.pull_rows("emb", [1]),
                  *node.pull(buffer, out=buffer).values()]
         node.push({"w": found[0], "emb": found[1]})
         node.push_rows("emb", [1], found[4])
         node.clock()
-        node.finish()
         return [(x.device.type, tuple(x.shape)) for x in found]
 
     values = simulate(body, network=uniform(5, 1e-5, 1e9)).values
@@ -188,14 +175,10 @@ META, REAL = torch.empty(3, device="meta"), torch.zeros(3)
 ])
 def test_data_and_no_data_do_not_mix(first: torch.Tensor, second: torch.Tensor,
                                      pushed: torch.Tensor, says: str) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": first if comm.rank == 1 else second})
+    @on_workers()
+    def body(node: ps.Node) -> None:
+        node.init({"w": first if node.comm.rank == 1 else second})
         node.push({"w": pushed})
-        node.finish()
-        return None
 
     with pytest.raises(DtlabError, match=says):
         simulate(body, network=uniform(3, 1e-5, 1e9))

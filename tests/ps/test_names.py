@@ -13,6 +13,7 @@ import torch
 import dtlab
 from dtlab import Comm, ps
 from dtlab.ps.partition import stable_hash
+from tests.ps.shared import on_workers
 
 BACKENDS: dict[str, Callable[..., dtlab.Result]] = {
     "simulated": lambda fn, p: dtlab.simulate(fn, network=dtlab.topology.uniform(p, 1e-6, 1e9)),
@@ -25,22 +26,16 @@ BACKENDS: dict[str, Callable[..., dtlab.Result]] = {
 def test_workers_may_name_keys_in_any_order(partition: ps.Partition, replicas: int) -> None:
     servers = 2 * (replicas + 1)
 
-    def train(comm: Comm) -> Any:
-        node = ps.join(comm, servers=servers, partition=partition, replicas=replicas,
-                       update=ps.SGD(lr=1.0))
-        if node.is_server:
-            node.serve()
-            return None
+    @on_workers(servers=servers, partition=partition, replicas=replicas, update=ps.SGD(lr=1.0))
+    def train(node: ps.Node) -> Any:
         shapes = {"a": (3,), "b": (2, 3), "c": (3,)}
         keys = {key: torch.full(shape, 1.0 + i) for i, (key, shape) in enumerate(shapes.items())}
-        order = [[*"abc"], [*"cab"], [*"bca"]][comm.rank % 3]
+        order = [[*"abc"], [*"cab"], [*"bca"]][node.comm.rank % 3]
         node.init({key: keys[key] for key in order}, tables=["b"])
         node.push({key: torch.full_like(keys[key], 0.25) for key in order if key != "b"})
         node.push_rows("b", [1], torch.full((1, 3), 0.5))
         node.clock()
-        found = node.pull(order[::-1])
-        node.finish()
-        return {key: value.tolist() for key, value in found.items()}
+        return {key: value.tolist() for key, value in node.pull(order[::-1]).items()}
 
     for value in BACKENDS["simulated"](train, servers + bool(replicas) + 3).values[-3:]:
         assert value == {"a": [0.75] * 3, "b": [[2.0] * 3, [1.5] * 3], "c": [2.75] * 3}
@@ -70,15 +65,10 @@ def test_keys_that_are_equal_have_one_place(keys: tuple[Any, ...]) -> None:
     assert len({*keys}) == 1
     assert len({stable_hash(key) for key in keys}) == 1
 
-    def train(comm: Comm) -> Any:
-        node = ps.join(comm, servers=3)
-        if node.is_server:
-            node.serve()
-            return None
-        node.init({keys[comm.rank % len(keys)]: torch.full((4,), 7.0)})
-        found = node.pull([keys[0]])[keys[-1]].tolist()
-        node.finish()
-        return found
+    @on_workers(servers=3)
+    def train(node: ps.Node) -> Any:
+        node.init({keys[node.comm.rank % len(keys)]: torch.full((4,), 7.0)})
+        return node.pull([keys[0]])[keys[-1]].tolist()
 
     assert BACKENDS["simulated"](train, 5).values[3:] == [[7.0] * 4] * 2
 
@@ -108,17 +98,13 @@ def test_a_worker_that_forgets_finish_is_told(backend: str, colocated: bool) -> 
 
 
 def test_keys_of_numpy_in_another_order_than_the_first_workers() -> None:
-    def train(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        keys = [np.int64(5), ("x", (2, 3)), np.longdouble(2)][:: 1 if comm.rank == 1 else -1]
+    @on_workers(update=ps.SGD(lr=1.0))
+    def train(node: ps.Node) -> Any:
+        keys = [np.int64(5), ("x", (2, 3)), np.longdouble(2)][:: 1 if node.comm.rank == 1 else -1]
         node.init({key: torch.zeros(()) for key in keys})
         node.push({5: torch.ones(())})
         node.clock()
-        found = node.pull([("x", (2, 3)), 5, 2])
-        node.finish()
-        return [float(x) for x in found.values()]
+        return [float(x) for x in node.pull([("x", (2, 3)), 5, 2]).values()]
 
     assert BACKENDS["simulated"](train, 3).values[1:] == [[0.0, -1.0, 0.0]] * 2
 

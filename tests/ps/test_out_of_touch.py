@@ -8,9 +8,10 @@ import networkx as nx
 import pytest
 import torch
 
-from dtlab import Comm, RankFailed, Result, ps, simulate
+from dtlab import RankFailed, Result, ps, simulate
 from dtlab.topology import Topology, with_link
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
+from tests.ps.shared import on_workers
 from tests.ps.test_replication import STRONG
 
 LEASE_S, STEPS, CUT_S = 0.01, 10, 0.02
@@ -38,22 +39,17 @@ def two_switches(only_near: tuple[int, ...], healed_s: float = 1e3) -> Topology:
 def trained(network: Topology, rule: ps.Replication, *, grace_s: float,
             pauses_s: tuple[float, float], crash: dict[int, int] | None = None) -> Result:
     """The workers count to STEPS together, and pause half-way, when the link has failed."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=3, replicas=2, replication=rule, update=ps.SGD(lr=1.0),
-                       lease_s=LEASE_S, grace_s=grace_s)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
+    @on_workers({"w": torch.zeros(1)}, servers=3, replicas=2, replication=rule,
+                update=ps.SGD(lr=1.0), lease_s=LEASE_S, grace_s=grace_s)
+    def body(node: ps.Node) -> Any:
         for step in range(STEPS):
-            step_s = pauses_s[comm.rank - WORKERS[0]] if step == STEPS // 2 else CUT_S / STEPS
-            with comm.compute("step", seconds=step_s):
+            step_s = pauses_s[node.comm.rank - WORKERS[0]] if step == STEPS // 2 else CUT_S / STEPS
+            with node.comm.compute("step", seconds=step_s):
                 pass
             node.push({"w": -torch.ones(1)})
             node.clock()
             node.pull(["w"])
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].item()
 
     return simulate(body, network=network, timeout=60, trace=False, crash=crash or {})
 

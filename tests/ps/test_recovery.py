@@ -13,6 +13,7 @@ import torch
 from dtlab import Comm, ConfigError, RankDied, ps, run, simulate
 from dtlab.ps import Checkpoints
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 SERVERS = 2
 
@@ -143,38 +144,30 @@ def test_else_the_run_ends_and_says_who_is_missing() -> None:
 
 
 def test_a_worker_that_waits_for_others_is_not_lost() -> None:
-    def slow(comm: Comm) -> Any:
-        node = ps.join(comm, patience_s=1.0, lost_worker="stop")
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
+    @on_workers({"w": torch.zeros(1)}, patience_s=1.0, lost_worker="stop")
+    def slow(node: ps.Node) -> None:
         for _ in range(3):
             node.pull(["w"])
-            with comm.compute("step", seconds=0.9 if comm.rank == 1 else 0.0):
+            with node.comm.compute("step", seconds=0.9 if node.comm.rank == 1 else 0.0):
                 pass
             node.push({"w": torch.ones(1)})
             node.clock()
-        node.finish()
-        return None
 
     server = simulate(slow, network=uniform(3, 1e-6, 1e9), timeout=30).values[0]
     assert server.lost_workers == []
 
 
 def test_a_worker_is_killed_on_processes_and_the_others_go_on() -> None:
-    def dies(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.SGD(lr=1.0), patience_s=30.0, lost_worker="go on")
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(20_000)})
+    @on_workers({"w": torch.zeros(20_000)}, update=ps.SGD(lr=1.0), patience_s=30.0,
+                lost_worker="go on")
+    def dies(node: ps.Node) -> Any:
         for step in range(5):
             node.pull(["w"])
-            if comm.rank == 3 and step == 2:
+            if node.comm.rank == 3 and step == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             node.push({"w": -torch.ones(20_000)})
             node.clock()
         last = node.pull(["w"])["w"]
-        node.finish()
         return last.min().item(), last.max().item()
 
     values = run(dies, ranks=4, may_die=[3]).values

@@ -11,15 +11,17 @@ import dtlab.ps.replica_loop
 from dtlab import Comm, RankFailed, Result, ps, simulate
 from dtlab.ps.replica import Replica
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 from tests.ps.test_replication import HEALED_S, MASTER, STRONG, islands
 
 HASTY, LATE = 4, 5  # workers
 DURING = (220, 390)  # a copy's events between the first push and the last, about
 
 
-def copied(comm: Comm, rule: ps.Replication, copies: int = 3) -> ps.Node:
-    return ps.join(comm, servers=copies, replicas=copies - 1, replication=rule,
-                   update=ps.SGD(lr=1.0), consistency=ps.ASP(), lease_s=0.01)
+def copied(rule: ps.Replication, copies: int = 3) -> dict[str, Any]:
+    """How to join."""
+    return {"servers": copies, "replicas": copies - 1, "replication": rule,
+            "update": ps.SGD(lr=1.0), "consistency": ps.ASP(), "lease_s": 0.01}
 
 
 def wait(comm: Comm, until_s: float) -> None:
@@ -30,7 +32,7 @@ def wait(comm: Comm, until_s: float) -> None:
 def hasty(comm: Comm, rule: ps.Replication, copies: int = 3) -> Any:
     """One worker pushes as fast as it can from just before the link heals until after copy 0 is
     back. How many pushes were acknowledged, and how many the weight counts."""
-    node = copied(comm, rule, copies)
+    node = ps.join(comm, **copied(rule, copies))
     if node.is_server:
         return node.serve()
     node.init({"w": torch.zeros(1)})
@@ -102,17 +104,12 @@ def test_the_log_is_not_kept_for_a_copy_that_has_fallen_silent_again(
         replicas.append(Replica(*args))
         return replicas[-1]
 
-    def steady(comm: Comm) -> Any:
-        node = copied(comm, ps.Chain())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        wait(comm, HEALED_S + (0.1 if comm.rank == LATE else -0.01))
-        for _ in range(30 if comm.rank == HASTY else 0):
-            wait(comm, comm.now() + 0.002)
+    @on_workers({"w": torch.zeros(1)}, **copied(ps.Chain()))
+    def steady(node: ps.Node) -> None:
+        wait(node.comm, HEALED_S + (0.1 if node.comm.rank == LATE else -0.01))
+        for _ in range(30 if node.comm.rank == HASTY else 0):
+            wait(node.comm, node.comm.now() + 0.002)
             node.push({"w": -torch.ones(1)})
-        node.finish()
-        return None
 
     monkeypatch.setattr(dtlab.ps.replica_loop, "Replica", noted)
     values = simulate(steady, network=islands(), crash={0: 98}, timeout=60).values
@@ -124,17 +121,12 @@ def test_the_log_is_not_kept_for_a_copy_that_has_fallen_silent_again(
 def test_a_request_that_is_sent_again_counts_once() -> None:
     """The tail dies with pushes on their way; the worker sends them again to a head that has
     them in its log."""
-    def pushes(comm: Comm) -> Any:
-        node = copied(comm, ps.Chain())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
+    @on_workers({"w": torch.zeros(1)}, **copied(ps.Chain()))
+    def pushes(node: ps.Node) -> Any:
         for _ in range(3):
             for handle in [node.push_async({"w": -torch.ones(1)}) for _ in range(4)]:
                 handle.wait()
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last, node._requests.retries if node._requests else 0
+        return node.pull(["w"])["w"].item(), node._requests.retries if node._requests else 0
 
     retries = 0
     for event in range(10, 40):
@@ -151,23 +143,19 @@ def test_a_pull_never_shows_a_push_that_not_all_copies_have(rule: ps.Replication
     has been seen once is never unseen, wherever one looks."""
     reader = 6
 
-    def looks(comm: Comm) -> Any:
-        node = copied(comm, rule)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        wait(comm, 0.0201)  # the link is cut
+    @on_workers({"w": torch.zeros(1)}, **copied(rule))
+    def looks(node: ps.Node) -> Any:
+        wait(node.comm, 0.0201)  # the link is cut
         seen = []
         for _ in range(100):
             try:
-                if comm.rank == LATE and comm.now() < HEALED_S - 0.02:
+                if node.comm.rank == LATE and node.comm.now() < HEALED_S - 0.02:
                     node.push({"w": -torch.ones(1)})
-                begin_s = comm.now()
-                seen.append((begin_s, node.pull(["w"])["w"].item(), comm.now()))
+                begin_s = node.comm.now()
+                seen.append((begin_s, node.pull(["w"])["w"].item(), node.comm.now()))
             except ps.Unavailable:
                 pass
-            wait(comm, comm.now() + 0.002)
-        node.finish()
+            wait(node.comm, node.comm.now() + 0.002)
         return seen
 
     values = simulate(looks, network=islands(near=(0, LATE, reader), ranks=7), timeout=60).values

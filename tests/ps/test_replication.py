@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from dtlab import Comm, ConfigError, Result, ps, recording, simulate
 from dtlab.topology import Topology, uniform
+from tests.ps.shared import on_workers
+from tests.simulator.shared import pause
 
 STRONG = [ps.Chain(), ps.Leader(sync=True)]
 WEAK = ps.Leader(sync=False)
@@ -28,8 +30,7 @@ def body(comm: Comm, rule: ps.Replication, update: ps.Update, consistency: ps.Co
     node.init({"w": torch.zeros(2)})
     for _ in range(STEPS):
         node.pull(["w"])
-        with comm.compute("step", seconds=0.001 * comm.rank):
-            pass
+        pause(comm, "step", 0.001 * comm.rank)
         node.push({"w": -torch.ones(2)})  # returns: it is acknowledged
         node.clock()
     last = node.pull(["w"])["w"][0].item()
@@ -108,21 +109,16 @@ def test_when_all_copies_are_gone_workers_are_told() -> None:
 
 
 def test_keys_are_spread_over_servers_that_each_have_copies() -> None:
-    def many(comm: Comm) -> Any:
-        node = ps.join(comm, servers=4, replicas=1, update=ps.SGD(lr=1.0), lease_s=0.01)
-        if node.is_server:
-            return node.serve()
+    @on_workers(servers=4, replicas=1, update=ps.SGD(lr=1.0), lease_s=0.01)
+    def many(node: ps.Node) -> Any:
         keys = [f"k{i}" for i in range(10)]
         node.init({key: torch.zeros(3) for key in keys})
         for _ in range(3):
             node.pull(keys)
-            with comm.compute("step", seconds=0.01):
-                pass
+            pause(node.comm, "step", 0.01)
             node.push({key: -torch.ones(3) for key in keys})
             node.clock()
-        last = node.pull(keys)
-        node.finish()
-        return [w.tolist() for w in last.values()]
+        return [w.tolist() for w in node.pull(keys).values()]
 
     values = simulate(many, network=uniform(7, 1e-5, 1e9), crash={0: 60, 3: 70}).values
     assert values[5] == values[6] == [[3.0] * 3] * 10
@@ -149,8 +145,7 @@ def cut_off(comm: Comm, rule: ps.Replication) -> Any:
     node.init({"w": torch.zeros(1)})
     acknowledged, refused = [], []
     for _ in range(40):
-        with comm.compute("step", seconds=0.005):
-            pass
+        pause(comm, "step", 0.005)
         try:
             node.push({"w": -torch.ones(1)})
             acknowledged.append(comm.now())
@@ -201,19 +196,13 @@ def test_a_copy_that_comes_back_is_brought_up_to_date_while_training_goes_on(
 def test_pushes_that_come_while_a_copy_is_brought_up_to_date_reach_it(
     rule: ps.Replication
 ) -> None:
-    def hasty(comm: Comm) -> Any:
-        node = ps.join(comm, servers=3, replicas=2, replication=rule, update=ps.SGD(lr=1.0),
-                       consistency=ps.ASP(), lease_s=0.01)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        wait_s = HEALED_S - 1e-3 if comm.rank == 4 else HEALED_S + 0.03
-        with comm.compute("until the link is back", seconds=wait_s):
-            pass
-        while comm.rank == 4 and comm.now() < HEALED_S + 2e-3:
+    @on_workers({"w": torch.zeros(1)}, servers=3, replicas=2, replication=rule,
+                update=ps.SGD(lr=1.0), consistency=ps.ASP(), lease_s=0.01)
+    def hasty(node: ps.Node) -> None:
+        wait_s = HEALED_S - 1e-3 if node.comm.rank == 4 else HEALED_S + 0.03
+        pause(node.comm, "until the link is back", wait_s)
+        while node.comm.rank == 4 and node.comm.now() < HEALED_S + 2e-3:
             node.push({"w": -torch.ones(1)})
-        node.finish()
-        return None
 
     copies = simulate(hasty, network=islands(), timeout=60).values[:3]
     assert copies[0].rejoined == 1
@@ -233,16 +222,11 @@ def test_a_copy_that_has_come_back_can_lead() -> None:
 
 
 def test_reading_from_any_copy_shares_the_load() -> None:
-    def reader(comm: Comm, peek: bool) -> Any:
-        node = ps.join(comm, servers=3, replicas=2, consistency=ps.ASP())
-        if node.is_server:
-            return node.serve()
-        node.init({"hot": torch.ones(4)})
+    @on_workers({"hot": torch.ones(4)}, servers=3, replicas=2, consistency=ps.ASP())
+    def reader(node: ps.Node, peek: bool) -> None:
         for _ in range(30):
             found = node.peek(["hot"]) if peek else node.pull(["hot"])
             assert found["hot"].tolist() == [1.0] * 4
-        node.finish()
-        return None
 
     sent = [[copy.sent_bytes for copy in simulate(
         lambda comm, peek=peek: reader(comm, peek), network=uniform(8, 1e-5, 1e9)).values[:3]]

@@ -17,7 +17,9 @@ from dtlab import Comm, RankFailed, Result, ps, simulate
 from dtlab.ps.messages import Endpoint, Message
 from dtlab.topology import Topology, uniform
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
+from tests.ps.shared import on_workers
 from tests.ps.test_replication import STRONG, WEAK
+from tests.simulator.shared import pause
 
 GONE = "have died, or had not caught up"
 LEASE_S, STEPS, KEYS = 0.01, 8, ["a", "b", "c"]
@@ -34,8 +36,7 @@ def sleepy(seed: int, often: float, leases: float, ranks: range) -> Iterator[Non
         rng = dice.get(endpoint.comm.rank)
         if rng is not None and rng.random() < often:
             sleep_s = LEASE_S * leases * rng.random() * rng.choice([0.04, 0.2, 0.4, 1.0])
-            with endpoint.comm.compute("asleep", seconds=sleep_s):
-                pass
+            pause(endpoint.comm, "asleep", sleep_s)
         return receive(endpoint, timeout_s)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -54,8 +55,7 @@ def train(comm: Comm, servers: int, replicas: int, rule: ps.Replication,
     node.init({key: torch.zeros(3, 2) for key in KEYS}, tables=KEYS if kind == "rows" else ())
     for _ in range(STEPS):
         node.pull(KEYS)
-        with comm.compute("step", seconds=0.0007 * (comm.rank % 4)):
-            pass
+        pause(comm, "step", 0.0007 * (comm.rank % 4))
         if kind == "rows":
             for key in KEYS:
                 node.push_rows(key, [0, 2], -torch.ones(2, 2))
@@ -152,18 +152,13 @@ def test_with_a_leader_that_answers_first_the_training_ends_all_the_same(
     assert GONE in told
 
 
-def push_and_count(comm: Comm) -> Any:
-    node = ps.join(comm, servers=3, replicas=2, update=ps.SGD(lr=1.0), lease_s=LEASE_S)
-    if node.is_server:
-        return node.serve()
-    node.init({"w": torch.zeros(1)})
+@on_workers({"w": torch.zeros(1)}, servers=3, replicas=2, update=ps.SGD(lr=1.0), lease_s=LEASE_S)
+def push_and_count(node: ps.Node) -> Any:
     for _ in range(STEPS):
         node.pull(["w"])
         node.push({"w": -torch.ones(1)})
         node.clock()
-    last = node.pull(["w"])["w"].item()
-    node.finish()
-    return last
+    return node.pull(["w"])["w"].item()
 
 
 def test_a_head_that_sleeps_for_longer_than_its_lease_refuses_nothing_and_loses_no_clock() -> None:
@@ -195,8 +190,7 @@ def test_a_worker_that_is_refused_may_ask_again_and_its_clocks_count() -> None:
                     return
 
         for _ in range(30):
-            with comm.compute("step", seconds=0.002):
-                pass
+            pause(comm, "step", 0.002)
             node.clock()
             again(lambda: node.pull(["w"]))
         again(node.finish)
@@ -214,17 +208,12 @@ def test_a_worker_that_is_refused_may_ask_again_and_its_clocks_count() -> None:
 @pytest.mark.parametrize("rule", STRONG, ids=repr)
 def test_an_answer_that_died_with_its_copy_is_given_by_another(rule: ps.Replication) -> None:
     """Even if a worker hears of the death sooner than the head, which sleeps, and asks it again."""
-    def ask(comm: Comm) -> Any:
-        node = ps.join(comm, servers=3, replicas=2, replication=rule, consistency=ps.ASP(),
-                       update=ps.SGD(lr=1.0), lease_s=LEASE_S)
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
+    @on_workers({"w": torch.zeros(1)}, servers=3, replicas=2, replication=rule,
+                consistency=ps.ASP(), update=ps.SGD(lr=1.0), lease_s=LEASE_S)
+    def ask(node: ps.Node) -> Any:
         for _ in range(STEPS):
             node.push({"w": -torch.ones(1)})
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].item()
 
     for event in range(10, 30):
         for seed in range(4):

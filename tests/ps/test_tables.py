@@ -9,6 +9,7 @@ import torch
 
 from dtlab import Comm, ps, run, simulate
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 VOCABULARY, WIDTH, STEPS = 50, 3, 5
 PARTITIONS = [ps.Range(), ps.Hash(), ps.ConsistentHash()]
@@ -80,14 +81,9 @@ def test_adam_leaves_rows_without_a_gradient_alone_as_sparse_adam_does(how: str)
 
 def test_rows_travel_alone() -> None:
     """5 of 10,000 rows: their bytes and their numbers, and no more."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=1)
-        if node.is_server:
-            return node.serve()
-        node.init({"emb": torch.zeros(10_000, 64)}, tables=["emb"])
+    @on_workers({"emb": torch.zeros(10_000, 64)}, tables=["emb"], servers=1)
+    def body(node: ps.Node) -> None:
         node.pull_rows("emb", [1, 5, 77, 9_999, 5])
-        node.finish()
-        return None
 
     server = simulate(body, network=uniform(2, 1e-6, 1e9)).values[0]
     assert server.sent_bytes == 5 * 64 * 4

@@ -14,6 +14,7 @@ import dtlab
 from dtlab import Comm, ps, run, simulate
 from dtlab.collectives import all_reduce
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 STEPS = 6
 PARTITIONS = [ps.Hash(), ps.Range(), ps.ConsistentHash()]
@@ -151,17 +152,12 @@ def test_the_ends_of_each_scale_meet(
 
 
 def test_asp_makes_an_update_of_each_push_as_it_comes() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=0.5))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(2)})
+    @on_workers({"w": torch.zeros(2)}, consistency=ps.ASP(), update=ps.SGD(lr=0.5))
+    def body(node: ps.Node) -> Any:
         for _ in range(3):
             node.push({"w": torch.ones(2)})
             node.clock()
-        last = node.pull(["w"])["w"]
-        node.finish()
-        return last
+        return node.pull(["w"])["w"]
 
     server, *lasts = simulate(body, network=network(3)).values
     assert lasts[0].tolist() == [-3.0, -3.0]  # six steps of 0.5, none of them averaged
@@ -170,17 +166,13 @@ def test_asp_makes_an_update_of_each_push_as_it_comes() -> None:
 
 
 def test_a_worker_reads_its_own_writes_at_once_where_clocks_overlap() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.SSP(2), update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
+    @on_workers({"w": torch.zeros(1)}, consistency=ps.SSP(2), update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
         seen = []
         for _ in range(3):
             node.push({"w": torch.full((1,), -1.0)})
             seen.append(node.pull(["w"])["w"].item())
             node.clock()
-        node.finish()
         return seen
 
     for seen in simulate(body, network=network(4)).values[1:]:
@@ -208,21 +200,17 @@ def test_a_pulled_tensor_and_a_pushed_one_stay_the_workers_own() -> None:
 
 def test_an_update_does_not_show_in_what_is_on_its_way_to_another_worker() -> None:
     """Worker 2's push, which takes a second, arrives while worker 1 is being answered."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(25_000)})
-        begin_s = comm.now()
-        if comm.rank == 1:
-            with comm.compute("wait", seconds=0.5):
+    @on_workers({"w": torch.zeros(25_000)}, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
+        begin_s = node.comm.now()
+        if node.comm.rank == 1:
+            with node.comm.compute("wait", seconds=0.5):
                 pass
             before = node.pull(["w"])["w"]
-            answered_s = comm.now() - begin_s
+            answered_s = node.comm.now() - begin_s
         else:
             node.push({"w": -torch.ones(25_000)})
-            answered_s, before = comm.now() - begin_s, torch.zeros(0)
-        node.finish()
+            answered_s, before = node.comm.now() - begin_s, torch.zeros(0)
         return answered_s, before
 
     (pulled_s, before), (pushed_s, _) = simulate(body, network=uniform(3, 0, 1e5)).values[1:]
@@ -231,14 +219,10 @@ def test_an_update_does_not_show_in_what_is_on_its_way_to_another_worker() -> No
 
 
 def test_pulls_fill_the_tensors_that_are_given() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, partition=ps.Range())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.arange(30_000.0), "b": torch.ones(2)})
+    @on_workers({"w": torch.arange(30_000.0), "b": torch.ones(2)}, servers=2, partition=ps.Range())
+    def body(node: ps.Node) -> Any:
         out = {"w": torch.zeros(30_000), "b": torch.zeros(2)}
         found = node.pull(["w", "b"], out=out)
-        node.finish()
         return found["w"] is out["w"] and found["b"] is out["b"], out
 
     for same, out in simulate(body, network=network(4)).values[2:]:
@@ -248,16 +232,13 @@ def test_pulls_fill_the_tensors_that_are_given() -> None:
 
 
 def test_asynchronous_requests_may_be_waited_for_in_any_order() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, consistency=ps.ASP(), update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({f"k{i}": torch.full((3,), float(i)) for i in range(6)})
+    @on_workers({f"k{i}": torch.full((3,), float(i)) for i in range(6)}, servers=2,
+                consistency=ps.ASP(), update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
         pushed = node.push_async({f"k{i}": torch.full((3,), -10.0) for i in range(6)})
         pulls = [node.pull_async([f"k{i}"]) for i in range(6)]
         found = [handle.wait() for handle in reversed(pulls)][::-1]
         pushed.wait()
-        node.finish()
         return [found[i][f"k{i}"][0].item() for i in range(6)]
 
     assert simulate(body, network=network(3)).values[2] == [10.0 + i for i in range(6)]
@@ -265,47 +246,32 @@ def test_asynchronous_requests_may_be_waited_for_in_any_order() -> None:
 
 def test_a_push_without_weights_of_others_counts_as_zero_for_them() -> None:
     """Under BSP a key that one of two workers pushes moves by half of its gradient."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        if comm.rank == 1:
+    @on_workers({"w": torch.zeros(1)}, update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
+        if node.comm.rank == 1:
             node.push({"w": torch.full((1,), -4.0)})
         node.clock()
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].item()
 
     assert simulate(body, network=network(3)).values[1:] == [2.0, 2.0]
 
 
 def test_weighted_pushes_make_a_weighted_mean() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
-        node.push({"w": torch.full((1,), -float(comm.rank))}, weight=comm.rank)
+    @on_workers({"w": torch.zeros(1)}, update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
+        node.push({"w": torch.full((1,), -float(node.comm.rank))}, weight=node.comm.rank)
         node.clock()
-        last = node.pull(["w"])["w"].item()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].item()
 
     assert simulate(body, network=network(4)).values[1:] == pytest.approx([14 / 6] * 3)
 
 
 def test_a_thousand_workers_in_virtual_time() -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, partition=ps.Range(), update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(8)})
-        node.push({"w": torch.full((8,), -float(comm.rank % 2))})
+    @on_workers({"w": torch.zeros(8)}, servers=2, partition=ps.Range(), update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
+        node.push({"w": torch.full((8,), -float(node.comm.rank % 2))})
         node.clock()
-        last = node.pull(["w"])["w"].tolist()
-        node.finish()
-        return last
+        return node.pull(["w"])["w"].tolist()
 
     result = simulate(body, network=network(1002), trace=False)
     assert result.values[-1] == [0.5] * 8

@@ -13,7 +13,9 @@ import torch
 from dtlab import Comm, RankFailed, Result, ps, run, simulate
 from dtlab.topology import Topology, uniform, with_link
 from dtlab.topology.graphs import ShortestPaths, from_paths, join
+from tests.ps.shared import on_workers
 from tests.ps.test_replication import STRONG, WEAK, islands
+from tests.simulator.shared import pause
 
 RANKS, MASTER, WORKERS = 6, 3, (4, 5)
 LEASE_S = 0.01
@@ -29,8 +31,7 @@ def train(comm: Comm, rule: ps.Replication, consistency: ps.Consistency,
     try:
         node.init({"w": torch.zeros(1)})
         for _ in range(8):
-            with comm.compute("step", seconds=0.005):
-                pass
+            pause(comm, "step", 0.005)
             node.pull(["w"])
             node.push({"w": torch.ones(1)})
             node.clock()
@@ -107,16 +108,11 @@ def test_a_link_that_fails_for_ever_is_named_or_does_not_matter(
 
 def test_keys_that_move_over_a_link_that_has_failed_name_it() -> None:
     """Server 1's head is given keys by the tail of server 0, rank 2."""
-    def moves(comm: Comm) -> Any:
-        node = ps.join(comm, servers=4, replicas=1, active=1, lease_s=LEASE_S)
-        if node.is_server:
-            return node.serve()
-        node.init({f"k{i}": torch.zeros(1) for i in range(8)})
-        with comm.compute("until the link has failed", seconds=0.05):
-            pass
+    @on_workers({f"k{i}": torch.zeros(1) for i in range(8)}, servers=4, replicas=1, active=1,
+                lease_s=LEASE_S)
+    def moves(node: ps.Node) -> None:
+        pause(node.comm, "until the link has failed", 0.05)
         node.use_servers(2)
-        node.finish()
-        return None
 
     with pytest.raises(RankFailed, match="the link between rank 2 and rank 1 carries nothing"):
         simulate(moves, network=mesh((1, 2)), timeout=30, trace=False)
@@ -128,8 +124,7 @@ def test_a_worker_that_reaches_neither_the_copies_nor_the_master_says_so() -> No
         if node.is_server:
             return node.serve()
         node.init({"w": torch.zeros(1)})
-        with comm.compute("until the links have failed", seconds=0.05):
-            pass
+        pause(comm, "until the links have failed", 0.05)
         node.pull(["w"])
         return None
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, ps, simulate
+from dtlab import ConfigError, ps, simulate
 from dtlab.topology import uniform
+from tests.ps.shared import on_workers
 
 
 def tensors(count: int) -> list[torch.Tensor]:
@@ -58,19 +59,14 @@ def test_elastic_averaging_pulls_the_centre_to_the_workers_and_them_to_it() -> N
     center, g1, g2, x1, x2 = tensors(5)
     rule = ps.EASGD(lr=0.1, alpha=0.2)
 
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, update=rule)
-        if node.is_server:
-            return node.serve()
-        node.init({"x": center})
-        x, g = ((x1, g1), (x2, g2))[comm.rank - 1]
+    @on_workers({"x": center}, update=rule)
+    def body(node: ps.Node) -> Any:
+        x, g = ((x1, g1), (x2, g2))[node.comm.rank - 1]
         there = node.pull(["x"])["x"]
         node.push({"x": x})
         rule.local_(x, g, there)
         node.clock()
-        after = node.pull(["x"])["x"]
-        node.finish()
-        return x, after
+        return x, node.pull(["x"])["x"]
 
     (found1, after), (found2, _) = simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:]
     torch.testing.assert_close(found1, x1 - 0.1 * g1 - 0.2 * (x1 - center))
@@ -81,16 +77,11 @@ def test_elastic_averaging_pulls_the_centre_to_the_workers_and_them_to_it() -> N
 def test_federated_averaging_weighs_by_examples() -> None:
     w1, w2, w3 = tensors(3)
 
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.FedAvg())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(5, dtype=torch.float64)})
-        node.push({"w": (w1, w2, w3)[comm.rank - 1]}, weight=10 * comm.rank)
+    @on_workers({"w": torch.zeros(5, dtype=torch.float64)}, update=ps.FedAvg())
+    def body(node: ps.Node) -> Any:
+        node.push({"w": (w1, w2, w3)[node.comm.rank - 1]}, weight=10 * node.comm.rank)
         node.clock()
-        last = node.pull(["w"])["w"]
-        node.finish()
-        return last
+        return node.pull(["w"])["w"]
 
     for last in simulate(body, network=uniform(4, 1e-6, 1e9)).values[1:]:
         torch.testing.assert_close(last, (10 * w1 + 20 * w2 + 30 * w3) / 60)
@@ -98,19 +89,14 @@ def test_federated_averaging_weighs_by_examples() -> None:
 
 def test_staleness_counts_the_updates_since_the_worker_pulled() -> None:
     """Two workers pull, then push one after the other: the second gradient has missed one."""
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, consistency=ps.ASP(), update=ps.StalenessAwareSGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(1)})
+    @on_workers({"w": torch.zeros(1)}, consistency=ps.ASP(), update=ps.StalenessAwareSGD(lr=1.0))
+    def body(node: ps.Node) -> None:
         for _ in range(3):
             node.pull(["w"])
-            with comm.compute("step", seconds=0.01 if comm.rank == 1 else 0.1):
+            with node.comm.compute("step", seconds=0.01 if node.comm.rank == 1 else 0.1):
                 pass
             node.push({"w": torch.ones(1)})
             node.clock()
-        node.finish()
-        return None
 
     server = simulate(body, network=uniform(3, 1e-6, 1e9)).values[0]
     assert dict(server.staleness) == {0: 5, 3: 1}
@@ -134,19 +120,15 @@ def test_complex_numbers_are_trained_as_torch_trains_them(partition: ps.Partitio
     w, *grads = (torch.complex(a, b).view(5, 1) for a, b in zip(
         tensors(8)[:4], tensors(8)[4:], strict=True))
 
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, servers=2, active=1, partition=partition, update=ps.Adam(lr=0.1))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": w, "table": w}, tables=["table"])
+    @on_workers({"w": w, "table": w}, tables=["table"], servers=2, active=1, partition=partition,
+                update=ps.Adam(lr=0.1))
+    def body(node: ps.Node) -> Any:
         for step, g in enumerate(grads):
             if step == 1:
                 node.use_servers(2)
             node.push({"w": g.conj(), "table": g.conj()})
             node.clock()
-        found = node.pull(["w", "table"])
-        node.finish()
-        return found
+        return node.pull(["w", "table"])
 
     alone = w.clone().requires_grad_()
     optimizer = torch.optim.Adam([alone], lr=0.1)
@@ -159,16 +141,12 @@ def test_complex_numbers_are_trained_as_torch_trains_them(partition: ps.Partitio
 
 @pytest.mark.parametrize("weight", [1.0, 1000.0, 1e-8])
 def test_a_mean_of_halves_is_right_where_their_sum_is_none(weight: float) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.FedAvg())
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(2, dtype=torch.float16)})
-        node.push({"w": torch.full((2,), 30000.0 + 64 * comm.rank, dtype=torch.float16)}, weight)
+    @on_workers({"w": torch.zeros(2, dtype=torch.float16)}, update=ps.FedAvg())
+    def body(node: ps.Node) -> Any:
+        value = 30000.0 + 64 * node.comm.rank
+        node.push({"w": torch.full((2,), value, dtype=torch.float16)}, weight)
         node.clock()
-        found = node.pull(["w"])["w"].tolist()
-        node.finish()
-        return found
+        return node.pull(["w"])["w"].tolist()
 
     assert simulate(body, network=uniform(4, 1e-6, 1e9)).values[1] == [30128.0] * 2
 
@@ -177,17 +155,12 @@ def test_a_mean_of_halves_is_right_where_their_sum_is_none(weight: float) -> Non
 def test_pushes_of_unequal_weights_within_a_clock_may_come_in_any_order(
     order: tuple[float, float]
 ) -> None:
-    def body(comm: Comm) -> Any:
-        node = ps.join(comm, update=ps.SGD(lr=1.0))
-        if node.is_server:
-            return node.serve()
-        node.init({"w": torch.zeros(())})
+    @on_workers({"w": torch.zeros(())}, update=ps.SGD(lr=1.0))
+    def body(node: ps.Node) -> Any:
         for value in order:
             node.push({"w": torch.tensor(value)}, weight=value)
         node.clock()
-        found = node.pull(["w"])["w"].item()
-        node.finish()
-        return found
+        return node.pull(["w"])["w"].item()
 
     # Two workers, each with (1·1 + 3·3) in all and a mean weight of 2.
     assert simulate(body, network=uniform(3, 1e-6, 1e9)).values[1:] == [-20 / 4] * 2

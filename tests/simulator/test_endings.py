@@ -217,11 +217,13 @@ def test_a_time_limit_holds_while_ranks_only_compute_in_virtual_time() -> None:
 @pytest.mark.parametrize("options", [
     {"gamma": float("inf")}, {"gamma": "fast"}, {"gamma": True}, {"eager_bytes": -1},
     {"eager_bytes": "all"}, {"timeout": -1}, {"timeout": float("nan")}, {"timeout": "soon"},
+    {"gamma": -1.0}, {"gamma": float("nan")}, {"eager_bytes": float("nan")}, {"timeout": 0},
+    {"strands": "fibers"}, {"network": 4}, {"network": None},
 ])
 def test_settings_that_make_no_sense_are_quoted(options: dict[str, Any]) -> None:
     (value,) = options.values()
     with pytest.raises(dtlab.ConfigError, match=repr(value)):
-        simulate(lambda comm: None, network=net(2), **options)
+        simulate(lambda comm: None, **{"network": net(2)} | options)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

@@ -38,18 +38,19 @@ def test_a_pair_receives_in_the_order_of_sending(where: str) -> None:
 
 
 @BOTH
-def test_receiving_from_anyone_says_who_sent(where: str) -> None:
-    def fn(comm: Comm) -> dict[int, float]:
-        if comm.rank:
-            comm.send(torch.tensor([comm.rank * 10.0]), 0)
-            return {}
-        box, got = torch.zeros(1), {}
-        for _ in range(comm.size - 1):
+def test_receiving_from_anyone_takes_everyone_in_its_order(where: str) -> None:
+    def fn(comm: Comm) -> list[tuple[int, float]]:
+        box, seen = torch.zeros(1), []
+        for _ in range(2 * (comm.size - 1) if comm.rank == 0 else 0):
             sender = comm.recv(box)
-            got[sender] = box.item()
-        return got
+            seen.append((sender, box.item()))
+        for number in range(2 if comm.rank else 0):
+            comm.send(torch.tensor([10.0 * comm.rank + number]), 0)
+        return seen
 
-    assert on(where, fn, 4)[0] == {1: 10.0, 2: 20.0, 3: 30.0}
+    seen = on(where, fn, 5)[0]
+    for rank in range(1, 5):
+        assert [x for sender, x in seen if sender == rank] == [10.0 * rank, 10.0 * rank + 1]
 
 
 @BOTH

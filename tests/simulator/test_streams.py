@@ -10,13 +10,17 @@ import torch
 from dtlab import Comm, Deadlock, RankFailed, ShapeMismatch, simulate
 from dtlab.collectives import all_reduce, barrier, broadcast
 from dtlab.topology import uniform
-from tests.simulator.shared import Shared
+from tests.simulator.shared import Shared, pause
 
 KINDS = pytest.mark.parametrize("strands", ["greenlet", "thread"])
 
 
 def run(fn: Any, *args: Any, p: int = 2, **options: Any) -> Any:
     return simulate(fn, *args, network=uniform(p, 1e-3, 1e6), **{"echo": False} | options)
+
+
+def bad(stream: Comm) -> None:
+    raise KeyError("gone")
 
 
 @KINDS
@@ -44,16 +48,14 @@ def test_two_overlapped_all_reduces_on_each_of_two_overlapping_groups(strands: s
 @KINDS
 def test_a_stream_computes_while_its_rank_does_and_runs_in_order(strands: str) -> None:
     def step(stream: Comm, log: list[Any], name: str, seconds: float) -> str:
-        with stream.compute(name, seconds):
-            pass
+        pause(stream, name, seconds)
         log.append((name, stream.now()))
         return name.upper()
 
     def rank(comm: Comm) -> Any:
         log: list[Any] = []
         works = [comm.begin(step, log, name, seconds=s) for name, s in (("a", 3.0), ("b", 1.0))]
-        with comm.compute("own", 2.0):
-            pass
+        pause(comm, "own", 2.0)
         log.append(("own", comm.now()))
         return log, [work.wait() for work in reversed(works)], comm.now()
 
@@ -81,9 +83,6 @@ def test_what_is_begun_within_a_stream_has_a_stream_of_its_own(strands: str) -> 
 
 @KINDS
 def test_the_error_of_a_begun_function_comes_out_of_wait(strands: str) -> None:
-    def bad(stream: Comm) -> None:
-        raise KeyError("gone")
-
     def rank(comm: Comm) -> str:
         work = comm.begin(bad)
         with pytest.raises(KeyError, match="gone"):
@@ -98,9 +97,6 @@ def test_the_error_of_a_begun_function_comes_out_of_wait(strands: str) -> None:
 def test_an_error_that_nobody_waited_for_fails_the_run_at_its_end(
     strands: str, ending: str
 ) -> None:
-    def bad(stream: Comm) -> None:
-        raise KeyError("gone")
-
     def rank(comm: Comm) -> None:
         if comm.rank == 1:
             work = comm.begin(bad)
@@ -146,8 +142,7 @@ def test_a_begun_collective_that_meets_nobody_is_a_deadlock_in_the_table(strands
 @KINDS
 def test_a_run_ends_when_the_ranks_and_their_streams_have_ended(strands: str) -> None:
     def late(stream: Comm) -> None:
-        with stream.compute("late", 5.0):
-            pass
+        pause(stream, "late", 5.0)
         done.append(stream.rank)
 
     def rank(comm: Comm) -> None:
@@ -194,17 +189,14 @@ def test_modes_and_random_numbers_of_a_stream_are_its_own(strands: str) -> None:
 @KINDS
 def test_wait_any_takes_sends_receives_and_begun_functions(strands: str) -> None:
     def beside(stream: Comm) -> str:
-        with stream.compute("beside", 2.0):
-            pass
+        pause(stream, "beside", 2.0)
         return "done"
 
     def rank(comm: Comm) -> Any:
         if comm.rank:
-            with comm.compute("first", 1.0):
-                pass
+            pause(comm, "first", 1.0)
             comm.recv(torch.zeros(1), 0)
-            with comm.compute("then", 3.0):
-                pass
+            pause(comm, "then", 3.0)
             comm.send(torch.ones(1), 0)
             return None
         x = torch.zeros(1)
@@ -228,16 +220,13 @@ def test_wait_any_takes_sends_receives_and_begun_functions(strands: str) -> None
 def test_a_rank_that_crashes_takes_its_streams_with_it(strands: str) -> None:
     def beside(stream: Comm) -> None:
         for _ in range(3):
-            with stream.compute("beside", 1.0):
-                pass
+            pause(stream, "beside", 1.0)
             seen.append((stream.rank, stream.now()))
 
     def rank(comm: Comm) -> str:
         work = comm.begin(beside)
-        with comm.compute("own", 1.5):
-            pass
-        with comm.compute("more", 0.1):
-            pass
+        pause(comm, "own", 1.5)
+        pause(comm, "more", 0.1)
         work.wait()
         return "returned"
 
@@ -321,21 +310,18 @@ def test_messages_of_a_stream_never_meet_those_of_its_rank(strands: str) -> None
 @KINDS
 def test_what_a_rank_has_waited_for_among_others_does_not_wake_it_later(strands: str) -> None:
     def sleep(stream: Comm, seconds: float) -> None:
-        with stream.compute("sleep", seconds):
-            pass
+        pause(stream, "sleep", seconds)
 
     def rank(comm: Comm) -> float:
         if comm.rank:
             for seconds in (1.0, 1.0):
-                with comm.compute("first", seconds):
-                    pass
+                pause(comm, "first", seconds)
                 comm.send(torch.ones(1), 0)
             return 0.0
         works = [comm.irecv(torch.zeros(1), 1), comm.irecv(torch.zeros(1), 1),
                  comm.begin(sleep, 3.0)]
         assert comm.wait_any(works) is works[0]
-        with comm.compute("long", 9.0):
-            pass
+        pause(comm, "long", 9.0)
         now_s = comm.now()
         for work in works:
             work.wait()

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+import dtlab
 from dtlab import Comm, Deadlock, RankFailed, Recv, Send, UnwaitedWork, simulate
 from dtlab.collectives import all_reduce
 from dtlab.simulator import lines
 from dtlab.topology import uniform
+from tests.simulator.shared import pause
 
 KINDS = pytest.mark.parametrize("strands", ["greenlet", "thread"])
 
@@ -34,13 +36,11 @@ def waits(result: Any) -> list[tuple[Any, ...]]:
 def test_a_wait_lasts_from_the_call_to_the_message(strands: str) -> None:
     def rank(comm: Comm) -> None:
         if comm.rank:
-            with comm.compute("first", 5.0):
-                pass
+            pause(comm, "first", 5.0)
             comm.labelled("push").recv(bytes_(100), 0)
         else:
             work = comm.labelled("push").isend(bytes_(100), 1)
-            with comm.compute("meanwhile", 2.0):
-                pass
+            pause(comm, "meanwhile", 2.0)
             work.wait()
 
     result = run(rank, strands=strands)
@@ -76,8 +76,7 @@ def test_a_rank_that_waits_for_its_stream_is_exposed_only_while_neither_computes
 
     def rank(comm: Comm) -> None:
         work = comm.begin(beside)
-        with comm.compute("own", 1.5):
-            pass
+        pause(comm, "own", 1.5)
         work.wait()
 
     result = run(rank, strands=strands)
@@ -144,8 +143,8 @@ def test_so_is_one_that_met_nobody_and_one_within_a_group_goes_by_the_numbers_of
         run(rank, p=4)
 
 
-@KINDS
-def test_what_wait_any_returns_is_waited_for_unless_it_failed(strands: str) -> None:
+@pytest.mark.parametrize("where", ["greenlet", "thread", "processes"])
+def test_what_wait_any_returns_is_waited_for_unless_it_failed(where: str) -> None:
     def rank(comm: Comm, fails: bool) -> float:
         x = torch.zeros(1)
         if comm.rank:
@@ -154,9 +153,14 @@ def test_what_wait_any_returns_is_waited_for_unless_it_failed(strands: str) -> N
         comm.wait_any([comm.begin(lambda stream: 1 / 0 if fails else 1)])
         return 0.0
 
-    assert run(rank, False, strands=strands).values == [0.0, 1.0]
+    def go(fails: bool) -> Any:
+        if where == "processes":
+            return dtlab.run(rank, fails, ranks=2, echo=False).values
+        return run(rank, fails, strands=where).values
+
+    assert go(fails=False) == [0.0, 1.0]
     with pytest.raises(RankFailed, match="rank 0 raised ZeroDivisionError"):
-        run(rank, True, strands=strands)
+        go(fails=True)
 
 
 @KINDS
@@ -232,11 +236,9 @@ def test_a_receive_that_has_met_its_message_still_takes_it() -> None:
             comm.send(torch.ones(1), 1)
         else:
             work = comm.irecv(x, 0)
-            with comm.compute("meet", 0.5):
-                pass
+            pause(comm, "meet", 0.5)
             work.cancel()
-            with comm.compute("arrive", 5.0):
-                pass
+            pause(comm, "arrive", 5.0)
         return x.item()
 
     assert run(rank).values == [0, 1]
