@@ -72,20 +72,25 @@ def compose(server: Topology, network: Topology, nic_at: str | None = None,
     in_server = ShortestPaths(inner)
 
     @cache
+    def leave(src: int) -> list[Node]:
+        host, gpu = divmod(src, gpus)
+        nodes = [gpu] if nic_at is None else in_server.path(gpu, nic_at, flow=src)
+        return [within(host, node) for node in nodes]
+
+    @cache
+    def enter(dst: int) -> list[Node]:
+        host, gpu = divmod(dst, gpus)
+        nodes = [gpu] if nic_at is None else in_server.path(nic_at, gpu, flow=dst)
+        return [within(host, node) for node in nodes]
+
+    @cache
     def between(src_host: int, dst_host: int) -> list[Node]:
         return [outside(node) for node in network.path(src_host, dst_host)]
 
     def path(src: int, dst: int) -> list[Node]:
-        (src_host, src_gpu), (dst_host, dst_gpu) = divmod(src, gpus), divmod(dst, gpus)
+        src_host, dst_host = src // gpus, dst // gpus
         if src_host == dst_host:
-            return [within(src_host, node) for node in server.path(src_gpu, dst_gpu)]
-        out: list[Node] = [src_gpu]
-        into: list[Node] = [dst_gpu]
-        if nic_at is not None:
-            out = in_server.path(src_gpu, nic_at, flow=src)
-            into = in_server.path(nic_at, dst_gpu, flow=dst)
-        return [*(within(src_host, node) for node in out),
-                *between(src_host, dst_host),
-                *(within(dst_host, node) for node in into)]
+            return [within(src_host, node) for node in server.path(src % gpus, dst % gpus)]
+        return [*leave(src), *between(src_host, dst_host), *enter(dst)]
 
     return from_paths(graph, f"{server.name} in {network.name}", path, server.overhead_s)

@@ -55,7 +55,7 @@ def from_paths(graph: nx.DiGraph, name: str, path: Path,
     host = [graph.nodes[rank].get("host", rank) for rank in range(ranks)]
 
     def route(src: int, dst: int) -> tuple[float, tuple[int, ...]]:
-        links = tuple(number[edge] for edge in pairwise(path(src, dst)))
+        links = tuple(map(number.__getitem__, pairwise(path(src, dst))))
         return sum(map(latency_s.__getitem__, links)), links
 
     return Topology(name, ranks, capacity_Bps, route, graph.copy, ends.__getitem__,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
+from itertools import pairwise, permutations, starmap
 from typing import NamedTuple
 
 from dtlab.topology import Topology
@@ -57,8 +58,8 @@ def wires(topology: Topology, rails: bool = True) -> Wires:
         latency_s, flows = topology.overhead_s, defaultdict[int, float](float)
         route = topology.route if exchange else ring_route  # all pairs would take much memory
         for group in _groups(topology.ranks, [*zip(axes[::2], axes[1::2], strict=True)]):
-            for src, dst, share in _flows(group, topology.host_of, rails, exchange):
-                route_s, links = route(src, dst)
+            share, pairs = _sends(group, topology.host_of, rails, exchange)
+            for route_s, links in starmap(route, pairs):
                 latency_s = max(latency_s, route_s)
                 for link in links:
                     flows[link] += share
@@ -78,17 +79,13 @@ def _groups(ranks: int, axes: list[tuple[int, int]]) -> Iterator[list[int]]:
             yield [first + rank for rank in group]
 
 
-def _flows(group: list[int], host_of: Callable[[int], int], rails: bool, exchange: bool
-           ) -> Iterator[tuple[int, int, float]]:
-    """(from, to, share of the message)."""
+def _sends(group: list[int], host_of: Callable[[int], int], rails: bool, exchange: bool
+           ) -> tuple[float, Iterable[tuple[int, int]]]:
+    """The share of a message that goes from one rank to another, and who sends to whom."""
     if exchange:
-        yield from ((src, dst, 1 / (len(group) - 1)) for src in group for dst in group
-                    if src != dst)
-        return
+        return 1 / (len(group) - 1), permutations(group, 2)
     rings = rings_of(group, host_of, rails)
-    for ring in rings:
-        yield from ((src, dst, 1 / len(rings))
-                    for src, dst in zip(ring, [*ring[1:], ring[0]], strict=True))
+    return 1 / len(rings), [pair for ring in rings for pair in pairwise([*ring, ring[0]])]
 
 
 def wire_of(mesh: dict[str, int], names: str | tuple[str, ...], wire: Wires,
