@@ -35,9 +35,11 @@ def test_the_result_stands_in_out(collective: str, name: str, p: int) -> None:
         assert all(simulate(filled, collective, name, n, network=uniform(p, 1e-6, 1e9)).values)
 
 
-@pytest.mark.parametrize(("collective", "name"), PAIRS)
-def test_the_result_stands_in_out_on_processes(collective: str, name: str) -> None:
-    assert all(run(filled, collective, name, 7, ranks=3).values)
+def test_the_result_stands_in_out_on_processes() -> None:
+    def work(comm: Comm) -> list[tuple[str, str]]:
+        return [pair for pair in PAIRS if not filled(comm, *pair, 7)]
+
+    assert run(work, ranks=3).values == [[], [], []]
 
 
 @pytest.mark.parametrize(("out", "words"), [
@@ -51,15 +53,6 @@ def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor, words: str) -> N
         simulate(lambda comm: collectives.all_gather(comm, torch.ones(4), out=out),
                  network=uniform(2, 1e-6, 1e9))
     assert isinstance(caught.value, ShapeMismatch)
-
-
-def test_a_result_over_its_own_input_is_refused() -> None:
-    def work(comm: Comm) -> None:
-        parts = torch.ones(comm.size, 4)
-        collectives.all_to_all(comm, parts, out=parts)
-
-    with pytest.raises(RankFailed, match="memory of its own"):
-        simulate(work, network=uniform(2, 1e-6, 1e9))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS["all_gather"])
@@ -95,8 +88,8 @@ def test_two_halves_of_one_tensor_are_two_memories(halves: Any) -> None:
     assert values == [[rank, rank + 10.0, rank + 20.0] for rank in range(3)]
 
 
-@pytest.mark.parametrize("shift", [-8, -1, 1, 7, 8])
-def test_a_result_that_begins_or_ends_in_its_input_is_refused(shift: int) -> None:
+@pytest.mark.parametrize("shift", [-8, -1, 0, 1, 7, 8])
+def test_a_result_over_its_own_input_or_a_part_of_it_is_refused(shift: int) -> None:
     def work(comm: Comm) -> None:
         memory = torch.zeros(32)
         strided = memory[8 : 8 + 9].view(3, 3)[:, :2]  # ends one element before its memory does
