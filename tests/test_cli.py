@@ -11,53 +11,34 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import dtlab
-from dtlab.cli import app, doctor, lab, loaded, show
+from dtlab.cli import doctor, lab, loaded, show
 from dtlab.cli.errors import exit_code
 from dtlab.collectives import ALGORITHMS
-from dtlab.errors import ConfigError, RunTimeout
+from dtlab.errors import RunTimeout
 from dtlab.grading import isolation
 from dtlab.models import SHAPES
 from dtlab.parallel import planner
+from tests.commands import assert_bad_input, call, data
 
 COMMANDS = ("doctor", "lab", "demo", "simulate", "bench", "plan", "train", "testbed", "grade",
             "release")
 
 
-def call(*words: str) -> Any:
-    return CliRunner().invoke(app, list(words))
-
-
-def data(*words: str) -> Any:
-    """What a command prints with --json."""
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 # ---- all commands ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS),
-                                   ("bench", "launch"), ("bench", "collectives")])
-def test_every_command_explains_itself(words: tuple[str, ...]) -> None:
-    result = call(*words, "--help")
-    assert result.exit_code == 0
-    assert "Usage" in result.output
-
-
-def test_the_list_of_commands_is_whole() -> None:
-    text = call("--help").output
-    for name in COMMANDS:
-        assert name in text
-
-
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_breaks_no_line_where_the_source_does(name: str) -> None:
+def test_every_command_is_listed_and_explains_itself(name: str) -> None:
+    assert name in call("--help").output
     command = loaded(name)
-    for each in (command, *getattr(command, "commands", {}).values()):
+    parts = getattr(command, "commands", {})
+    for words in ([], *([part] for part in parts)):
+        result = call(name, *words, "--help")
+        assert result.exit_code == 0
+        assert "Usage" in result.output
+    for each in (command, *parts.values()):  # no line breaks where the source's do
         assert "\n" not in each.help.replace("\n\n", "")
 
 
@@ -72,8 +53,7 @@ def test_the_version_is_the_packages() -> None:
 
 def script(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a process of its own, as a shell starts it."""
-    program = "from dtlab.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-m", "dtlab", *words], capture_output=True, text=True,
                           env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=60)
 
 
@@ -85,10 +65,9 @@ def test_it_starts_without_what_only_some_commands_need() -> None:
 
 
 def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
-    polite = script("simulate", "all_reduce", "-p", "0")
-    assert polite.returncode == 2
-    assert polite.stderr == "dtlab: ranks must be a whole number, 1 or more, not 0\n"
-    full = script("simulate", "all_reduce", "-p", "0", "--debug")
+    words = ("simulate", "all_reduce", "-p", "0")
+    assert_bad_input(call(*words), "dtlab: ranks must be a whole number, 1 or more, not 0\n")
+    full = script(*words, "--debug")
     assert full.returncode != 0
     assert "Traceback" in full.stderr
     assert "ConfigError" in full.stderr
@@ -98,16 +77,10 @@ def test_an_error_is_one_sentence_and_debug_shows_where() -> None:
 @pytest.mark.parametrize("words", [("simulate", "all_reduce", "-p", "2"), ("--version",)])
 def test_a_full_disk_is_the_systems_word(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
-        told = subprocess.run([sys.executable, "-c", "from dtlab.cli import main; main()", *words],
-                              stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        told = subprocess.run([sys.executable, "-m", "dtlab", *words], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=60)
     assert told.returncode == 2
     assert told.stderr == "dtlab: the system says: No space left on device\n"
-
-
-def test_commands_work_where_python_keeps_no_docstrings() -> None:
-    told = script("simulate", "barrier", "--topology", "torus:2x2", PYTHONOPTIMIZE="2")
-    assert told.returncode == 0, told.stderr
-    assert "dissemination" in told.stdout
 
 
 def test_an_unknown_command_or_option_is_bad_input() -> None:
@@ -171,10 +144,13 @@ def test_simulate_marks_the_fastest_and_only_those(words: tuple[str, ...]) -> No
         assert row["fastest"] == ("★" in line) == (row["simulated_s"] <= 1.01 * least_s)
 
 
-def test_simulate_marks_nothing_where_there_is_nothing_to_compare() -> None:
-    alone = call("simulate", "all_reduce", "-a", "ring").output
-    assert "★" not in alone
-    assert "fastest" not in alone
+def test_simulate_of_one_algorithm_marks_nothing_and_says_at_most_where_its_form_is_a_bound(
+) -> None:
+    exact, bound = (call("simulate", "all_reduce", "-a", name).output
+                    for name in ("ring", "two_ring"))
+    for mark in ("★", "fastest", "≤ "):
+        assert mark not in exact
+    assert "≤ " in bound
 
 
 def test_simulate_states_the_bound_and_no_bytes_of_a_barrier() -> None:
@@ -201,11 +177,6 @@ def test_a_narrow_terminal_loses_no_figure(width: int, monkeypatch: pytest.Monke
     printed = capsys.readouterr().out
     for text in ("dp=16,tp=4,", "recomputation,", "73.9 s", "887", "52.4 GB", "43%", "utilization"):
         assert text in printed
-
-
-def test_simulate_says_at_most_where_the_closed_form_is_a_bound() -> None:
-    assert "≤ " in call("simulate", "all_reduce", "-a", "two_ring").output
-    assert "≤ " not in call("simulate", "all_reduce", "-a", "ring").output
 
 
 def test_simulate_writes_a_picture_and_a_trace(tmp_path: Path) -> None:
@@ -259,14 +230,10 @@ def test_simulate_takes_a_topology_by_name_or_from_a_file(tmp_path: Path) -> Non
     ],
 )
 def test_simulate_says_what_is_wrong_with_its_input(words: list[str], told: str) -> None:
-    result = call("simulate", *words)
-    assert result.exit_code == 2
-    assert told in result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert_bad_input(call("simulate", *words), told)
 
 
-# ---- doctor ------------------------------------------------------------------------------------
+# ---- plan --------------------------------------------------------------------------------------
 
 
 def test_plan_prints_what_the_planner_finds(tmp_path: Path) -> None:
@@ -293,9 +260,10 @@ def test_plan_prints_what_the_planner_finds(tmp_path: Path) -> None:
 ])
 def test_plan_says_what_is_wrong_with_its_input(change: dict[str, str], told: str) -> None:
     words = {"--model": "gpt2-xl", "--cluster": "a100:1x4", "--batch": "16"} | change
-    result = call("plan", *(word for pair in words.items() for word in pair))
-    assert result.exit_code == 2
-    assert told in result.output
+    assert_bad_input(call("plan", *(word for pair in words.items() for word in pair)), told)
+
+
+# ---- doctor ------------------------------------------------------------------------------------
 
 
 def test_doctor_finds_this_machine_ready() -> None:
@@ -306,38 +274,27 @@ def test_doctor_finds_this_machine_ready() -> None:
             "Two ranks"} <= set(names)
 
 
-def test_doctor_names_a_fault_its_remedy_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.torch.distributed, "is_gloo_available", lambda: False)
-    monkeypatch.setattr(doctor, "CHECKS", (doctor.python, doctor.gloo))
-    result = call("doctor")
-    assert result.exit_code == 1
-    assert "✗ Gloo" in result.output
-    assert "make setup" in result.output
-    as_json = call("doctor", "--json")
-    assert as_json.exit_code == 1
-    assert json.loads(as_json.stdout)["ok"] is False
-
-
-def test_doctor_survives_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_each_fault_and_its_remedy_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where ranks fail, and after a check that breaks."""
     def memory() -> doctor.Finding:
         raise RuntimeError("no idea")
 
-    monkeypatch.setattr(doctor, "CHECKS", (memory, doctor.python))
-    first, second = doctor.examine()
-    assert first.state == "fault"
-    assert "no idea" in first.detail
-    assert second.state == "ok"
-
-
-def test_doctor_reports_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:
         raise dtlab.RankDied("rank 1 was killed by SIGKILL", 1, -9)
 
+    monkeypatch.setattr(doctor.torch.distributed, "is_gloo_available", lambda: False)
     monkeypatch.setattr(dtlab, "run", broken)
-    finding = doctor.two_ranks()
-    assert finding.state == "fault"
-    assert "SIGKILL" in finding.detail
-    assert finding.remedy
+    monkeypatch.setattr(doctor, "CHECKS", (memory, doctor.gloo, doctor.two_ranks, doctor.python))
+    result = call("doctor")
+    assert result.exit_code == 1
+    for told in ("no idea", "✗ Gloo", "make setup", "SIGKILL"):
+        assert told in result.output
+    as_json = call("doctor", "--json")
+    assert as_json.exit_code == 1
+    found = json.loads(as_json.stdout)
+    assert found["ok"] is False
+    assert [check["state"] for check in found["checks"]] == ["fault", "fault", "fault", "ok"]
+    assert all(check["remedy"] for check in found["checks"][:3])
 
 
 def test_doctor_finds_what_surrounds_the_course(monkeypatch: pytest.MonkeyPatch,
@@ -359,12 +316,6 @@ def test_doctor_finds_what_surrounds_the_course(monkeypatch: pytest.MonkeyPatch,
         assert finding.state == state
         assert "does not work here" in finding.detail
         assert "apt install bubblewrap" in finding.remedy
-
-
-@pytest.mark.parametrize("check", doctor.CHECKS)
-def test_every_fault_or_shortage_comes_with_a_remedy(check: Any) -> None:
-    finding = check()
-    assert finding.state != "fault" or finding.remedy
 
 
 # ---- lab ---------------------------------------------------------------------------------------
@@ -391,11 +342,7 @@ def test_lab_says_where_the_course_is_when_it_is_not_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lab.dtlab, "__file__", str(tmp_path / "site" / "dtlab" / "__init__.py"))
-    with pytest.raises(ConfigError, match="make lab"):
-        lab.course_folder()
-    result = call("lab")
-    assert result.exit_code == 2
-    assert "make lab" in result.stderr
+    assert_bad_input(call("lab"), "make lab")
 
 
 def test_lab_starts_at_the_first_chapter_and_obeys_no_browser(
@@ -444,8 +391,8 @@ def test_lab_hands_over_to_jupyterlab_in_the_learners_copy(
         assert Path(called["at"]) == folder
 
 
-@pytest.mark.parametrize("port", ["0", "-5", "99999"])
-def test_lab_refuses_what_is_no_port(port: str) -> None:
+@pytest.mark.parametrize("port", [0, -5, 99999])
+def test_lab_refuses_what_is_no_port(port: int) -> None:
     assert call("lab", "--port", port).exit_code == 2
 
 
@@ -470,6 +417,7 @@ def test_lab_takes_a_token_and_loopback_whatever_the_user_has_configured(
 
 
 def test_demo_shows_ranks_traffic_and_a_named_deadlock() -> None:
+    assert_bad_input(call("demo", "-p", "1"), "the tour needs 2 ranks or more")
     result = script("demo")
     assert result.returncode == 0, result.stderr
     for told in ("[rank 3]", "messages sent", "closed form", "deadlock", "pass_on.py:4"):

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import dtlab
 from dtlab import cost
 from dtlab.bench import calls, measure, measure_parallel
 from dtlab.bench.collectives import PEERS
 from dtlab.bench.parameter_server import FLAT, KEYS, ROWS
-from dtlab.cli import app
 from dtlab.collectives import ALGORITHMS
-from dtlab.errors import ConfigError
 from dtlab.models import GPTConfig
-
-
-def bench(*words: str) -> Any:
-    return CliRunner().invoke(app, ["bench", *words])
+from tests.commands import assert_bad_input, call, data
 
 
 @pytest.mark.parametrize("collective", list(ALGORITHMS))
@@ -45,8 +37,8 @@ def test_every_algorithm_is_measured_beside_torch(collective: str) -> None:
 
 def test_collectives_prints_nccl_tests_columns_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "bandwidth.png"
-    result = bench("collectives", "all_reduce", "-p", "2", "-n", "4kB,8kB", "--repeats", "1",
-                   "-a", "ring", "--plot", str(picture))
+    result = call("bench", "collectives", "all_reduce", "-p", "2", "-n", "4kB,8kB",
+                  "--repeats", "1", "-a", "ring", "--plot", picture)
     assert result.exit_code == 0, result.output
     for column in ("size(B)", "count", "time(us)", "algbw", "busbw", "Geometric mean"):
         assert column in result.output
@@ -54,9 +46,7 @@ def test_collectives_prints_nccl_tests_columns_and_draws(tmp_path: Path) -> None
 
 
 def test_collectives_as_json_has_a_row_for_each_size_and_contestant() -> None:
-    result = bench("collectives", "broadcast", "-p", "2", "-n", "4kB,8kB", "--repeats", "1",
-                   "--json")
-    rows = json.loads(result.stdout)
+    rows = data("bench", "collectives", "broadcast", "-p", "2", "-n", "4kB,8kB", "--repeats", "1")
     assert len(rows) == 2 * (len(ALGORITHMS["broadcast"]) + 1)
     assert {"nbytes", "time_s", "algorithm_Bps", "bus_Bps", "ratio"} <= rows[0].keys()
 
@@ -64,9 +54,8 @@ def test_collectives_as_json_has_a_row_for_each_size_and_contestant() -> None:
 @pytest.mark.slow
 def test_launch_times_each_launcher_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "launch.png"
-    result = bench("launch", "-p", "2", "--repeats", "1", "--json", "--plot", str(picture))
-    assert result.exit_code == 0, result.output
-    names = [row["launcher"] for row in json.loads(result.stdout)]
+    rows = data("bench", "launch", "-p", "2", "--repeats", "1", "--plot", picture)
+    names = [row["launcher"] for row in rows]
     assert names[0] == "dtlab.run"
     assert "torch.multiprocessing.spawn" in names
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -74,9 +63,7 @@ def test_launch_times_each_launcher_and_draws(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ps_is_timed_beside_rpc_and_gloo() -> None:
-    result = bench("ps", "-n", "4kB,1MB", "--repeats", "1", "--json")
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)
+    rows = data("bench", "ps", "-n", "4kB,1MB", "--repeats", "1")
     peers = ["dtlab.ps", "torch.distributed.rpc", "the same, over TCP", "bare Gloo"]
     assert [row["contestant"] for row in rows] == [*peers, *peers, KEYS, FLAT, ROWS]
     assert all(row["time_s"] > 0 for row in rows)
@@ -89,9 +76,8 @@ def test_training_steps_are_timed_and_measured_beside_torchs(
     small = GPTConfig(layers=4, hidden=64, heads=4, context=16)
     monkeypatch.setattr("dtlab.bench.measure_parallel", partial(measure_parallel, config=small))
     picture = tmp_path / "steps.png"
-    result = bench("parallel", "-p", "2", "--repeats", "1", "--json", "--plot", str(picture))
-    assert result.exit_code == 0, result.output
-    rows = {row["contestant"]: row for row in json.loads(result.stdout)}
+    found = data("bench", "parallel", "-p", "2", "--repeats", "1", "--plot", picture)
+    rows = {row["contestant"]: row for row in found}
     assert rows["zero stage 3"]["peer"] == "torch FSDP2 fully_shard"
     assert all(row["time_s"] > 0 for row in rows.values())
     # Counts, not speed: what each keeps follows from the algorithm.
@@ -112,6 +98,8 @@ def test_training_steps_are_timed_and_measured_beside_torchs(
         (["collectives", "all_reduc"], "choose one of"),
         (["collectives", "all_reduce", "-a", "no"], "ring"),
         (["collectives", "all_reduce", "-n", "5"], "5 bytes"),
+        (["collectives", "all_gather", "-p", "4", "-n", "20"], "multiple of 4"),
+        (["collectives", "barrier", "-n", "1e99B"], "1e99B"),
         (["collectives", "all_reduce", "--repeats", "0"], "1 or more"),
         (["collectives", "all_reduce", "--ranks", "0"], "0"),
         (["collectives", "barrier", "--plot", "x.jpgg"], ".png"),
@@ -121,10 +109,7 @@ def test_training_steps_are_timed_and_measured_beside_torchs(
     ],
 )
 def test_bad_input_is_told_in_one_sentence(words: list[str], told: str) -> None:
-    result = bench(*words)
-    assert result.exit_code == 2, result.output
-    assert told in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert_bad_input(call("bench", *words), told)
 
 
 @pytest.mark.parametrize("collective", list(ALGORITHMS))
@@ -139,10 +124,3 @@ def test_a_prepared_call_is_the_collective_itself(collective: str) -> None:
         )
         sent = [result.trace.sent_bytes(rank) for rank in range(4)]
         assert sent == cost.sent_bytes(collective, algorithm, 4, 4800, 8)
-
-
-def test_sizes_that_no_tensor_has_are_refused() -> None:
-    with pytest.raises(ConfigError, match="13 bytes"):
-        calls.elements("all_reduce", 4, 13, torch.float32)
-    with pytest.raises(ConfigError, match="multiple of 4"):
-        calls.elements("all_gather", 4, 20, torch.float32)

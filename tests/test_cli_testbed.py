@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from dtlab.cli import app
-
-
-def call(*words: str) -> Any:
-    return CliRunner().invoke(app, list(words))
+from tests.commands import assert_bad_input, call
 
 
 @pytest.mark.parametrize(("words", "says"), [
@@ -26,10 +20,7 @@ def call(*words: str) -> Any:
     (("--timeout", "-1"), "timeout must be a number above 0, and finite, not -1.0"),
 ])
 def test_bad_input_is_refused_in_a_sentence(words: tuple[str, ...], says: str) -> None:
-    result = call("testbed", *words, "true")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"dtlab: {says}")
-    assert result.stderr.count("\n") == 1
+    assert_bad_input(call("testbed", *words, "true"), f"dtlab: {says}")
 
 
 def test_a_system_that_makes_no_testbed_says_why(
@@ -38,17 +29,10 @@ def test_a_system_that_makes_no_testbed_says_why(
     (tmp_path / "unshare").write_text("#!/bin/sh\necho 'unshare failed: not permitted' >&2; exit 1")
     (tmp_path / "unshare").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    result = call("testbed", "true")
-    assert result.exit_code == 2
-    assert "refuses the namespaces of a testbed (unshare failed: not permitted)" in result.stderr
-    monkeypatch.setattr(sys, "platform", "darwin")
-    result = call("testbed", "true")
-    assert result.exit_code == 2
-    assert "this system is not Linux" in result.stderr
-
-
-def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_bad_input(call("testbed", "true"),
+                     "refuses the namespaces of a testbed (unshare failed: not permitted)")
     monkeypatch.setattr("dtlab.testbed._TOOLS", {"no-ip": "iproute2"})
-    result = call("testbed", "true")
-    assert result.exit_code == 2
-    assert result.stderr == "dtlab: a testbed needs the command 'no-ip'; install iproute2\n"
+    assert_bad_input(call("testbed", "true"),
+                     "dtlab: a testbed needs the command 'no-ip'; install iproute2\n")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert_bad_input(call("testbed", "true"), "this system is not Linux")

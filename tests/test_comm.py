@@ -141,33 +141,21 @@ def test_specific_and_general_receives_share_the_senders_in_order(where: str) ->
     assert on(where, fn, 3)[0]
 
 
-def test_posted_receives_from_anyone_take_what_comes_first() -> None:
+@pytest.mark.parametrize("late_s", [0.0, 10.0])
+def test_receives_from_anyone_take_what_comes_first_or_has_waited_longest(late_s: float) -> None:
     def fn(comm: Comm) -> Any:
         if comm.rank:
-            with comm.compute("wait", seconds=float(comm.rank)):
+            with comm.compute("wait", seconds=float(comm.size - comm.rank)):
                 pass
             comm.send(torch.tensor([comm.rank]), 0)
             return None
-        boxes = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        with comm.compute("wait", seconds=late_s):
+            pass
+        boxes = [torch.zeros(1, dtype=torch.int64) for _ in range(comm.size - 1)]
         works = comm.post(*map(Recv, boxes))
         return [work.wait() for work in works], [int(box) for box in boxes]
 
-    network = topology.uniform(3, 0.0, 1e9)
-    assert simulate(fn, network=network).values[0] == ([1, 2], [1, 2])
-
-
-def test_a_receive_from_anyone_takes_the_message_that_has_waited_longest() -> None:
-    def fn(comm: Comm) -> Any:
-        with comm.compute("wait", seconds=float(comm.size - comm.rank)):
-            pass
-        if comm.rank:
-            comm.send(torch.tensor([comm.rank]), 0)
-            return None
-        with comm.compute("until all have sent", seconds=10.0):
-            pass
-        return [comm.recv(torch.zeros(1, dtype=torch.int64)) for _ in range(comm.size - 1)]
-
-    assert simulate(fn, network=topology.uniform(4, 0, 1e9)).values[0] == [3, 2, 1]
+    assert simulate(fn, network=topology.uniform(4, 0, 1e9)).values[0] == ([3, 2, 1], [3, 2, 1])
 
 
 @BOTH
@@ -310,7 +298,7 @@ def test_accumulate_refuses_what_does_not_fit(
         combine_(into, x, op)
 
 
-@pytest.mark.parametrize("peer", [2, -1, 0.5, "1", True, None, torch.tensor(1)])
+@pytest.mark.parametrize("peer", [2, -1, 0.5, "1", True, None, torch.tensor(1), []])
 def test_ranks_that_do_not_exist(peer: Any) -> None:
     def fn(comm: Comm) -> None:
         if comm.rank == 0:
@@ -398,14 +386,11 @@ def _dual(comm: Comm) -> Any:
 
 
 @BOTH
-@pytest.mark.parametrize("fn", [_func, _fake, _dual])
-def test_tensors_without_memory_or_with_tangents_are_refused(where: str, fn: Any) -> None:
-    says = r"raised (Config|ShapeMismatch).* (a tensor without memory|a dual tensor)"
-    with pytest.raises(dtlab.RankFailed, match=says):
+@pytest.mark.parametrize(("fn", "says"), [
+    (_func, "a tensor without memory"), (_fake, "a tensor without memory"),
+    (_dual, "a dual tensor"), (lambda comm: comm.wait_any([]), "nothing to wait for")])
+def test_tensors_without_memory_or_with_tangents_are_refused_and_waiting_for_nothing(
+    where: str, fn: Any, says: str
+) -> None:
+    with pytest.raises(dtlab.RankFailed, match=rf"raised (Config|ShapeMismatch).* {says}"):
         on(where, fn, 2)
-
-
-@BOTH
-def test_waiting_for_any_of_nothing_is_refused(where: str) -> None:
-    with pytest.raises(dtlab.RankFailed, match="nothing to wait for"):
-        on(where, lambda comm: comm.wait_any([]), 2)

@@ -20,11 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     machine.load.cache_clear()
 
 
-def test_what_was_never_measured_is_typical() -> None:
-    assert machine.load() == TYPICAL
-
-
-def test_what_is_saved_is_loaded(cache: Path) -> None:
+def test_what_was_never_measured_is_typical_and_what_is_saved_is_loaded(cache: Path) -> None:
     assert machine.load() == TYPICAL
     mine = Machine(1e-5, 2e-9, 3e-10, 4, "2030-01-01T00:00:00+00:00", "here")
     assert machine.save(mine) == cache

@@ -13,19 +13,14 @@ from dtlab.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PAPERS = ("README.md", "CONTRIBUTING.md")
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_link_into_the_repository_leads_somewhere(paper: str) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / paper).read_text())
+@pytest.mark.parametrize("paper", ["README.md", "CONTRIBUTING.md"])
+def test_every_link_leads_somewhere_and_every_make_target_that_is_named_exists(paper: str) -> None:
+    text = (ROOT / paper).read_text()
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
     missing = [link for link in links if not (ROOT / link).exists()]
     assert missing == []
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_make_target_that_is_named_exists(paper: str) -> None:
-    text = (ROOT / paper).read_text()
     named = set(re.findall(r"(?:`|^)make ([a-z]+)", text, flags=re.M))
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
     assert named

@@ -108,10 +108,6 @@ def test_an_exercise_has_neither_solutions_nor_hidden_tests(solution: Path) -> N
     assert test.metadata.editable is False
 
 
-def test_an_exercise_is_the_same_each_time(solution: Path) -> None:
-    assert exercises.exercise_from(solution) == exercises.exercise_from(solution)
-
-
 def test_exercises_have_not_drifted_from_their_solutions(tmp_path: Path) -> None:
     solutions = sorted((ROOT / "solutions").glob("*.ipynb"))
     assert solutions

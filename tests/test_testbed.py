@@ -8,15 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from dtlab.cli import app
 from dtlab.errors import ConfigError, RunTimeout
 from dtlab.testbed import Testbed
+from tests.commands import call
 
 TALK = """
 import socket, sys
@@ -75,10 +73,6 @@ def await_running(mark: str, wanted: int) -> None:
 def mark() -> str:
     """An argument for `sleep` by which this test's processes are known."""
     return f"{1e6 + os.getpid():.0f}.{time.monotonic_ns() % 10**9:09d}"
-
-
-def call(*words: str) -> Any:
-    return CliRunner().invoke(app, ["testbed", *words])
 
 
 @pytest.mark.parametrize(("hosts", "racks"), [(2, 1), (4, 2), (6, 3)])
@@ -181,27 +175,28 @@ def test_an_ordinary_user_has_a_testbed_too_where_the_kernel_gives_namespaces() 
 
 
 def test_output_is_labelled_and_a_failure_is_told() -> None:
-    result = call("--hosts", "3", "sh", "-c", 'hostname; [ "$(hostname)" != host1 ]')
+    result = call("testbed", "--hosts", "3", "sh", "-c", 'hostname; [ "$(hostname)" != host1 ]')
     assert sorted(result.stdout.splitlines()) == [f"[host {h}] host{h}" for h in range(3)]
     assert result.stderr == "dtlab: sh ended on host 1 with exit code 1\n"
     assert result.exit_code == 1
 
 
 def test_a_script_reads_what_came_of_it() -> None:
-    result = call("--json", "--", "sh", "-c", "echo --hosts $PET_NNODES $PET_RDZV_ENDPOINT")
+    result = call("testbed", "--json", "--", "sh", "-c",
+                  "echo --hosts $PET_NNODES $PET_RDZV_ENDPOINT")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == [
         {"host": host, "exit_code": 0, "output": "--hosts 2 host0:29500\n"} for host in range(2)]
 
 
 def test_a_command_that_does_not_exist_fails_on_every_host() -> None:
-    result = call("no-such-command")
+    result = call("testbed", "no-such-command")
     assert result.exit_code == 1
     assert result.stdout.count("no-such-command") == 2
 
 
 def test_a_kernel_without_netem_says_so() -> None:
-    result = call("--latency", "1ms", "tc", "qdisc", "show", "dev", "eth0")
+    result = call("testbed", "--latency", "1ms", "tc", "qdisc", "show", "dev", "eth0")
     if result.exit_code:
         assert (result.exit_code, result.stdout) == (2, "")
         assert "this kernel has no netem, so links can't be given a latency" in result.stderr

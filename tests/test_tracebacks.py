@@ -26,6 +26,7 @@ CALLS = {
     "run interrupted": "timer(1.5); dtlab.run(endless, ranks=2, timeout=None)",
     "a session interrupted": "timer(1.5); dtlab.Session(2, timeout=None).execute('while 1: pass')",
 }
+CELLS = {"1 / 0": r"rank [01] raised ZeroDivisionError", "x = (": r"SyntaxError: '\(' was never"}
 # To IPython like "a rank raises", and like "a bad argument": they leave dtlab at the same places.
 ALIKE = ("a method that there is not", "torch.distributed", "an unknown algorithm")
 SETUP = """
@@ -44,7 +45,6 @@ def timer(seconds=0.3): threading.Timer(seconds, _thread.interrupt_main).start()
 # Each file is executed as Python or IPython would, and what leaves it is shown as they show it.
 EACH = """
 import sys
-import time
 for name in sys.argv[1:]:
     print("=====", file=sys.stderr, flush=True)
     try:
@@ -54,47 +54,37 @@ for name in sys.argv[1:]:
     sys.stderr.flush()
 """
 EACH_IN_IPYTHON = """
+%load_ext dtlab
 import sys
-import time
 for name in sys.argv[1:]:
     print("=====", flush=True)
-    get_ipython().safe_execfile(name, {"__name__": "__main__"})
+    get_ipython().safe_execfile(name, {"__name__": "__main__", "get_ipython": get_ipython})
 """
-
-
-def shown(command: list[str], folder: Path) -> str:
-    got = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
-    return got.stdout + got.stderr
 
 
 @pytest.mark.parametrize("how", ["python", "IPython"])
 def test_the_last_frame_is_the_learners(how: str, tmp_path: Path) -> None:
-    names = [name for name in CALLS if how == "python" or name not in ALIKE]
-    for number, name in enumerate(names):
-        (tmp_path / f"mine{number}.py").write_text(f"{SETUP}\n{CALLS[name]}  # mine\n")
-    files = [f"mine{number}.py" for number in range(len(names))]
+    calls = CALLS
+    if how == "IPython":
+        calls = {name: line for name, line in CALLS.items() if name not in ALIKE} | {
+            cell: f"get_ipython().run_cell_magic('ranks', '2', '{cell}')" for cell in CELLS}
+    for number, line in enumerate(calls.values()):
+        (tmp_path / f"mine{number}.py").write_text(f"{SETUP}\n{line}  # mine\n")
+    files = [f"mine{number}.py" for number in range(len(calls))]
     (tmp_path / "each.ipy").write_text(EACH_IN_IPYTHON)
     command = ["-c", EACH] if how == "python" else [
         "-m", "IPython", "--colors=NoColor", "--no-banner", "each.ipy"]
-    parts = shown([sys.executable, *command, *files], tmp_path).split("=====\n")[1:]
-    for name, text in zip(names, parts, strict=True):
+    got = subprocess.run([sys.executable, *command, *files], cwd=tmp_path, capture_output=True,
+                         text=True, timeout=100)
+    parts = (got.stdout + got.stderr).split("=====\n")[1:]
+    for name, text in zip(calls, parts, strict=True):
         files = re.findall(r'^(?:  File "([^"]+)"|File ([^\s:]+):\d)', text, re.MULTILINE)
         assert "# mine" in text, name
-        assert re.search(r"Error|Interrupt|Failed", text), name
+        assert re.search(CELLS.get(name, "Error|Interrupt|Failed"), text), name
+        if name in CELLS:
+            assert PACKAGE not in text
+            assert "interactiveshell.py" not in text
         assert [file for pair in files for file in pair if file.startswith(PACKAGE)] == [], name
-
-
-@pytest.mark.parametrize(("cell", "says"), [
-    ("1 / 0", r"rank [01] raised ZeroDivisionError"), ("x = (", r"SyntaxError: '\(' was never")])
-def test_a_cell_on_all_ranks_ends_at_the_cell(cell: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "cell.ipy").write_text(
-        f"%load_ext dtlab\nget_ipython().run_cell_magic('ranks', '2', '{cell}')  # mine\n")
-    text = shown([sys.executable, "-m", "IPython", "--colors=NoColor", "--no-banner", "cell.ipy"],
-                 tmp_path)
-    assert re.search(says, text)
-    assert "# mine" in text
-    assert PACKAGE not in text
-    assert "interactiveshell.py" not in text
 
 
 def test_functions_that_call_each_other_without_end_leave_a_short_traceback() -> None:

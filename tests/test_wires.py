@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from itertools import pairwise
 from typing import Any
 
@@ -140,12 +139,5 @@ def test_winners_are_the_fastest_of_each_cluster_and_size_and_all_that_tie() -> 
 def test_nonsense_is_refused(sizes: list[Any], algorithms: list[str]) -> None:
     with pytest.raises(ConfigError):
         contest({"one": topology.nvswitch(2)}, sizes, algorithms)
-
-
-def test_a_cluster_without_a_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"by name, not .*: {'two racks': topology"):
         contest(topology.nvswitch(2), [400])  # type: ignore[arg-type]
-
-
-def test_examples_hold() -> None:
-    assert doctest.testmod(dtlab.wires) == (0, 2)

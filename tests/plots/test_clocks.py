@@ -17,6 +17,9 @@ def test_the_words_say_who_waits_for_whom_at_a_moment() -> None:
     assert "worker 2: clock 0, computes" in alt
     assert "worker 3: clock 1, waits for 2" in alt
     assert "worker 1: clock 0, waits" not in plots.clocks(RUN, 0.05).alt
+    begun = plots.clocks(RUN, 0.0).alt
+    assert "at its end" not in begun
+    assert begun.count("clock 0, about to begin") == 3
 
 
 def test_the_waits_of_the_lanes_make_up_the_share_that_waited() -> None:
@@ -35,8 +38,3 @@ def test_what_has_diverged_is_said_and_drawn_at_the_upper_edge() -> None:
 def test_the_thick_line_is_the_median_of_the_seeds() -> None:
     curves = [[(0.0, 4.0), (1.0, level)] for level in (1.0, 2.0, 9.0)]
     assert "x: 2 at 1" in plots.loss_curves({"x": curves}, "(s)").alt
-
-
-def test_a_worker_that_has_not_begun_is_not_said_to_be_at_its_end() -> None:
-    assert "at its end" not in plots.clocks(RUN, 0.0).alt
-    assert plots.clocks(RUN, 0.0).alt.count("clock 0, about to begin") == 3

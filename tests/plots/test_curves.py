@@ -8,7 +8,8 @@ from dtlab import cost, plots
 from dtlab.collectives import ALGORITHMS
 from dtlab.plots.network import layout_of
 from dtlab.plots.picture import styled
-from dtlab.topology import Topology, uniform
+from dtlab.topology import from_graph, uniform
+from dtlab.topology.graphs import join
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
@@ -82,33 +83,24 @@ def test_the_fit_reports_its_error_at_sizes_it_has_not_seen() -> None:
     assert "off by 25%" in plots.fit(1e-5, 1e-9, sizes, times, (held_out, off)).alt
 
 
-def test_hosts_stand_below_their_switches() -> None:
+def test_hosts_stand_below_their_switches_or_without_any_in_a_circle() -> None:
     places = layout_of(uniform(40, 1e-6, 1e9).graph())
     assert places["switch"][1] > max(y for node, (_, y) in places.items() if node != "switch")
     assert len(set(places.values())) == 41
-
-
-def test_links_of_two_speeds_are_told_apart() -> None:
-    def graph() -> nx.DiGraph:
-        g = nx.DiGraph()
-        for rank, rack in ((0, "A"), (1, "A"), (2, "B")):
-            g.add_edge(rank, rack, latency_s=1e-6, bandwidth_Bps=1e10)
-            g.add_edge(rack, rank, latency_s=1e-6, bandwidth_Bps=1e10)
-        for rack in "AB":
-            g.add_edge(rack, "spine", latency_s=2e-6, bandwidth_Bps=4e10)
-            g.add_edge("spine", rack, latency_s=2e-6, bandwidth_Bps=4e10)
-        return g
-
-    racks = Topology("racks", 3, (), lambda src, dst: (0.0, ()), graph)
-    assert plots.topology(racks).alt == (
-        "Racks cluster: 3 ranks · 3 other nodes · links: 40 GB/s, 2 µs; 10 GB/s, 1 µs.")
-    places = layout_of(graph())
-    assert places["spine"][1] > places["A"][1] > places[0][1]
-
-
-def test_hosts_without_switches_stand_in_a_circle() -> None:
     ring = nx.DiGraph()
     for rank in range(6):
         ring.add_edge(rank, (rank + 1) % 6, latency_s=0.0, bandwidth_Bps=1e9)
     x, y = np.array(list(layout_of(ring).values())).T
     assert np.hypot(x - 0.5, y - 0.5) == pytest.approx(0.5)
+
+
+def test_links_of_two_speeds_are_told_apart() -> None:
+    graph = nx.DiGraph()
+    for rank, rack in ((0, "A"), (1, "A"), (2, "B")):
+        join(graph, rank, rack, 1e-6, 1e10)
+    for rack in "AB":
+        join(graph, rack, "spine", 2e-6, 4e10)
+    assert plots.topology(from_graph(graph, "racks")).alt == (
+        "Racks cluster: 3 ranks · 3 other nodes · links: 40 GB/s, 2 µs; 10 GB/s, 1 µs.")
+    places = layout_of(graph)
+    assert places["spine"][1] > places["A"][1] > places[0][1]

@@ -88,14 +88,11 @@ def test_words_tell_who_moves_how_fast_and_what_is_full() -> None:
     assert plots.flows(CLUSTER, RUN.trace).alt == plots.flows(CLUSTER, RUN.trace, 1.0).alt
 
 
-def test_a_failed_link_is_named() -> None:
+def test_a_failed_link_is_named_and_what_others_leave_is_full_when_it_is_used_up() -> None:
     broken = with_link(CLUSTER, "rack0", "spine", bandwidth_Bps=0, at_s=1.5)
     mended = with_link(broken, "rack0", "spine", bandwidth_Bps=1e6, at_s=9.0)
     run = simulate(send_together, {(0, 2): 10**6}, network=mended)
     assert "failed: rack0 → spine" in plots.flows(mended, run.trace, 5.0).alt
-
-
-def test_what_others_leave_is_full_when_it_is_used_up() -> None:
     beside = with_traffic(CLUSTER, 1, 3, 0.75e6)
     run = simulate(send_together, {(0, 2): 10**6}, network=beside)
     assert "full: rack0 → spine" in plots.flows(beside, run.trace, 2.0).alt

@@ -28,10 +28,6 @@ def test_the_oracle_gives_the_published_differences(
 @pytest.mark.parametrize("eye", EYES)
 def test_the_hues_stay_further_apart_than_the_palette_everyone_recommends(eye: str) -> None:
     assert least_difference(list(HUES), eye) > least_difference(OKABE_ITO, eye)
-
-
-@pytest.mark.parametrize("eye", EYES)
-def test_the_first_four_ranks_are_far_apart(eye: str) -> None:
     assert least_difference([rank_color(rank) for rank in range(4)], eye) > 13
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtlab import Comm, ConfigError, Deadlock, RankFailed, cost, simulate
+from dtlab import Comm, ConfigError, Deadlock, RankFailed, collectives, simulate
 from dtlab.collectives import ALGORITHMS
 from dtlab.recording import Frame, frames_of, stepper_frames
 from dtlab.recording.recorder import RECORDED_WITH
@@ -27,29 +27,20 @@ def test_every_registered_algorithm_ends_complete(collective: str, algorithm: st
         assert frames[-1].done, frames[-1].holds
         assert [frame.step for frame in frames] == list(range(len(frames)))
         assert not any(frame.wrong.any() for frame in frames)
+        for before, after in itertools.pairwise(frames):  # nothing that is wanted is lost again
+            ours = before.judged[..., None] & before.wanted
+            assert (after.holds[ours] >= before.holds[ours]).all()
+            assert np.array_equal(after.changed, (after.holds != before.holds).any(axis=2))
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
-@pytest.mark.parametrize("p", [2, 5])
-def test_wanted_contributions_are_never_lost_again(
-    collective: str, algorithm: str, p: int
-) -> None:
-    frames = stepper_frames(collective, algorithm, p)
-    for before, after in itertools.pairwise(frames):
-        ours = before.judged[..., None] & before.wanted
-        assert (after.holds[ours] >= before.holds[ours]).all()
-        assert np.array_equal(after.changed, (after.holds != before.holds).any(axis=2))
-
-
-@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
-@pytest.mark.parametrize("p", [1, 2, 5, 8])
+@pytest.mark.parametrize("p", SIZES)
 def test_arrows_are_the_messages_of_an_unwatched_run(
     collective: str, algorithm: str, p: int
 ) -> None:
     fn = ALGORITHMS[collective][algorithm]
     frames = stepper_frames(collective, algorithm, p)
     goal = Spec.of(collective, p, 0, frames[0].pieces if frames[0].what == "piece" else p)
-
     options = RECORDED_WITH.get((collective, algorithm), {})
 
     def plain(comm: Comm) -> None:
@@ -60,15 +51,8 @@ def test_arrows_are_the_messages_of_an_unwatched_run(
     assert shown == Counter((m.src, m.dst, m.nbytes) for m in trace.transfers)
     assert frames[-1].sent_bytes == frames[-1].total_bytes == trace.sent_bytes()
     assert frames[-1].steps == len({m.end_s for m in trace.transfers})
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
-@pytest.mark.parametrize("p", [2, 4, 7])
-def test_bytes_in_the_frames_are_those_of_the_closed_form(algorithm: str, p: int) -> None:
-    frames = stepper_frames("all_reduce", algorithm, p)
-    n = frames[-1].vector_bytes
-    assert n == frames[-1].pieces * p * 4
-    assert frames[-1].sent_bytes == sum(cost.sent_bytes("all_reduce", algorithm, p, n))
+    if collective == "all_reduce":
+        assert frames[-1].vector_bytes == frames[-1].pieces * p * 4
 
 
 @pytest.mark.parametrize("p", [2, 4, 7])
@@ -178,14 +162,6 @@ def reduce_scatter(comm: Comm, parts: torch.Tensor, op: str = "sum") -> torch.Te
     return parts[comm.rank]
 
 
-def all_to_all(comm: Comm, parts: torch.Tensor) -> torch.Tensor:
-    out = parts.clone()
-    for distance in range(1, comm.size):
-        dst, src = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
-        comm.sendrecv(parts[dst], dst, out[src], src)
-    return out
-
-
 def scan(comm: Comm, x: torch.Tensor, op: str = "sum") -> torch.Tensor:
     if comm.rank:
         inbox = torch.empty_like(x)
@@ -196,18 +172,8 @@ def scan(comm: Comm, x: torch.Tensor, op: str = "sum") -> torch.Tensor:
     return x
 
 
-def scatter(comm: Comm, parts: torch.Tensor, x: torch.Tensor, root: int = 0) -> torch.Tensor:
-    if comm.rank == root:
-        for distance in range(1, comm.size):
-            dst = (root + distance) % comm.size
-            comm.send(parts[dst], dst)
-        x.copy_(parts[root])
-    else:
-        comm.recv(x, root)
-    return x
-
-
-@pytest.mark.parametrize("fn", [all_gather, reduce_scatter, all_to_all, scan, scatter])
+@pytest.mark.parametrize("fn", [all_gather, reduce_scatter, scan, collectives.all_to_all,
+                                collectives.scatter])
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
 def test_collectives_of_other_signatures_are_shown_too(fn: object, p: int) -> None:
     frames = frames_of(fn, p, fn.__name__, root=p - 1)  # type: ignore[arg-type, attr-defined]

@@ -144,7 +144,3 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> No
 def test_the_search_ends_and_says_that_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match="no 4 rings within 1,000 steps of search, nor that"):
         edge_disjoint_cycles(topology.torus(8, 8), 4, steps=1000)
-
-
-def test_the_same_rings_every_time() -> None:
-    assert edge_disjoint_cycles(complete(7), 5) == edge_disjoint_cycles(complete(7), 5)

@@ -62,15 +62,16 @@ def test_json_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cluster", [
     topology.uniform(3, 1.23456789e-6, 1e10 / 3), topology.uniform(2, 0, float("inf")),
     topology.uniform(1, 0, 1), topology.pcie_server(), topology.v100_nvlink(),
-    topology.nvswitch(), topology.racks(2, 3, gpus=2), topology.fat_tree(4), topology.torus(3, 4),
-    topology.torus(1, 1), topology.dragonfly(3, 2, 2),
+    topology.nvswitch(), topology.racks(2, 3, gpus=2, overhead_s=2.5e-6), topology.fat_tree(4),
+    topology.torus(3, 4, overhead_s=0), topology.torus(1, 1), topology.dragonfly(3, 2, 2),
     topology.compose(topology.nvswitch(2), topology.racks(2, 2)),
 ], ids=lambda cluster: cluster.name)
 def test_what_is_saved_comes_back(cluster: topology.Topology, tmp_path: Path) -> None:
     path = tmp_path / "saved.yaml"
     save(cluster, path)
     again = load(path)
-    assert (again.name, again.ranks, again.groups) == (cluster.name, cluster.ranks, cluster.groups)
+    for what in ("name", "ranks", "groups", "overhead_s"):
+        assert getattr(again, what) == getattr(cluster, what)
     wanted = cluster.graph()
     for rank in range(cluster.ranks):
         wanted.nodes[rank]["host"] = cluster.host_of(rank)
@@ -105,6 +106,8 @@ def changed(old: str, new: str) -> str:
     (changed("ranks: 4", "ranks: 5"), "line 4: rank 4 is in no group"),
     (changed("ranks: 4", "ranks: 4\nranks: 4"), "line 3: 'ranks' is here for the second time"),
     (changed("ranks: 4", "ranks: 4\nkind: switch"), "line 3: kind must be host or gpu"),
+    (changed("ranks: 4", "ranks: 4\noverhead: -1us"), "line 3: '-1us' is not a time"),
+    (changed("ranks: 4", "ranks: 4\noverhead: fast"), "line 3: 'fast' is not a time"),
     (changed("[2, 3]]", "[2, 3, 1]]"), "line 4: rank 1 is in two groups"),
     (changed("[2, 3]]", "[2, 3, 9]]"), "line 4: there is no rank 9; ranks are 0 to 3"),
     (changed("tor1: switch", "7: switch"), "line 3: a node that is no rank needs a name"),

@@ -6,11 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import dtlab
-from dtlab.cli import app
 from dtlab.topology import Topology, load, nvswitch, v100_nvlink
+from tests.commands import call
 
 LEGEND = "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n"
 
@@ -61,10 +60,9 @@ def test_a_matrix_of_a_dgx_1v_has_the_links_of_that_builder(tmp_path: Path) -> N
                      for b in range(8)) for a in range(8)]
     names = [f"GPU{n}" for n in range(8)]
     cluster = load(written(tmp_path, matrix(names, rows, dict.fromkeys(names[:4], "0-9"))))
-    for a in range(8):
-        for b in range(8):
-            if a != b and (a, b) in built.edges:
-                assert rates(cluster, a, b) == [built.edges[a, b]["bandwidth_Bps"]]
+    for a, b in built.edges:
+        if isinstance(a, int) and isinstance(b, int):
+            assert rates(cluster, a, b) == [built.edges[a, b]["bandwidth_Bps"]]
     assert [cluster.path(0, b) for b in range(8)] == [v100_nvlink().path(0, b) for b in range(8)]
 
 
@@ -201,7 +199,6 @@ links:
 
 
 def test_the_command_line_takes_them(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["simulate", "all_reduce", "-n", "1MB", "-t",
-                                    str(written(tmp_path, NCCL, "dump.xml"))])
+    done = call("simulate", "all_reduce", "-n", "1MB", "-t", written(tmp_path, NCCL, "dump.xml"))
     assert done.exit_code == 0, done.output
     assert "dump (NCCL)" in done.output

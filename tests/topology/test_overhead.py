@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dtlab.errors import ConfigError
@@ -13,12 +11,10 @@ from dtlab.topology import (
     dragonfly,
     fat_tree,
     from_graph,
-    load,
     named,
     nvswitch,
     pcie_server,
     racks,
-    save,
     torus,
     uniform,
     v100_nvlink,
@@ -53,21 +49,3 @@ TORUS = torus(3, 3, overhead_s=2e-6)
 def test_what_is_made_of_a_cluster_keeps_it_and_on_a_uniform_network_it_is_the_latency(
         network: Topology) -> None:
     assert network.overhead_s == 2e-6
-
-
-@pytest.mark.parametrize("network", [racks(2, 2), racks(2, 2, overhead_s=2.5e-6),
-                                     uniform(3, 7e-6, 1e9), torus(2, 2, overhead_s=0)])
-def test_a_file_keeps_it(network: Topology, tmp_path: Path) -> None:
-    save(network, tmp_path / "a.yaml")
-    assert load(tmp_path / "a.yaml").overhead_s == network.overhead_s
-
-
-@pytest.mark.parametrize("written", ["-1us", "fast"])
-def test_a_file_with_an_overhead_that_makes_no_sense_is_refused_with_the_line(
-    written: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(f"ranks: 2\noverhead: {written}\nlinks:\n"
-                    "  - {between: [0, 1], bandwidth: 1GB/s, latency: 1us}\n")
-    with pytest.raises(ConfigError, match=r"a\.yaml, line 2: "):
-        load(path)

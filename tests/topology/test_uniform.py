@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations
 from typing import Any
 
-import networkx as nx
 import pytest
 
 import dtlab
 from dtlab.topology import uniform
 
 
-def test_routes_of_a_uniform_network_cross_two_ports() -> None:
+def test_a_path_leads_from_a_rank_over_two_ports_to_another() -> None:
     network = uniform(3, 2e-6, 5e9)
-    assert network.ranks == 3
+    assert network.path(1, 1) == [1]
     assert network.capacity_Bps == (5e9,) * 6
-    routes = {(s, d): network.route(s, d) for s in range(3) for d in range(3) if s != d}
-    assert all(latency == 2e-6 for latency, _ in routes.values())
-    out_of = {s: {links[0] for (src, _), (_, links) in routes.items() if src == s}
-              for s in range(3)}
-    into = {d: {links[1] for (_, dst), (_, links) in routes.items() if dst == d}
-            for d in range(3)}
-    ports = [*out_of.values(), *into.values()]
-    assert all(len(port) == 1 for port in ports)
-    assert len(set.union(*ports)) == 6  # a rank sends and receives at once
-
-
-def test_a_path_leads_from_a_rank_of_the_cluster_to_another() -> None:
-    assert uniform(3, 0, 1e9).path(1, 1) == [1]
-    with pytest.raises(dtlab.ConfigError, match="there is no rank 3; ranks are 0 to 2"):
-        uniform(3, 0, 1e9).path(0, 3)
-
-
-def test_the_graph_tells_the_same_as_the_routes() -> None:
-    network = uniform(4, 2e-6, 5e9)
     graph = network.graph()
-    assert isinstance(graph, nx.DiGraph)
-    for src in range(4):
-        for dst in range(4):
-            if src != dst:
-                path = nx.shortest_path(graph, src, dst)
-                edges = [graph.edges[edge] for edge in nx.utils.pairwise(path)]
-                assert math.isclose(sum(e["latency_s"] for e in edges), network.route(src, dst)[0])
-                assert min(e["bandwidth_Bps"] for e in edges) == 5e9
+    for src, dst in permutations(range(3), 2):
+        assert network.path(src, dst) == [src, "switch", dst]
+        latency_s, links = network.route(src, dst)
+        edges = [network.ends(link) for link in links]
+        assert edges == [(src, "switch"), ("switch", dst)]
+        assert sum(graph.edges[edge]["latency_s"] for edge in edges) == latency_s == 2e-6
+        assert [graph.edges[edge]["bandwidth_Bps"] for edge in edges] == [5e9, 5e9]
+    with pytest.raises(dtlab.ConfigError, match="there is no rank 3; ranks are 0 to 2"):
+        network.path(0, 3)
 
 
 def test_it_introduces_itself_in_units_for_people() -> None:

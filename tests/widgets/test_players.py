@@ -47,8 +47,13 @@ def test_a_page_gets_a_still_picture_its_words_and_what_it_can_play(name: str) -
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_players_stop_at_both_ends_and_each_moment_has_its_words(name: str) -> None:
+def test_players_offer_what_is_chosen_stop_at_both_ends_and_have_words_for_each_moment(
+    name: str
+) -> None:
     player = MAKE[name]()
+    for control in player.show["controls"]:
+        chosen = player.choice[control["name"]]
+        assert control["kind"] == "text" or chosen in [value for _, value in control["options"]]
     moments = player.show["moments"]
     player.at = 0
     player.back()
@@ -58,14 +63,6 @@ def test_players_stop_at_both_ends_and_each_moment_has_its_words(name: str) -> N
     assert player.at == len(moments) - 1
     assert all({"title", "label", "words"} <= moment.keys() for moment in moments)
     assert len({moment["words"] for moment in moments}) > 1
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_controls_offer_what_is_chosen(name: str) -> None:
-    player = MAKE[name]()
-    for control in player.show["controls"]:
-        chosen = player.choice[control["name"]]
-        assert control["kind"] == "text" or chosen in [value for _, value in control["options"]]
 
 
 # ---- stepper ----------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import re
 import time
 from base64 import b64decode
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import psutil
@@ -83,12 +82,6 @@ MOVES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@cache
-def made(name: str) -> Explorer:
-    """For tests that move no control."""
-    return MAKE[name]()
-
-
 def size(svg: bytes) -> list[bytes]:
     return re.findall(rb'<svg[^>]* (?:width|height)="([^"]+)"', svg) + re.findall(
         rb'<svg[^>]* viewBox="([^"]+)"', svg)
@@ -105,46 +98,25 @@ def test_moving_a_control_changes_picture_and_words_but_no_size(name: str) -> No
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_there_is_a_text_alternative_from_the_first_moment(name: str) -> None:
-    widget = made(name)
+def test_there_are_words_controls_and_a_still_picture_from_the_first_moment(name: str) -> None:
+    widget = MAKE[name]()
     assert b"<svg" in bytes(widget.image.value)
     assert size(widget.image.value)
     assert "dtlab-words" in widget.words._dom_classes  # explorer.js makes it a live region
     assert len(widget.image.tooltip) > 5
     assert widget.image.tooltip in widget.words.value
     assert widget.image.description == ""  # the frontend fails on a tooltip without it
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_every_control_can_be_reached_by_keyboard(name: str) -> None:
-    widget = made(name)
-    assert widget.controls
+    assert widget.controls  # each of which can be reached by keyboard
     assert all(control.tabbable is not False for control in widget.controls)
     shown = [child for row in widget.box.children[1:-2] for child in row.children]
     assert shown == widget.controls
     assert list(widget.box.children[-2:]) == [widget.image, widget.words]
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_a_page_without_its_kernel_has_a_still_picture(name: str) -> None:
-    widget = made(name)
     data, about = widget._repr_mimebundle_()
     view = data["application/vnd.jupyter.widget-view+json"]
     assert view["model_id"] == widget.box.model_id
     assert b64decode(data["image/png"]).startswith(b"\x89PNG")
     assert about["image/png"]["alt"] == widget.static().alt != ""
     assert data["text/plain"] == f"{name}: run this cell to use its controls"
-
-
-def test_a_simulated_plan_shows_its_time_and_its_timeline() -> None:
-    widget = PlanExplorer("GPT-2 small")
-    parts = len(widget.box.children)
-    widget.buttons.run.click()
-    assert "simulated" in widget.words.value
-    (timeline,) = widget.box.children[parts:]
-    assert "A step of dp_replicate=2,dp=8" in timeline.words
-    widget.memory.value = 24e9  # another limit, another best: nothing is simulated yet
-    assert len(widget.box.children) == parts
 
 
 def test_a_picture_seen_before_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,14 +315,20 @@ def test_stop_ends_a_run_and_the_widget_goes_on_working() -> None:
     assert "rank 2 returned None" in widget.words.value
 
 
-def test_stop_ends_a_simulation_and_another_can_begin() -> None:
+def test_stop_ends_a_simulation_and_another_can_begin_which_shows_its_time_and_its_timeline() -> (
+    None
+):
     widget = PlanExplorer("GPT-3", "64 A100, a card each")
-    shown = widget.image.value
+    shown, parts = widget.image.value, len(widget.box.children)
     assert asyncio.run(stopped_s(widget)) < 20
     assert (widget.words.value, widget.image.value) == ("Stopped.", shown)
     widget.cluster.value, widget.model.value = "16 A100, a card each", "GPT-2 small"
     widget.buttons.run.click()
     assert "simulated" in widget.words.value
+    (timeline,) = widget.box.children[parts:]
+    assert "A step of dp_replicate=2,dp=8" in timeline.words
+    widget.memory.value = 24e9  # another limit, another best: nothing is simulated yet
+    assert len(widget.box.children) == parts
 
 
 def test_a_click_on_stop_that_comes_too_late_does_nothing() -> None:
@@ -385,23 +363,16 @@ def test_any_other_error_is_shown_in_words() -> None:
     assert "rank 0 stopped" in widget.static().alt
 
 
-def test_what_ranks_print_is_told() -> None:
-    widget = RankGrid(lambda comm: print(f"hello from {comm.rank}"), ranks=2, run=simulated)
+def test_what_ranks_print_and_return_is_told_and_escaped() -> None:
+    def fn(comm: Comm) -> str:
+        print(f"hello from {comm.rank}")
+        return "<script>"
+
+    widget = RankGrid(fn, ranks=2, run=simulated)
     widget.run()
     assert "hello from 0 | hello from 1" in widget.words.value
-
-
-def test_words_are_escaped() -> None:
-    widget = RankGrid(lambda comm: "<script>", ranks=1, run=simulated)
-    widget.run()
     assert "<script>" not in widget.words.value
     assert "&lt;script&gt;" in widget.words.value
-
-
-def test_real_processes_by_default() -> None:
-    widget = RankGrid(lambda comm: comm.size + comm.rank, ranks=2)
-    widget.run()
-    assert "rank 0 returned 2; rank 1 returned 3" in widget.words.value
 
 
 # ---- which algorithm on which topology --------------------------------------------------------
