@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 
 import pytest
 import torch
@@ -65,8 +64,3 @@ def test_the_servers_are_those_who_add_up(place: str) -> None:
 def test_a_place_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="no placement 'on the moon'; there are: on GPU 0"):
         gpu_placement.servers_of("on the moon", 4)
-
-
-def test_the_example_in_the_docstring() -> None:
-    found = doctest.testmod(gpu_placement)
-    assert (found.attempted, found.failed) == (1, 0)
