@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dtlab.comm import Comm
+from dtlab.errors import ConfigError
 from dtlab.grading.case import Case, Wanted
 from dtlab.grading.draws import normals, varied
 from dtlab.grading.exercise import WITH_COLLECTIVES, Check, Exercise
@@ -21,8 +22,16 @@ def mean_gradient(samples: Tensor) -> Tensor:
 
 
 def run_batches(average: Callable[..., Any], comm: Comm, batches: list[Tensor], length: int) -> Any:
-    """In the sandbox."""
-    return average(comm, batches, mean_gradient, length)
+    """In the sandbox. The gradient has room for one micro-batch at a time."""
+    most = max(map(len, batches), default=0)
+
+    def gradient(samples: Tensor) -> Tensor:
+        if len(samples) > most:
+            raise ConfigError(f"gradient got {len(samples)} samples, and the largest micro-batch "
+                              f"has {most}: give it one micro-batch after the other")
+        return mean_gradient(samples)
+
+    return average(comm, batches, gradient, length)
 
 
 def _build(seed: int) -> list[Check]:
