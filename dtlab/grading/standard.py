@@ -127,10 +127,10 @@ VAST = 1 << 24  # elements: 64 MB of float32, beside which one process is like a
 
 def grows_at_most(bound: Bound, what: str) -> Judge:
     """Are the values right, and does, with x of `VAST` elements, no process grow by `bound(case)`
-    bytes and another half of x? What a thread, a mapping or a library holds counts, too."""
+    bytes and an eighth of x? What a thread, a mapping or a library holds counts, too."""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         verdict, x_bytes = values(case, outcome), case.facts["nbytes"]
-        most, allowed = max(outcome.grown_bytes), bound(case) + x_bytes // 2
+        most, allowed = max(outcome.grown_bytes), bound(case) + x_bytes // 8
         if not verdict.passed or case.facts["n"] < VAST or most <= allowed:
             return verdict
         return Verdict(False, FAR_MORE, f"{what} beside x")
