@@ -69,7 +69,7 @@ def _moved(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _gone(case: Case, outcome: Outcome) -> Verdict:
-    """From the first list of servers to the second, which has one fewer; two copies each, or three."""
+    """From the first list of servers to the second, which has one fewer."""
     (before, after), ((_, old, _), (_, servers, _)) = outcome.values, case.args
     (dead,), share = set(old) - set(servers), len(before) / len(old)
     needless = [key for key, mine in before.items() if mine[0] not in (dead, after[key][0])
