@@ -3,6 +3,7 @@ exercise's own are its oracle and its bounds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,12 +44,6 @@ def padded(outcome: Outcome) -> Trace:
 def ring_bytes(p: int, n: int, item: int = 8) -> int:
     """What a rank sends at most in a ring all-reduce of n elements: 2(p−1) chunks."""
     return 2 * (p - 1) * max(-(-n // p) * item, MESSAGE_BYTES)
-
-
-def mean_bytes(p: int, n: int) -> int:
-    """What a rank sends at most for the mean of n numbers over all samples: one all-reduce; the
-    count may travel alone."""
-    return ring_bytes(p, n + 1) + ring_bytes(p, 1)
 
 
 def sum_bytes(p: int, nbytes: int, givers: int | None = None) -> int:
@@ -125,12 +120,12 @@ def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | 
 VAST = 1 << 24  # elements: 64 MB of float32, beside which one process is like another
 
 
-def grows_at_most(bound: Bound, what: str) -> Judge:
+def grows_at_most(bound: Bound, what: str, spare: int = 8) -> Judge:
     """Are the values right, and does, with x of `VAST` elements, no process grow by `bound(case)`
-    bytes and another half of x? What a thread, a mapping or a library holds counts, too."""
+    bytes and the `spare`-th part of x? What a thread, a mapping or a library holds counts, too."""
     def judge(case: Case, outcome: Outcome) -> Verdict:
         verdict, x_bytes = values(case, outcome), case.facts["nbytes"]
-        most, allowed = max(outcome.grown_bytes), bound(case) + x_bytes // 2
+        most, allowed = max(outcome.grown_bytes), bound(case) + x_bytes // spare
         if not verdict.passed or case.facts["n"] < VAST or most <= allowed:
             return verdict
         return Verdict(False, FAR_MORE, f"{what} beside x")
@@ -157,6 +152,23 @@ def sent_at_most(bound: Bound, formula: str) -> Judge:
         most, allowed = max(sent), int(bound(case))
         return Verdict(most <= allowed, f"rank {sent.index(most)} sent {most:,} B",
                        f"≤ {formula} = {allowed:,} B", f"{most:,} / {allowed:,}", shows=sent)
+
+    return judge
+
+
+def one_mean(length: Callable[[Case], int], formula: str) -> Judge:
+    """Does no rank send more than it takes for the mean of `length(case)` numbers over all samples:
+    one ring all-reduce; the count may travel alone?"""
+    def bound(case: Case) -> int:
+        return ring_bytes(case.ranks, length(case) + 1) + ring_bytes(case.ranks, 1)
+
+    def judge(case: Case, outcome: Outcome) -> Verdict:
+        sent = Counter(m.src for m in outcome.trace.transfers)
+        most, allowed = max(sent.values(), default=0), 4 * (case.ranks - 1)
+        if most > allowed:
+            return Verdict(False, f"a rank sent {counted(most, 'message')}", f"≤ {allowed}: "
+                           "an all-reduce, and one of a number", shows=sorted(sent.values()))
+        return sent_at_most(bound, formula)(case, outcome)
 
     return judge
 

@@ -44,4 +44,8 @@ MISTAKES = [
              "        [all_reduce(comm, part, algorithm=\"ring\") for part in one]\n"},
             "The gradients are reduced in many small parts: one all-reduce of the sums, after the "
             "last micro-batch, is enough."),
+    Mistake({LOOP: "        pass\n    if batches:\n        whole = torch.cat(batches)\n"
+             "        total[:-1] = len(whole) * gradient(whole)\n        total[-1] = len(whole)\n"},
+            "All micro-batches at once are what there is no room for: call gradient for one after "
+            "the other, and add up."),
 ]

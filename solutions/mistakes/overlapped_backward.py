@@ -32,4 +32,22 @@ MISTAKES = [
              WAIT: "    begun[-1].wait()\n"}, "Some reductions hide, but each is waited for after "
             "the next layer's backward: where it takes longer, computing stops. Wait for none "
             "before all layers have computed."),
+    Mistake("""
+import torch
+from dtlab.collectives import all_reduce
+def overlapped_backward(comm, layers):
+    begun, waiting = [], []
+    for layer in reversed(layers):
+        layer.backward()
+        waiting.append(layer)
+        if begun and len(waiting) < 2 and layer is not layers[0]:
+            continue  # a bucket of two, but for the first
+        bucket = torch.cat([each.grad for each in waiting])
+        begun.append((waiting, bucket, comm.begin(all_reduce, bucket, "avg", algorithm="ring")))
+        waiting = []
+    for bucketed, bucket, work in begun:
+        work.wait()
+        for each, part in zip(bucketed, bucket.split([len(each.grad) for each in bucketed])):
+            each.grad = part
+""", "Layers share a reduction: reduce each layer's gradient by itself, as soon as it is there."),
 ]

@@ -92,6 +92,17 @@ def ring_all_reduce(comm, x):
             comm.recv(x, 0)
 """, "Rank 0 sends far more than the others: everything passes through it. In a ring all ranks do "
             "the same."),
+    Mistake("""
+def ring_all_reduce(comm, x):
+    p, me, chunks = comm.size, comm.rank, x.tensor_split(comm.size)
+    inbox = torch.empty_like(chunks[me])
+    for far in range(1, p):
+        comm.sendrecv(chunks[(me + far) % p], (me + far) % p, inbox, (me - far) % p)
+        chunks[me].add_(inbox)
+    for far in range(1, p):
+        comm.sendrecv(chunks[me], (me + far) % p, chunks[(me - far) % p], (me - far) % p)
+""", "Each rank sends to all others, straight. In a ring it sends to its right only, and passes on "
+            "what came from its left."),
     *(Mistake({"range(p - 1):\n        leaving, arriving = " + phase:
                "range(p):\n        leaving, arriving = " + phase},
               "A step too many: each of the two phases needs p − 1 steps, not p.")

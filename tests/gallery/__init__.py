@@ -12,6 +12,7 @@ from tests.gallery import (
     guesses,
     harnesses,
     inspection,
+    lazy,
     notebooks,
     omissions,
     patches,
@@ -24,6 +25,7 @@ from tests.gallery.attack import Attack
 ATTACKS: tuple[Attack, ...] = (*values.ATTACKS, *patches.ATTACKS, *inspection.ATTACKS,
                                *endings.ATTACKS, *channels.ATTACKS, *notebooks.ATTACKS,
                                *shortcuts.ATTACKS, *harnesses.ATTACKS,
-                               *guesses.ATTACKS, *siblings.ATTACKS, *omissions.ATTACKS)
+                               *guesses.ATTACKS, *siblings.ATTACKS, *omissions.ATTACKS,
+                               *lazy.ATTACKS)
 
 __all__ = ["ATTACKS", "Attack"]

@@ -17,7 +17,7 @@ QUICK = ["patches the report's points", "unpickled", "a channel: System V", "cal
          "the test's cell says 4", "kills its parent",
          "in colors and keys", "read and executed: find-rings", "layers that take no time",
          "fill the referee's memory", "lives that", "in the name of a file", "once they are dead",
-         "gathered in each step", "on one rank: one-f-one-b"]
+         "gathered in each step", "on one rank: one-f-one-b", "a number in a tensor"]
 
 
 def test_names_tell_the_attacks_apart():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from dtlab.grading.case import Case, Wanted, describe_case
+from dtlab.grading.case import ANY, Case, Wanted, describe_case
 from dtlab.grading.draws import numbers, varied
 from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.exercises.shift import call_and_overwrite
 from dtlab.grading.standard import (
     BF16,
     F32,
@@ -24,12 +25,13 @@ def _case(ranks: int, shape: tuple[int, ...], dtype: torch.dtype = F32, seed: in
           gloo: bool = False) -> Case:
     parts = [numbers((seed, ranks, shape, dtype, r), (ranks, *shape), dtype) for r in range(ranks)]
     part = parts[0][0].nbytes
-    wanted = Wanted([torch.stack([p[rank] for p in parts]) for rank in range(ranks)],
-                    [(p.clone(),) for p in parts], names=("parts",),
+    wanted = Wanted([(torch.stack([p[rank] for p in parts]), parts[rank].clone(),
+                      True if part else ANY) for rank in range(ranks)],
+                    items=("result", "parts", "another tensor than parts"),
                     what="row s is rank s's parts[r]; parts as it was",
                     least_bytes=ranks * (ranks - 1) * part)
     return Case(describe_case(ranks, (ranks, *shape), dtype), [(p,) for p in parts], gloo=gloo,
-                wanted=wanted, facts={"part": part})
+                harness=call_and_overwrite, wanted=wanted, facts={"part": part})
 
 
 def _build(seed: int) -> list[Check]:

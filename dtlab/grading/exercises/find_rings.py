@@ -60,13 +60,15 @@ def _bundled(ranks: int) -> Links:
     return {**dict.fromkeys(_edges(list(range(ranks))), 2), (0, 2): 1, (1, 3): 1}
 
 
-def _almost(ranks: int) -> Links:
-    """Every rank has four wires or more, and yet: two halves, joined by only two of them, and each
-    ring needs two."""
+def _halves(ranks: int, joined: int) -> Links:
+    """Two halves, joined by so many wires: each ring needs two. As many links, however they are
+    joined: the fewer between the halves, the more inside."""
     half = ranks // 2
     links = dict.fromkeys(combinations(range(half), 2), 1)
     links |= dict.fromkeys(combinations(range(half, ranks), 2), 1)
-    return links | {(0, half): 1, (1, half + 1): 1}
+    if joined == 4:
+        del links[0, 1], links[half, half + 1]
+    return links | {(i, half + i): 1 for i in range(joined)}
 
 
 def _edges(ring: list[int]) -> Iterator[Pair]:
@@ -136,8 +138,9 @@ def _build(seed: int) -> list[Check]:
             *(_case("double ring", p, _bundled(p), seed) for p in (5, 6))]
     misleading = [_misleading(p, seed) for p in range(6, 13)]
     none = [_case("complete mesh", 4, _complete(4), seed, solvable=False),
-            _case("two halves", 10, _almost(10), seed, solvable=False),
+            _case("two halves", 10, _halves(10, 2), seed, solvable=False),
             _case("one ring", 5, dict.fromkeys(_edges(list(range(5))), 1), seed, solvable=False)]
+    misleading.append(_case("two halves", 10, _halves(10, 4), seed))
     large = [_case("torus 5 × 5", 25, _grid(5, 5), seed),
              _case("mesh", 13, _two_rings(13, 6, seed), seed)]
     return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dtlab.grading.case import Case, Wanted, describe_case
 from dtlab.grading.draws import varied
 from dtlab.grading.exercise import Check, Exercise, Judge
@@ -12,7 +14,10 @@ def _build(seed: int) -> list[Check]:
     def check(name: str, sizes: list[int], provided: Judge | None = None) -> Check:
         cases = []
         for p in sizes:
-            given = [100 + 7 * rank + varied(seed, 10**9, p, rank) for rank in range(p)]
+            given: list[Any] = []
+            for rank in range(p):
+                number = 100 + 7 * rank + varied(seed, 10**9, p, rank)
+                given.append((number, f"number {number}", [number, None])[rank % 3])
             cases.append(Case(describe_case(p), [(value,) for value in given], wanted=Wanted(
                 [given[rank - 1] for rank in range(p)], what="from its left",
                 least_bytes=p * MESSAGE_BYTES * (p > 1))))

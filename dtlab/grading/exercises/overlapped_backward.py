@@ -70,6 +70,10 @@ def _exposed(case: Case, outcome: Outcome) -> Verdict:
         computed += layer_s
         reduced = max(reduced, computed) + cost.time_s(
             "all_reduce", "ring", case.ranks, gradient.nbytes, ALPHA, BETA)
+    sent, each = len(outcome.trace.transfers), 2 * (case.ranks - 1) * case.ranks
+    if sent != each * len(gradients):
+        return Verdict(False, f"{counted(sent, 'message')}", f"{each} of a ring for each of "
+                       f"{counted(len(gradients), 'layer')}, by itself", shows=sent)
     came, allowed = outcome.elapsed_s - computed, reduced - computed
     return Verdict(came <= 1.02 * allowed + 1e-9, f"{came * 1e6:.0f} µs exposed",
                    f"≤ {allowed * 1e6:.0f} µs, what can't hide", shows=came)

@@ -28,6 +28,10 @@ LATENCY_S, VECTOR_S = 1.0, 24.0  # of one message; of the bytes of the whole vec
 def _time(case: Case, outcome: Outcome) -> Verdict:
     """(p−2+k) rounds of a message as long as the longest segment, at most."""
     p, n, (_, _, k) = case.ranks, case.facts["n"], case.args[0]
+    sent = len(outcome.trace.transfers)
+    if sent != (p - 1) * k:
+        return Verdict(False, counted(sent, "message"), f"{(p - 1) * k}: {counted(k, 'segment')} "
+                       f"down {counted(p - 1, 'link')}", shows=sent)
     segment_s = LATENCY_S + VECTOR_S * -(-n // k) / n
     allowed, took = (p - 2 + k) * segment_s, outcome.elapsed_s
     return Verdict(took <= allowed * (1 + 1e-9), f"{took:.4g} s",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dtlab.grading.case import Case
+from dtlab.grading.case import Case, Outcome
 from dtlab.grading.draws import varied
-from dtlab.grading.exercise import Check, Exercise
+from dtlab.grading.exercise import Check, Exercise, Verdict
 from dtlab.grading.standard import (
     F32,
     VAST,
@@ -16,6 +16,15 @@ from dtlab.grading.standard import (
     summing_case,
     values,
 )
+
+
+def _rounds(case: Case, outcome: Outcome) -> Verdict:
+    """2(p−1) at most, and each rank sends to one other only, as in a ring."""
+    pairs = {(m.src, m.dst) for m in outcome.trace.transfers}
+    if len(pairs) > case.ranks:
+        return Verdict(False, f"messages between {len(pairs)} pairs of ranks",
+                       "from each rank to its right only", shows=sorted(pairs))
+    return rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)")(case, outcome)
 
 
 def _build(seed: int) -> list[Check]:
@@ -39,8 +48,7 @@ def _build(seed: int) -> list[Check]:
         Check("bytes", 2, "2 to 13 ranks", timed, sent_at_most(
             lambda case: ring_bytes(case.ranks, case.facts["n"], case.facts["item"]),
             "2(p−1)·⌈n/p⌉ elements"), values),
-        Check("rounds", 1, "2 to 13 ranks, simulated", timed,
-              rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)"), values),
+        Check("rounds", 1, "2 to 13 ranks, simulated", timed, _rounds, values),
         *memory("4 ranks, 192000 × float32", chunk, "one chunk",
                 [summing_case(4, 192_000, F32, seed, meter=True)],
                 [summing_case(p, n, F32, seed, gloo=True) for p, n in ((4, 1_000), (2, VAST))]),

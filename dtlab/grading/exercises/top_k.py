@@ -62,8 +62,9 @@ def _case(ranks: int, n: int, k: int, steps: int, seed: int) -> Case:
 
 def _build(seed: int) -> list[Check]:
     more = varied(seed, 6)
-    once = [_case(p, 20 + more, 4, 1, seed) for p in (1, 2, 3, 4, 8, 9, 13)]
-    again = [_case(p, 16 + more, 3, 5, seed) for p in (1, 2, 3, 5, 8)]
+    # So long that a dense all-reduce would send more.
+    once = [_case(p, 60 + more, 4, 1, seed) for p in (1, 2, 3, 4, 8, 9, 13)]
+    again = [_case(p, 40 + more, 3, 5, seed) for p in (1, 2, 3, 5, 8)]
     edges = [_case(3, 7, 7, 2, seed), _case(2, 5, 9, 2, seed), _case(4, 12 + more, 1, 3, seed)]
     return [
         Check("mean", 2, "1 to 13 ranks, one step", once, values),

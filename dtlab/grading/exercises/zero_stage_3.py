@@ -124,7 +124,7 @@ def _build(seed: int) -> list[Check]:
     even = [case(3, 6, 6, samples=5), case(1, 3), case(4, *[8] * 3), case(2, *[6 + k] * 4)]
     uneven = [case(2, 3, 3), case(3, *[5 + 3 * (k // 2)] * 3), case(4, *[5] * 2), case(5, *[1] * 3)]
     deep = [case(2, *[128] * 14, meter=True), case(3, *[96 + 4 * k] * 14, meter=True)]
-    grows = grows_at_most(lambda case: (PEAK_LAYERS + 4) * 8 * WIDE**2, "a few layers")
+    grows = grows_at_most(lambda case: (PEAK_LAYERS + 4) * 8 * WIDE**2, "a few layers", spare=2)
 
     def held(case: Case, outcome: Outcome) -> Verdict:
         """The half of x that it may grow by besides is the size of the gradients' shards."""
