@@ -120,7 +120,7 @@ def real(cases: Case | Sequence[Case], judge: Judge = values, provided: Judge | 
 VAST = 1 << 24  # elements: 64 MB of float32, beside which one process is like another
 
 
-def grows_at_most(bound: Bound, what: str, spare: int = 8) -> Judge:
+def grows_at_most(bound: Bound, what: str, spare: int = 4) -> Judge:
     """Are the values right, and does, with x of `VAST` elements, no process grow by `bound(case)`
     bytes and the `spare`-th part of x? What a thread, a mapping or a library holds counts, too."""
     def judge(case: Case, outcome: Outcome) -> Verdict:

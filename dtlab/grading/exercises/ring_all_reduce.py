@@ -19,9 +19,10 @@ from dtlab.grading.standard import (
 
 
 def _rounds(case: Case, outcome: Outcome) -> Verdict:
-    """2(p−1) at most, and each rank sends to one other only, as in a ring."""
+    """2(p−1) at most, and each rank sends to its neighbours only, as in a ring (or in two, the one
+    against the other)."""
     pairs = {(m.src, m.dst) for m in outcome.trace.transfers}
-    if len(pairs) > case.ranks:
+    if len(pairs) > 2 * case.ranks:
         return Verdict(False, f"messages between {len(pairs)} pairs of ranks",
                        "from each rank to its right only", shows=sorted(pairs))
     return rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)")(case, outcome)
