@@ -66,8 +66,12 @@ class Bucket:
         contiguous gets a copy with its own strides, which fused optimizers take for granted."""
         anybody = self.had if self.flat.is_meta else (self.counts.real > 0).tolist()
         for p, slot, used in zip(self.parameters, self.slots, anybody, strict=True):
-            p.grad = None if not used else slot.to(p.dtype) if p.is_contiguous() \
-                else torch.empty_like(p).copy_(slot)
+            if not used:
+                p.grad = None
+            elif p.is_contiguous():
+                p.grad = slot.to(p.dtype)
+            else:
+                p.grad = torch.empty_like(p).copy_(slot)
 
 
 def buckets_of(parameters: Iterable[nn.Parameter], nbytes: float,
@@ -99,7 +103,8 @@ class DataParallel(SynchronizedModule):
     one excepted. algorithm: of `all_reduce`. reduce_dtype: in which gradients are sent and added,
     such as torch.bfloat16 for half the bytes; None: their own.
     Memory: the buckets, as large as all gradients, which are views of them after backward: clone
-    a gradient to keep it, for the next backward overwrites it. What torch.autograd.grad computes is
+    a gradient to keep it, for the next backward overwrites it. Parameters that aren't contiguous,
+    as in channels_last, have gradients of their own beside. What torch.autograd.grad computes is
     reduced by `model.reduce()`, once it is assigned to `grad`.
     Traffic of a step: an all-reduce of all gradients and of a number for each parameter,
     2(p−1)/p·n bytes a rank with a ring.

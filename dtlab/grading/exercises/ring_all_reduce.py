@@ -24,7 +24,7 @@ def _rounds(case: Case, outcome: Outcome) -> Verdict:
     pairs = {(m.src, m.dst) for m in outcome.trace.transfers}
     if len(pairs) > 2 * case.ranks:
         return Verdict(False, f"messages between {len(pairs)} pairs of ranks",
-                       "from each rank to its right only", shows=sorted(pairs))
+                       "between neighbours of a ring only", shows=sorted(pairs))
     return rounds_at_most(lambda case: 2 * (case.ranks - 1), "2(p−1)")(case, outcome)
 
 

@@ -44,7 +44,7 @@ class Disk:
         return self._files[name]
 
     def write(self, name: str, data: bytes) -> None:
-        self._check(name)
+        self._check_name(name)
         self._files[name] = bytes(memoryview(data))  # of no number, which would be as many zeros
         self._unsynced.add(name)
         self.log.append(("write", name, self._files[name]))
@@ -56,7 +56,7 @@ class Disk:
         self.log.append(("sync", name))
 
     def rename(self, old: str, new: str) -> None:
-        self._check(new)
+        self._check_name(new)
         self._files[new] = self._files.pop(old)
         self._unsynced = {new if name == old else name for name in self._unsynced - ({new} - {old})}
         self.log.append(("rename", old, new))
@@ -66,7 +66,7 @@ class Disk:
         self._unsynced.discard(name)
         self.log.append(("remove", name))
 
-    def _check(self, name: str) -> None:
+    def _check_name(self, name: str) -> None:
         if not isinstance(name, str) or len(name.encode()) > NAME:
             raise ConfigError(f"the name of a file is a text of at most {NAME} bytes, not "
                               f"{name!r:.40}")

@@ -168,7 +168,7 @@ def _predict(layout: Layout, device: Device, memory_bytes: float, wire: Wires, w
         "optimizer": work.optimizer_s,
     }
     step_s = sum(terms.values())
-    return Plan(layout, step_s, work.memory_bytes, terms, work.memory, work.missing(memory_bytes),
+    return Plan(layout, step_s, work.memory_bytes, terms, work.memory, work.too_large(memory_bytes),
                 work.model_flops / step_s / topology.ranks
                 / device.peak_flops[work.recipe.products],
                 work.hardware_flops / step_s / topology.ranks, idle_s, work, topology)
@@ -317,7 +317,7 @@ def plan(shape: Shape, topology: Topology, batch: int, memory_bytes: float | Non
             continue
         # The same for all orders of the axes.
         work = work_of(shape, layout, device, recipe, software, masked)
-        if why_not := work.missing(limit):
+        if why_not := work.too_large(limit):
             plans.append(Plan(layout, memory_bytes=work.memory_bytes, memory=work.memory,
                               why_not=why_not))
         else:

@@ -83,8 +83,8 @@ class RankWork(NamedTuple):
     def memory_bytes(self) -> float:
         return sum(self.memory.values())
 
-    def missing(self, available: float) -> str:
-        """What the rank needs, if it has too few bytes, or empty."""
+    def too_large(self, available: float) -> str:
+        """What the rank needs, if that is more than the `available` bytes, or empty."""
         if self.memory_bytes <= available:
             return ""
         return f"needs {self.memory_bytes / 1e9:.4g} GB of {available / 1e9:.4g} GB"
